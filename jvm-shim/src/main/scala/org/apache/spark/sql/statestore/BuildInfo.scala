@@ -1,0 +1,33 @@
+package org.apache.spark.sql.statestore
+
+import java.util.Properties
+
+/** What this jar is: written into it when it was built. */
+private[statestore] object BuildInfo {
+  private val properties: Properties = {
+    val found = new Properties
+    val stream = getClass.getResourceAsStream("/spark-statestore.properties")
+    if (stream != null) {
+      try found.load(stream) finally stream.close()
+    }
+    found
+  }
+
+  /** The version of the Python package that this jar belongs to. */
+  val version: String = properties.getProperty("version", "unknown")
+
+  /** The Spark minor version that this jar was compiled against, as in "4.3". */
+  val sparkMinor: String = properties.getProperty("spark", "unknown")
+
+  /** Fails unless the running Spark is of the minor version that this jar was compiled against. */
+  def requireSpark(running: String): Unit = {
+    val minor = running.split('.').take(2).mkString(".")
+    if (minor != sparkMinor) {
+      throw new IncompatibleSparkException(
+        s"this jar of spark-statestore $version is compiled against Spark $sparkMinor, but Spark " +
+          s"$running is running, and Spark's state store interface differs between minor versions. " +
+          "Use the jar that spark_statestore.jar_path() names for the running Spark, or install a " +
+          s"release of spark-statestore that ships a jar for Spark $minor.")
+    }
+  }
+}

@@ -1,0 +1,449 @@
+package org.apache.spark.sql.statestore
+
+import scala.util.control.NonFatal
+
+import org.apache.hadoop.conf.Configuration
+
+import org.apache.spark.{SPARK_VERSION, TaskContext}
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.errors.QueryExecutionErrors
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.io._
+import org.apache.spark.sql.statestore.table.StateTable
+import org.apache.spark.sql.types.StructType
+
+/**
+ * Keeps the state of one operator partition in a `StateTable` and checkpoints it through the
+ * Python backend, as Flink checkpoints: a version is a handle to a base snapshot and the deltas on
+ * top of it.
+ *
+ * Guarantees: a version that `commit` returned is durable and loads as it was, from any executor;
+ * a commit that failed or was aborted leaves no trace in any version. What a batch costs follows
+ * what it changes. A store whose state was handed to a newer attempt cannot commit any more.
+ *
+ * Nothing here does I/O before the first `getStore`: `init` runs under a lock that every task of
+ * the executor takes, and the constructor and the metric lists are used on the driver as well.
+ */
+class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
+  private var id: StateStoreId = _
+  private var schemas: StoreSchemas = _
+  private var conf: StateStoreConf = _
+  private var hadoopConf: Configuration = _
+  private var options: BackendOptions = _
+  private var runId = ""
+  private val instance = java.util.UUID.randomUUID.toString
+
+  // Guarded by `this`.
+  private var content: StoreContent = _
+  private var closed = false
+  private var cleanedBelow = -1L
+
+  private val maintenance = new Object
+
+  private lazy val reports = new CoordinatorReports(id, runId, conf, hadoopConf, snapshotInterval)
+
+  private lazy val client: CheckpointClient = newClient()
+
+  override def init(
+      stateStoreId: StateStoreId,
+      keySchema: StructType,
+      valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec,
+      useColumnFamilies: Boolean,
+      storeConfs: StateStoreConf,
+      hadoopConf: Configuration,
+      useMultipleValuesPerKey: Boolean,
+      stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
+    BuildInfo.requireSpark(SPARK_VERSION)
+    this.id = stateStoreId
+    this.conf = storeConfs
+    this.hadoopConf = hadoopConf
+    this.runId = hadoopConf.get("sql.streaming.runId", "")
+    requireSupported(useColumnFamilies, useMultipleValuesPerKey, storeConfs)
+    this.options = BackendOptions.parse(storeConfs.sqlConfs)
+    this.schemas = StoreSchemas(keyStateEncoderSpec, valueSchema, toString)
+  }
+
+  override def stateStoreId: StateStoreId = id
+
+  override def getStore(
+      version: Long,
+      stateStoreCkptId: Option[String],
+      forceSnapshotOnCommit: Boolean,
+      loadEmpty: Boolean): StateStore = loading(version) {
+    val counters = new StoreCounters
+    var store: CheckpointStateStore = null
+    def hold(found: StoreContent): Unit = {
+      store = new CheckpointStateStore(
+        this, found, version, stateStoreCkptId, forceSnapshotOnCommit || loadEmpty, counters)
+      found.write(store)
+    }
+    if (loadEmpty) synchronized(hold(replaceContent(emptyContent(version))))
+    else acquire(version, stateStoreCkptId, counters, forWriting = true, hold)
+    Option(TaskContext.get()).foreach(store.watch)
+    store
+  }
+
+  override def getReadStore(version: Long, stateStoreCkptId: Option[String]): ReadStateStore = loading(version) {
+    val counters = new StoreCounters
+    var store: CheckpointReadStateStore = null
+    acquire(version, stateStoreCkptId, counters, forWriting = false, found => {
+      store = new CheckpointReadStateStore(this, found, version, stateStoreCkptId, counters)
+      found.read(store)
+    })
+    Option(TaskContext.get()).foreach { context =>
+      val opened = store
+      context.addTaskCompletionListener[Unit](_ => opened.release())
+    }
+    store
+  }
+
+  override def upgradeReadStoreToWriteStore(
+      readStore: ReadStateStore,
+      version: Long,
+      stateStoreCkptId: Option[String],
+      forceSnapshotOnCommit: Boolean): StateStore = {
+    // Spark hands over whatever read store the task opened last, maybe another operator's.
+    val upgraded = readStore match {
+      case mine: CheckpointReadStateStore
+        if (mine.provider eq this) && mine.version == version && mine.checkpointId == stateStoreCkptId =>
+        synchronized {
+          val shared = mine.sharedContent
+          val store = new CheckpointStateStore(
+            this, shared, version, stateStoreCkptId, forceSnapshotOnCommit, mine.counters)
+          if ((content eq shared) && shared.upgrade(mine, store)) Some(store) else None
+        }
+      case _ => None
+    }
+    upgraded.foreach(store => Option(TaskContext.get()).foreach(store.watch))
+    upgraded.getOrElse(getStore(version, stateStoreCkptId, forceSnapshotOnCommit, loadEmpty = false))
+  }
+
+  override def close(): Unit = synchronized {
+    closed = true
+    content = null
+  }
+
+  override def doMaintenance(): Unit = {
+    doSnapshotMaintenance()
+    doCleanupMaintenance()
+  }
+
+  override def doSnapshotMaintenance(): Unit = quietly("a snapshot")(materialise(tick = true))
+
+  override def doCleanupMaintenance(): Unit = quietly("a cleanup")(maintaining(cleanup()))
+
+  override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = StoreMetrics.supported
+
+  override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] = StoreMetrics.supportedInstances
+
+  override def toString: String =
+    if (id == null) {
+      "a state store that is not initialised"
+    } else {
+      s"state store operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
+        id.storeCheckpointLocation()
+    }
+
+  private[statestore] def scansPrefixes: Boolean = schemas.prefixColumns > 0
+
+  /** Publishes what the store changed; returns the new checkpoint id in format v2. */
+  private[statestore] def commit(store: CheckpointStateStore, of: StoreContent): Option[String] = {
+    val next = store.version + 1
+    val (parent, base) = synchronized {
+      requireCurrent(store, of)
+      (of.newest, of.pendingBase)
+    }
+    val attempt = CheckpointStateStoreProvider.newAttempt()
+    val newId = if (conf.enableStateStoreCheckpointIds) Some(attempt) else None
+    val reply = try publish(store, of, parent, base, attempt, newId) catch {
+      case e: java.nio.channels.ClosedByInterruptException => throw e
+      case e: InterruptedException => throw e
+      case NonFatal(e) =>
+        throw QueryExecutionErrors.failedToCommitStateFileError(s"version $next of $toString", e)
+    }
+    val due = synchronized {
+      requireCurrent(store, of)
+      of.committed(next, newId, reply.stored)
+      isDue(of, tick = false)
+    }
+    store.counters.cost = reply.cost
+    store.counters.full = reply.stored.baseVersion == next
+    reports.committed(next)
+    reports.snapshot(reply.stored.baseVersion)
+    if (due) Background.submit(() => quietly("a snapshot")(materialise(tick = false)))
+    newId
+  }
+
+  private[statestore] def abort(store: CheckpointStateStore, of: StoreContent): Unit = synchronized {
+    if (of.isWriter(store)) {
+      of.rollback()
+      of.release(store)
+    }
+  }
+
+  private[statestore] def release(of: StoreContent, holder: AnyRef): Unit = synchronized(of.release(holder))
+
+  /**
+   * The task failed after it had committed: another attempt may commit the same version otherwise.
+   * In format v2 the id tells the two apart; in v1 only forgetting ours makes the next task look.
+   */
+  private[statestore] def distrust(of: StoreContent, version: Long): Unit = synchronized {
+    if (!conf.enableStateStoreCheckpointIds && (content eq of) && of.isIdle &&
+      !of.rewind(version, None)) {
+      content = null
+    }
+  }
+
+  private[statestore] def measure(of: StoreContent, counters: StoreCounters, version: Long): StateStoreMetrics = {
+    val stored = synchronized(of.newest.stored)
+    val cost = counters.cost
+    val custom = Map[StateStoreCustomMetric, Long](
+      StoreMetrics.LoadTime -> StoreMetrics.micros(counters.loadNanos),
+      StoreMetrics.LoadBytes -> counters.loadBytes,
+      StoreMetrics.SealTime -> StoreMetrics.micros(cost.sealNanos),
+      StoreMetrics.SendTime -> StoreMetrics.micros(cost.sendNanos),
+      StoreMetrics.StoreTime -> StoreMetrics.micros(cost.storeNanos),
+      StoreMetrics.BytesWritten -> cost.bytes,
+      StoreMetrics.ObjectsWritten -> cost.objects,
+      StoreMetrics.ChainLength -> stored.fold(0L)(_.chainLength.toLong),
+      StoreMetrics.SnapshotAge -> stored.fold(0L)(version - _.baseVersion),
+      StoreMetrics.FullSnapshots -> (if (counters.full) 1L else 0L),
+      StoreMetrics.Compactions -> counters.compactions,
+      StoreMetrics.RoundTrips -> counters.roundTrips,
+      StoreMetrics.Restarts -> client.backend.takeRestarts(),
+      StoreMetrics.BackendMemory -> StoreMetrics.claimMemory(
+        s"$runId/${id.checkpointRootLocation}/${id.operatorId}", version, client.backend))
+    StateStoreMetrics(
+      of.table.numKeys,
+      of.table.memoryBytes,
+      custom,
+      Map[StateStoreInstanceMetric, Long](
+        StateStoreSnapshotLastUploadInstanceMetric(Some(id.partitionId), id.storeName) ->
+          stored.fold(-1L)(_.baseVersion)))
+  }
+
+  // Takes what is in memory if it is that version and free, else loads.
+  private def acquire(
+      version: Long,
+      ckptId: Option[String],
+      counters: StoreCounters,
+      forWriting: Boolean,
+      hold: StoreContent => Unit): Unit = {
+    val start = System.nanoTime()
+    val found = synchronized {
+      requireNotClosed()
+      val usable = content != null && {
+        if (content.isIdle) content.rewind(version, ckptId)
+        else !forWriting && content.canRead(version, ckptId)
+      }
+      if (usable) {
+        if (content.isIdle && content.compactIfWanted()) counters.compactions += 1
+        hold(content)
+      } else {
+        // Whoever holds it keeps it for himself; if nobody does, make room before loading.
+        content = null
+      }
+      usable
+    }
+    if (!found) {
+      val loaded = if (version == 0) emptyContent(0L) else load(version, ckptId, counters)
+      synchronized(hold(replaceContent(loaded)))
+    }
+    if (version == 0) client.backend.prestart()
+    counters.loadNanos += System.nanoTime() - start
+  }
+
+  private def replaceContent(by: StoreContent): StoreContent = {
+    requireNotClosed()
+    content = by
+    by
+  }
+
+  private def emptyContent(version: Long): StoreContent = {
+    val table = schemas.newTable()
+    new StoreContent(table, StoreContent.emptyMark(version, table), versionsInMemory)
+  }
+
+  private def load(version: Long, ckptId: Option[String], counters: StoreCounters): StoreContent = {
+    var table: StateTable = null
+    val found = client.load(version, ckptId, (_, rows) => {
+      table = schemas.newTable()
+      table.reserve(rows)
+      table
+    })
+    counters.roundTrips += 1
+    counters.loadBytes += found.bytesRead
+    if (table == null) table = schemas.newTable()
+    if (table.wantsCompaction) {
+      table.compact()
+      counters.compactions += 1
+    }
+    new StoreContent(table, new VersionMark(version, ckptId, table.view, table.numKeys, Some(found.stored)), versionsInMemory)
+  }
+
+  private def publish(
+      store: CheckpointStateStore,
+      of: StoreContent,
+      parent: VersionMark,
+      base: Option[StoredBase],
+      attempt: String,
+      newId: Option[String]): CommitReply = {
+    val table = of.table
+    val full = SnapshotPolicy.fullOnCommit(
+      parent.stored.fold(0)(_.chainLength), snapshotInterval, table.liveBytes, table.tail - parent.tail,
+      store.forceSnapshot, takesSnapshotsInBackground)
+    def send(everything: Boolean): CommitReply = {
+      val view = table.view
+      val state =
+        if (everything) {
+          new NamedState(schemas.name, schemas.describe(table.numKeys),
+            () => table.scan(view), RecordSelection.Live)
+        } else {
+          new NamedState(schemas.name, schemas.describe(table.numKeys),
+            () => table.scan(view, parent.tail), new RecordSelection.Changes(table.existedAt(parent.tail, _)))
+        }
+      store.counters.roundTrips += 1
+      client.commit(
+        store.version + 1, attempt, newId.isDefined,
+        if (everything) None else parent.stored,
+        if (everything) None else base,
+        Seq(state))
+    }
+    try send(full) catch {
+      // The parent lived in a backend that is gone; the table still has everything.
+      case e: BackendException if e.kind == "StateLostError" && !full => send(everything = true)
+    }
+  }
+
+  private def materialise(tick: Boolean): Unit = {
+    var of: StoreContent = null
+    var mark: VersionMark = null
+    var lineage = 0L
+    synchronized {
+      if (content != null && isDue(content, tick)) {
+        of = content
+        of.materialising = true
+        mark = of.newest
+        lineage = of.lineage
+      }
+    }
+    if (of != null) {
+      try maintaining {
+        val base = client.materialise(mark.version, Seq(new NamedState(
+          schemas.name, schemas.describe(mark.rows), () => of.table.scan(mark.view), RecordSelection.Live)))
+        synchronized {
+          // A version that was given up meanwhile may have been committed again with other rows.
+          if (of.lineage == lineage) of.pendingBase = Some(base)
+        }
+      } finally {
+        synchronized { of.materialising = false }
+      }
+    }
+  }
+
+  // Called under the lock.
+  private def isDue(of: StoreContent, tick: Boolean): Boolean =
+    takesSnapshotsInBackground && !of.materialising && of.pendingBase.isEmpty &&
+      of.newest.stored.exists { stored =>
+        SnapshotPolicy.dueInBackground(
+          stored.chainLength, snapshotInterval, of.table.liveBytes, stored.baseBytes, stored.deltaBytes, tick)
+      }
+
+  private def cleanup(): Unit = {
+    var mark: VersionMark = null
+    var below = -1L
+    synchronized {
+      // A snapshot that no metadata names yet would look like nobody's.
+      if (content != null && !content.materialising && content.pendingBase.isEmpty) mark = content.accepted
+      below = cleanedBelow
+    }
+    if (mark != null) {
+      val horizon = mark.version - numRetained
+      val enough = below < 0 || horizon - below >= math.max(1L, conf.minVersionsToDelete)
+      if (horizon > 0 && enough) {
+        mark.stored.foreach(stored => discardBefore(horizon, mark, stored))
+      }
+    }
+  }
+
+  private def discardBefore(horizon: Long, mark: VersionMark, stored: StoredVersion): Unit = {
+    val limits = CheckpointClient.mapper.createObjectNode()
+    limits.put("retainFrom", horizon)
+    limits.put("mostVersions", conf.maxVersionsToDeletePerMaintenance)
+    val deleted = client.cleanup(mark.version, stored.attempt, mark.id.isDefined, limits)
+    synchronized { cleanedBelow = horizon }
+    logInfo(s"discarded $deleted objects of versions before $horizon of $this")
+  }
+
+  private def requireCurrent(store: CheckpointStateStore, of: StoreContent): Unit =
+    if (closed || !(content eq of) || !of.isWriter(store)) {
+      throw new StaleStateStoreException(
+        s"version ${store.version + 1} of $this is not committed by this task: a newer attempt of the same " +
+          "partition took the state over, or the store was unloaded. Nothing is lost, the newer attempt " +
+          "commits it; if the task is retried, it starts from the committed version.")
+    }
+
+  private def requireNotClosed(): Unit =
+    if (closed) {
+      throw new IllegalStateException(s"the provider was closed, Spark opens another one: $this")
+    }
+
+  private def requireSupported(columnFamilies: Boolean, multipleValues: Boolean, confs: StateStoreConf): Unit = {
+    def refuse(what: String): Nothing = throw new UnsupportedFeatureException(
+      s"${classOf[CheckpointStateStoreProvider].getName} does not support $what yet: $this")
+    if (columnFamilies || multipleValues) refuse("column families, which this operator needs")
+    if (confs.stateStoreEncodingFormat == "avro") {
+      refuse("spark.sql.streaming.stateStore.encodingFormat=avro; set it to unsaferow")
+    }
+  }
+
+  // Memory storage keeps state inside metadata, where a snapshot ahead of its commit has no place.
+  private def takesSnapshotsInBackground: Boolean = !options.get("storage").contains("memory")
+
+  private def versionsInMemory: Int = math.max(2, conf.maxVersionsToRetainInMemory)
+
+  private def snapshotInterval: Int = options.snapshotInterval(conf.minDeltasForSnapshot)
+
+  private def numRetained: Int = options.numRetained(conf.minVersionsToRetain)
+
+  private def newClient(): CheckpointClient = {
+    val location = StoreLocation.of(id, options, hadoopConf)
+    val store = CheckpointClient.mapper.createObjectNode()
+    store.put("instance", instance)
+    store.put("root", location)
+    store.put("operator", id.operatorId)
+    store.put("partition", id.partitionId)
+    store.put("name", id.storeName)
+    options.addTo(store.putObject("options"))
+    new CheckpointClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), store)
+  }
+
+  private def loading[T](version: Long)(body: => T): T = {
+    if (version < 0) throw QueryExecutionErrors.unexpectedStateStoreVersion(version)
+    try body catch {
+      case e: java.nio.channels.ClosedByInterruptException => throw e
+      case NonFatal(e) => throw StateStoreErrors.cannotLoadStore(e)
+    }
+  }
+
+  // Snapshots and cleanups of one store take turns: a cleanup must not meet half a snapshot.
+  private def maintaining[T](body: => T): T = maintenance.synchronized(body)
+
+  // Spark closes a provider whose maintenance throws.
+  private def quietly(what: String)(body: => Unit): Unit =
+    try body catch {
+      case NonFatal(e) => logWarning(s"$what in the background failed and will be tried again: $this", e)
+    }
+}
+
+private[statestore] object CheckpointStateStoreProvider {
+  private val random = new java.security.SecureRandom
+
+  /** 64 random bits in hex: names one commit attempt, and the version in checkpoint format v2. */
+  def newAttempt(): String = {
+    val bytes = new Array[Byte](8)
+    random.nextBytes(bytes)
+    java.util.HexFormat.of().formatHex(bytes)
+  }
+}

@@ -1,0 +1,28 @@
+package org.apache.spark.sql.statestore
+
+import org.apache.spark.SPARK_VERSION
+import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
+import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+
+/**
+ * Loaded through `spark.sql.extensions`: checks the options of the state store on the driver, when
+ * a streaming query is analysed, so that a mistake shows there and not in the first task.
+ *
+ * Without it everything still works, but a wrong option fails the first batch instead.
+ */
+class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
+  override def apply(extensions: SparkSessionExtensions): Unit = {
+    BuildInfo.requireSpark(SPARK_VERSION)
+    extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
+  }
+}
+
+private[statestore] object StateStoreExtensions {
+  private val ProviderKey = "spark.sql.streaming.stateStore.providerClass"
+
+  def check(session: SparkSession, plan: LogicalPlan): Unit =
+    if (plan.isStreaming && session.conf.getOption(ProviderKey).contains(
+      classOf[CheckpointStateStoreProvider].getName)) {
+      BackendOptions.parse(session.conf.getAll)
+    }
+}

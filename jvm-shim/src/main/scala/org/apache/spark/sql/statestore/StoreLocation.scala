@@ -1,0 +1,41 @@
+package org.apache.spark.sql.statestore
+
+import java.nio.charset.StandardCharsets
+
+import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.Path
+
+import org.apache.spark.sql.execution.streaming.state.StateStoreId
+import org.apache.spark.sql.statestore.io.CheckpointClient
+
+/** Where a store's files lie, as the URL that the backend is told. */
+private[statestore] object StoreLocation {
+  def of(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
+    val sparks = id.storeCheckpointLocation()
+    val elsewhere = options.checkpointsDir.isDefined || options.get("storage").contains("memory")
+    // The state data source counts partitions by these directories.
+    if (elsewhere) sparks.getFileSystem(hadoopConf).mkdirs(sparks)
+    options.checkpointsDir match {
+      case None => sparks.toString
+      case Some(base) =>
+        val store = if (id.storeName == StateStoreId.DEFAULT_STORE_NAME) "" else s"/${id.storeName}"
+        s"${base.stripSuffix("/")}/${queryId(id, hadoopConf)}/${id.operatorId}/${id.partitionId}$store"
+    }
+  }
+
+  // Spark writes the query's id beside the state; it plays the part of Flink's job id.
+  private def queryId(id: StateStoreId, hadoopConf: Configuration): String = {
+    val file = new Path(new Path(id.checkpointRootLocation).getParent, "metadata")
+    val fs = file.getFileSystem(hadoopConf)
+    val text = try {
+      val stream = fs.open(file)
+      try new String(stream.readAllBytes(), StandardCharsets.UTF_8) finally stream.close()
+    } catch {
+      case e: java.io.FileNotFoundException =>
+        throw new java.io.FileNotFoundException(
+          s"the option checkpointsDir keeps state by the id of its query, and $file, where Spark notes " +
+            s"that id, is not there: ${e.getMessage}. Point the query at its own checkpointLocation.")
+    }
+    CheckpointClient.mapper.readTree(text).path("id").asText.replace("-", "")
+  }
+}

@@ -1,0 +1,146 @@
+package org.apache.spark.sql.statestore.io
+
+import java.io.{Closeable, IOException}
+import java.nio.{ByteBuffer, ByteOrder}
+import java.nio.channels.SocketChannel
+
+import org.apache.arrow.memory.ArrowBuf
+
+import org.apache.spark.sql.statestore.{BackendConnectionException, BackendException}
+
+/**
+ * One connection to the backend: frames out, frames in.
+ *
+ * Guarantees: small frames leave in one system call together with the batch that follows them; a
+ * batch handed over is released once it has left, or when the connection closes. A broken or ended
+ * connection shows as `BackendConnectionException`. Used by one thread at a time.
+ */
+private[io] final class BackendConnection(channel: SocketChannel) extends Closeable {
+  private val incoming = ByteBuffer.allocateDirect(64 * 1024).order(ByteOrder.LITTLE_ENDIAN).flip()
+  private var outgoing = new java.util.ArrayList[ByteBuffer]
+  private var batch: ChangeBatch = _
+
+  /** Of the frame whose header was read last. */
+  var kind: Byte = 0
+  var state: Int = 0
+  var length: Long = 0L
+
+  def send(frameKind: Byte, payload: Array[Byte]): Unit = {
+    outgoing.add(header(frameKind, 0, payload.length.toLong))
+    outgoing.add(ByteBuffer.wrap(payload))
+  }
+
+  /** Takes the batch over and sends it with what waits before it, at the latest with `end`. */
+  def send(stateIndex: Int, changes: ChangeBatch): Unit = {
+    try {
+      if (batch != null) flush()
+    } catch {
+      case e: Throwable =>
+        changes.close()
+        throw e
+    }
+    batch = changes
+    outgoing.add(header(Frames.Data, stateIndex, changes.messageBytes))
+    changes.addTo(outgoing)
+  }
+
+  def end(): Unit = {
+    outgoing.add(header(Frames.End, 0, 0L))
+    flush()
+  }
+
+  /** Reads the next frame's header; its payload must be read next. */
+  def receive(): Unit = {
+    fill(Frames.HeaderBytes)
+    kind = incoming.get()
+    incoming.get()
+    state = incoming.getShort() & 0xffff
+    val magic = incoming.getInt()
+    length = incoming.getLong()
+    val most = kind match {
+      case Frames.Control | Frames.Error => Frames.MaxControlBytes
+      case Frames.Handle => Frames.MaxHandleBytes
+      case Frames.Data => Frames.MaxDataBytes
+      case Frames.End => 0L
+      case _ => -1L
+    }
+    if (magic != Frames.Magic || length < 0 || length > most) {
+      throw new BackendException("Protocol",
+        s"the backend sent a frame of kind $kind and $length bytes, which this version of the shim " +
+          "cannot read: the two halves are out of step, restart the executor")
+    }
+  }
+
+  def payload(): Array[Byte] = {
+    val bytes = new Array[Byte](length.toInt)
+    read(ByteBuffer.wrap(bytes))
+    bytes
+  }
+
+  def payload(into: ArrowBuf): Unit = read(into.nioBuffer(0, length.toInt))
+
+  override def close(): Unit = {
+    release()
+    outgoing = new java.util.ArrayList[ByteBuffer]
+    channel.close()
+  }
+
+  private def flush(): Unit = {
+    val buffers = outgoing.toArray(new Array[ByteBuffer](outgoing.size))
+    outgoing.clear()
+    try {
+      var first = 0
+      while (first < buffers.length) {
+        channel.write(buffers, first, buffers.length - first)
+        while (first < buffers.length && !buffers(first).hasRemaining) first += 1
+      }
+    } catch {
+      case e: IOException => throw broken(e)
+    } finally {
+      release()
+    }
+  }
+
+  private def release(): Unit = {
+    if (batch != null) {
+      batch.close()
+      batch = null
+    }
+  }
+
+  private def fill(bytes: Int): Unit = {
+    while (incoming.remaining < bytes) {
+      incoming.compact()
+      val n = try channel.read(incoming) catch { case e: IOException => throw broken(e) }
+      incoming.flip()
+      if (n < 0) throw broken(null)
+    }
+  }
+
+  private def read(target: ByteBuffer): Unit = {
+    val buffered = math.min(incoming.remaining, target.remaining)
+    if (buffered > 0) {
+      val part = incoming.duplicate()
+      part.limit(part.position() + buffered)
+      target.put(part)
+      incoming.position(incoming.position() + buffered)
+    }
+    while (target.hasRemaining) {
+      val n = try channel.read(target) catch { case e: IOException => throw broken(e) }
+      if (n < 0) throw broken(null)
+    }
+  }
+
+  private def broken(cause: IOException): IOException = cause match {
+    // The task was killed: no reason to ask again.
+    case e: java.nio.channels.ClosedByInterruptException => e
+    case e =>
+      new BackendConnectionException("the connection to the state store backend broke", e)
+  }
+
+  private def header(frameKind: Byte, stateIndex: Int, bytes: Long): ByteBuffer = {
+    val buffer = ByteBuffer.allocate(Frames.HeaderBytes).order(ByteOrder.LITTLE_ENDIAN)
+    buffer.put(frameKind).put(0.toByte).putShort(stateIndex.toShort).putInt(Frames.Magic).putLong(bytes)
+    buffer.flip()
+  }
+}

@@ -1,0 +1,217 @@
+package org.apache.spark.sql.statestore.io
+
+import java.io.{BufferedReader, File, InputStreamReader}
+import java.net.{InetAddress, InetSocketAddress, SocketAddress, StandardProtocolFamily, UnixDomainSocketAddress}
+import java.nio.charset.StandardCharsets
+import java.nio.file.{Files, Path}
+import java.nio.file.attribute.PosixFilePermissions
+import java.security.SecureRandom
+import java.util.concurrent.TimeUnit
+
+import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.statestore.{BackendStartException, BuildInfo}
+
+/**
+ * One running `python -m spark_statestore.server`.
+ *
+ * Guarantees: its socket lies in a directory that only this user can enter, and every connection
+ * must show a token that travels over the process's standard input, never over its command line.
+ * The process ends when that input ends, so it cannot outlive this JVM, however the JVM dies.
+ */
+private[io] final class BackendProcess private (
+    process: Process,
+    directory: Path,
+    val address: SocketAddress,
+    val token: String,
+    log: BackendLog) {
+
+  def isAlive: Boolean = process.isAlive
+
+  def pid: Long = process.pid()
+
+  /** What the process wrote last, to tell why it ended. */
+  def lastWords: String = log.lastLines
+
+  def stop(): Unit = {
+    // The end of its standard input asks it to leave; the signal is for one that cannot listen.
+    process.getOutputStream.close()
+    if (!process.waitFor(BackendProcess.StopSeconds, TimeUnit.SECONDS)) process.destroyForcibly()
+    BackendProcess.delete(directory)
+  }
+}
+
+/** Passes a backend's standard error on to Spark's log and remembers its last lines. */
+private[io] final class BackendLog(process: Process) extends Logging {
+  private val last = new java.util.ArrayDeque[String]
+
+  private val thread = new Thread(() => drain(), s"state-store-backend-log-${process.pid()}")
+  thread.setDaemon(true)
+  thread.start()
+
+  def lastLines: String = last.synchronized(String.join("\n", last))
+
+  /** Waits until a process that ended has said everything. */
+  def join(): Unit = thread.join(2000L)
+
+  private def drain(): Unit = {
+    val reader = new BufferedReader(new InputStreamReader(process.getErrorStream, StandardCharsets.UTF_8))
+    try {
+      var line = reader.readLine()
+      while (line != null) {
+        val said = line
+        last.synchronized {
+          if (last.size == 30) last.removeFirst()
+          last.addLast(said)
+        }
+        logInfo(s"state store backend ${process.pid()}: $said")
+        line = reader.readLine()
+      }
+    } catch {
+      case _: java.io.IOException => // the process was stopped
+    } finally {
+      reader.close()
+    }
+  }
+}
+
+private[io] object BackendProcess extends Logging {
+  private val StopSeconds = 5L
+  private val StartSeconds = 120L
+  // sockaddr_un holds 108 bytes on Linux and 104 on macOS, the final zero included.
+  private val LongestSocketPath = 100
+  private val mapper = new ObjectMapper
+
+  def start(python: String, pythonPath: Seq[String]): BackendProcess = {
+    val directory = privateDirectory()
+    try start(python, pythonPath, directory) catch {
+      case e: Throwable =>
+        delete(directory)
+        throw e
+    }
+  }
+
+  private def start(python: String, pythonPath: Seq[String], directory: Path): BackendProcess = {
+    val unix = !System.getProperty("os.name").startsWith("Windows") &&
+      System.getProperty("spark.statestore.transport", "unix") == "unix"
+    val listen = if (unix) directory.resolve("socket").toString else "tcp"
+    val builder = new ProcessBuilder(python, "-m", "spark_statestore.server", "--listen", listen)
+    val inherited = Option(builder.environment.get("PYTHONPATH")).filter(_.nonEmpty)
+    val path = pythonPath ++ inherited
+    if (path.nonEmpty) builder.environment.put("PYTHONPATH", path.mkString(File.pathSeparator))
+    val process = try builder.start() catch {
+      case e: java.io.IOException =>
+        throw new BackendStartException(
+          s"the state store backend needs a Python interpreter, and '$python' cannot be run: " +
+            s"${e.getMessage}. Set spark.sql.streaming.stateStore.backend.python or " +
+            "spark.pyspark.python to an interpreter that exists on every executor.", e)
+    }
+    val log = new BackendLog(process)
+    try {
+      val token = newToken()
+      val input = process.getOutputStream
+      input.write((token + "\n").getBytes(StandardCharsets.US_ASCII))
+      input.flush()
+      val ready = firstLine(process, log, python)
+      checkReady(ready, python)
+      val address: SocketAddress =
+        if (unix) UnixDomainSocketAddress.of(directory.resolve("socket"))
+        else new InetSocketAddress(InetAddress.getLoopbackAddress, ready.get("port").asInt)
+      logInfo(s"started state store backend ${process.pid()}: $python, " +
+        s"spark-statestore ${ready.path("version").asText}")
+      new BackendProcess(process, directory, address, token, log)
+    } catch {
+      case e: Throwable =>
+        process.destroyForcibly()
+        throw e
+    }
+  }
+
+  /** The family to open a channel with for an address. */
+  def family(address: SocketAddress): StandardProtocolFamily = address match {
+    case _: UnixDomainSocketAddress => StandardProtocolFamily.UNIX
+    case _ => StandardProtocolFamily.INET
+  }
+
+  private def firstLine(process: Process, log: BackendLog, python: String): JsonNode = {
+    val answer = new java.util.concurrent.CompletableFuture[String]
+    val reader = new Thread(() => {
+      val lines = new BufferedReader(new InputStreamReader(process.getInputStream, StandardCharsets.UTF_8))
+      try answer.complete(lines.readLine()) catch { case e: Throwable => answer.completeExceptionally(e) }
+    }, "state-store-backend-start")
+    reader.setDaemon(true)
+    reader.start()
+    val line = try answer.get(StartSeconds, TimeUnit.SECONDS) catch {
+      case e: java.util.concurrent.TimeoutException =>
+        throw new BackendStartException(
+          s"the state store backend ('$python -m spark_statestore.server') did not get ready within " +
+            s"$StartSeconds s. It said:\n${log.lastLines}", e)
+    }
+    if (line == null) {
+      process.waitFor(StopSeconds, TimeUnit.SECONDS)
+      log.join()
+      throw new BackendStartException(notStarted(python, log.lastLines))
+    }
+    mapper.readTree(line)
+  }
+
+  private def notStarted(python: String, said: String): String = {
+    val remedy =
+      if (said.contains("No module named spark_statestore") || said.contains("No module named 'spark_statestore'")) {
+        "This interpreter has no spark_statestore: install it there with 'pip install spark-statestore', or let " +
+          "spark_statestore.configure(builder) ship it with the session."
+      } else {
+        "Run the same command by hand on the machine of this executor to see what is missing."
+      }
+    s"the state store backend ('$python -m spark_statestore.server') ended before it was ready. " +
+      s"$remedy It said:\n$said"
+  }
+
+  private def checkReady(ready: JsonNode, python: String): Unit = {
+    if (ready.has("error")) {
+      throw new BackendStartException(
+        s"the state store backend ('$python -m spark_statestore.server') cannot start: " +
+          ready.get("error").asText)
+    }
+    val version = ready.path("version").asText
+    val protocol = ready.path("protocol").asInt
+    if (version != BuildInfo.version || protocol != Frames.ProtocolVersion) {
+      throw new BackendStartException(
+        s"the two halves of spark-statestore do not belong together: the jar is version " +
+          s"${BuildInfo.version} (protocol ${Frames.ProtocolVersion}), the Python package that " +
+          s"'$python' imports from ${ready.path("location").asText} is version $version (protocol " +
+          s"$protocol). Install the same version of both: 'pip install " +
+          s"spark-statestore==${BuildInfo.version}' for that interpreter, or use the jar that its " +
+          "spark_statestore.jar_path() names.")
+    }
+  }
+
+  private def privateDirectory(): Path = {
+    val attributes =
+      if (System.getProperty("os.name").startsWith("Windows")) Array.empty[java.nio.file.attribute.FileAttribute[_]]
+      else Array[java.nio.file.attribute.FileAttribute[_]](
+        PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------")))
+    val preferred = Files.createTempDirectory("spark-statestore-", attributes.toIndexedSeq: _*)
+    if (preferred.resolve("socket").toString.length <= LongestSocketPath) {
+      preferred
+    } else {
+      delete(preferred)
+      Files.createTempDirectory(java.nio.file.Paths.get("/tmp"), "sst-", attributes.toIndexedSeq: _*)
+    }
+  }
+
+  private def delete(directory: Path): Unit =
+    try {
+      Files.deleteIfExists(directory.resolve("socket"))
+      Files.deleteIfExists(directory)
+    } catch {
+      case e: java.io.IOException => logDebug(s"left $directory behind", e)
+    }
+
+  private def newToken(): String = {
+    val bytes = new Array[Byte](32)
+    new SecureRandom().nextBytes(bytes)
+    java.util.HexFormat.of().formatHex(bytes)
+  }
+}

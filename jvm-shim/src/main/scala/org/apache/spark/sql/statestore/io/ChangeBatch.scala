@@ -1,0 +1,204 @@
+package org.apache.spark.sql.statestore.io
+
+import java.io.Closeable
+import java.nio.ByteBuffer
+import java.util
+
+import org.apache.arrow.memory.{ArrowBuf, BufferAllocator}
+import org.apache.arrow.vector.ipc.message.{ArrowFieldNode, ArrowRecordBatch, IpcOption, MessageSerializer}
+
+import org.apache.spark.sql.statestore.table.{LogScan, Record}
+import org.apache.spark.sql.util.ArrowUtils
+import org.apache.spark.unsafe.Platform
+
+/**
+ * One Arrow record batch of changes, schema version 1: op (uint8), key (binary), value (binary,
+ * null for a removal). All its buffers lie in one piece of off-heap memory, laid out as the body
+ * of the message. `close` gives the memory back.
+ */
+private[io] final class ChangeBatch(rows: Int, nulls: Int, body: ArrowBuf, buffers: util.List[ArrowBuf])
+  extends Closeable {
+
+  private val bodyBytes = body.writerIndex()
+  private val metadata: ByteBuffer = {
+    val nodes = util.List.of(
+      new ArrowFieldNode(rows.toLong, 0L),
+      new ArrowFieldNode(rows.toLong, 0L),
+      new ArrowFieldNode(rows.toLong, nulls.toLong))
+    val batch = new ArrowRecordBatch(rows, nodes, buffers)
+    try MessageSerializer.serializeMetadata(batch, IpcOption.DEFAULT) finally batch.close()
+  }
+  // Continuation marker, metadata length and metadata, padded so that the body starts aligned.
+  private val padded = (metadata.remaining + 8 + 7) / 8 * 8 - 8
+
+  def messageBytes: Long = 8L + padded + bodyBytes
+
+  def addTo(outgoing: util.List[ByteBuffer]): Unit = {
+    val prefix = ByteBuffer.allocate(8).order(java.nio.ByteOrder.LITTLE_ENDIAN)
+    prefix.putInt(MessageSerializer.IPC_CONTINUATION_TOKEN).putInt(padded).flip()
+    outgoing.add(prefix)
+    outgoing.add(metadata.duplicate())
+    if (padded > metadata.remaining) outgoing.add(ByteBuffer.allocate(padded - metadata.remaining))
+    outgoing.add(body.nioBuffer(0L, bodyBytes.toInt))
+  }
+
+  override def close(): Unit = body.close()
+}
+
+private[statestore] object ChangeBatch {
+  /** The row was put: it replaces what its key had. */
+  final val Put: Byte = 0
+
+  /** The key was removed. */
+  final val Remove: Byte = 1
+
+  /** A batch is sent once it has so many rows or bytes. */
+  final val TargetRows = 1 << 16
+  final val TargetBytes: Long = 4L << 20
+
+  lazy val allocator: BufferAllocator =
+    ArrowUtils.rootAllocator.newChildAllocator("spark-statestore", 0L, Long.MaxValue)
+}
+
+/** Which records of a log are sent: pure decisions over a scan that stands on a record. */
+private[statestore] sealed trait RecordSelection {
+  def selects(records: LogScan): Boolean
+}
+
+private[statestore] object RecordSelection {
+  /** The rows that are alive at the end of the view: a full snapshot. */
+  object Live extends RecordSelection {
+    override def selects(records: LogScan): Boolean =
+      records.kind == Record.Row && records.isAlive
+  }
+
+  /**
+   * The net changes behind a committed tail: the last record of each key. A key that was put and
+   * removed since the tail is no change; `existed` answers whether a record's key had a row there.
+   */
+  final class Changes(existed: LogScan => Boolean) extends RecordSelection {
+    override def selects(records: LogScan): Boolean =
+      records.isAlive && (records.kind match {
+        case Record.Row => true
+        case Record.Tombstone => existed(records)
+        case _ => false
+      })
+  }
+}
+
+/** Cuts the selected records of a scan into batches of bounded size. */
+private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSelection) {
+  import ChangeBatch._
+
+  private val measuring = scan()
+  private val filling = scan()
+  private var measured = false
+
+  // Of the batch that was measured and not filled yet.
+  private var rows = 0
+  private var nulls = 0
+  private var keyBytes = 0L
+  private var valueBytes = 0L
+
+  /** The next batch, null when there is none. The caller closes it. */
+  def next(): ChangeBatch = {
+    measure()
+    if (rows == 0) null else fill()
+  }
+
+  private def measure(): Unit = {
+    rows = 0
+    nulls = 0
+    keyBytes = 0L
+    valueBytes = 0L
+    while (!measured && rows < TargetRows && keyBytes + valueBytes < TargetBytes) {
+      if (!measuring.advance()) {
+        measured = true
+      } else if (selection.selects(measuring)) {
+        rows += 1
+        keyBytes += measuring.keyLength
+        if (measuring.kind == Record.Tombstone) nulls += 1
+        else valueBytes += measuring.valueLength
+      }
+    }
+  }
+
+  private def fill(): ChangeBatch = {
+    val bitmapBytes = if (nulls == 0) 0L else (rows + 7L) / 8
+    val opAt = 0L
+    val keyOffsetsAt = align(opAt + rows)
+    val keysAt = align(keyOffsetsAt + 4L * (rows + 1))
+    val bitmapAt = align(keysAt + keyBytes)
+    val valueOffsetsAt = align(bitmapAt + bitmapBytes)
+    val valuesAt = align(valueOffsetsAt + 4L * (rows + 1))
+    val total = align(valuesAt + valueBytes)
+    if (total > Frames.MaxDataBytes - (1 << 20)) {
+      throw new IllegalArgumentException(
+        s"a state row of $total bytes cannot be checkpointed: one row must stay below 2 GiB")
+    }
+    val body = allocator.buffer(total)
+    try {
+      val base = body.memoryAddress()
+      // Off-heap memory comes unwiped; padding and bitmap must not carry what was there before.
+      Platform.setMemory(null, base + bitmapAt, bitmapBytes, 0)
+      copyRows(base, opAt, keyOffsetsAt, keysAt, bitmapAt, valueOffsetsAt, valuesAt)
+      pad(base, opAt + rows, keyOffsetsAt)
+      pad(base, keyOffsetsAt + 4L * (rows + 1), keysAt)
+      pad(base, keysAt + keyBytes, bitmapAt)
+      pad(base, bitmapAt + bitmapBytes, valueOffsetsAt)
+      pad(base, valueOffsetsAt + 4L * (rows + 1), valuesAt)
+      pad(base, valuesAt + valueBytes, total)
+      body.writerIndex(total)
+      val none = body.slice(0L, 0L)
+      new ChangeBatch(rows, nulls, body, util.List.of(
+        none, body.slice(opAt, rows.toLong),
+        none, body.slice(keyOffsetsAt, 4L * (rows + 1)), body.slice(keysAt, keyBytes),
+        body.slice(bitmapAt, bitmapBytes),
+        body.slice(valueOffsetsAt, 4L * (rows + 1)), body.slice(valuesAt, valueBytes)))
+    } catch {
+      case e: Throwable =>
+        body.close()
+        throw e
+    }
+  }
+
+  private def copyRows(
+      base: Long, opAt: Long, keyOffsetsAt: Long, keysAt: Long,
+      bitmapAt: Long, valueOffsetsAt: Long, valuesAt: Long): Unit = {
+    var row = 0
+    var key = 0
+    var value = 0
+    Platform.putInt(null, base + keyOffsetsAt, 0)
+    Platform.putInt(null, base + valueOffsetsAt, 0)
+    while (row < rows) {
+      // Both scans select the same records: liveness at the view's end never changes.
+      if (!filling.advance()) throw new IllegalStateException("a log scan ended before its rows")
+      if (selection.selects(filling)) {
+        val keyLength = filling.keyLength
+        Platform.copyMemory(filling.page, filling.keyAddress, null, base + keysAt + key, keyLength.toLong)
+        key += keyLength
+        if (filling.kind == Record.Tombstone) {
+          Platform.putByte(null, base + opAt + row, Remove)
+        } else {
+          Platform.putByte(null, base + opAt + row, Put)
+          val valueLength = filling.valueLength
+          Platform.copyMemory(
+            filling.page, filling.valueAddress, null, base + valuesAt + value, valueLength.toLong)
+          value += valueLength
+          if (nulls > 0) {
+            val at = base + bitmapAt + (row >> 3)
+            Platform.putByte(null, at, (Platform.getByte(null, at) | 1 << (row & 7)).toByte)
+          }
+        }
+        row += 1
+        Platform.putInt(null, base + keyOffsetsAt + 4L * row, key)
+        Platform.putInt(null, base + valueOffsetsAt + 4L * row, value)
+      }
+    }
+  }
+
+  private def pad(base: Long, from: Long, to: Long): Unit =
+    if (to > from) Platform.setMemory(null, base + from, to - from, 0)
+
+  private def align(bytes: Long): Long = (bytes + 7) & ~7L
+}

@@ -1,0 +1,238 @@
+package org.apache.spark.sql.statestore.io
+
+import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.node.ObjectNode
+
+import org.apache.spark.sql.statestore.BackendException
+import org.apache.spark.sql.statestore.table.{LogScan, StateTable}
+
+/**
+ * A version as it is stored: the handle that the backend gave for it, opaque here, and what the
+ * shim decides by.
+ *
+ * @param bytes         the handle, one Arrow record batch message
+ * @param attempt       names the commit attempt that wrote the version
+ * @param chainLength   streams that a load reads: the base and the deltas on top of it
+ * @param baseVersion   version of the newest full snapshot in the chain
+ * @param baseBytes     bytes of that snapshot, as stored
+ * @param deltaBytes    bytes of the deltas, as stored
+ */
+private[statestore] final class StoredVersion(
+    val bytes: Array[Byte],
+    val attempt: String,
+    val chainLength: Int,
+    val baseVersion: Long,
+    val baseBytes: Long,
+    val deltaBytes: Long)
+
+/** A full snapshot that was written ahead of time and waits to become the base of a commit. */
+private[statestore] final class StoredBase(val version: Long, val bytes: Array[Byte])
+
+/** What one commit cost: times in nanoseconds, sizes in bytes. */
+private[statestore] final class CommitCost(
+    val sealNanos: Long,
+    val sendNanos: Long,
+    val storeNanos: Long,
+    val bytes: Long,
+    val objects: Long)
+
+private[statestore] final class CommitReply(val stored: StoredVersion, val cost: CommitCost)
+
+/** What `load` found before its rows arrive. */
+private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
+
+/** One named state of a commit: which records go, and what describes them. */
+private[statestore] final class NamedState(
+    val name: String,
+    val description: ObjectNode,
+    val scan: () => LogScan,
+    val selection: RecordSelection)
+
+/**
+ * What the shim asks of the backend for one store; each call is one exchange and blocks until the
+ * backend answered.
+ *
+ * @param store  where the store lies and who it is, sent with every request
+ */
+private[statestore] final class CheckpointClient(val backend: Backend, store: ObjectNode) {
+  import CheckpointClient._
+
+  /**
+   * Loads a version. `tableOf` is called with the name and row count of each state before its rows
+   * arrive, possibly again from the start if the connection broke: it must give an empty table.
+   */
+  def load(version: Long, id: Option[String], tableOf: (String, Long) => StateTable): LoadedVersion = {
+    val request = newRequest("load")
+    request.put("version", version)
+    id.foreach(request.put("id", _))
+    backend.exchange { connection =>
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      connection.end()
+      val found = Backend.answer(connection)
+      val states = found.path("states")
+      val tables = Array.tabulate(states.size) { i =>
+        tableOf(states.get(i).path("name").asText, states.get(i).path("rows").asLong)
+      }
+      var handle: Array[Byte] = null
+      connection.receive()
+      while (connection.kind != Frames.End) {
+        connection.kind match {
+          case Frames.Handle => handle = connection.payload()
+          case Frames.Data => receive(connection, tables)
+          case Frames.Error => throw Backend.failure(mapper.readTree(connection.payload()))
+          case _ => throw unexpected(connection)
+        }
+        connection.receive()
+      }
+      new LoadedVersion(storedVersion(found, handle), found.path("bytesRead").asLong)
+    }
+  }
+
+  /**
+   * Publishes a version; when this returns it is durable.
+   *
+   * @param parent  the version that the changes apply to, None for a full snapshot
+   * @param base    a snapshot of an earlier version to start the chain from
+   */
+  def commit(
+      version: Long,
+      attempt: String,
+      idInPath: Boolean,
+      parent: Option[StoredVersion],
+      base: Option[StoredBase],
+      states: Seq[NamedState]): CommitReply = {
+    val request = newRequest("commit")
+    request.put("version", version)
+    request.put("attempt", attempt)
+    request.put("idInPath", idInPath)
+    request.put("hasParent", parent.isDefined)
+    parent.foreach(p => request.put("parentAttempt", p.attempt))
+    request.put("hasBase", base.isDefined)
+    val described = request.putArray("states")
+    states.foreach(state => described.add(state.description))
+    val control = mapper.writeValueAsBytes(request)
+    backend.exchange { connection =>
+      connection.send(Frames.Control, control)
+      parent.foreach(p => connection.send(Frames.Handle, p.bytes))
+      base.foreach(b => connection.send(Frames.Handle, b.bytes))
+      val sealNanos = sendStates(connection, states)
+      val sent = System.nanoTime()
+      connection.end()
+      val reply = Backend.answer(connection)
+      val waited = System.nanoTime() - sent
+      val handle = receiveHandle(connection)
+      val storeNanos = reply.path("storeNanos").asLong
+      note(reply)
+      new CommitReply(storedVersion(reply, handle), new CommitCost(
+        sealNanos, math.max(0L, waited - storeNanos), storeNanos,
+        reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong))
+    }
+  }
+
+  /** Writes a full snapshot of a committed version, to become the base of a later commit. */
+  def materialise(version: Long, states: Seq[NamedState]): StoredBase = {
+    val request = newRequest("materialise")
+    request.put("version", version)
+    val described = request.putArray("states")
+    states.foreach(state => described.add(state.description))
+    val control = mapper.writeValueAsBytes(request)
+    backend.exchange { connection =>
+      connection.send(Frames.Control, control)
+      sendStates(connection, states)
+      connection.end()
+      val reply = Backend.answer(connection)
+      val handle = receiveHandle(connection)
+      note(reply)
+      new StoredBase(version, handle)
+    }
+  }
+
+  /** Discards versions that nobody promised to keep; returns the number of deleted objects. */
+  def cleanup(newest: Long, attempt: String, idInPath: Boolean, limits: ObjectNode): Long = {
+    val request = newRequest("cleanup")
+    request.put("version", newest)
+    request.put("attempt", attempt)
+    request.put("idInPath", idInPath)
+    request.setAll[ObjectNode](limits)
+    backend.exchange { connection =>
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      connection.end()
+      val reply = Backend.answer(connection)
+      expectEnd(connection)
+      note(reply)
+      reply.path("deleted").asLong
+    }
+  }
+
+  private def newRequest(op: String): ObjectNode = {
+    val request = mapper.createObjectNode()
+    request.put("op", op)
+    request.set[ObjectNode]("store", store)
+    request
+  }
+
+  private def note(reply: JsonNode): Unit =
+    if (reply.has("memoryBytes")) backend.memoryBytes = reply.get("memoryBytes").asLong
+
+  private def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
+    note(reply)
+    if (handle == null) throw new BackendException("Protocol", "the backend answered without a handle")
+    new StoredVersion(
+      handle,
+      reply.path("attempt").asText,
+      reply.path("chainLength").asInt,
+      reply.path("baseVersion").asLong,
+      reply.path("baseBytes").asLong,
+      reply.path("deltaBytes").asLong)
+  }
+
+  private def sendStates(connection: BackendConnection, states: Seq[NamedState]): Long = {
+    var sealNanos = 0L
+    var index = 0
+    states.foreach { state =>
+      val batches = new ChangeBatches(state.scan, state.selection)
+      var start = System.nanoTime()
+      var batch = batches.next()
+      sealNanos += System.nanoTime() - start
+      while (batch != null) {
+        connection.send(index, batch)
+        start = System.nanoTime()
+        batch = batches.next()
+        sealNanos += System.nanoTime() - start
+      }
+      index += 1
+    }
+    sealNanos
+  }
+
+  private def receive(connection: BackendConnection, tables: Array[StateTable]): Unit = {
+    if (connection.state >= tables.length) throw unexpected(connection)
+    val message = ChangeBatch.allocator.buffer(connection.length)
+    try {
+      connection.payload(message)
+      ChangeReader(message, connection.length, tables(connection.state))
+    } finally {
+      message.close()
+    }
+  }
+
+  private def receiveHandle(connection: BackendConnection): Array[Byte] = {
+    connection.receive()
+    if (connection.kind != Frames.Handle) throw unexpected(connection)
+    val handle = connection.payload()
+    expectEnd(connection)
+    handle
+  }
+
+  private def expectEnd(connection: BackendConnection): Unit = {
+    connection.receive()
+    if (connection.kind != Frames.End) throw unexpected(connection)
+  }
+
+  private def unexpected(connection: BackendConnection): BackendException =
+    new BackendException("Protocol", s"the backend sent a frame of kind ${connection.kind} out of turn")
+}
+
+private[statestore] object CheckpointClient {
+  val mapper = new ObjectMapper
+}

@@ -1,0 +1,93 @@
+package org.apache.spark.sql.statestore.table
+
+import org.apache.spark.sql.catalyst.expressions.{BoundReference, UnsafeProjection, UnsafeRow}
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.unsafe.Platform
+
+/**
+ * The rows of each key prefix, as a ring of records around a `Group` record that holds the prefix.
+ *
+ * Guarantees: a ring holds exactly the newest, not removed record of each key with that prefix, in
+ * the order in which the keys were first put. A record that leaves its ring keeps its own
+ * pointers, so every change can be undone exactly, as long as changes are undone newest first.
+ */
+private[statestore] final class PrefixGroups(log: Log, val projection: PrefixProjection) {
+  private val index = new HashIndex(log, Record.PrefixHeader)
+
+  def memoryBytes: Long = index.memoryBytes
+
+  def reserve(groups: Int): Unit = index.reserve(groups)
+
+  def size: Int = index.size
+
+  /** The group of a prefix, `Record.None` when it has none. */
+  def find(prefix: UnsafeRow): Long = {
+    val slot = index.find(
+      StateTable.hashOf(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
+      prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes)
+    if (slot < 0) Record.None else index.offsetAt(slot)
+  }
+
+  /** Adds a group record that was just appended. */
+  def add(hash: Int, group: Long): Unit = {
+    setNext(group, group)
+    setBefore(group, group)
+    index.insert(hash, group)
+  }
+
+  /** Undoes `add`: by then its ring is empty again. */
+  def drop(hash: Int, group: Long): Unit = index.remove(hash, group)
+
+  def link(group: Long, record: Long): Unit = {
+    val last = before(group)
+    setBefore(record, last)
+    setNext(record, group)
+    setNext(last, record)
+    setBefore(group, record)
+  }
+
+  def unlink(record: Long): Unit = {
+    setNext(before(record), next(record))
+    setBefore(next(record), before(record))
+  }
+
+  /** Undoes `unlink`, or takes back the place that `substitute` gave away. */
+  def relink(record: Long): Unit = {
+    setNext(before(record), record)
+    setBefore(next(record), record)
+  }
+
+  /** Puts a newer record of the same key in the place of an older one. */
+  def substitute(older: Long, newer: Long): Unit = {
+    setNext(newer, next(older))
+    setBefore(newer, before(older))
+    relink(newer)
+  }
+
+  def next(record: Long): Long = get(record, Record.Next)
+
+  private def before(record: Long): Long = get(record, Record.Before)
+  private def setNext(record: Long, to: Long): Unit = set(record, Record.Next, to)
+  private def setBefore(record: Long, to: Long): Unit = set(record, Record.Before, to)
+
+  private def get(record: Long, field: Int): Long =
+    Platform.getLong(log.page(record), Log.address(record) + field)
+
+  private def set(record: Long, field: Int, to: Long): Unit =
+    Platform.putLong(log.page(record), Log.address(record) + field, to)
+}
+
+/** Cuts the first columns out of a key, in the very bytes that an operator passes to prefixScan. */
+private[statestore] final class PrefixProjection(keySchema: StructType, columns: Int) {
+  private val project = UnsafeProjection.create(
+    keySchema.fields.take(columns).zipWithIndex.toSeq.map { case (field, i) =>
+      BoundReference(i, field.dataType, field.nullable)
+    })
+  private val key = new UnsafeRow(keySchema.length)
+
+  /** The prefix of a key; the row is reused by the next call. */
+  def of(keyBase: Object, keyOffset: Long, keyLength: Int): UnsafeRow = {
+    key.pointTo(keyBase, keyOffset, keyLength)
+    project(key)
+  }
+}

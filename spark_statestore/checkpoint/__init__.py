@@ -1,0 +1,1 @@
+"""Checkpoints: storage, locations, streams, metadata, shared state and retention."""

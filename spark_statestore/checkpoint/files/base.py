@@ -1,0 +1,128 @@
+"""What checkpoint storage needs of a place that holds files."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+__all__ = ["FileOutput", "FileStatus", "FileSystem", "join", "parent_of"]
+
+Buffer = bytes | bytearray | memoryview
+
+
+def join(base: str, *names: str) -> str:
+    """Path of something below a directory; paths use ``/`` on every file system."""
+    return "/".join([base.rstrip("/"), *names])
+
+
+def parent_of(path: str) -> str:
+    """The directory that a path lies in."""
+    return path.rstrip("/").rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus:
+    """A file as a listing shows it: its path and its size in bytes."""
+
+    path: str
+    size: int
+
+
+class FileOutput(ABC):
+    """A new file that is being written.
+
+    It exists for readers, whole, once `close` has returned; until then a file system may show
+    nothing or a part. `abandon` removes whatever was written.
+    """
+
+    @abstractmethod
+    def write(self, data: Buffer) -> None:
+        """Append bytes."""
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Hand buffered bytes to the operating system or the remote client."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make what was written durable, where the file system can before `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Finish the file."""
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Stop writing and remove the file; safe to call after a failure."""
+
+
+class FileSystem(ABC):
+    """Files by path.
+
+    Paths are strings without a scheme. A missing file raises `FileNotFoundError`, everything else
+    that goes wrong an `OSError`. Implementations are safe to use from several threads.
+    """
+
+    @property
+    @abstractmethod
+    def scheme(self) -> str:
+        """The URL scheme, such as ``file`` or ``s3``."""
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether files outlive this process."""
+        return True
+
+    def url(self, path: str) -> str:
+        """The path as a URL, for messages and external pointers."""
+        return f"{self.scheme}://{path}"
+
+    @abstractmethod
+    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        """Bytes of a file: all of it, or `size` bytes from `start` (fewer at its end)."""
+
+    @abstractmethod
+    def open_input(self, path: str) -> BinaryIO:
+        """Open a file for reading, seekable."""
+
+    @abstractmethod
+    def open_output(self, path: str) -> FileOutput:
+        """Begin a new file; `FileExistsError` where the file system can tell."""
+
+    @abstractmethod
+    def create(self, path: str, data: Buffer) -> None:
+        """Write a whole new file; `FileExistsError` if there is one.
+
+        The file appears at once and whole, also when the process dies meanwhile, unless a
+        subclass says otherwise.
+        """
+
+    @abstractmethod
+    def replace(self, path: str, data: Buffer) -> None:
+        """Write a whole file over whatever is there; readers see the old one or the new one."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Remove a file."""
+
+    @abstractmethod
+    def delete_directory(self, path: str, *, recursive: bool = False) -> None:
+        """Remove a directory, missing or not; without `recursive` it must be empty."""
+
+    @abstractmethod
+    def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
+        """Make a directory and its parents; nothing to do where directories do not exist."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool:
+        """Whether there is a file or directory."""
+
+    @abstractmethod
+    def is_directory(self, path: str) -> bool:
+        """Whether the path is a directory."""
+
+    @abstractmethod
+    def list_files(self, path: str) -> Iterator[FileStatus]:
+        """Every file below a directory, at any depth; nothing if there is no such directory."""

@@ -1,0 +1,235 @@
+"""Local files, and network mounts that look like local files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from spark_statestore.checkpoint.files.base import (
+    Buffer,
+    FileOutput,
+    FileStatus,
+    FileSystem,
+    parent_of,
+)
+
+__all__ = ["LocalFileSystem"]
+
+_STAGING_PREFIX = ".inprogress."
+# Where hard links or unnamed files are not supported at all, rather than failing this once.
+_UNSUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EXDEV}
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: Buffer) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+class _LocalOutput(FileOutput):
+    def __init__(self, path: str, *, fsync: bool) -> None:
+        self._path = path
+        self._fsync = fsync
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close or abandon
+
+    def write(self, data: Buffer) -> None:
+        _write_all(self._file.fileno(), data)
+
+    def flush(self) -> None:
+        pass
+
+    def sync(self) -> None:
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        if self._fsync and not self._file.closed:
+            self.sync()
+            _sync_directory(parent_of(self._path))
+        self._file.close()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+class LocalFileSystem(FileSystem):
+    """Files of this machine's file system.
+
+    A file given to `create` or `replace` is written under no name or a hidden one and then linked
+    to its name, so it appears whole or not at all. Where the file system has no hard links,
+    `create` writes in place: a crash can then leave a part, which readers recognise by its
+    checksum.
+
+    Parameters
+    ----------
+    fsync
+        Whether files and the directories that name them are synced before a call returns.
+    """
+
+    def __init__(self, *, fsync: bool = False) -> None:
+        self._fsync = fsync
+        self._unnamed_files = hasattr(os, "O_TMPFILE")
+        self._hard_links = hasattr(os, "link")
+
+    @property
+    def scheme(self) -> str:
+        return "file"
+
+    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        with open(path, "rb", buffering=0) as file:
+            if start:
+                file.seek(start)
+            if size is None:
+                return file.readall()
+            parts = []
+            while size > 0 and (part := file.read(size)):
+                parts.append(part)
+                size -= len(part)
+            return b"".join(parts)
+
+    def open_input(self, path: str) -> BinaryIO:
+        return open(path, "rb")
+
+    def open_output(self, path: str) -> FileOutput:
+        return _LocalOutput(path, fsync=self._fsync)
+
+    def create(self, path: str, data: Buffer) -> None:
+        if self._unnamed_files and self._create_unnamed(path, data):
+            return
+        if self._hard_links and self._create_linked(path, data):
+            return
+        output = self.open_output(path)
+        try:
+            output.write(data)
+            output.close()
+        except BaseException:
+            output.abandon()
+            raise
+
+    def replace(self, path: str, data: Buffer) -> None:
+        staging = self._stage(path, data)
+        try:
+            os.replace(staging, path)
+        except BaseException:
+            os.unlink(staging)
+            raise
+        self._sync_name(path)
+
+    def delete(self, path: str) -> None:
+        os.unlink(path)
+
+    def delete_directory(self, path: str, *, recursive: bool = False) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if recursive:
+                shutil.rmtree(path)
+            else:
+                os.rmdir(path)
+
+    def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            if not exist_ok or not os.path.isdir(path):
+                raise
+            return
+        except FileNotFoundError:
+            self.make_directory(parent_of(path))
+            self.make_directory(path, exist_ok=exist_ok)
+            return
+        self._sync_name(path)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def list_files(self, path: str) -> Iterator[FileStatus]:
+        pending = [path]
+        while pending:
+            directory = pending.pop()
+            try:
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(entry.path)
+                        else:
+                            with contextlib.suppress(FileNotFoundError):
+                                yield FileStatus(entry.path, entry.stat().st_size)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+
+    def _create_unnamed(self, path: str, data: Buffer) -> bool:
+        try:
+            fd = os.open(parent_of(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._unnamed_files = False
+            return False
+        try:
+            _write_all(fd, data)
+            if self._fsync:
+                os.fsync(fd)
+            # A directory descriptor is what makes CPython follow the link to the open file.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED and error.errno != errno.ENOENT:
+                raise
+            self._unnamed_files = False
+            return False
+        finally:
+            os.close(fd)
+        self._sync_name(path)
+        return True
+
+    def _create_linked(self, path: str, data: Buffer) -> bool:
+        staging = self._stage(path, data)
+        try:
+            os.link(staging, path)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._hard_links = False
+            return False
+        finally:
+            os.unlink(staging)
+        self._sync_name(path)
+        return True
+
+    def _stage(self, path: str, data: Buffer) -> str:
+        staging = f"{parent_of(path)}/{_STAGING_PREFIX}{uuid.uuid4()}"
+        fd = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            _write_all(fd, data)
+            if self._fsync:
+                os.fsync(fd)
+        except BaseException:
+            os.unlink(staging)
+            raise
+        finally:
+            os.close(fd)
+        return staging
+
+    def _sync_name(self, path: str) -> None:
+        if self._fsync:
+            _sync_directory(parent_of(path))

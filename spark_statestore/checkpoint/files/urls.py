@@ -1,0 +1,153 @@
+"""From URLs, as Spark or the user writes them, to file systems."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import threading
+
+from spark_statestore.checkpoint.files.base import FileSystem
+from spark_statestore.checkpoint.files.local import LocalFileSystem
+from spark_statestore.checkpoint.files.remote import FsspecFileSystem
+from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
+
+__all__ = ["check_url", "open_file_system", "split_url"]
+
+# Schemes of Hadoop's connectors that fsspec knows under another name.
+_HADOOP_SCHEMES = {
+    "s3a": "s3",
+    "s3n": "s3",
+    "wasb": "abfs",
+    "wasbs": "abfs",
+    "gs": "gcs",
+    "oss": "oss",
+}
+
+# The packages that fsspec's error does not always name.
+_PACKAGES = {
+    "s3": "s3fs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "oss": "ossfs",
+    "oci": "ocifs",
+    "sftp": "paramiko",
+    "smb": "smbprotocol",
+    "hdfs": "pyarrow, with Hadoop's libhdfs",
+}
+
+# Known to fsspec, but nothing that state can be written to and found again.
+_NOT_STORAGE = {"http", "https", "data", "reference", "git", "github", "jupyter", "simplecache", "filecache"}
+
+_lock = threading.Lock()
+_opened: dict[tuple[str, bool], FileSystem] = {}
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Scheme, as fsspec names it, and the rest of a URL; a plain path has the scheme ``file``.
+
+    Raises
+    ------
+    StorageURLError
+        If the URL is empty or has no path.
+    """
+    text = url.strip()
+    scheme, colon, rest = text.partition(":")
+    if not colon or "/" in scheme or len(scheme) == 1:
+        scheme, rest = "file", text
+    if not rest.strip("/"):
+        raise StorageURLError(
+            f"{url!r} names no directory: state needs a directory of its own, "
+            "such as file:///data/checkpoints or s3://bucket/checkpoints."
+        )
+    return _HADOOP_SCHEMES.get(scheme.lower(), scheme.lower()), rest
+
+
+def check_url(url: str) -> None:
+    """Fail if no file system can be opened for a URL, without opening one.
+
+    Raises
+    ------
+    StorageURLError
+        If nothing knows the scheme, or state cannot be kept there.
+    MissingDriverError
+        If the driver for it is not installed.
+    """
+    scheme, _ = split_url(url)
+    if scheme == "file":
+        return
+    from fsspec.registry import known_implementations, registry
+
+    if scheme in _NOT_STORAGE or (scheme not in known_implementations and scheme not in registry):
+        raise StorageURLError(
+            f"{url!r} cannot hold state: the scheme {scheme!r} is not one of a file system that can be "
+            "written to. Use file:, s3:, gs:, abfss:, hdfs: or another scheme that fsspec can write to."
+        )
+    if scheme in registry:
+        return
+    module = str(known_implementations[scheme]["class"]).rpartition(".")[0]
+    if module.startswith("fsspec."):
+        return
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        package = _PACKAGES.get(scheme, module.partition(".")[0])
+        raise MissingDriverError(
+            f"{url!r} needs the fsspec driver for {scheme!r}, which is not installed for this "
+            f"interpreter: pip install {package}. The backend on every executor needs it too."
+        )
+
+
+def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
+    """The file system of a URL and the path in it.
+
+    Spark's own URLs are understood: ``file:/x``, ``s3a://bucket/x``, ``abfss://c@account/x``.
+
+    Parameters
+    ----------
+    fsync
+        For local files, see `LocalFileSystem`.
+
+    Raises
+    ------
+    StorageURLError, MissingDriverError
+        As `check_url`.
+    StorageUnavailableError
+        If the driver cannot open the file system.
+    """
+    scheme, rest = split_url(url)
+    if scheme == "file":
+        return _local(fsync=fsync), _local_path(rest)
+    check_url(url)
+    import fsspec
+
+    # The authority of abfss:// names the account, so it belongs to the file system.
+    authority = rest.lstrip("/").partition("/")[0]
+    key = (f"{scheme}://{authority}", False)
+    mapped = f"{scheme}:{rest}"
+    try:
+        fs, path = fsspec.core.url_to_fs(mapped)
+    except ImportError as error:
+        raise MissingDriverError(
+            f"{url!r} needs a driver that cannot be imported: {error}. "
+            f"Try: pip install {_PACKAGES.get(scheme, scheme)}."
+        ) from error
+    except Exception as error:
+        raise StorageUnavailableError(
+            f"the file system of {url!r} cannot be opened: {error}. Check the URL, and the credentials "
+            "in the environment or in fsspec's configuration files."
+        ) from error
+    with _lock:
+        return _opened.setdefault(key, FsspecFileSystem(fs, scheme)), path
+
+
+def _local(*, fsync: bool) -> FileSystem:
+    with _lock:
+        return _opened.setdefault(("file", fsync), LocalFileSystem(fsync=fsync))
+
+
+def _local_path(rest: str) -> str:
+    path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
+    if not path.startswith("/"):
+        path = os.path.abspath(path)
+    # Taken as written: Hadoop does not escape paths in the URLs it hands out.
+    return path

@@ -1,0 +1,138 @@
+"""What one instance of a store knows of the objects in its directory, for retention."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from spark_statestore.checkpoint.files.base import FileStatus, FileSystem, join
+from spark_statestore.checkpoint.registry import SharedStateRegistry
+from spark_statestore.checkpoint.storage.base import (
+    CHECKPOINT_SHARED_STATE_DIR,
+    METADATA_FILE_NAME,
+    CheckpointName,
+)
+from spark_statestore.state.handles.file import SegmentFileStateHandle, discard_file
+from spark_statestore.state.handles.incremental import IncrementalStateHandle
+
+__all__ = ["Inventory", "Ledger", "take_inventory"]
+
+_logger = logging.getLogger(__name__)
+
+_SHARED_NAME = re.compile(r"(\d+)-[0-9a-f-]{36}")
+
+
+@dataclass(slots=True)
+class Inventory:
+    """The objects of a store's directory, as a listing shows them.
+
+    Attributes
+    ----------
+    checkpoints
+        Names of the files in each checkpoint's directory.
+    shared
+        Version of each shared file, by path.
+    """
+
+    checkpoints: dict[CheckpointName, set[str]] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
+
+
+def take_inventory(directory: str, listing: Iterable[FileStatus]) -> Inventory:
+    """Sort a listing; what is not this package's is left out."""
+    inventory = Inventory()
+    start = directory.rstrip("/") + "/"
+    for status in listing:
+        if not status.path.startswith(start):
+            continue
+        top, _, name = status.path[len(start) :].partition("/")
+        checkpoint = CheckpointName.parse(top)
+        if checkpoint is not None and name:
+            inventory.checkpoints.setdefault(checkpoint, set()).add(name)
+        elif top == CHECKPOINT_SHARED_STATE_DIR and (match := _SHARED_NAME.fullmatch(name)):
+            inventory.shared[status.path] = int(match[1])
+    return inventory
+
+
+class Ledger:
+    """The checkpoints that one instance of a store knows, and the streams that they use.
+
+    An instance notes what it commits, so that in the usual course nothing is listed. What others
+    left behind is found by one listing when an instance discards for the first time.
+    """
+
+    def __init__(self, files: FileSystem, directory: str) -> None:
+        self._files = files
+        self._directory = directory
+        self._registry = SharedStateRegistry()
+        self._checkpoints: dict[CheckpointName, set[str]] = {}
+        self.is_complete = False
+
+    def note(self, name: CheckpointName, handle: IncrementalStateHandle, files: Iterable[str] = ()) -> None:
+        """Note a checkpoint, the streams it uses and the files in its directory."""
+        self._checkpoints.setdefault(name, {METADATA_FILE_NAME}).update(files)
+        for entry in handle:
+            stream = entry.state.delegate_state_handle
+            self._registry.register_reference(
+                stream.stream_state_handle_id,
+                stream,
+                handle.version,
+                created_by=entry.version,
+                keeps_creator=isinstance(stream, SegmentFileStateHandle),
+            )
+
+    def note_directory(self, name: CheckpointName, files: Iterable[str]) -> None:
+        """Note a checkpoint's directory without knowing what it uses."""
+        self._checkpoints.setdefault(name, set()).update(files)
+
+    def knows(self, path: str) -> bool:
+        """Whether a file is a stream that some noted checkpoint uses."""
+        return self._files.url(path) in self._registry
+
+    def discard_before(self, version: int, most: int) -> int:
+        """Discard the checkpoints below a version, and the streams that none from it on uses.
+
+        Metadata goes first, so that a half discarded checkpoint is no longer found.
+
+        Parameters
+        ----------
+        most
+            Checkpoints to discard at most, oldest first; the rest is left for the next time. 0 or
+            less means all.
+
+        Returns
+        -------
+        int
+            Objects removed.
+        """
+        in_use = self._registry.checkpoints_in_use(version)
+        expired = sorted(
+            (name for name in self._checkpoints if name.version < version and name.version not in in_use),
+            key=lambda name: (name.version, name.id or ""),
+        )
+        removed = 0
+        if most <= 0:
+            most = len(expired)
+        for name in expired[:most]:
+            try:
+                removed += self._discard_checkpoint(name)
+            except OSError as error:
+                _logger.warning("could not discard %s of %s: %s", name, self._directory, error)
+        if len(expired) > most:
+            version = min(version, expired[most].version)
+        return removed + self._registry.unregister_unused_state(version)
+
+    def _discard_checkpoint(self, name: CheckpointName) -> int:
+        directory = join(self._directory, name.directory)
+        files = self._checkpoints[name]
+        for file in sorted(files, key=lambda file: file != METADATA_FILE_NAME):
+            discard_file(self._files, join(directory, file))
+        try:
+            self._files.delete_directory(directory)
+        except OSError:
+            # Something of an attempt that nobody knows of lies there too.
+            self._files.delete_directory(directory, recursive=True)
+        del self._checkpoints[name]
+        return len(files)

@@ -1,0 +1,29 @@
+"""Checkpoint streams: how state gets out, and the handle that comes back."""
+
+from spark_statestore.checkpoint.streams.base import (
+    CheckpointedStateScope,
+    CheckpointMetadataOutputStream,
+    CheckpointStateOutputStream,
+    CheckpointStreamFactory,
+)
+from spark_statestore.checkpoint.streams.filesystem import (
+    FsCheckpointMetadataOutputStream,
+    FsCheckpointStateOutputStream,
+    FsCheckpointStreamFactory,
+)
+from spark_statestore.checkpoint.streams.memory import (
+    MemCheckpointStreamFactory,
+    MemoryCheckpointOutputStream,
+)
+
+__all__ = [
+    "CheckpointMetadataOutputStream",
+    "CheckpointStateOutputStream",
+    "CheckpointStreamFactory",
+    "CheckpointedStateScope",
+    "FsCheckpointMetadataOutputStream",
+    "FsCheckpointStateOutputStream",
+    "FsCheckpointStreamFactory",
+    "MemCheckpointStreamFactory",
+    "MemoryCheckpointOutputStream",
+]

@@ -1,0 +1,120 @@
+"""Streams that state is written to, and the factories that open them."""
+
+from __future__ import annotations
+
+import enum
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+if TYPE_CHECKING:
+    from spark_statestore.checkpoint.files.base import Buffer
+    from spark_statestore.checkpoint.storage.base import CompletedCheckpointStorageLocation
+    from spark_statestore.state.handles.base import StreamStateHandle
+
+__all__ = [
+    "CheckpointMetadataOutputStream",
+    "CheckpointStateOutputStream",
+    "CheckpointStreamFactory",
+    "CheckpointedStateScope",
+]
+
+
+class CheckpointedStateScope(enum.Enum):
+    """To whom a stream belongs."""
+
+    EXCLUSIVE = "exclusive"
+    """To one checkpoint: dropped with it."""
+
+    SHARED = "shared"
+    """To every checkpoint that refers to it."""
+
+
+class OutputStream(ABC):
+    """Bytes out; closing it without finishing it abandons what was written."""
+
+    @abstractmethod
+    def get_pos(self) -> int:
+        """Bytes written so far."""
+
+    @abstractmethod
+    def write(self, data: Buffer) -> None:
+        """Append bytes.
+
+        Raises
+        ------
+        CheckpointIOError
+            If the stream is closed or the storage fails.
+        """
+
+    @abstractmethod
+    def flush(self) -> None:
+        """Hand buffered bytes on, where that does not change how the state is stored."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Make what was handed on durable; nothing to do while state is in memory."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Abandon the stream and remove what was written; a finished stream stays as it is."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class CheckpointStateOutputStream(OutputStream):
+    """A stream of state.
+
+    Used as ``with factory.create_checkpoint_state_output_stream(scope) as out: ...; handle =
+    out.close_and_get_handle()``: leaving the block without the handle removes the state.
+    """
+
+    @abstractmethod
+    def close_and_get_handle(self) -> StreamStateHandle | None:
+        """Finish the stream.
+
+        Returns
+        -------
+        StreamStateHandle or None
+            The handle to the state; None if nothing was written.
+
+        Raises
+        ------
+        CheckpointIOError
+            If the stream was closed, or could not be finished; nothing is left of it then.
+        """
+
+
+class CheckpointMetadataOutputStream(OutputStream):
+    """The stream of a checkpoint's metadata, which is what makes the checkpoint exist."""
+
+    @abstractmethod
+    def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
+        """Publish the metadata.
+
+        Raises
+        ------
+        FileExistsError
+            If the checkpoint has metadata already.
+        CheckpointIOError
+            If the stream was closed, or the metadata could not be published.
+        """
+
+
+class CheckpointStreamFactory(ABC):
+    """Opens streams of state for one checkpoint."""
+
+    @abstractmethod
+    def create_checkpoint_state_output_stream(
+        self, scope: CheckpointedStateScope
+    ) -> CheckpointStateOutputStream:
+        """Open a stream; the caller finishes or closes it."""

@@ -1,0 +1,573 @@
+"""The versions of one state store: commit, load, snapshot, clean up."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from spark_statestore._version import __version__
+from spark_statestore.checkpoint import chain
+from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
+from spark_statestore.checkpoint.ledger import Ledger, take_inventory
+from spark_statestore.checkpoint.metadata.format import (
+    INLINE_STATE_OFFSET,
+    CheckpointMetadata,
+    NamedState,
+    StoreId,
+    decode_metadata,
+    encode_metadata,
+    owner_of,
+)
+from spark_statestore.checkpoint.storage import (
+    METADATA_FILE_NAME,
+    CheckpointName,
+    CheckpointStorage,
+    CheckpointStorageLocation,
+    FsCheckpointStorage,
+    MemoryBackendCheckpointStorage,
+)
+from spark_statestore.checkpoint.streams import (
+    CheckpointedStateScope,
+    CheckpointStateOutputStream,
+    FsCheckpointStateOutputStream,
+)
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    ForeignCheckpointError,
+    StateLostError,
+)
+from spark_statestore.options import StorageOptions
+from spark_statestore.state.changes import ChangeStreamWriter, read_changes
+from spark_statestore.state.handles import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    IncrementalStateHandle,
+    OperatorStreamStateHandle,
+    SegmentFileStateHandle,
+)
+from spark_statestore.state.handles.codec import HandleContext
+
+__all__ = ["Committed", "PendingCheckpoint", "PendingSnapshot", "VersionStore"]
+
+_logger = logging.getLogger(__name__)
+
+# Files of Spark's own providers: <version>[_<id>].<kind>.
+_SPARKS_FILES = re.compile(r"\d+(_[0-9A-Za-z-]+)?\.(delta|snapshot|zip|changelog)")
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A version that was just published.
+
+    Attributes
+    ----------
+    handle
+        Its streams.
+    bytes_written, objects_written
+        What went to storage for it.
+    """
+
+    handle: IncrementalStateHandle
+    bytes_written: int
+    objects_written: int
+
+
+class VersionStore:
+    """The versions of one state store, as one running instance of the store sees them.
+
+    A version exists from the moment its metadata is published, and what no metadata names does
+    not exist. Several instances of a store may be at work at once, also on other machines: streams
+    have unique names and are never changed, and metadata is only ever replaced by another whole
+    attempt at the same version, after both attempts' streams are safe under names of their own.
+
+    Parameters
+    ----------
+    store
+        The store.
+    url
+        Its directory.
+    options
+        How it is stored.
+    memory
+        The files of ``storage=memory`` without a directory, which live as long as the process.
+
+    Raises
+    ------
+    StorageError
+        If the directory's file system cannot be used.
+    """
+
+    def __init__(self, store: StoreId, url: str, options: StorageOptions, memory: MemoryFileSystem) -> None:
+        self.store = store
+        self.url = url
+        self._options = options
+        self._files: FileSystem
+        if options.storage == "memory" and options.checkpoints_dir is None:
+            self._files, self._directory = memory, url
+        else:
+            self._files, self._directory = open_file_system(url, fsync=options.fsync)
+        self._storage: CheckpointStorage
+        if options.storage == "memory":
+            self._storage = MemoryBackendCheckpointStorage(
+                self._files, self._directory, options.max_state_size
+            )
+        else:
+            self._storage = FsCheckpointStorage(self._files, self._directory, options.file_state_threshold)
+        self.context = HandleContext(self._files, self._directory)
+        self._ledger = Ledger(self._files, self._directory)
+        self._initialised = False
+
+    def where(self, name: CheckpointName) -> str:
+        """The store and version, for messages."""
+        return f"{self.store}, {name} at {self._files.url(join(self._directory, name.directory))}"
+
+    def begin(self, name: CheckpointName, attempt: str, states: tuple[NamedState, ...]) -> PendingCheckpoint:
+        """Begin a checkpoint.
+
+        Parameters
+        ----------
+        attempt
+            Names this attempt at it, 16 hex digits.
+        states
+            Its column families.
+
+        Raises
+        ------
+        CheckpointIOError
+            If its place cannot be made.
+        """
+        try:
+            self._initialise()
+            location = self._storage.initialize_location_for_checkpoint(name)
+        except OSError as error:
+            raise CheckpointIOError(
+                f"{self.where(name)} cannot be written: {error}. Check that the directory is writable for "
+                f"the user that runs the executors (uid {os.getuid()}) and that the storage has space."
+            ) from error
+        return PendingCheckpoint(self, location, name, attempt, states)
+
+    def begin_snapshot(self, version: int, states: tuple[NamedState, ...]) -> PendingSnapshot:
+        """Begin a full snapshot of a version that exists, to be the base of a later commit.
+
+        Raises
+        ------
+        CheckpointIOError
+            If its place cannot be made.
+        """
+        self._initialise()
+        factory = self._storage.resolve_checkpoint_storage_location(CheckpointName(version))
+        return PendingSnapshot(
+            version,
+            states,
+            factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED),
+            self._options.compression,
+        )
+
+    def load(self, name: CheckpointName) -> CheckpointMetadata:
+        """The metadata of a version, checked.
+
+        Raises
+        ------
+        CheckpointNotFoundError, StateLostError
+            If there is no such version.
+        ForeignCheckpointError
+            If another provider's files are there.
+        CorruptCheckpointError, UnsupportedFormatError
+            If it cannot be read.
+        """
+        path = self._metadata_path(name)
+        try:
+            data = self._files.read(path)
+        except FileNotFoundError as error:
+            raise self._not_found(name) from error
+        except OSError as error:
+            raise CheckpointIOError(f"{self.where(name)} cannot be read: {error}") from error
+        metadata = self._decode(data, name)
+        self._ledger = Ledger(self._files, self._directory)
+        self._ledger.note(name, metadata.handle)
+        return metadata
+
+    def read(self, metadata: CheckpointMetadata) -> Iterator[tuple[str, pa.RecordBatch]]:
+        """The changes that make up a version, in the order in which they apply.
+
+        Sound only once the iterator has ended, see `read_changes`.
+
+        Raises
+        ------
+        CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
+            If a stream cannot be read.
+        """
+        name = CheckpointName(metadata.version)
+        for entry in metadata.handle:
+            try:
+                yield from read_changes(entry.state, f"{self.store}, {name}")
+            except FileNotFoundError as error:
+                raise CorruptCheckpointError(
+                    f"{self.where(name)} needs the state stream {entry.state.stream_state_handle_id}, which is "
+                    "missing. Copy it back from a backup, or start from an earlier version; nothing was changed."
+                ) from error
+            except CheckpointError:
+                raise
+            except OSError as error:
+                raise CheckpointIOError(
+                    f"{self.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}"
+                ) from error
+
+    def require_present(self, handle: IncrementalStateHandle, name: CheckpointName) -> None:
+        """Fail if the streams of a version were kept in a process that is gone.
+
+        Raises
+        ------
+        StateLostError
+            If one is gone.
+        """
+        if self._files.keeps_files:
+            return
+        for entry in handle:
+            try:
+                entry.state.open_input_stream().close()
+            except FileNotFoundError as error:
+                raise self._lost(name) from error
+
+    def holds(self, base: IncrementalStateHandle) -> bool:
+        """Whether a snapshot that no metadata names yet is still there."""
+        for entry in base:
+            stream = entry.state.delegate_state_handle
+            if isinstance(stream, FileStateHandle) and not self._files.exists(stream.path):
+                _logger.warning(
+                    "the snapshot %s of %s is gone, the chain goes on without it", stream, self.store
+                )
+                return False
+        return True
+
+    def cleanup(self, newest: CheckpointName, attempt: str, retain_from: int, most: int) -> int:
+        """Discard the versions below `retain_from` and the streams that no version from it on uses.
+
+        Parameters
+        ----------
+        newest
+            A version of this instance that Spark is known to have accepted.
+        attempt
+            The attempt that wrote it.
+        most
+            Versions to discard at most; 0 or less means all.
+
+        Returns
+        -------
+        int
+            Objects removed.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            If a version that must be kept cannot be read: then nothing is discarded.
+        """
+        if owner_of(self._read_or_empty(self._metadata_path(newest))) != attempt:
+            # Another instance took this store over, and cleans up after itself.
+            _logger.info("%s is no longer this instance's, nothing is discarded", self.where(newest))
+            return 0
+        if not self._ledger.is_complete:
+            return self._take_stock(retain_from) + self._ledger.discard_before(retain_from, most)
+        return self._ledger.discard_before(retain_from, most)
+
+    def publish(
+        self, location: CheckpointStorageLocation, name: CheckpointName, attempt: str, data: bytes
+    ) -> int:
+        """Publish a version's metadata; returns the number of objects written.
+
+        Raises
+        ------
+        CheckpointIOError
+            If it cannot be published.
+        """
+        stream = location.create_metadata_output_stream()
+        with stream:
+            stream.write(data)
+            try:
+                stream.close_and_finalize_checkpoint()
+            except FileExistsError:
+                return self._replace(name, attempt, data)
+        return 1
+
+    def note(self, name: CheckpointName, handle: IncrementalStateHandle) -> None:
+        """Note a version that was published."""
+        self._ledger.note(name, handle)
+
+    def metadata_path(self, name: CheckpointName) -> str:
+        """Path of a version's metadata."""
+        return self._metadata_path(name)
+
+    @property
+    def files(self) -> FileSystem:
+        """The file system that the store lies in."""
+        return self._files
+
+    def _initialise(self) -> None:
+        if not self._initialised:
+            self._storage.initialize_base_locations_for_checkpoint()
+            self._initialised = True
+
+    def _replace(self, name: CheckpointName, attempt: str, data: bytes) -> int:
+        # Format v1 names a version by its number alone, and a batch that is run again commits the
+        # same number: the last attempt counts. A later version may already build on the other
+        # attempt's state, which lies inside the metadata, so that is kept under the attempt's name.
+        path = self._metadata_path(name)
+        present = self._files.read(path)
+        owner = owner_of(present)
+        if owner == attempt:
+            # This very request was served before, but its answer was lost.
+            return 1
+        _logger.info(
+            "%s was committed before, by attempt %s; this attempt replaces it", self.where(name), owner
+        )
+        copies = {
+            f"{METADATA_FILE_NAME}.{owner or f'damaged-{zlib.crc32(present):08x}'}": present,
+            f"{METADATA_FILE_NAME}.{attempt}": data,
+        }
+        for copy, content in copies.items():
+            try:
+                self._files.create(join(self._directory, name.directory, copy), content)
+            except FileExistsError:
+                continue
+        self._files.replace(path, data)
+        self._ledger.is_complete = False
+        return 1 + len(copies)
+
+    def _take_stock(self, retain_from: int) -> int:
+        inventory = take_inventory(self._directory, self._files.list_files(self._directory))
+        for name, present in inventory.checkpoints.items():
+            self._ledger.note_directory(name, present)
+            if name.version < retain_from:
+                continue
+            for file in present:
+                if file == METADATA_FILE_NAME or file.startswith(f"{METADATA_FILE_NAME}."):
+                    self._note_stored(name, file)
+        removed = 0
+        for path, version in inventory.shared.items():
+            if version < retain_from and not self._ledger.knows(path):
+                self._files.delete(path)
+                removed += 1
+        self._ledger.is_complete = True
+        return removed
+
+    def _note_stored(self, name: CheckpointName, file: str) -> None:
+        path = join(self._directory, name.directory, file)
+        if file.startswith(f"{METADATA_FILE_NAME}.damaged-"):
+            return
+        try:
+            data = self._files.read(path)
+        except FileNotFoundError:
+            return
+        self._ledger.note(name, self._decode(data, name).handle, [file])
+
+    def _decode(self, data: bytes, name: CheckpointName) -> CheckpointMetadata:
+        metadata = decode_metadata(data, self.context, self.where(name))
+        if (metadata.store, metadata.version) != (self.store, name.version) or (
+            name.id is not None and metadata.attempt != name.id
+        ):
+            raise CorruptCheckpointError(
+                f"{self.where(name)} holds the metadata of {metadata.store}, version {metadata.version} (attempt "
+                f"{metadata.attempt}): files were moved or mixed up. Put the right ones back from a backup, or start "
+                "from an earlier version; nothing was changed."
+            )
+        return metadata
+
+    def _metadata_path(self, name: CheckpointName) -> str:
+        return join(self._directory, name.directory, METADATA_FILE_NAME)
+
+    def _read_or_empty(self, path: str) -> bytes:
+        try:
+            return self._files.read(path)
+        except FileNotFoundError:
+            return b""
+
+    def _not_found(self, name: CheckpointName) -> CheckpointError:
+        if not self._files.keeps_files:
+            return self._lost(name)
+        start = self._directory.rstrip("/") + "/"
+        listed = [status.path[len(start) :] for status in self._files.list_files(self._directory)]
+        foreign = sorted(file for file in listed if _SPARKS_FILES.fullmatch(file))
+        if foreign:
+            return ForeignCheckpointError(
+                f"{self.where(name)} was written by another state store provider: there are {foreign[0]} and "
+                f"{len(foreign) - 1} more of its files. A query keeps the provider of its first batch: set "
+                "spark.sql.streaming.stateStore.providerClass back to that one, or let this query start in a new "
+                "checkpointLocation. Nothing was changed."
+            )
+        present = sorted(
+            int(match[1])
+            for file in listed
+            if (match := re.fullmatch(rf"chk-(\d+)(?:_\w+)?/{METADATA_FILE_NAME}", file))
+        )
+        has = f"the versions {present[0]} to {present[-1]}" if present else "no version at all"
+        return CheckpointNotFoundError(
+            f"{self.where(name)} is not there; the store has {has}. It was removed, is older than what is retained "
+            "(spark.sql.streaming.stateStore.backend.numRetained), or the checkpoint was copied without it. Copy it "
+            "back from a backup, or start from a version that is there."
+        )
+
+    def _lost(self, name: CheckpointName) -> StateLostError:
+        return StateLostError(
+            f"{self.store}, {name} of {self.url} was kept only in the memory of a backend process, and is not in "
+            f"this one (pid {os.getpid()}): that process has ended, or the partition has moved to another executor. "
+            "The option storage=memory without checkpointsDir keeps nothing beyond its process. If the process "
+            "still runs on another executor, a retry there finds the state; to survive the process, set "
+            "checkpointsDir, or storage=filesystem, before the query starts."
+        )
+
+
+class PendingSnapshot:
+    """A full snapshot in the making: write its rows, then finish or abandon it.
+
+    Parameters
+    ----------
+    version
+        The version.
+    states
+        Its column families.
+    stream
+        Where it goes.
+    codec
+        Compresses it.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        states: tuple[NamedState, ...],
+        stream: CheckpointStateOutputStream,
+        codec: str | None,
+    ) -> None:
+        self._version = version
+        self._states = states
+        self._stream = stream
+        self._writer = ChangeStreamWriter(stream, codec)
+
+    def write(self, state: int, message: pa.Buffer) -> None:
+        """Append a batch of changes.
+
+        Parameters
+        ----------
+        state
+            Which of the states it belongs to, by position.
+        message
+            An Arrow record batch message with the schema of changes.
+        """
+        self._writer.write(self._states[state].name, message)
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        self._stream.close()
+
+    def finish(self) -> IncrementalStateHandle:
+        """Finish it, as a file of its own: until a commit takes it, no metadata could hold it."""
+        if self._stream.get_pos() and isinstance(self._stream, FsCheckpointStateOutputStream):
+            self._stream.flush_to_file()
+        return chain.start(self._version, self._writer.finish())
+
+
+class PendingCheckpoint(PendingSnapshot):
+    """A checkpoint in the making: write its changes, then publish it or abandon it.
+
+    Parameters
+    ----------
+    versions
+        The store's versions.
+    location
+        The place of the checkpoint.
+    name, attempt, states
+        See `VersionStore.begin`.
+    """
+
+    def __init__(
+        self,
+        versions: VersionStore,
+        location: CheckpointStorageLocation,
+        name: CheckpointName,
+        attempt: str,
+        states: tuple[NamedState, ...],
+    ) -> None:
+        self._versions = versions
+        self._location = location
+        self._name = name
+        self._attempt = attempt
+        stream = location.stream_factory().create_checkpoint_state_output_stream(
+            CheckpointedStateScope.SHARED
+        )
+        super().__init__(name.version, states, stream, versions._options.compression)
+
+    def publish(
+        self,
+        parent: IncrementalStateHandle | None,
+        parent_attempt: str | None,
+        base: IncrementalStateHandle | None,
+    ) -> Committed:
+        """Publish the version.
+
+        Parameters
+        ----------
+        parent
+            The version that the changes apply to; None if they are a full snapshot.
+        parent_attempt
+            The attempt that wrote it.
+        base
+            A full snapshot of an earlier version to start from, see `finish_snapshot`.
+        """
+        stream = self._writer.finish()
+        objects = 0
+        inline = b""
+        size = 0
+        if stream is not None:
+            size = stream.state_size
+            data = stream.as_bytes_if_in_memory()
+            if data is None:
+                objects = 1
+            else:
+                inline = data
+                stream = self._as_segment(stream, len(data))
+        version = self._name.version
+        if parent is None:
+            handle = chain.start(version, stream)
+        else:
+            handle = chain.extend(parent, version, stream)
+            if base is not None and self._versions.holds(base):
+                handle = chain.rebase(handle, base)
+        metadata = CheckpointMetadata(
+            store=self._versions.store,
+            version=version,
+            attempt=self._attempt,
+            parent_attempt=parent_attempt,
+            created_ms=time.time_ns() // 1_000_000,
+            written_by=__version__,
+            states=self._states,
+            handle=handle,
+        )
+        encoded = encode_metadata(metadata, inline, self._versions.context)
+        objects += self._versions.publish(self._location, self._name, self._attempt, encoded)
+        self._versions.note(self._name, handle)
+        return Committed(handle, len(encoded) + size - len(inline), objects)
+
+    def _as_segment(self, stream: OperatorStreamStateHandle, size: int) -> OperatorStreamStateHandle:
+        delegate = stream.delegate_state_handle
+        assert isinstance(delegate, ByteStreamStateHandle)  # noqa: S101 - it had its bytes in memory
+        return OperatorStreamStateHandle(
+            state_name_to_partition_offsets=stream.state_name_to_partition_offsets,
+            delegate_state_handle=SegmentFileStateHandle(
+                self._versions.files,
+                self._versions.metadata_path(self._name),
+                INLINE_STATE_OFFSET,
+                size,
+                self._attempt,
+                delegate.checksum,
+            ),
+        )

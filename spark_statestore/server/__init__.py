@@ -1,0 +1,1 @@
+"""The backend process: protocol, requests, life cycle."""

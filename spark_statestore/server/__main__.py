@@ -1,0 +1,59 @@
+"""Run the backend: ``python -m spark_statestore.server --listen <socket path>|tcp``.
+
+The JVM shim starts this. The first line of standard input is the token; when standard input ends,
+the process that started the backend is gone, and so is the backend.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+
+
+def main() -> None:
+    """Serve until standard input ends."""
+    parser = argparse.ArgumentParser(prog="python -m spark_statestore.server")
+    parser.add_argument("--listen", required=True, help="path of a Unix domain socket, or tcp")
+    arguments = parser.parse_args()
+    # An interrupt in the terminal is meant for the driver, which ends standard input when it goes.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    token = sys.stdin.readline().strip()
+    if not token:
+        _say({"error": "no token arrived on standard input"})
+        sys.exit(2)
+    try:
+        from spark_statestore._version import __version__
+        from spark_statestore.server.lifecycle import run
+    except ImportError as error:
+        _say({"error": _missing(error)})
+        sys.exit(1)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    run(arguments.listen, token, __version__, _say)
+
+
+def _missing(error: ImportError) -> str:
+    return (
+        f"{error}. The backend needs pyarrow and fsspec in the interpreter {sys.executable}: "
+        f"'{sys.executable} -m pip install pyarrow fsspec', or name another interpreter with "
+        "spark.sql.streaming.stateStore.backend.python."
+    )
+
+
+def _follow_parent() -> None:
+    # A blocking read of a pipe ends exactly when the last writer, the JVM, is gone.
+    while os.read(0, 4096):
+        pass
+    os._exit(0)
+
+
+def _say(node: dict[str, object]) -> None:
+    sys.stdout.write(json.dumps(node) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,179 @@
+"""Frames between the JVM and the backend; docs/format.md describes the wire."""
+
+from __future__ import annotations
+
+import enum
+import json
+import socket
+import struct
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_statestore.errors import ProtocolError
+
+__all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind"]
+
+PROTOCOL_VERSION: Final = 1
+"""Changes whenever frames, requests or answers change."""
+
+_MAGIC: Final = 0x31545353
+# Kind, flags, state index, magic, payload length.
+_HEADER: Final = struct.Struct("<BBHIQ")
+
+_MAX_CONTROL: Final = 16 << 20
+_MAX_HANDLE: Final = 256 << 20
+_MAX_DATA: Final = (1 << 31) - 1
+
+# Small frames wait for company until so many bytes have gathered.
+_GATHER_BYTES: Final = 64 * 1024
+
+
+class Kind(enum.IntEnum):
+    """Kinds of frames."""
+
+    CONTROL = 1
+    """A JSON object: what is asked, or what is answered."""
+    HANDLE = 2
+    """A state handle: one Arrow record batch message."""
+    DATA = 3
+    """Changes of one named state: one Arrow record batch message."""
+    END = 4
+    """Nothing more follows in this message."""
+    ERROR = 5
+    """A JSON object that says what went wrong; the message ends after it."""
+
+
+_LIMITS: Final = {
+    Kind.CONTROL: _MAX_CONTROL,
+    Kind.HANDLE: _MAX_HANDLE,
+    Kind.DATA: _MAX_DATA,
+    Kind.END: 0,
+    Kind.ERROR: _MAX_CONTROL,
+}
+
+
+class Frame:
+    """One frame.
+
+    Attributes
+    ----------
+    kind
+        What it is.
+    state
+        For `Kind.DATA`: which of the message's named states it belongs to, by position.
+    payload
+        Its bytes.
+    """
+
+    __slots__ = ("kind", "payload", "state")
+
+    def __init__(self, kind: Kind, state: int, payload: pa.Buffer) -> None:
+        self.kind = kind
+        self.state = state
+        self.payload = payload
+
+    def json(self) -> dict[str, Any]:
+        """The payload as a JSON object.
+
+        Raises
+        ------
+        ProtocolError
+            If it is none.
+        """
+        try:
+            node = json.loads(memoryview(self.payload).tobytes())
+        except (ValueError, RecursionError) as error:
+            raise ProtocolError(f"a control frame is no JSON: {error}") from error
+        if not isinstance(node, dict):
+            raise ProtocolError(f"a control frame is a JSON {type(node).__name__} instead of an object")
+        return node
+
+
+class FrameSocket:
+    """Frames over a connected stream socket; one thread at a time uses it."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._socket = connection
+        self._header = bytearray(_HEADER.size)
+        self._waiting: list[bytes | memoryview] = []
+        self._waiting_bytes = 0
+        self._ended = True
+
+    def receive(self, most: int | None = None) -> Frame | None:
+        """Read a frame; None when the other side has closed the connection between frames.
+
+        Parameters
+        ----------
+        most
+            Accept no larger payload than this.
+
+        Raises
+        ------
+        ProtocolError
+            If what arrives is no frame, or is too large.
+        ConnectionError
+            If the connection breaks within a frame.
+        """
+        if not self._fill(memoryview(self._header), may_end=True):
+            self._ended = True
+            return None
+        number, _, state, magic, length = _HEADER.unpack(self._header)
+        if magic != _MAGIC or number not in Kind._value2member_map_:
+            raise ProtocolError("what arrived is no frame of this protocol")
+        kind = Kind(number)
+        limit = _LIMITS[kind] if most is None else min(most, _LIMITS[kind])
+        if length > limit:
+            raise ProtocolError(f"a {kind.name} frame of {length} bytes is larger than the {limit} allowed")
+        payload = pa.allocate_buffer(length)
+        self._fill(memoryview(payload), may_end=False)
+        self._ended = kind is Kind.END
+        return Frame(kind, state, payload)
+
+    def drain(self) -> None:
+        """Read and forget the rest of a message."""
+        while not self._ended:
+            self.receive()
+
+    def send(self, kind: Kind, payload: bytes | memoryview | pa.Buffer = b"", state: int = 0) -> None:
+        """Queue a frame; it leaves at the latest with the end of the message."""
+        view = memoryview(payload).cast("B")
+        self._waiting += [_HEADER.pack(kind, 0, state, _MAGIC, len(view)), view]
+        self._waiting_bytes += len(view)
+        if self._waiting_bytes >= _GATHER_BYTES or kind in (Kind.END, Kind.ERROR):
+            self._flush()
+
+    def send_json(self, kind: Kind, node: dict[str, Any]) -> None:
+        """Queue a control or error frame."""
+        self.send(kind, json.dumps(node, separators=(",", ":")).encode())
+
+    def discard_waiting(self) -> None:
+        """Forget the frames that have not left yet."""
+        self._waiting = []
+        self._waiting_bytes = 0
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._socket.close()
+
+    def _flush(self) -> None:
+        parts = [part for part in self._waiting if len(part)]
+        self.discard_waiting()
+        while parts:
+            sent = self._socket.sendmsg(parts[:64])
+            while parts and sent >= len(parts[0]):
+                sent -= len(parts[0])
+                del parts[0]
+            if sent:
+                parts[0] = memoryview(parts[0])[sent:]
+
+    def _fill(self, target: memoryview, *, may_end: bool) -> bool:
+        got = 0
+        while got < len(target):
+            n = self._socket.recv_into(target[got:])
+            if n == 0:
+                if may_end and got == 0:
+                    return False
+                raise ConnectionResetError("the connection was closed within a message")
+            got += n
+        return True

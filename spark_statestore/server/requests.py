@@ -1,0 +1,194 @@
+"""What the JVM may ask, and what is done then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from spark_statestore.checkpoint.files import MemoryFileSystem
+from spark_statestore.checkpoint.metadata import NamedState, StoreId
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.versions import PendingCheckpoint, PendingSnapshot, VersionStore
+from spark_statestore.errors import ProtocolError
+from spark_statestore.options import StorageOptions
+from spark_statestore.server.memory import resident_bytes
+from spark_statestore.server.protocol import FrameSocket, Kind
+from spark_statestore.state.handles import IncrementalStateHandle
+from spark_statestore.state.handles.codec import decode_handle, encode_handle
+
+__all__ = ["Requests"]
+
+# Stores whose knowledge for retention is remembered; a forgotten one lists its directory again.
+_REMEMBERED_STORES = 20_000
+
+
+class Requests:
+    """Serves requests, for all connections; each runs on its connection's thread."""
+
+    def __init__(self) -> None:
+        self._memory = MemoryFileSystem()
+        self._stores: OrderedDict[str, VersionStore] = OrderedDict()
+        self._lock = threading.Lock()
+        self._served: dict[str, Callable[[dict[str, Any], FrameSocket], None]] = {
+            "load": self._load,
+            "commit": self._commit,
+            "materialise": self._materialise,
+            "cleanup": self._cleanup,
+        }
+
+    def serve(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        """Serve one request whose control frame was read, sending the whole answer.
+
+        Raises
+        ------
+        ProtocolError
+            If there is no such request, or something is missing in it.
+        StateStoreError
+            If it fails.
+        """
+        served = self._served.get(str(request.get("op")))
+        if served is None:
+            raise ProtocolError(f"there is no request {request.get('op')!r}")
+        try:
+            served(request, connection)
+        except KeyError as error:
+            raise ProtocolError(f"the request {request['op']!r} lacks {error}") from error
+
+    def _load(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        _expect_end(connection)
+        store = self._store(request["store"])
+        metadata = store.load(CheckpointName(request["version"], request.get("id")))
+        positions = {state.name: i for i, state in enumerate(metadata.states)}
+        answer = _describe(metadata.handle, metadata.attempt)
+        answer["states"] = [{"name": state.name, "rows": state.rows} for state in metadata.states]
+        answer["bytesRead"] = metadata.handle.state_size
+        connection.send_json(Kind.CONTROL, answer)
+        connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))
+        for name, batch in store.read(metadata):
+            connection.send(Kind.DATA, batch.serialize(), positions[name])
+        connection.send(Kind.END)
+
+    def _commit(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        store = self._store(request["store"])
+        attempt = request["attempt"]
+        name = CheckpointName(request["version"], attempt if request["idInPath"] else None)
+        parent = self._receive_handle(connection, store) if request["hasParent"] else None
+        base = self._receive_handle(connection, store) if request["hasBase"] else None
+        if parent is not None:
+            store.require_present(parent, CheckpointName(parent.version))
+        pending = store.begin(name, attempt, _states(request))
+        nanos = _receive_changes(connection, pending)
+        start = time.perf_counter_ns()
+        done = pending.publish(parent, request.get("parentAttempt"), base)
+        answer = _describe(done.handle, attempt)
+        answer["storeNanos"] = nanos + time.perf_counter_ns() - start
+        answer["bytesWritten"] = done.bytes_written
+        answer["objectsWritten"] = done.objects_written
+        self._answer(connection, answer, done.handle, store)
+
+    def _materialise(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        store = self._store(request["store"])
+        snapshot = store.begin_snapshot(request["version"], _states(request))
+        _receive_changes(connection, snapshot)
+        handle = snapshot.finish()
+        self._answer(connection, {"bytesWritten": handle.state_size}, handle, store)
+
+    def _cleanup(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        _expect_end(connection)
+        store = self._store(request["store"])
+        attempt = request["attempt"]
+        removed = store.cleanup(
+            CheckpointName(request["version"], attempt if request["idInPath"] else None),
+            attempt,
+            request["retainFrom"],
+            request["mostVersions"],
+        )
+        connection.send_json(Kind.CONTROL, {"deleted": removed, "memoryBytes": resident_bytes()})
+        connection.send(Kind.END)
+
+    def _receive_handle(self, connection: FrameSocket, store: VersionStore) -> IncrementalStateHandle:
+        frame = connection.receive()
+        if frame is None or frame.kind is not Kind.HANDLE:
+            raise ProtocolError("a handle was announced and did not follow")
+        handle = decode_handle(memoryview(frame.payload).tobytes(), store.context)
+        if not isinstance(handle, IncrementalStateHandle):
+            raise ProtocolError(f"a {type(handle).__name__} is not the handle of a version")
+        return handle
+
+    def _answer(
+        self,
+        connection: FrameSocket,
+        answer: dict[str, Any],
+        handle: IncrementalStateHandle,
+        store: VersionStore,
+    ) -> None:
+        connection.send_json(Kind.CONTROL, answer | {"memoryBytes": resident_bytes()})
+        connection.send(Kind.HANDLE, encode_handle(handle, store.context))
+        connection.send(Kind.END)
+
+    def _store(self, node: dict[str, Any]) -> VersionStore:
+        key = node["instance"]
+        with self._lock:
+            store = self._stores.get(key)
+            if store is not None:
+                self._stores.move_to_end(key)
+                return store
+        store = VersionStore(
+            StoreId(node["operator"], node["partition"], node["name"]),
+            node["root"],
+            StorageOptions.parse(node["options"]),
+            self._memory,
+        )
+        with self._lock:
+            store = self._stores.setdefault(key, store)
+            if len(self._stores) > _REMEMBERED_STORES:
+                self._stores.popitem(last=False)
+        return store
+
+
+def _states(request: dict[str, Any]) -> tuple[NamedState, ...]:
+    return tuple(NamedState.from_json(node) for node in request["states"])
+
+
+def _describe(handle: IncrementalStateHandle, attempt: str) -> dict[str, Any]:
+    return {
+        "attempt": attempt,
+        "chainLength": len(handle),
+        "baseVersion": handle.base_version,
+        "baseBytes": handle.base_size,
+        "deltaBytes": handle.delta_size,
+    }
+
+
+def _receive_changes(connection: FrameSocket, pending: PendingCheckpoint | PendingSnapshot) -> int:
+    """Write the changes that follow; returns the nanoseconds that writing took."""
+    nanos = 0
+    try:
+        while True:
+            frame = connection.receive()
+            if frame is None:
+                raise ConnectionResetError("the connection was closed within a request")
+            if frame.kind is Kind.END:
+                return nanos
+            if frame.kind is not Kind.DATA:
+                raise ProtocolError(f"a {frame.kind.name} frame among the changes")
+            start = time.perf_counter_ns()
+            try:
+                pending.write(frame.state, frame.payload)
+            except (pa.ArrowException, IndexError) as error:
+                raise ProtocolError(f"changes that cannot be read: {error}") from error
+            nanos += time.perf_counter_ns() - start
+    except BaseException:
+        pending.abandon()
+        raise
+
+
+def _expect_end(connection: FrameSocket) -> None:
+    frame = connection.receive()
+    if frame is None or frame.kind is not Kind.END:
+        raise ProtocolError("the request goes on where it should end")

@@ -1,0 +1,197 @@
+"""Streams of changes: Arrow record batches of puts and removals, in the order they apply.
+
+A stream is a 16-byte header and then record batch messages, each of one named state. Their schema
+is fixed by the format version. docs/format.md shows the layout.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.state.handles.operator import OperatorStreamStateHandle, StateMetaInfo
+
+if TYPE_CHECKING:
+    from spark_statestore.checkpoint.streams.base import CheckpointStateOutputStream
+
+__all__ = [
+    "CHANGE_FORMAT_VERSION",
+    "CHANGE_SCHEMA",
+    "PUT",
+    "REMOVE",
+    "ChangeStreamWriter",
+    "read_changes",
+]
+
+CHANGE_FORMAT_VERSION: Final = 1
+
+CHANGE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("op", pa.uint8(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""One row a change; keys and values are the bytes of Spark's UnsafeRow."""
+
+PUT: Final = 0
+"""The row replaces what its key had."""
+
+REMOVE: Final = 1
+"""The key is removed; the value is null."""
+
+_MAGIC: Final = b"\x89SSTS\r\n\x1a"
+_HEADER: Final = struct.Struct("<8sHHI")
+
+# Compressing less than this costs more than it saves.
+_SMALLEST_COMPRESSED: Final = 1024
+
+
+def _stream_prefix_length() -> int:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, CHANGE_SCHEMA) as writer:
+        del writer
+    return int(sink.getvalue().size) - 8
+
+
+# Bytes that pyarrow's stream writer puts before the first batch: the schema message.
+_SCHEMA_BYTES: Final = _stream_prefix_length()
+
+
+def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
+    """A record batch message with its buffers compressed, or as it is if that saves nothing.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        If the message is no batch of changes.
+    """
+    batch = pa.ipc.read_record_batch(message, CHANGE_SCHEMA)
+    batch.validate()
+    if codec is None or message.size < _SMALLEST_COMPRESSED:
+        return message
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
+    with pa.ipc.new_stream(sink, CHANGE_SCHEMA, options=options) as writer:
+        writer.write_batch(batch)
+    written = sink.getvalue()
+    # Without the schema before the batch and the end marker after it.
+    compressed = written.slice(_SCHEMA_BYTES, written.size - _SCHEMA_BYTES - 8)
+    return compressed if compressed.size < message.size else message
+
+
+class ChangeStreamWriter:
+    """Writes batches of changes to a checkpoint stream, noting where each lies.
+
+    Nothing is written before the first batch, so that a stream without changes stays empty and
+    gives no handle.
+
+    Parameters
+    ----------
+    out
+        The stream.
+    codec
+        ``lz4``, ``zstd`` or None.
+    """
+
+    def __init__(self, out: CheckpointStateOutputStream, codec: str | None) -> None:
+        self._out = out
+        self._codec = codec
+        self._offsets: dict[str, list[int]] = {}
+
+    def write(self, state: str, message: pa.Buffer) -> None:
+        """Append one batch of a named state."""
+        if not self._offsets:
+            self._out.write(_HEADER.pack(_MAGIC, CHANGE_FORMAT_VERSION, 0, 0))
+        self._offsets.setdefault(state, []).append(self._out.get_pos())
+        self._out.write(compress(message, self._codec))
+
+    def finish(self) -> OperatorStreamStateHandle | None:
+        """Finish the stream; None if no batch was written."""
+        stream = self._out.close_and_get_handle()
+        if stream is None:
+            return None
+        return OperatorStreamStateHandle(
+            state_name_to_partition_offsets={
+                name: StateMetaInfo(tuple(offsets)) for name, offsets in self._offsets.items()
+            },
+            delegate_state_handle=stream,
+        )
+
+
+def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Read a stream of changes, batch by batch, in the order in which they apply.
+
+    The checksum covers the whole stream, so it is known to be sound only when the iterator has
+    ended: use nothing of it before.
+
+    Parameters
+    ----------
+    where
+        What the stream belongs to, for messages.
+
+    Yields
+    ------
+    tuple of str and pyarrow.RecordBatch
+        The named state and a batch with the schema `CHANGE_SCHEMA`.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If the stream is not what was written.
+    UnsupportedFormatError
+        If a newer release wrote it.
+    FileNotFoundError
+        If it is gone.
+    """
+    parts = sorted(
+        (offset, name)
+        for name, meta in handle.state_name_to_partition_offsets.items()
+        for offset in meta.offsets
+    )
+    if not parts or parts[0][0] != _HEADER.size:
+        raise _corrupt(where, handle, "has no batch at its start")
+    ends = [offset for offset, _ in parts[1:]] + [handle.state_size]
+    with handle.open_input_stream() as stream:
+        header = stream.read(_HEADER.size)
+        _check_header(header, where, handle)
+        checksum = zlib.crc32(header)
+        for (offset, name), end in zip(parts, ends, strict=True):
+            data = stream.read(end - offset)
+            checksum = zlib.crc32(data, checksum)
+            if len(data) != end - offset:
+                raise _corrupt(where, handle, f"ends after {offset + len(data)} bytes")
+            try:
+                batch = pa.ipc.read_record_batch(pa.py_buffer(data), CHANGE_SCHEMA)
+                batch.validate(full=True)
+            except (pa.ArrowException, OSError) as error:
+                raise _corrupt(where, handle, f"has an unreadable batch at byte {offset}: {error}") from error
+            yield name, batch
+        if stream.read(1):
+            raise _corrupt(where, handle, f"goes on after its {handle.state_size} bytes")
+    if handle.checksum is not None and checksum != handle.checksum:
+        raise _corrupt(where, handle, "does not match its checksum")
+
+
+def _check_header(header: bytes, where: str, handle: OperatorStreamStateHandle) -> None:
+    if len(header) < _HEADER.size or header[: len(_MAGIC)] != _MAGIC:
+        raise _corrupt(where, handle, "does not start as a stream of changes does")
+    version = _HEADER.unpack(header)[1]
+    if version > CHANGE_FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"{where}: {handle.stream_state_handle_id} has stream format {version}, but this release reads formats "
+            f"up to {CHANGE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was "
+            "changed."
+        )
+
+
+def _corrupt(where: str, handle: OperatorStreamStateHandle, what: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(
+        f"{where}: the state stream {handle.stream_state_handle_id} {what}. It is damaged; copy it back from a "
+        "backup, or start from an earlier version. Nothing was changed."
+    )

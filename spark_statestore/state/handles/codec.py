@@ -1,0 +1,284 @@
+"""Handles as Arrow record batches.
+
+A handle is one record batch message. Its schema is fixed by the format version, so only the batch
+travels and is stored; docs/format.md lists the columns. A handle is a tree, and the batch has one
+row for each node, parents before children.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_statestore.checkpoint.files.base import FileSystem, join
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.state.handles.base import StreamStateHandle
+from spark_statestore.state.handles.file import (
+    FileStateHandle,
+    RelativeFileStateHandle,
+    SegmentFileStateHandle,
+)
+from spark_statestore.state.handles.incremental import ChainEntry, IncrementalStateHandle
+from spark_statestore.state.handles.memory import ByteStreamStateHandle
+from spark_statestore.state.handles.operator import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.state.objects import StateObject
+
+__all__ = ["HANDLE_FORMAT_VERSION", "HANDLE_SCHEMA", "HandleContext", "decode_handle", "encode_handle"]
+
+HANDLE_FORMAT_VERSION: Final = 1
+
+HANDLE_SCHEMA: Final = pa.schema(
+    [
+        pa.field("parent", pa.int32(), nullable=False),
+        pa.field("kind", pa.uint8(), nullable=False),
+        pa.field("stream", pa.uint8()),
+        pa.field("name", pa.utf8()),
+        pa.field("path", pa.utf8()),
+        pa.field("owner", pa.utf8()),
+        pa.field("start", pa.int64()),
+        pa.field("size", pa.int64()),
+        pa.field("checksum", pa.uint32()),
+        pa.field("data", pa.binary()),
+        pa.field("version", pa.int64()),
+        pa.field("mode", pa.uint8()),
+        pa.field("offsets", pa.list_(pa.field("item", pa.int64(), nullable=False))),
+    ]
+)
+
+# Kinds of nodes. Numbers are stored: never change one, never use one again.
+_STREAM: Final = 1
+_OPERATOR: Final = 2
+_STATE: Final = 3
+_INCREMENTAL: Final = 4
+_FULL_ENTRY: Final = 5
+_DELTA_ENTRY: Final = 6
+
+# Kinds of streams, likewise.
+_BYTES: Final = 1
+_FILE: Final = 2
+_RELATIVE_FILE: Final = 3
+_SEGMENT: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HandleContext:
+    """What stored handles are relative to.
+
+    A file below `directory` is stored by its path from there, so that a checkpoint can be moved
+    as a whole; every other file is stored by its full path.
+
+    Attributes
+    ----------
+    files
+        The file system of the handles.
+    directory
+        The directory of the store that they belong to.
+    """
+
+    files: FileSystem
+    directory: str
+
+    def relative(self, path: str) -> str | None:
+        """The path from the directory, None if the file lies elsewhere."""
+        start = self.directory.rstrip("/") + "/"
+        return path[len(start) :] if path.startswith(start) else None
+
+    def resolve(self, relative: str) -> str:
+        """The full path of a file below the directory.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            If the path would leave the directory.
+        """
+        if relative.startswith("/") or ".." in relative.split("/"):
+            raise CorruptCheckpointError(
+                f"a handle of {self.files.url(self.directory)} points outside of that directory, to "
+                f"{relative!r}. The metadata is damaged or was tampered with; restore an earlier version."
+            )
+        return join(self.directory, relative)
+
+
+@dataclass(slots=True)
+class _Rows:
+    columns: dict[str, list[Any]] = field(default_factory=lambda: {n: [] for n in HANDLE_SCHEMA.names})
+
+    def add(self, parent: int, kind: int, **values: Any) -> int:
+        row = len(self.columns["kind"])
+        values["parent"] = parent
+        values["kind"] = kind
+        for name, column in self.columns.items():
+            column.append(values.get(name))
+        return row
+
+
+def encode_handle(state: StateObject, context: HandleContext) -> bytes:
+    """A handle as one Arrow record batch message.
+
+    Raises
+    ------
+    TypeError
+        If there is no stored form for this kind of handle.
+    """
+    rows = _Rows()
+    _add(rows, -1, state, context)
+    arrays = [pa.array(rows.columns[f.name], f.type) for f in HANDLE_SCHEMA]
+    message: pa.Buffer = pa.record_batch(arrays, schema=HANDLE_SCHEMA).serialize()
+    return bytes(message)
+
+
+def decode_handle(
+    message: bytes, context: HandleContext, version: int = HANDLE_FORMAT_VERSION
+) -> StateObject:
+    """The handle in an Arrow record batch message.
+
+    Raises
+    ------
+    UnsupportedFormatError
+        If the format version is a newer one.
+    CorruptCheckpointError
+        If the message is no handle.
+    """
+    if version > HANDLE_FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"a handle of {context.files.url(context.directory)} has format {version}, but this release reads "
+            f"formats up to {HANDLE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it."
+        )
+    try:
+        batch = pa.ipc.read_record_batch(pa.py_buffer(message), HANDLE_SCHEMA)
+        batch.validate(full=True)
+        nodes = _Nodes(batch.to_pylist())
+        return nodes.decode(0, context)
+    except (pa.ArrowException, OSError, IndexError, KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CorruptCheckpointError):
+            raise
+        raise CorruptCheckpointError(
+            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged; "
+            "restore an earlier version."
+        ) from error
+
+
+def _add(rows: _Rows, parent: int, state: StateObject, context: HandleContext) -> None:
+    match state:
+        case IncrementalStateHandle():
+            row = rows.add(parent, _INCREMENTAL, version=state.version, start=state.base_version)
+            for entry in state:
+                kind = _FULL_ENTRY if entry.full else _DELTA_ENTRY
+                _add_operator(rows, row, kind, entry.state, context, version=entry.version)
+        case OperatorStreamStateHandle():
+            _add_operator(rows, parent, _OPERATOR, state, context)
+        case StreamStateHandle():
+            rows.add(parent, _STREAM, **_stream_columns(state, context))
+        case _:
+            raise TypeError(f"{type(state).__name__} has no stored form")
+
+
+def _add_operator(
+    rows: _Rows,
+    parent: int,
+    kind: int,
+    state: OperatorStreamStateHandle,
+    context: HandleContext,
+    **values: Any,
+) -> None:
+    row = rows.add(parent, kind, **_stream_columns(state.delegate_state_handle, context), **values)
+    for name, meta in state.state_name_to_partition_offsets.items():
+        rows.add(row, _STATE, name=name, mode=int(meta.distribution_mode), offsets=list(meta.offsets))
+
+
+def _stream_columns(stream: StreamStateHandle, context: HandleContext) -> dict[str, Any]:
+    columns: dict[str, Any] = {"checksum": stream.checksum}
+    match stream:
+        case ByteStreamStateHandle():
+            return columns | {"stream": _BYTES, "name": stream.handle_name, "data": stream.data}
+        case SegmentFileStateHandle():
+            relative = context.relative(stream.path)
+            if relative is None:
+                raise TypeError(f"{stream!r} lies outside of {context.directory}")
+            return columns | {
+                "stream": _SEGMENT,
+                "path": relative,
+                "owner": stream.owner,
+                "start": stream.start,
+                "size": stream.size,
+            }
+        case FileStateHandle():
+            relative = context.relative(stream.path)
+            if relative is not None:
+                return columns | {"stream": _RELATIVE_FILE, "path": relative, "size": stream.size}
+            return columns | {"stream": _FILE, "path": stream.path, "size": stream.size}
+        case _:
+            raise TypeError(f"{type(stream).__name__} has no stored form")
+
+
+class _Nodes:
+    """The rows of a handle's batch, with each row's children."""
+
+    def __init__(self, rows: list[dict[str, Any]]) -> None:
+        self._rows = rows
+        self._children: dict[int, list[int]] = {}
+        for number, row in enumerate(rows):
+            parent = row["parent"]
+            if not -1 <= parent < number or (parent == -1) != (number == 0):
+                raise ValueError(f"row {number} has the parent {parent}")
+            self._children.setdefault(parent, []).append(number)
+
+    def children(self, number: int) -> Iterator[int]:
+        return iter(self._children.get(number, ()))
+
+    def decode(self, number: int, context: HandleContext) -> StateObject:
+        row = self._rows[number]
+        match row["kind"]:
+            case kind if kind == _STREAM:
+                return self.stream(row, context)
+            case kind if kind == _OPERATOR:
+                return self.operator(number, context)
+            case kind if kind == _INCREMENTAL:
+                return IncrementalStateHandle(
+                    row["version"],
+                    row["start"],
+                    [self.entry(child, context) for child in self.children(number)],
+                )
+            case kind:
+                raise ValueError(f"row {number} has the unknown kind {kind}")
+
+    def entry(self, number: int, context: HandleContext) -> ChainEntry:
+        row = self._rows[number]
+        if row["kind"] not in (_FULL_ENTRY, _DELTA_ENTRY):
+            raise ValueError(f"row {number} of kind {row['kind']} is no entry of a chain")
+        return ChainEntry(row["version"], row["kind"] == _FULL_ENTRY, self.operator(number, context))
+
+    def operator(self, number: int, context: HandleContext) -> OperatorStreamStateHandle:
+        states = {}
+        for child in self.children(number):
+            row = self._rows[child]
+            if row["kind"] != _STATE or row["name"] in states:
+                raise ValueError(f"row {child} of kind {row['kind']} is no named state")
+            states[row["name"]] = StateMetaInfo(tuple(row["offsets"]), Mode(row["mode"]))
+        return OperatorStreamStateHandle(
+            state_name_to_partition_offsets=states,
+            delegate_state_handle=self.stream(self._rows[number], context),
+        )
+
+    def stream(self, row: dict[str, Any], context: HandleContext) -> StreamStateHandle:
+        checksum = row["checksum"]
+        match row["stream"]:
+            case kind if kind == _BYTES:
+                return ByteStreamStateHandle(row["name"], row["data"], checksum)
+            case kind if kind == _FILE:
+                return FileStateHandle(context.files, row["path"], row["size"], checksum)
+            case kind if kind == _RELATIVE_FILE:
+                context.resolve(row["path"])
+                return RelativeFileStateHandle(
+                    context.files, context.directory, row["path"], row["size"], checksum
+                )
+            case kind if kind == _SEGMENT:
+                path = context.resolve(row["path"])
+                return SegmentFileStateHandle(
+                    context.files, path, row["start"], row["size"], row["owner"], checksum
+                )
+            case kind:
+                raise ValueError(f"the stream kind {kind} is unknown")
