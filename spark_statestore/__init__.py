@@ -1,5 +1,70 @@
-"""A state store for PySpark's Structured Streaming, checkpointed through Flink's storage model."""
+"""A state store for PySpark's Structured Streaming, checkpointed through Flink's storage model.
+
+>>> import spark_statestore
+>>> spark_statestore.PROVIDER_CLASS
+'org.apache.spark.sql.statestore.CheckpointStateStoreProvider'
+"""
 
 from spark_statestore._version import __version__
+from spark_statestore.errors import (
+    AuthenticationError,
+    BackendError,
+    CheckpointError,
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    ForeignCheckpointError,
+    IllegalStateError,
+    IncompatibleSparkError,
+    MissingDriverError,
+    OptionError,
+    ProtocolError,
+    SessionError,
+    StateLostError,
+    StateStoreError,
+    StateTooLargeError,
+    StorageError,
+    StorageURLError,
+    StorageUnavailableError,
+    UnsupportedFormatError,
+    VersionMismatchError,
+)
+from spark_statestore.session import (
+    EXTENSIONS_CLASS,
+    PLUGIN_CLASS,
+    PROVIDER_CLASS,
+    attach,
+    configure,
+    jar_path,
+)
 
-__all__ = ["__version__"]
+__all__ = [
+    "EXTENSIONS_CLASS",
+    "PLUGIN_CLASS",
+    "PROVIDER_CLASS",
+    "AuthenticationError",
+    "BackendError",
+    "CheckpointError",
+    "CheckpointIOError",
+    "CheckpointNotFoundError",
+    "CorruptCheckpointError",
+    "ForeignCheckpointError",
+    "IllegalStateError",
+    "IncompatibleSparkError",
+    "MissingDriverError",
+    "OptionError",
+    "ProtocolError",
+    "SessionError",
+    "StateLostError",
+    "StateStoreError",
+    "StateTooLargeError",
+    "StorageError",
+    "StorageURLError",
+    "StorageUnavailableError",
+    "UnsupportedFormatError",
+    "VersionMismatchError",
+    "__version__",
+    "attach",
+    "configure",
+    "jar_path",
+]

@@ -1,0 +1,287 @@
+"""From a Spark session to the state store: what to set, and whether it is set."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from spark_statestore._version import __version__
+from spark_statestore.errors import IncompatibleSparkError, OptionError, SessionError
+from spark_statestore.options import OPTION_PREFIX, check
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    Builder = TypeVar("Builder", bound="SparkSession.Builder")
+
+__all__ = ["EXTENSIONS_CLASS", "PLUGIN_CLASS", "PROVIDER_CLASS", "attach", "configure", "jar_path"]
+
+PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStoreProvider"
+"""For ``spark.sql.streaming.stateStore.providerClass``."""
+
+EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
+"""For ``spark.sql.extensions``: checks the options on the driver."""
+
+PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
+"""For ``spark.plugins``, optional: starts each executor's backend with the executor."""
+
+_PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
+_JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
+
+
+def jar_path(spark_version: str | None = None) -> str:
+    """Path of the jar for a Spark version, for ``spark-submit --jars`` or ``spark.jars``.
+
+    Parameters
+    ----------
+    spark_version
+        As in ``4.3.0``; by default that of the installed PySpark.
+
+    Raises
+    ------
+    IncompatibleSparkError
+        If this release has no jar for that Spark, or there is no PySpark to tell the version.
+    """
+    jars = {}
+    for path in (Path(__file__).parent / "jars").glob("*.jar"):
+        if match := _JAR_NAME.fullmatch(path.name):
+            jars[match[1]] = str(path)
+    shipped = ", ".join(sorted(jars)) or "no Spark at all: it was not built, see jvm-shim/build_shim.py"
+    version = spark_version or _installed_spark()
+    if version is None:
+        raise IncompatibleSparkError(
+            "PySpark is not installed in this interpreter, so the fitting jar is not known: install it, or name "
+            f"the version, as in jar_path('4.3.0'). This release has jars for Spark {shipped}."
+        )
+    jar = jars.get(".".join(version.split(".")[:2]))
+    if jar is None:
+        raise IncompatibleSparkError(
+            f"spark-statestore {__version__} has no jar for Spark {version}, only for Spark {shipped}. Spark's state "
+            "store interface differs between minor versions: install a release of spark-statestore for that "
+            "Spark, or a Spark that this release has a jar for."
+        )
+    return jar
+
+
+def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> Builder:
+    """Make a session that is about to be built keep its streaming state in this store.
+
+    Adds the jar and the Python half to what the session ships, and sets provider, extension,
+    interpreter and options. What was set before is kept: lists are appended to, and a setting
+    that says something else is an error.
+
+    Parameters
+    ----------
+    builder
+        ``SparkSession.builder``, with everything else set.
+    storage
+        ``filesystem`` or ``memory``.
+    **options
+        The options of `spark_statestore.options`, by their names or in snake case:
+        ``checkpoints_dir="s3://bucket/checkpoints"``.
+
+    Returns
+    -------
+    SparkSession.Builder
+        The same builder.
+
+    Raises
+    ------
+    OptionError
+        If an option is unknown or does not fit.
+    StorageURLError, MissingDriverError
+        If the storage of a directory cannot be used from here.
+    IncompatibleSparkError
+        If there is no jar for the installed Spark.
+    SessionError
+        If a session runs already, or a setting contradicts.
+
+    Examples
+    --------
+    >>> from pyspark.sql import SparkSession
+    >>> import spark_statestore
+    >>> builder = spark_statestore.configure(SparkSession.builder.master("local[2]"))
+    """
+    values = _check_options({"storage": storage} | options)
+    given: dict[str, Any] = builder._options
+    if "spark.remote" in given or "SPARK_REMOTE" in os.environ:
+        raise SessionError(
+            "a Spark Connect client cannot add a state store: configure the server's session, with "
+            "'--jars' and spark-defaults (see conf/), and start the query from the client as usual."
+        )
+    defaults = _spark_defaults()
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    settings = {_PROVIDER_KEY: PROVIDER_CLASS}
+    settings |= {OPTION_PREFIX + name: value for name, value in values.items()}
+    python = _interpreter(given, defaults)
+    if python is not None and OPTION_PREFIX + "python" not in settings | given:
+        settings[OPTION_PREFIX + "python"] = python
+    for key, value in settings.items():
+        if str(given.get(key, value)) != value:
+            raise SessionError(
+                f"{key!r} is set to {given[key]!r} on this builder, and configure would set it to {value!r}: remove "
+                "one of the two."
+            )
+        builder.config(key, value)
+    _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
+    # spark-submit has started the JVM already: there jar and package come by --jars and --py-files.
+    if not submitted:
+        _require_no_jvm()
+        _ship(builder, defaults, "spark.jars", "--jars", jar_path())
+        _ship(builder, defaults, "spark.submit.pyFiles", "--py-files", _package_archive())
+    return builder
+
+
+def attach(spark: SparkSession) -> None:
+    """Check that a running session can use the state store, and say what is missing.
+
+    Raises
+    ------
+    SessionError
+        If something is missing; the message has the lines to add.
+    OptionError
+        If an option of the session is unknown or does not fit.
+    """
+    jvm = getattr(spark, "_jvm", None)
+    if jvm is None:
+        raise SessionError(
+            "this is a Spark Connect session, which cannot see its server's classes: check on the server, with "
+            "spark_statestore.attach in a session of its own."
+        )
+    missing = []
+    build = None
+    try:
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        jvm.java.lang.Class.forName(PROVIDER_CLASS, True, loader)
+        build = jvm.org.apache.spark.sql.statestore.BuildInfo
+    except Exception:  # noqa: BLE001 - py4j raises errors of its own for whatever went wrong
+        missing.append(
+            "the jar is not on the class path, and cannot be added to a JVM that runs. Before the session starts:\n"
+            "    builder = spark_statestore.configure(SparkSession.builder)\n"
+            f"or   spark-submit --jars {_jar_or_hint(spark.version)} ..."
+        )
+    if spark.conf.get(_PROVIDER_KEY, None) != PROVIDER_CLASS:
+        missing.append(
+            "the provider is another one. Before the query's first start:\n"
+            f'    spark.conf.set("{_PROVIDER_KEY}", "{PROVIDER_CLASS}")'
+        )
+    if missing:
+        raise SessionError("this session does not use spark-statestore: " + "\n".join(missing))
+    if build is not None and build.version() != __version__:
+        raise SessionError(
+            f"the jar in this session is of spark-statestore {build.version()}, the Python package is "
+            f"{__version__}: use the jar that spark_statestore.jar_path() names, or install "
+            f"spark-statestore=={build.version()}."
+        )
+    for key, value in spark.conf.getAll.items():
+        if key.startswith(OPTION_PREFIX):
+            check(key[len(OPTION_PREFIX) :], value)
+
+
+def _check_options(options: dict[str, Any]) -> dict[str, str]:
+    values = {}
+    for given, value in options.items():
+        head, *rest = given.split("_")
+        name = head + "".join(part.title() for part in rest)
+        if name in values:
+            raise OptionError(f"the option {name!r} is given twice")
+        values[name] = check(name, value)
+        if name in ("checkpointsDir", "savepointsDir"):
+            from spark_statestore.checkpoint.files import check_url
+
+            check_url(values[name])
+    return values
+
+
+def _append(builder: Builder, defaults: dict[str, str], key: str, value: str) -> None:
+    present = str(builder._options.get(key) or defaults.get(key) or "")
+    entries = [entry for entry in present.split(",") if entry]
+    if value not in entries:
+        builder.config(key, ",".join([*entries, value]))
+
+
+def _ship(builder: Builder, defaults: dict[str, str], key: str, flag: str, path: str) -> None:
+    # A flag in PYSPARK_SUBMIT_ARGS hides the setting, so then the flag's list is appended to.
+    arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
+    for i, argument in enumerate(arguments[:-1]):
+        if argument == flag:
+            if path not in arguments[i + 1].split(","):
+                arguments[i + 1] += f",{path}"
+                os.environ["PYSPARK_SUBMIT_ARGS"] = shlex.join(arguments)
+            return
+    _append(builder, defaults, key, path)
+
+
+def _require_no_jvm() -> None:
+    context = sys.modules.get("pyspark.core.context")
+    if context is not None and context.SparkContext._gateway is not None:
+        raise SessionError(
+            "this Python process has a running Spark JVM, whose class path cannot be changed any more: call "
+            "spark_statestore.configure before the first session is built, or restart Python. "
+            "spark_statestore.attach(spark) tells whether the running session has what it needs."
+        )
+
+
+def _interpreter(given: dict[str, Any], defaults: dict[str, str]) -> str | None:
+    if "spark.pyspark.python" in given or "spark.pyspark.python" in defaults:
+        return None
+    if named := os.environ.get("PYSPARK_PYTHON"):
+        return named
+    master = str(
+        given.get("spark.master") or defaults.get("spark.master") or os.environ.get("MASTER", "local")
+    )
+    # Elsewhere this interpreter's path may not exist.
+    return sys.executable if master.startswith("local") and sys.executable else None
+
+
+def _spark_defaults() -> dict[str, str]:
+    home = os.environ.get("SPARK_HOME")
+    if home is None and (spec := importlib.util.find_spec("pyspark")) and spec.origin:
+        home = str(Path(spec.origin).parent)
+    directory = os.environ.get("SPARK_CONF_DIR") or (home and str(Path(home, "conf")))
+    settings: dict[str, str] = {}
+    try:
+        with open(Path(directory or "", "spark-defaults.conf"), encoding="utf-8") as file:
+            for line in file:
+                key, _, value = line.strip().replace("=", " ", 1).replace("\t", " ").partition(" ")
+                if key and not key.startswith("#"):
+                    settings[key] = value.strip()
+    except OSError:
+        pass
+    return settings
+
+
+def _package_archive() -> str:
+    """Zip this package, for executors on which it is not installed."""
+    directory = tempfile.mkdtemp(prefix="spark-statestore-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    root = Path(__file__).parent
+    archive = Path(directory, f"spark_statestore-{__version__}.zip")
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
+        for path in sorted(root.rglob("*.py")):
+            target.write(path, Path(root.name, path.relative_to(root)))
+    return str(archive)
+
+
+def _installed_spark() -> str | None:
+    if importlib.util.find_spec("pyspark") is None:
+        return None
+    from pyspark.version import __version__ as version
+
+    return str(version)
+
+
+def _jar_or_hint(version: str) -> str:
+    try:
+        return jar_path(version)
+    except IncompatibleSparkError as error:
+        return f"<{error}>"

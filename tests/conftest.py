@@ -1,0 +1,69 @@
+"""What all tests share: the build, one Spark session, and Hypothesis' profiles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+ROOT = Path(__file__).resolve().parent.parent
+TEST_JAR = ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"
+
+# Spark's Python workers would otherwise run the system's interpreter.
+os.environ["PYSPARK_PYTHON"] = sys.executable
+
+settings.register_profile(
+    "default",
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+settings.register_profile("soak", settings.get_profile("default"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave soak tests out unless they are asked for by their marker."""
+    if "soak" not in config.getoption("-m"):
+        chosen = [item for item in items if item.get_closest_marker("soak") is None]
+        config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+        items[:] = chosen
+
+
+@pytest.fixture(scope="session")
+def built() -> Path:
+    """The jar with the test harness, built from the sources as they are."""
+    subprocess.run([sys.executable, str(ROOT / "jvm-shim" / "build_shim.py"), "--tests"], check=True)
+    return TEST_JAR
+
+
+@pytest.fixture(scope="session")
+def spark(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A local session with two cores that has the provider, and the harness on its class path."""
+    from pyspark.sql import SparkSession
+
+    import spark_statestore
+
+    builder = (
+        SparkSession.builder.master("local[2]")
+        .appName("tests")
+        .config("spark.jars", str(built))
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "2g")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .config("spark.local.dir", str(tmp_path_factory.mktemp("local")))
+        .config("spark.sql.streaming.stateStore.maintenanceInterval", "5s")
+    )
+    session = spark_statestore.configure(builder).getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    yield session
+    session.stop()

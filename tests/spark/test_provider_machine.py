@@ -1,0 +1,250 @@
+"""The provider against a plain dict, through everything that may happen to a store."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from tests.spark.harness import Provider, RowIterator, Store
+
+RETAINED = 4
+
+# Few keys, so that what is done to one meets what was done to it before.
+keys = st.tuples(st.sampled_from(["", "größe"]), st.integers(0, 2))
+# Some values alone are larger than what stays inside the metadata.
+values = st.tuples(
+    st.integers(-(2**63), 2**63 - 1), st.one_of(st.none(), st.text(max_size=8), st.just("x" * 1500))
+)
+
+
+class ProviderMachine(RuleBasedStateMachine):
+    """Opens, writes, commits, aborts, loses and reloads one store; a dict says what it must hold."""
+
+    spark: Any = None
+    prefix_columns = 0
+    checkpoint_format = 1
+    storage = "filesystem"
+
+    iterators = Bundle("iterators")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.location = tempfile.mkdtemp(prefix="statestore-machine-")
+        self.providers: list[Provider] = []
+        # Of every version that may be asked for: what it holds, and its id in format v2.
+        self.committed: dict[int, dict[Any, Any]] = {0: {}}
+        self.ids: dict[int, str | None] = {0: None}
+        self.highest = 0
+        self.store: Store | None = None
+        self.version = 0
+        self.rows: dict[Any, Any] = {}
+
+    def new_provider(self) -> Provider:
+        provider = Provider(
+            self.spark,
+            f"file:{self.location}",
+            prefix_columns=self.prefix_columns,
+            checkpointFormatVersion=str(self.checkpoint_format),
+            backend__storage=self.storage,
+            backend__snapshotInterval="2",
+            backend__numRetained=str(RETAINED),
+            backend__fileStateThreshold="1k",
+            minVersionsToDelete="1",
+        )
+        self.providers.append(provider)
+        return provider
+
+    @initialize()
+    def start(self) -> None:
+        self.new_provider()
+
+    @property
+    def provider(self) -> Provider:
+        return self.providers[-1]
+
+    def begin(self, store: Store, version: int) -> None:
+        self.store = store
+        self.version = version
+        self.rows = dict(self.committed[version])
+
+    # Opening
+
+    def pick(self, data: st.DataObject) -> int:
+        lowest = max(0, self.highest - RETAINED)
+        return data.draw(st.sampled_from(sorted((v for v in self.committed if v >= lowest), reverse=True)))
+
+    @precondition(lambda self: self.store is None)
+    @rule(data=st.data(), how=st.sampled_from(["write", "write", "upgrade", "force"]))
+    def open(self, data: st.DataObject, how: str) -> None:
+        version = self.pick(data)
+        checkpoint_id = self.ids[version]
+        if how == "write":
+            self.begin(self.provider.open(version, checkpoint_id), version)
+        elif how == "force":
+            self.begin(self.provider.open_forced(version, checkpoint_id), version)
+        else:
+            read = self.provider.open_read(version, checkpoint_id)
+            assert dict(read.rows()) == self.committed[version]
+            self.begin(self.provider.upgrade(read, version, checkpoint_id), version)
+            read.release()
+
+    @precondition(lambda self: self.store is None)
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        version = self.pick(data)
+        read = self.provider.open_read(version, self.ids[version])
+        assert dict(read.rows()) == self.committed[version]
+        read.release()
+
+    # Writing and reading
+
+    @precondition(lambda self: self.store is not None)
+    @rule(rows=st.dictionaries(keys, values, min_size=1))
+    def put(self, rows: dict[Any, Any]) -> None:
+        for key, value in rows.items():
+            self.store.put(key, value)
+        self.rows |= rows
+
+    @precondition(lambda self: self.store is not None)
+    @rule(some=st.sets(keys, min_size=1, max_size=3))
+    def remove(self, some: set[Any]) -> None:
+        for key in some:
+            self.store.remove(key)
+            self.rows.pop(key, None)
+
+    @precondition(lambda self: self.store is not None)
+    @rule(key=keys)
+    def check(self, key: Any) -> None:
+        assert self.store.get(key) == self.rows.get(key)
+        assert self.store.exists(key) == (key in self.rows)
+        found = self.store.rows()
+        assert len(found) == len(self.rows)
+        assert dict(found) == self.rows
+        if self.prefix_columns:
+            found = self.store.prefix_rows(key[0])
+            wanted = {k: v for k, v in self.rows.items() if k[0] == key[0]}
+            assert len(found) == len(wanted)
+            assert dict(found) == wanted
+
+    @precondition(lambda self: self.store is not None)
+    @rule(key=keys)
+    def churn(self, key: Any) -> None:
+        # Enough dead bytes for a compaction when the store is opened next.
+        for i in range(12):
+            self.store.put(key, (i, "y" * 60_000))
+        self.store.put(key, (0, "small"))
+        self.rows[key] = (0, "small")
+
+    # Iterators that live on while the store is written to
+
+    @precondition(lambda self: self.store is not None)
+    @rule(target=iterators, key=keys, by_prefix=st.booleans())
+    def open_iterator(self, key: Any, by_prefix: bool) -> Any:
+        if by_prefix and self.prefix_columns:
+            rows = {k: v for k, v in self.rows.items() if k[0] == key[0]}
+            return (self.store, self.store.prefix_iterator(key[0]), rows)
+        return (self.store, self.store.iterator(), dict(self.rows))
+
+    @rule(target=iterators, opened=consumes(iterators), remove=st.booleans())
+    def step(self, opened: Any, remove: bool) -> Any:
+        store, iterator, expected = opened
+        if store is not self.store:
+            # Its store was committed or aborted: nobody asks it any more.
+            iterator.close()
+            return multiple()
+        self.check_next(iterator, expected, remove=remove)
+        return opened
+
+    def check_next(self, iterator: RowIterator, expected: dict[Any, Any], *, remove: bool) -> None:
+        row = iterator.next_removed() if remove else iterator.next()
+        if row is None:
+            assert not expected
+        else:
+            key, value = row
+            assert expected.pop(key) == value
+            if remove:
+                self.rows.pop(key, None)
+
+    # Ending
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def commit(self) -> None:
+        assert self.store.commit() == self.version + 1
+        assert self.store.has_committed
+        assert self.store.metrics["numKeys"] == len(self.rows)
+        assert self.store.metrics["memoryUsedBytes"] > 0
+        checkpoint_id = self.store.checkpoint_id
+        assert (checkpoint_id is None) == (self.checkpoint_format == 1)
+        assert self.store.base_checkpoint_id == self.ids[self.version]
+        self.committed = {v: rows for v, rows in self.committed.items() if v <= self.version}
+        self.committed[self.version + 1] = self.rows
+        self.ids[self.version + 1] = checkpoint_id
+        self.highest = max(self.highest, self.version + 1)
+        self.store = None
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def abort(self) -> None:
+        self.store.abort()
+        self.store.abort()
+        assert not self.store.has_committed
+        self.store = None
+
+    # What else may happen at any moment
+
+    @rule()
+    def move_to_another_instance(self) -> None:
+        # The task that held the store, if any, is gone without a word.
+        self.store = None
+        if len(self.providers) > 2:
+            self.providers.pop(0).close()
+        self.new_provider()
+
+    @rule(data=st.data())
+    def maintain(self, data: st.DataObject) -> None:
+        provider = data.draw(st.sampled_from(self.providers))
+        if data.draw(st.booleans()):
+            provider.snapshot()
+        else:
+            provider.cleanup()
+
+    def teardown(self) -> None:
+        try:
+            if self.providers:
+                fresh = self.new_provider()
+                for version in sorted(self.committed):
+                    if version >= max(0, self.highest - RETAINED):
+                        read = fresh.open_read(version, self.ids[version])
+                        assert dict(read.rows()) == self.committed[version]
+                        read.release()
+        finally:
+            for provider in self.providers:
+                provider.close()
+            shutil.rmtree(self.location, ignore_errors=True)
+
+
+@pytest.mark.parametrize("prefix_columns", [0, 1], ids=["hash", "prefix"])
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_provider_is_a_versioned_dict(spark: Any, checkpoint_format: int, prefix_columns: int) -> None:
+    machine = type(
+        "Machine",
+        (ProviderMachine,),
+        {"spark": spark, "prefix_columns": prefix_columns, "checkpoint_format": checkpoint_format},
+    )
+    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40))
