@@ -24,8 +24,8 @@ from spark_statestore.errors import (
     StateStoreError,
     StateTooLargeError,
     StorageError,
-    StorageURLError,
     StorageUnavailableError,
+    StorageURLError,
     UnsupportedFormatError,
     VersionMismatchError,
 )
