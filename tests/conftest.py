@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_JAR = ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"
@@ -25,6 +25,10 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.register_profile("soak", settings.get_profile("default"), max_examples=2000)
+# For trying whether the tests notice a fault: the first failure is enough.
+settings.register_profile(
+    "faults", settings.get_profile("default"), phases=[Phase.explicit, Phase.generate], database=None
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

@@ -160,25 +160,28 @@ class ProviderMachine(RuleBasedStateMachine):
             return (self.store, self.store.prefix_iterator(key[0]), rows)
         return (self.store, self.store.iterator(), dict(self.rows))
 
-    @rule(target=iterators, opened=consumes(iterators), remove=st.booleans())
-    def step(self, opened: Any, remove: bool) -> Any:
+    @rule(target=iterators, opened=consumes(iterators), remove=st.booleans(), drain=st.booleans())
+    def step(self, opened: Any, remove: bool, drain: bool) -> Any:
         store, iterator, expected = opened
         if store is not self.store:
             # Its store was committed or aborted: nobody asks it any more.
             iterator.close()
             return multiple()
-        self.check_next(iterator, expected, remove=remove)
+        going = self.advance(iterator, expected, remove=remove)
+        while drain and going:
+            going = self.advance(iterator, expected, remove=remove)
         return opened
 
-    def check_next(self, iterator: RowIterator, expected: dict[Any, Any], *, remove: bool) -> None:
+    def advance(self, iterator: RowIterator, expected: dict[Any, Any], *, remove: bool) -> bool:
         row = iterator.next_removed() if remove else iterator.next()
         if row is None:
             assert not expected
-        else:
-            key, value = row
-            assert expected.pop(key) == value
-            if remove:
-                self.rows.pop(key, None)
+            return False
+        key, value = row
+        assert expected.pop(key) == value
+        if remove:
+            self.rows.pop(key, None)
+        return True
 
     # Ending
 
