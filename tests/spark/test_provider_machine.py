@@ -25,11 +25,19 @@ from tests.spark.harness import Provider, RowIterator, Store
 RETAINED = 4
 
 # Few keys, so that what is done to one meets what was done to it before.
-keys = st.tuples(st.sampled_from(["", "größe"]), st.integers(0, 2))
-# Some values alone are larger than what stays inside the metadata.
+PREFIXES = ["", "größe"]
+keys = st.tuples(st.sampled_from(PREFIXES), st.integers(0, 2))
+# A number stands for a text of that length. Some values are larger than what stays inside the
+# metadata, and a few of the largest ones make a state large enough for background snapshots.
 values = st.tuples(
-    st.integers(-(2**63), 2**63 - 1), st.one_of(st.none(), st.text(max_size=8), st.just("x" * 1500))
+    st.integers(-(2**63), 2**63 - 1),
+    st.one_of(st.none(), st.text(max_size=8), st.sampled_from([1_500, 30_000])),
 )
+
+
+def expand(value: Any) -> Any:
+    number, text = value
+    return (number, "z" * text if isinstance(text, int) else text)
 
 
 class ProviderMachine(RuleBasedStateMachine):
@@ -81,6 +89,18 @@ class ProviderMachine(RuleBasedStateMachine):
         self.store = store
         self.version = version
         self.rows = dict(self.committed[version])
+        self.check_all(store, self.rows)
+
+    def check_all(self, store: Store, rows: dict[Any, Any]) -> None:
+        found = store.rows()
+        assert len(found) == len(rows)
+        assert dict(found) == rows
+        if self.prefix_columns:
+            for prefix in PREFIXES:
+                found = store.prefix_rows(prefix)
+                wanted = {k: v for k, v in rows.items() if k[0] == prefix}
+                assert len(found) == len(wanted)
+                assert dict(found) == wanted
 
     # Opening
 
@@ -99,7 +119,7 @@ class ProviderMachine(RuleBasedStateMachine):
             self.begin(self.provider.open_forced(version, checkpoint_id), version)
         else:
             read = self.provider.open_read(version, checkpoint_id)
-            assert dict(read.rows()) == self.committed[version]
+            self.check_all(read, self.committed[version])
             self.begin(self.provider.upgrade(read, version, checkpoint_id), version)
             read.release()
 
@@ -108,7 +128,7 @@ class ProviderMachine(RuleBasedStateMachine):
     def read(self, data: st.DataObject) -> None:
         version = self.pick(data)
         read = self.provider.open_read(version, self.ids[version])
-        assert dict(read.rows()) == self.committed[version]
+        self.check_all(read, self.committed[version])
         read.release()
 
     # Writing and reading
@@ -117,8 +137,8 @@ class ProviderMachine(RuleBasedStateMachine):
     @rule(rows=st.dictionaries(keys, values, min_size=1))
     def put(self, rows: dict[Any, Any]) -> None:
         for key, value in rows.items():
-            self.store.put(key, value)
-        self.rows |= rows
+            self.rows[key] = expand(value)
+            self.store.put(key, self.rows[key])
 
     @precondition(lambda self: self.store is not None)
     @rule(some=st.sets(keys, min_size=1, max_size=3))
@@ -132,14 +152,7 @@ class ProviderMachine(RuleBasedStateMachine):
     def check(self, key: Any) -> None:
         assert self.store.get(key) == self.rows.get(key)
         assert self.store.exists(key) == (key in self.rows)
-        found = self.store.rows()
-        assert len(found) == len(self.rows)
-        assert dict(found) == self.rows
-        if self.prefix_columns:
-            found = self.store.prefix_rows(key[0])
-            wanted = {k: v for k, v in self.rows.items() if k[0] == key[0]}
-            assert len(found) == len(wanted)
-            assert dict(found) == wanted
+        self.check_all(self.store, self.rows)
 
     @precondition(lambda self: self.store is not None)
     @rule(key=keys)
@@ -234,7 +247,7 @@ class ProviderMachine(RuleBasedStateMachine):
                 for version in sorted(self.committed):
                     if version >= max(0, self.highest - RETAINED):
                         read = fresh.open_read(version, self.ids[version])
-                        assert dict(read.rows()) == self.committed[version]
+                        self.check_all(read, self.committed[version])
                         read.release()
         finally:
             for provider in self.providers:
@@ -250,4 +263,4 @@ def test_provider_is_a_versioned_dict(spark: Any, checkpoint_format: int, prefix
         (ProviderMachine,),
         {"spark": spark, "prefix_columns": prefix_columns, "checkpoint_format": checkpoint_format},
     )
-    run_state_machine_as_test(machine, settings=settings(max_examples=40, stateful_step_count=40))
+    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40))
