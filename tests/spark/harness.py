@@ -104,10 +104,10 @@ class Store:
         return bool(self._harness.exists(self.number, json.dumps(key)))
 
     def rows(self) -> list[tuple[Row, Row]]:
-        return [_pair(row) for row in self._harness.rows(self.number)]
+        return [_pair(row) for row in json.loads(self._harness.rows(self.number))]
 
     def prefix_rows(self, *prefix: Any) -> list[tuple[Row, Row]]:
-        return [_pair(row) for row in self._harness.prefixRows(self.number, json.dumps(prefix))]
+        return [_pair(row) for row in json.loads(self._harness.prefixRows(self.number, json.dumps(prefix)))]
 
     def iterator(self) -> RowIterator:
         return RowIterator(self._harness, self._harness.openIterator(self.number), self.number)
@@ -141,7 +141,7 @@ class Store:
 
     @property
     def metrics(self) -> dict[str, int]:
-        return dict(self._harness.metrics(self.number))
+        return dict(json.loads(self._harness.metrics(self.number)))
 
 
 class RowIterator:
@@ -158,17 +158,17 @@ class RowIterator:
 
     def next(self) -> tuple[Row, Row] | None:
         found = self._harness.next(self._number)
-        return None if found is None else _pair(found)
+        return None if found is None else _pair(json.loads(found))
 
     def next_removed(self) -> tuple[Row, Row] | None:
         """The next row, read after its key was removed from the store."""
         found = self._harness.nextRemoved(self._number, self._store)
-        return None if found is None else _pair(found)
+        return None if found is None else _pair(json.loads(found))
 
     def close(self) -> None:
         self._harness.closeIterator(self._number)
 
 
-def _pair(row: str) -> tuple[Row, Row]:
-    key, value = json.loads(row)
+def _pair(row: list[Any]) -> tuple[Row, Row]:
+    key, value = row
     return tuple(key), tuple(value)

@@ -2,9 +2,8 @@ package org.apache.spark.sql.statestore
 
 import java.util.{Map => JMap}
 
-import scala.jdk.CollectionConverters._
-
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.node.ArrayNode
 import org.apache.hadoop.conf.Configuration
 
 import org.apache.spark.sql.catalyst.InternalRow
@@ -15,8 +14,8 @@ import org.apache.spark.sql.types._
 import org.apache.spark.unsafe.types.UTF8String
 
 /**
- * Drives a real provider from Python tests: rows come and go as JSON arrays, stores and iterators
- * by number. One harness stands for one instance of a provider, as an executor would hold it.
+ * Drives a real provider from Python tests: rows come and go as JSON arrays, in which a number in
+ * the place of a text stands for so many letters z, and stores and iterators go by number. One harness stands for one instance of a provider, as an executor would hold it.
  */
 class ProviderHarness(
     providerClass: String,
@@ -32,10 +31,9 @@ class ProviderHarness(
 
   private val keySchema = StructType.fromDDL(keyDdl)
   private val valueSchema = StructType.fromDDL(valueDdl)
-  private val prefixSchema = StructType(keySchema.take(prefixColumns))
-  private val keyOf = new RowCodec(keySchema)
-  private val valueOf = new RowCodec(valueSchema)
-  private val prefixOf = new RowCodec(prefixSchema)
+  private val keyOf = RowCodec.of(keySchema)
+  private val valueOf = RowCodec.of(valueSchema)
+  private val prefixOf = RowCodec.of(StructType(keySchema.take(prefixColumns)))
   private val stores = new java.util.HashMap[Int, StateStore]
   private val readStores = new java.util.HashMap[Int, ReadStateStore]
   private val iterators = new java.util.HashMap[Int, StateStoreIterator[UnsafeRowPair]]
@@ -103,9 +101,9 @@ class ProviderHarness(
 
   def exists(store: Int, key: String): Boolean = any(store).keyExists(keyOf.row(key))
 
-  def rows(store: Int): java.util.List[String] = drain(any(store).iterator())
+  def rows(store: Int): String = drain(any(store).iterator())
 
-  def prefixRows(store: Int, prefix: String): java.util.List[String] =
+  def prefixRows(store: Int, prefix: String): String =
     drain(any(store).prefixScan(prefixOf.row(prefix)))
 
   def openIterator(store: Int): Int = {
@@ -153,10 +151,12 @@ class ProviderHarness(
 
   def hasCommitted(store: Int): Boolean = stores.get(store).hasCommitted
 
-  def metrics(store: Int): JMap[String, Long] = {
+  def metrics(store: Int): String = {
     val metrics = stores.get(store).metrics
-    (metrics.customMetrics.map { case (m, v) => m.name -> v } ++
-      Map("numKeys" -> metrics.numKeys, "memoryUsedBytes" -> metrics.memoryUsedBytes)).asJava
+    val node = mapper.createObjectNode()
+    metrics.customMetrics.foreach { case (metric, value) => node.put(metric.name, value) }
+    node.put("numKeys", metrics.numKeys).put("memoryUsedBytes", metrics.memoryUsedBytes)
+    mapper.writeValueAsString(node)
   }
 
   def snapshotMaintenance(): Unit = provider.doSnapshotMaintenance()
@@ -170,11 +170,12 @@ class ProviderHarness(
   private def any(store: Int): ReadStateStore =
     if (stores.containsKey(store)) stores.get(store) else readStores.get(store)
 
-  private def drain(rows: StateStoreIterator[UnsafeRowPair]): java.util.List[String] = {
-    val drained = new java.util.ArrayList[String]
+  // One answer for all rows: every element of a list would cost a round trip of py4j.
+  private def drain(rows: StateStoreIterator[UnsafeRowPair]): String = {
+    val drained = new java.util.StringJoiner(",", "[", "]")
     while (rows.hasNext) drained.add(pair(rows.next()))
     rows.close()
-    drained
+    drained.toString
   }
 
   private def pair(row: UnsafeRowPair): String = s"[${keyOf.json(row.key)},${valueOf.json(row.value)}]"
@@ -205,7 +206,7 @@ object ProviderHarness {
             case LongType => values.add(row.getLong(i))
             case IntegerType => values.add(row.getInt(i))
             case DoubleType => values.add(row.getDouble(i))
-            case StringType => values.add(row.getUTF8String(i).toString)
+            case StringType => addText(values, row.getUTF8String(i).toString)
             case other => throw new IllegalArgumentException(s"the harness has no rows with $other")
           }
         }
@@ -213,14 +214,25 @@ object ProviderHarness {
       mapper.writeValueAsString(values)
     }
 
+    private def addText(values: ArrayNode, text: String): Unit =
+      if (text.length > 100 && text.forall(_ == 'z')) values.add(text.length) else values.add(text)
+
     private def value(node: JsonNode, dataType: DataType): Any = dataType match {
       case _ if node == null || node.isNull => null
       case LongType => node.asLong
       case IntegerType => node.asInt
       case DoubleType => node.asDouble
+      case StringType if node.isNumber => UTF8String.fromString("z" * node.asInt)
       case StringType => UTF8String.fromString(node.asText)
       case other => throw new IllegalArgumentException(s"the harness has no rows with $other")
     }
+  }
+
+  object RowCodec {
+    private val codecs = new java.util.HashMap[StructType, RowCodec]
+
+    // Making a projection costs more than a test's whole step.
+    def of(schema: StructType): RowCodec = codecs.computeIfAbsent(schema, new RowCodec(_))
   }
 
   /** The process id of the backend that a Python interpreter runs in this JVM, -1 if none does. */
