@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spark_statestore.checkpoint.files.base import FileStatus, FileSystem, join
-from spark_statestore.checkpoint.registry import SharedStateRegistry
+from spark_statestore.checkpoint.registry import SharedStateRegistry, UnregisteredState
 from spark_statestore.checkpoint.storage.base import (
     CHECKPOINT_SHARED_STATE_DIR,
     METADATA_FILE_NAME,
@@ -60,7 +61,8 @@ class Ledger:
     """The checkpoints that one instance of a store knows, and the streams that they use.
 
     An instance notes what it commits, so that in the usual course nothing is listed. What others
-    left behind is found by one listing when an instance discards for the first time.
+    left behind is found by one listing when an instance discards for the first time. Safe to use
+    from several threads: a task commits while maintenance discards.
     """
 
     def __init__(self, files: FileSystem, directory: str) -> None:
@@ -68,24 +70,27 @@ class Ledger:
         self._directory = directory
         self._registry = SharedStateRegistry()
         self._checkpoints: dict[CheckpointName, set[str]] = {}
+        self._lock = threading.RLock()
         self.is_complete = False
 
     def note(self, name: CheckpointName, handle: IncrementalStateHandle, files: Iterable[str] = ()) -> None:
         """Note a checkpoint, the streams it uses and the files in its directory."""
-        self._checkpoints.setdefault(name, {METADATA_FILE_NAME}).update(files)
-        for entry in handle:
-            stream = entry.state.delegate_state_handle
-            self._registry.register_reference(
-                stream.stream_state_handle_id,
-                stream,
-                handle.version,
-                created_by=entry.version,
-                keeps_creator=isinstance(stream, SegmentFileStateHandle),
-            )
+        with self._lock:
+            self._checkpoints.setdefault(name, {METADATA_FILE_NAME}).update(files)
+            for entry in handle:
+                stream = entry.state.delegate_state_handle
+                self._registry.register_reference(
+                    stream.stream_state_handle_id,
+                    stream,
+                    handle.version,
+                    created_by=entry.version,
+                    keeps_creator=isinstance(stream, SegmentFileStateHandle),
+                )
 
     def note_directory(self, name: CheckpointName, files: Iterable[str]) -> None:
         """Note a checkpoint's directory without knowing what it uses."""
-        self._checkpoints.setdefault(name, set()).update(files)
+        with self._lock:
+            self._checkpoints.setdefault(name, set()).update(files)
 
     def knows(self, path: str) -> bool:
         """Whether a file is a stream that some noted checkpoint uses."""
@@ -107,32 +112,44 @@ class Ledger:
         int
             Objects removed.
         """
-        in_use = self._registry.checkpoints_in_use(version)
-        expired = sorted(
-            (name for name in self._checkpoints if name.version < version and name.version not in in_use),
-            key=lambda name: (name.version, name.id or ""),
-        )
-        removed = 0
-        if most <= 0:
-            most = len(expired)
-        for name in expired[:most]:
-            try:
-                removed += self._discard_checkpoint(name)
-            except OSError as error:
-                _logger.warning("could not discard %s of %s: %s", name, self._directory, error)
-        if len(expired) > most:
-            version = min(version, expired[most].version)
-        return removed + self._registry.unregister_unused_state(version)
+        with self._lock:
+            in_use = self._registry.checkpoints_in_use(version)
+            expired = sorted(
+                (name for name in self._checkpoints if name.version < version and name.version not in in_use),
+                key=lambda name: (name.version, name.id or ""),
+            )
+            if 0 < most < len(expired):
+                version = min(version, expired[most].version)
+                del expired[most:]
+            checkpoints = [(name, self._checkpoints.pop(name)) for name in expired]
+        # Outside of the lock: deleting takes time, and a commit must not wait for it.
+        removed = sum(self._discard_checkpoint(name, files) for name, files in checkpoints)
+        with self._lock:
+            unused = self._registry.unregister_unused_state(version)
+        return removed + sum(self._discard_stream(unregistered) for unregistered in unused)
 
-    def _discard_checkpoint(self, name: CheckpointName) -> int:
+    def _discard_checkpoint(self, name: CheckpointName, files: set[str]) -> int:
         directory = join(self._directory, name.directory)
-        files = self._checkpoints[name]
-        for file in sorted(files, key=lambda file: file != METADATA_FILE_NAME):
-            discard_file(self._files, join(directory, file))
         try:
-            self._files.delete_directory(directory)
-        except OSError:
-            # Something of an attempt that nobody knows of lies there too.
-            self._files.delete_directory(directory, recursive=True)
-        del self._checkpoints[name]
+            for file in sorted(files, key=lambda file: file != METADATA_FILE_NAME):
+                discard_file(self._files, join(directory, file))
+            try:
+                self._files.delete_directory(directory)
+            except OSError:
+                # Something of an attempt that nobody knows of lies there too.
+                self._files.delete_directory(directory, recursive=True)
+        except OSError as error:
+            _logger.warning("could not discard %s of %s, will try again: %s", name, self._directory, error)
+            self.note_directory(name, files)
+            return 0
         return len(files)
+
+    def _discard_stream(self, unregistered: UnregisteredState) -> int:
+        try:
+            unregistered.handle.discard_state()
+        except OSError as error:
+            _logger.warning("could not discard %s, will try again: %s", unregistered.handle, error)
+            with self._lock:
+                self._registry.register_again(unregistered)
+            return 0
+        return 0 if isinstance(unregistered.handle, SegmentFileStateHandle) else 1

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from spark_statestore.state.handles.base import StreamStateHandle
 
-__all__ = ["SharedStateRegistry"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["SharedStateRegistry", "UnregisteredState"]
 
 
 @dataclass(slots=True)
@@ -20,11 +17,31 @@ class _Entry:
     keeps_creator: bool
 
 
+@dataclass(frozen=True, slots=True)
+class UnregisteredState:
+    """A stream that no checkpoint uses any more, for its owner to discard.
+
+    Attributes
+    ----------
+    key
+        Names the physical stream.
+    handle
+        The stream.
+    entry
+        What the registry knew of it.
+    """
+
+    key: str
+    handle: StreamStateHandle
+    entry: _Entry
+
+
 class SharedStateRegistry:
     """Keeps, for every shared stream, the last checkpoint that uses it.
 
     Flink's current design: no counting of references, which a lost message would upset, but the
-    number of the last checkpoint in which a stream was seen.
+    number of the last checkpoint in which a stream was seen. Not safe to use from several threads
+    at once.
     """
 
     def __init__(self) -> None:
@@ -73,28 +90,28 @@ class SharedStateRegistry:
             if entry.keeps_creator and entry.created_by < lowest_checkpoint_id <= entry.last_used
         }
 
-    def unregister_unused_state(self, lowest_checkpoint_id: int) -> int:
-        """Discard the streams that no checkpoint from a number on uses.
+    def unregister_unused_state(self, lowest_checkpoint_id: int) -> list[UnregisteredState]:
+        """Forget the streams that no checkpoint from a number on uses.
 
-        A stream that cannot be discarded now stays registered and is tried again next time.
+        Flink's registry discards them itself; here the caller does, outside of its lock.
 
         Returns
         -------
-        int
-            How many streams were discarded.
+        list of UnregisteredState
+            The streams to discard.
         """
-        discarded = 0
-        for key, entry in list(self._entries.items()):
-            if entry.last_used >= lowest_checkpoint_id:
-                continue
-            try:
-                entry.handle.discard_state()
-            except OSError as error:
-                _logger.warning("could not discard %s, will try again: %s", key, error)
-                continue
-            del self._entries[key]
-            discarded += not entry.keeps_creator
-        return discarded
+        unused = [
+            UnregisteredState(key, entry.handle, entry)
+            for key, entry in self._entries.items()
+            if entry.last_used < lowest_checkpoint_id
+        ]
+        for unregistered in unused:
+            del self._entries[unregistered.key]
+        return unused
+
+    def register_again(self, unregistered: UnregisteredState) -> None:
+        """Take back a stream that could not be discarded, to try again later."""
+        self._entries.setdefault(unregistered.key, unregistered.entry)
 
     def __len__(self) -> int:
         return len(self._entries)

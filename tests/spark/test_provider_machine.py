@@ -35,7 +35,6 @@ values = st.tuples(
 )
 
 
-
 class ProviderMachine(RuleBasedStateMachine):
     """Opens, writes, commits, aborts, loses and reloads one store; a dict says what it must hold."""
 

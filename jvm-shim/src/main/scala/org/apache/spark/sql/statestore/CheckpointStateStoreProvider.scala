@@ -323,8 +323,8 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     synchronized {
       if (content != null && isDue(content, tick)) {
         of = content
-        of.materialising = true
         mark = of.newest
+        of.materialising = Some(mark.version)
         lineage = of.lineage
       }
     }
@@ -337,14 +337,14 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
           if (of.lineage == lineage) of.pendingBase = Some(base)
         }
       } finally {
-        synchronized { of.materialising = false }
+        synchronized { of.materialising = None }
       }
     }
   }
 
   // Called under the lock.
   private def isDue(of: StoreContent, tick: Boolean): Boolean =
-    takesSnapshotsInBackground && !of.materialising && of.pendingBase.isEmpty &&
+    takesSnapshotsInBackground && of.materialising.isEmpty && of.pendingBase.isEmpty &&
       of.newest.stored.exists { stored =>
         SnapshotPolicy.dueInBackground(
           stored.chainLength, snapshotInterval, of.table.liveBytes, stored.baseBytes, stored.deltaBytes, tick)
@@ -355,7 +355,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     var below = -1L
     synchronized {
       // A snapshot that no metadata names yet would look like nobody's.
-      if (content != null && !content.materialising && content.pendingBase.isEmpty) mark = content.accepted
+      if (content != null && content.materialising.isEmpty && content.pendingBase.isEmpty) mark = content.accepted
       below = cleanedBelow
     }
     if (mark != null) {

@@ -33,8 +33,8 @@ private[statestore] final class StoreContent(val table: StateTable, loaded: Vers
   /** A snapshot of a version in memory that waits for the next commit. */
   var pendingBase: Option[StoredBase] = None
 
-  /** True while a snapshot of this content is being written. */
-  var materialising = false
+  /** The version of which a snapshot is being written, none if no one is. */
+  var materialising: Option[Long] = None
 
   /** Changes when committed versions are given up, so that snapshots of them are too. */
   var lineage = 0L
@@ -81,10 +81,13 @@ private[statestore] final class StoreContent(val table: StateTable, loaded: Vers
   /** Undoes what was not committed. */
   def rollback(): Unit = table.rollbackTo(newest.tail)
 
-  /** Returns to a recent version, forgetting the later ones; false when it is not known here. */
+  /**
+   * Returns to a recent version, forgetting the later ones; false when it is not known here, or
+   * when undoing would change rows under a snapshot that is being written.
+   */
   def rewind(version: Long, id: Option[String]): Boolean = {
     val from = marks.dropWhile(m => !(m.version == version && m.id == id))
-    if (from.isEmpty) {
+    if (from.isEmpty || materialising.exists(_ > version)) {
       false
     } else {
       if (from.head ne newest) {

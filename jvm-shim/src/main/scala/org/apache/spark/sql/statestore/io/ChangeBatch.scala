@@ -172,9 +172,11 @@ private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSele
     Platform.putInt(null, base + valueOffsetsAt, 0)
     while (row < rows) {
       // Both scans select the same records: liveness at the view's end never changes.
-      if (!filling.advance()) throw new IllegalStateException("a log scan ended before its rows")
+      if (!filling.advance()) throw scansDiffer()
       if (selection.selects(filling)) {
         val keyLength = filling.keyLength
+        // Beyond lies memory that is not ours: the two scans must not differ, whatever happens.
+        if (key.toLong + keyLength > keyBytes) throw scansDiffer()
         Platform.copyMemory(filling.page, filling.keyAddress, null, base + keysAt + key, keyLength.toLong)
         key += keyLength
         if (filling.kind == Record.Tombstone) {
@@ -182,6 +184,7 @@ private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSele
         } else {
           Platform.putByte(null, base + opAt + row, Put)
           val valueLength = filling.valueLength
+          if (value.toLong + valueLength > valueBytes) throw scansDiffer()
           Platform.copyMemory(
             filling.page, filling.valueAddress, null, base + valuesAt + value, valueLength.toLong)
           value += valueLength
@@ -196,6 +199,9 @@ private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSele
       }
     }
   }
+
+  private def scansDiffer(): IllegalStateException =
+    new IllegalStateException("the log changed behind the end of a view while it was read")
 
   private def pad(base: Long, from: Long, to: Long): Unit =
     if (to > from) Platform.setMemory(null, base + from, to - from, 0)
