@@ -1,0 +1,63 @@
+# Every target sets up what it needs: with Python 3.11+ and Java 17, any of them works first.
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+# Spark's Python workers would otherwise run the system's interpreter.
+export PYSPARK_PYTHON := $(CURDIR)/$(PY)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help setup jar demo test soak bench lint format wheel clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(READY) ## make the virtual environment and build the jar
+
+# PYTHON=... chooses the interpreter; otherwise the first one on the PATH that is new enough.
+# Without build isolation, so that PySpark (400 MB) is fetched and built once.
+$(READY): pyproject.toml
+	@python=$$(for python in $(PYTHON) python3 python3.13 python3.12 python3.11 python; do \
+	  "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && \
+	  echo "$$python" && break; done); \
+	if [ -z "$$python" ]; then \
+	  echo "no Python 3.11 or newer with venv on the PATH: install one (on Debian also python3-venv)," \
+	    "or name it, as in 'make setup PYTHON=/opt/python3.12/bin/python3'" >&2; exit 1; fi; \
+	"$$python" -m venv $(VENV)
+	$(PY) -m pip install --quiet 'hatchling>=1.27' editables 'setuptools>=77' wheel
+	$(PY) -m pip install --quiet --no-build-isolation 'pyspark==4.3.*'
+	$(PY) -m pip install --quiet --no-build-isolation --editable '.[test,lint]'
+	@touch $@
+
+jar: $(READY) ## build the jars whose sources changed
+	$(PY) jvm-shim/build_shim.py --tests
+
+demo: jar ## replay a year of flights as streams, kill the driver halfway, compare with the batch answer
+	$(PY) examples/flights_demo.py
+
+test: jar ## run every test
+	$(PY) -m pytest
+
+soak: jar ## run the long tests too: more examples, more batches
+	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m 'soak or not soak' --timeout 14400
+
+bench: jar ## measure side by side with Spark's own stores
+	$(PY) -m tests.benchmarks
+
+lint: $(READY) ## ruff, mypy in strict mode, scalac with every warning an error
+	$(PY) -m ruff check
+	$(PY) -m ruff format --check
+	$(PY) -m mypy
+	$(PY) jvm-shim/build_shim.py --lint
+
+format: $(READY) ## format the Python sources
+	$(PY) -m ruff check --fix
+	$(PY) -m ruff format
+
+wheel: jar ## build the wheel into dist/
+	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
+
+clean: ## remove everything that was built
+	rm -rf $(VENV) dist jvm-shim/target spark_statestore/jars
