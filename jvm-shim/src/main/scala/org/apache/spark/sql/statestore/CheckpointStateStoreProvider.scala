@@ -319,23 +319,19 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   private def materialise(tick: Boolean): Unit = {
     var of: StoreContent = null
     var mark: VersionMark = null
-    var lineage = 0L
     synchronized {
       if (content != null && isDue(content, tick)) {
         of = content
         mark = of.newest
         of.materialising = Some(mark.version)
-        lineage = of.lineage
       }
     }
     if (of != null) {
       try maintaining {
         val base = client.materialise(mark.version, Seq(new NamedState(
           schemas.name, schemas.describe(mark.rows), () => of.table.scan(mark.view), RecordSelection.Live)))
-        synchronized {
-          // A version that was given up meanwhile may have been committed again with other rows.
-          if (of.lineage == lineage) of.pendingBase = Some(base)
-        }
+        // Still a version of this content's past: `rewind` does not go behind it meanwhile.
+        synchronized { of.pendingBase = Some(base) }
       } finally {
         synchronized { of.materialising = None }
       }

@@ -36,9 +36,6 @@ private[statestore] final class StoreContent(val table: StateTable, loaded: Vers
   /** The version of which a snapshot is being written, none if no one is. */
   var materialising: Option[Long] = None
 
-  /** Changes when committed versions are given up, so that snapshots of them are too. */
-  var lineage = 0L
-
   def newest: VersionMark = marks.head
 
   /** The newest version that Spark is known to have accepted: it asked for it by name. */
@@ -92,7 +89,6 @@ private[statestore] final class StoreContent(val table: StateTable, loaded: Vers
     } else {
       if (from.head ne newest) {
         marks = from
-        lineage += 1
         // It may show rows that are now undone, and its version may come again with others.
         pendingBase = pendingBase.filter(_.version <= version)
       }

@@ -15,7 +15,8 @@ import org.apache.spark.unsafe.types.UTF8String
 
 /**
  * Drives a real provider from Python tests: rows come and go as JSON arrays, in which a number in
- * the place of a text stands for so many letters z, and stores and iterators go by number. One harness stands for one instance of a provider, as an executor would hold it.
+ * the place of a text stands for so many letters z, and stores and iterators go by number. One
+ * harness stands for one instance of a provider, as an executor would hold it.
  */
 class ProviderHarness(
     providerClass: String,
@@ -186,12 +187,12 @@ object ProviderHarness {
 
   /** Rows to JSON arrays and back, for the types that the tests use. */
   final class RowCodec(schema: StructType) {
-    private val project = UnsafeProjection.create(schema)
+    private val projections = ThreadLocal.withInitial(() => UnsafeProjection.create(schema))
 
-    /** The row is reused by the next call, as an operator would. */
+    /** The row is reused by the thread's next call, as an operator would. */
     def row(json: String): UnsafeRow = {
       val values = mapper.readTree(json)
-      project(InternalRow.fromSeq(schema.fields.toSeq.zipWithIndex.map { case (field, i) =>
+      projections.get()(InternalRow.fromSeq(schema.fields.toSeq.zipWithIndex.map { case (field, i) =>
         value(values.get(i), field.dataType)
       }))
     }
@@ -229,7 +230,7 @@ object ProviderHarness {
   }
 
   object RowCodec {
-    private val codecs = new java.util.HashMap[StructType, RowCodec]
+    private val codecs = new java.util.concurrent.ConcurrentHashMap[StructType, RowCodec]
 
     // Making a projection costs more than a test's whole step.
     def of(schema: StructType): RowCodec = codecs.computeIfAbsent(schema, new RowCodec(_))

@@ -1,0 +1,386 @@
+"""Single situations that Spark brings a provider into, each through the real provider."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from tests.spark.harness import Provider, Row, Store
+
+Open = Callable[..., Provider]
+
+A, B, C = ("a", 1), ("b", 1), ("c", 1)
+LARGE = 30_000
+
+
+def value(number: int, text: str | int = "") -> Row:
+    return (number, text)
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def checkpoint_format(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture
+def instance(spark: Any, tmp_path: Path, checkpoint_format: int) -> Iterator[Open]:
+    """Opens instances of one store, as several executors would."""
+    opened = []
+
+    def open_instance(**confs: str) -> Provider:
+        settings = {"checkpointFormatVersion": str(checkpoint_format), "minVersionsToDelete": "1"} | confs
+        opened.append(Provider(spark, f"file:{tmp_path}", **settings))
+        return opened[-1]
+
+    yield open_instance
+    for provider in opened:
+        provider.close()
+
+
+def commit(
+    provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row | None]
+) -> str | None:
+    """One batch; returns the new version's id."""
+    store = provider.open(version, checkpoint_id)
+    change(store, rows)
+    assert store.commit() == version + 1
+    return store.checkpoint_id
+
+
+def change(store: Store, rows: dict[Row, Row | None]) -> None:
+    for key, row in rows.items():
+        if row is None:
+            store.remove(key)
+        else:
+            store.put(key, row)
+
+
+def read(provider: Provider, version: int, checkpoint_id: str | None) -> dict[Row, Row]:
+    store = provider.open_read(version, checkpoint_id)
+    rows = dict(store.rows())
+    store.release()
+    return rows
+
+
+def metadata_files(tmp_path: Path) -> list[str]:
+    return sorted(path.parent.name for path in tmp_path.rglob("chk-*/_metadata"))
+
+
+def test_a_new_instance_finds_what_another_committed(instance: Open) -> None:
+    first = commit(instance(), 0, None, {A: value(1), B: value(2)})
+    second = commit(instance(), 1, first, {A: None, C: value(3)})
+    assert read(instance(), 2, second) == {B: value(2), C: value(3)}
+    assert read(instance(), 1, first) == {A: value(1), B: value(2)}
+
+
+def test_two_instances_take_turns(instance: Open) -> None:
+    one, two = instance(), instance()
+    newest = None
+    for version in range(8):
+        newest = commit(
+            (one, two)[version % 2], version, newest, {A: value(version), (f"k{version}", 0): value(0)}
+        )
+    for provider in (one, two, instance()):
+        rows = read(provider, 8, newest)
+        assert rows.pop(A) == value(7)
+        assert sorted(rows) == [(f"k{version}", 0) for version in range(8)]
+
+
+def test_an_older_version_is_committed_anew(instance: Open) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, {A: value(1)})
+    second = commit(provider, 1, first, {A: value(2), B: value(2)})
+    commit(provider, 2, second, {A: value(3)})
+    other_second = commit(provider, 1, first, {C: value(4)})
+    assert read(provider, 2, other_second) == {A: value(1), C: value(4)}
+    assert read(instance(), 2, other_second) == {A: value(1), C: value(4)}
+
+
+def test_an_aborted_batch_leaves_nothing(instance: Open, tmp_path: Path) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, {A: value(1)})
+    before = sorted(tmp_path.rglob("*"))
+    store = provider.open(1, first)
+    change(store, {A: None, B: value(2, LARGE)})
+    store.abort()
+    assert sorted(tmp_path.rglob("*")) == before
+    again = commit(provider, 1, first, {C: value(3)})
+    assert read(instance(), 2, again) == {A: value(1), C: value(3)}
+
+
+@pytest.mark.parametrize("checkpoint_format", [2], ids=["v2"])
+def test_an_id_names_the_attempt_and_not_just_the_version(instance: Open) -> None:
+    ours, theirs = instance(), instance()
+    first = commit(ours, 0, None, {A: value(1)})
+    mine = commit(ours, 1, first, {A: value(2)})
+    other = commit(theirs, 1, first, {A: value(3)})
+    assert mine != other
+    # Both hold a version 2 in memory; each must answer for the one it is asked for.
+    assert read(ours, 2, other) == {A: value(3)}
+    assert read(theirs, 2, mine) == {A: value(2)}
+
+
+@pytest.mark.parametrize("checkpoint_format", [1], ids=["v1"])
+def test_the_last_attempt_at_a_version_counts(instance: Open) -> None:
+    zombie, retry = instance(), instance()
+    commit(zombie, 0, None, {A: value(1)})
+    commit(zombie, 1, None, {A: value(2)})
+    commit(retry, 1, None, {A: value(3)})
+    assert read(instance(), 2, None) == {A: value(3)}
+    # The other attempt's state stays for those that build on it.
+    commit(zombie, 2, None, {B: value(4)})
+    assert read(instance(), 3, None) == {A: value(2), B: value(4)}
+
+
+def test_a_snapshot_of_a_version_that_was_given_up_is_not_used(instance: Open) -> None:
+    # Without compression the base is so much larger than the changes that only we ask for snapshots.
+    settings = {"backend__snapshotInterval": "2", "backend__compression": "none"}
+    provider = instance(**settings)
+    filling = {("fill", i): value(i, LARGE) for i in range(4)}
+    newest = commit(provider, 0, None, filling)
+    for version in range(1, 5):
+        before, newest = newest, commit(provider, version, newest, {A: value(version)})
+    # A snapshot of version 5 lies ready, but a version 5 without its rows follows.
+    provider.snapshot()
+    newest = commit(provider, 4, before, {B: value(0)})
+    for version in range(5, 9):
+        newest = commit(provider, version, newest, {C: value(version)})
+    wanted = filling | {A: value(3), B: value(0), C: value(8)}
+    assert read(provider, 9, newest) == wanted
+    assert read(instance(**settings), 9, newest) == wanted
+
+
+def test_a_snapshot_in_the_background_shortens_the_chain(instance: Open) -> None:
+    # Without compression the base is so much larger than the changes that only we ask for snapshots.
+    settings = {"backend__snapshotInterval": "2", "backend__compression": "none"}
+    provider = instance(**settings)
+    filling = {("fill", i): value(i, LARGE) for i in range(4)}
+    newest = commit(provider, 0, None, filling)
+    for version in range(1, 5):
+        newest = commit(provider, version, newest, {A: value(version)})
+    provider.snapshot()
+    store = provider.open(5, newest)
+    store.put(B, value(5))
+    store.commit()
+    assert store.metrics["checkpointChainLength"] == 2
+    assert store.metrics["checkpointSnapshotAge"] == 1
+    assert read(instance(**settings), 6, store.checkpoint_id) == filling | {A: value(4), B: value(5)}
+
+
+def test_a_read_store_becomes_the_write_store_without_a_second_load(instance: Open) -> None:
+    first = commit(instance(), 0, None, {A: value(1)})
+    provider = instance()
+    reading = provider.open_read(1, first)
+    assert reading.get(A) == value(1)
+    store = provider.upgrade(reading, 1, first)
+    store.put(B, value(2))
+    store.commit()
+    # One request loads the state, one commits it.
+    assert store.metrics["backendRoundTrips"] == 2
+    reading.release()
+    assert read(provider, 2, store.checkpoint_id) == {A: value(1), B: value(2)}
+
+
+def test_another_operators_read_store_is_no_obstacle(instance: Open, spark: Any, tmp_path: Path) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, {A: value(1)})
+    other = Provider(spark, f"file:{tmp_path}", operator=7)
+    foreign = other.open_read(0)
+    store = provider.upgrade(foreign, 1, first, owner=other)
+    assert store.get(A) == value(1)
+    store.put(B, value(2))
+    store.commit()
+    assert foreign.rows() == []
+    foreign.release()
+    other.close()
+    assert read(provider, 2, store.checkpoint_id) == {A: value(1), B: value(2)}
+
+
+def test_a_reader_keeps_its_version_while_a_writer_commits(instance: Open) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, {A: value(1)})
+    reading = provider.open_read(1, first)
+    second = commit(provider, 1, first, {A: value(2)})
+    assert reading.get(A) == value(1)
+    reading.release()
+    assert read(provider, 2, second) == {A: value(2)}
+
+
+def test_an_empty_start_forgets_the_rows_and_keeps_the_number(instance: Open) -> None:
+    provider = instance()
+    commit(provider, 0, None, {A: value(1)})
+    store = provider.open_empty(1)
+    assert store.rows() == []
+    store.put(B, value(2))
+    assert store.commit() == 2
+    assert store.metrics["checkpointFullSnapshots"] == 1
+    assert read(instance(), 2, store.checkpoint_id) == {B: value(2)}
+
+
+def test_spark_can_ask_for_a_full_snapshot(instance: Open) -> None:
+    provider = instance()
+    filling = {("fill", i): value(i, LARGE) for i in range(4)}
+    first = commit(provider, 0, None, filling)
+    second = commit(provider, 1, first, {A: value(1)})
+    store = provider.open_forced(2, second)
+    store.put(A, value(2))
+    store.commit()
+    assert store.metrics["checkpointFullSnapshots"] == 1
+    assert store.metrics["checkpointChainLength"] == 1
+    assert read(instance(), 3, store.checkpoint_id) == filling | {A: value(2)}
+
+
+def test_a_task_that_was_overtaken_cannot_commit(instance: Open, tmp_path: Path) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, {A: value(1)})
+    overtaken = provider.open(1, first)
+    overtaken.put(A, value(2))
+    newer = provider.open(1, first)
+    assert newer.get(A) == value(1)
+    with pytest.raises(Py4JJavaError, match="a newer attempt of the same partition took the state over"):
+        overtaken.commit()
+    newer.put(A, value(3))
+    newer.commit()
+    overtaken.abort()
+    assert len(metadata_files(tmp_path)) == 2
+    assert read(instance(), 2, newer.checkpoint_id) == {A: value(3)}
+
+
+def test_a_closed_provider_says_so(instance: Open) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, {A: value(1)})
+    store = provider.open(1, first)
+    provider.close()
+    provider.snapshot()
+    provider.cleanup()
+    with pytest.raises(Py4JJavaError, match="the store was unloaded"):
+        store.commit()
+    with pytest.raises(Py4JJavaError, match="the provider was closed"):
+        provider.open(1, first)
+
+
+@pytest.mark.parametrize("ending", ["commit", "abort"])
+def test_a_store_takes_nothing_after_its_end(instance: Open, ending: str) -> None:
+    store = instance().open(0)
+    store.put(A, value(1))
+    getattr(store, ending)()
+    for use in (lambda: store.put(B, value(2)), lambda: store.remove(A), lambda: store.get(A), store.commit):
+        with pytest.raises(Py4JJavaError, match=rf"has {ending}(t?)ed and takes no more operations"):
+            use()
+
+
+def test_versions_that_are_no_longer_retained_are_named(instance: Open, tmp_path: Path) -> None:
+    provider = instance(backend__numRetained="2")
+    ids = [None]
+    for version in range(8):
+        ids.append(commit(provider, version, ids[-1], {A: value(version)}))
+    provider.open(8, ids[8]).abort()
+    provider.cleanup()
+    # Version 7 is what Spark is known to have accepted when 8 is opened: two more stay below it.
+    assert len(metadata_files(tmp_path)) == 3
+    assert read(instance(), 6, ids[6]) == {A: value(5)}
+    with pytest.raises(
+        Py4JJavaError, match=r"operator 0, partition 0, store default, version 2 .* is not there"
+    ):
+        instance().open(2, ids[2])
+
+
+def test_a_version_never_has_a_negative_number(instance: Open) -> None:
+    with pytest.raises(Py4JJavaError, match="-1"):
+        instance().open(-1)
+
+
+def test_metrics_are_exact(instance: Open, tmp_path: Path) -> None:
+    provider = instance()
+    store = provider.open(0)
+    change(store, {(f"k{i}", i): value(i) for i in range(100)} | {("k7", 7): None})
+    store.commit()
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
+    assert store.metrics["numKeys"] == 99
+    assert store.metrics["checkpointObjectsWritten"] == 1
+    assert store.metrics["checkpointBytesWritten"] == written
+    other = instance().open(1, store.checkpoint_id)
+    other.commit()
+    assert 0 < other.metrics["checkpointLoadBytes"] <= written
+    assert other.metrics["numKeys"] == 99
+
+
+def test_a_large_change_is_a_file_of_its_own(instance: Open, tmp_path: Path) -> None:
+    provider = instance(backend__fileStateThreshold="1k", backend__compression="none")
+    store = provider.open(0)
+    store.put(A, value(1, LARGE))
+    store.commit()
+    assert store.metrics["checkpointObjectsWritten"] == 2
+    shared = [path for path in tmp_path.rglob("shared/*") if path.is_file()]
+    assert len(shared) == 1
+    assert shared[0].stat().st_size > LARGE
+
+
+def test_memory_that_is_dead_is_given_back(instance: Open) -> None:
+    provider = instance()
+    newest = None
+    sizes = []
+    for version in range(12):
+        store = provider.open(version, newest)
+        for i in range(20):
+            store.put((f"k{i}", 0), value(version, LARGE))
+        store.commit()
+        newest = store.checkpoint_id
+        sizes.append(store.metrics["memoryUsedBytes"])
+    # 600 KB are alive; the log may hold twice that, and what one batch adds, and its pages' rest.
+    assert max(sizes) < 4_000_000
+    assert dict(provider.open(12, newest).rows()) == {(f"k{i}", 0): value(11, LARGE) for i in range(20)}
+
+
+def test_a_killed_backend_is_started_again(instance: Open, spark: Any) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, {A: value(1)})
+    harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
+    store = provider.open(1, first)
+    store.put(B, value(2))
+    os.kill(harness.backendPid(sys.executable), signal.SIGKILL)
+    store.commit()
+    assert store.metrics["backendRestarts"] == 1
+    assert read(instance(), 2, store.checkpoint_id) == {A: value(1), B: value(2)}
+
+
+def test_tasks_commit_side_by_side(spark: Any, tmp_path: Path) -> None:
+    providers = [Provider(spark, f"file:{tmp_path}", partition=partition) for partition in range(8)]
+    failed: list[BaseException] = []
+
+    def work(provider: Provider, partition: int) -> None:
+        try:
+            for version in range(10):
+                commit(provider, version, None, {(f"p{partition}", version): value(version, 2_000)})
+        except BaseException as error:  # noqa: BLE001 - for the main thread to show
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(p, i)) for i, p in enumerate(providers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+    for partition, provider in enumerate(providers):
+        provider.close()
+        fresh = Provider(spark, f"file:{tmp_path}", partition=partition)
+        assert read(fresh, 10, None) == {(f"p{partition}", i): value(i, 2_000) for i in range(10)}
+        fresh.close()
+
+
+def test_the_messages_name_the_store(instance: Open, tmp_path: Path) -> None:
+    with pytest.raises(Py4JJavaError) as raised:
+        instance().open(3, None if "v1" in str(tmp_path) else "0123456789abcdef")
+    message = str(raised.value)
+    assert re.search(r"operator 0, partition 0, store default, version 3", message)
+    assert str(tmp_path) in message
+    assert "the store has no version at all" in message
