@@ -1,7 +1,7 @@
 """Every option, in one table.
 
 The table checks what a user sets, is written into the jar so that the JVM checks the same, and is
-the table of the documentation (``python -m spark_statestore.options``).
+the table of the documentation (`as_markdown`).
 """
 
 from __future__ import annotations
@@ -273,7 +273,3 @@ def as_markdown(options: Iterable[Option] = OPTIONS) -> str:
     lines = ["| option | default | meaning |", "|---|---|---|"]
     lines += [f"| {o.name} | {o.default} | {o.meaning} |" for o in options]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    print(as_markdown())

@@ -1,0 +1,68 @@
+"""What the documentation lists is what there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from spark_statestore import options
+from spark_statestore.checkpoint.metadata.format import METADATA_FORMAT_VERSION
+from spark_statestore.server.protocol import PROTOCOL_VERSION
+from spark_statestore.state.changes import CHANGE_FORMAT_VERSION, CHANGE_SCHEMA
+from spark_statestore.state.handles.codec import HANDLE_FORMAT_VERSION, HANDLE_SCHEMA
+
+ROOT = Path(__file__).resolve().parent.parent
+SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
+README = (ROOT / "README.md").read_text()
+FORMAT = (ROOT / "docs/format.md").read_text()
+
+
+def test_the_readme_has_the_table_of_options() -> None:
+    assert options.as_markdown() in README
+
+
+def test_the_readme_names_every_metric() -> None:
+    source = (SHIM / "StoreMetrics.scala").read_text()
+    named = re.findall(r'Metric\(\s*"(\w+)"', source)
+    section = README.partition("## Metrics")[2].partition("\n## ")[0]
+    listed = re.findall(r"`(\w+)`", section.replace("…", "checkpointCommit"))
+    assert len(named) == 14
+    assert set(named) <= set(listed)
+
+
+def test_the_readme_names_targets_that_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`?make ([a-z]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize("path", ["README.md", "docs/format.md", "examples/README.md", "conf/README.md"])
+def test_links_lead_somewhere(path: str) -> None:
+    document = ROOT / path
+    for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("metadata object", METADATA_FORMAT_VERSION),
+        ("change stream", CHANGE_FORMAT_VERSION),
+        ("handle", HANDLE_FORMAT_VERSION),
+        ("wire protocol", PROTOCOL_VERSION),
+    ],
+)
+def test_the_formats_are_described_in_their_present_versions(name: str, version: int) -> None:
+    assert f"| {name} | {version} |" in FORMAT
+
+
+def test_every_column_of_a_stored_schema_is_described() -> None:
+    for column in [*CHANGE_SCHEMA.names, *HANDLE_SCHEMA.names]:
+        assert f"| `{column}` |" in FORMAT, column
+
+
+def test_both_halves_speak_the_same_protocol() -> None:
+    frames = (SHIM / "io/Frames.scala").read_text()
+    assert f"ProtocolVersion = {PROTOCOL_VERSION}\n" in frames
