@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,25 @@ def test_a_snapshot_of_a_version_that_was_given_up_is_not_used(instance: Open) -
     wanted = filling | {A: value(3), B: value(0), C: value(8)}
     assert read(provider, 9, newest) == wanted
     assert read(instance(**settings), 9, newest) == wanted
+
+
+def test_a_version_may_be_given_up_while_its_snapshot_is_written(instance: Open) -> None:
+    settings = {"backend__snapshotInterval": "1", "backend__compression": "none"}
+    provider = instance(**settings)
+    filling = {("fill", i): value(i, 100_000) for i in range(100)}
+    first = commit(provider, 0, None, filling)
+    for pause in range(5):
+        second = commit(provider, 1, first, {A: value(1)})
+        third = commit(provider, 2, second, {A: value(2), B: value(2)})
+        provider.open_read(3, third).release()
+        snapshot = threading.Thread(target=provider.snapshot)
+        snapshot.start()
+        time.sleep(pause / 250)
+        other = commit(provider, 2, second, {C: value(pause)})
+        snapshot.join()
+        newest = commit(provider, 3, other, {("fill", 0): value(pause)})
+        wanted = filling | {A: value(1), C: value(pause), ("fill", 0): value(pause)}
+        assert read(instance(**settings), 4, newest) == wanted
 
 
 def test_a_snapshot_in_the_background_shortens_the_chain(instance: Open) -> None:
