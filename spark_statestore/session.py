@@ -150,6 +150,8 @@ def attach(spark: SparkSession) -> None:
         If something is missing; the message has the lines to add.
     OptionError
         If an option of the session is unknown or does not fit.
+    StorageURLError, MissingDriverError
+        If the storage of a directory cannot be used from here.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
@@ -184,7 +186,7 @@ def attach(spark: SparkSession) -> None:
         )
     for key, value in spark.conf.getAll.items():
         if key.startswith(OPTION_PREFIX):
-            check(key[len(OPTION_PREFIX) :], value)
+            _check_option(key[len(OPTION_PREFIX) :], value)
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, str]:
@@ -194,12 +196,17 @@ def _check_options(options: dict[str, Any]) -> dict[str, str]:
         name = head + "".join(part.title() for part in rest)
         if name in values:
             raise OptionError(f"the option {name!r} is given twice")
-        values[name] = check(name, value)
-        if name in ("checkpointsDir", "savepointsDir"):
-            from spark_statestore.checkpoint.files import check_url
-
-            check_url(values[name])
+        values[name] = _check_option(name, value)
     return values
+
+
+def _check_option(name: str, value: object) -> str:
+    text = check(name, value)
+    if name in ("checkpointsDir", "savepointsDir"):
+        from spark_statestore.checkpoint.files import check_url
+
+        check_url(text)
+    return text
 
 
 def _append(builder: Builder, defaults: dict[str, str], key: str, value: str) -> None:

@@ -70,13 +70,29 @@ class Ledger:
         self._directory = directory
         self._registry = SharedStateRegistry()
         self._checkpoints: dict[CheckpointName, set[str]] = {}
+        self._unconfirmed: dict[CheckpointName, str] = {}
         self._lock = threading.RLock()
         self.is_complete = False
 
-    def note(self, name: CheckpointName, handle: IncrementalStateHandle, files: Iterable[str] = ()) -> None:
-        """Note a checkpoint, the streams it uses and the files in its directory."""
+    def note(
+        self,
+        name: CheckpointName,
+        handle: IncrementalStateHandle,
+        files: Iterable[str] = (),
+        *,
+        attempt: str | None = None,
+    ) -> None:
+        """Note a checkpoint, the streams it uses and the files in its directory.
+
+        Parameters
+        ----------
+        attempt
+            The attempt of this instance that was just published.
+        """
         with self._lock:
             self._checkpoints.setdefault(name, {METADATA_FILE_NAME}).update(files)
+            if attempt is not None and name.id is None:
+                self._unconfirmed[name] = attempt
             for entry in handle:
                 stream = entry.state.delegate_state_handle
                 self._registry.register_reference(
@@ -86,6 +102,20 @@ class Ledger:
                     created_by=entry.version,
                     keeps_creator=isinstance(stream, SegmentFileStateHandle),
                 )
+
+    def unconfirmed(self, version: int) -> list[tuple[CheckpointName, str]]:
+        """Own checkpoints up to a version, and attempts, that others may have replaced since.
+
+        In checkpoint format v1 a task that runs again elsewhere takes the name over. It does so
+        before Spark accepts the version, so once that has happened a look is enough.
+        """
+        with self._lock:
+            return [(name, attempt) for name, attempt in self._unconfirmed.items() if name.version <= version]
+
+    def confirm(self, name: CheckpointName) -> None:
+        """Note that a checkpoint was looked at."""
+        with self._lock:
+            self._unconfirmed.pop(name, None)
 
     def note_directory(self, name: CheckpointName, files: Iterable[str]) -> None:
         """Note a checkpoint's directory without knowing what it uses."""

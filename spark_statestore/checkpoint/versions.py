@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
-import time
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pyarrow as pa
 
-from spark_statestore._version import __version__
-from spark_statestore.checkpoint import chain
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
 from spark_statestore.checkpoint.metadata.format import (
@@ -22,9 +19,9 @@ from spark_statestore.checkpoint.metadata.format import (
     NamedState,
     StoreId,
     decode_metadata,
-    encode_metadata,
     owner_of,
 )
+from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.storage import (
     METADATA_FILE_NAME,
     CheckpointName,
@@ -33,11 +30,7 @@ from spark_statestore.checkpoint.storage import (
     FsCheckpointStorage,
     MemoryBackendCheckpointStorage,
 )
-from spark_statestore.checkpoint.streams import (
-    CheckpointedStateScope,
-    CheckpointStateOutputStream,
-    FsCheckpointStateOutputStream,
-)
+from spark_statestore.checkpoint.streams import CheckpointedStateScope
 from spark_statestore.errors import (
     CheckpointError,
     CheckpointIOError,
@@ -47,39 +40,16 @@ from spark_statestore.errors import (
     StateLostError,
 )
 from spark_statestore.options import StorageOptions
-from spark_statestore.state.changes import ChangeStreamWriter, read_changes
-from spark_statestore.state.handles import (
-    ByteStreamStateHandle,
-    FileStateHandle,
-    IncrementalStateHandle,
-    OperatorStreamStateHandle,
-    SegmentFileStateHandle,
-)
+from spark_statestore.state.changes import read_changes
+from spark_statestore.state.handles import FileStateHandle, IncrementalStateHandle
 from spark_statestore.state.handles.codec import HandleContext
 
-__all__ = ["Committed", "PendingCheckpoint", "PendingSnapshot", "VersionStore"]
+__all__ = ["VersionStore"]
 
 _logger = logging.getLogger(__name__)
 
 # Files of Spark's own providers: <version>[_<id>].<kind>.
 _SPARKS_FILES = re.compile(r"\d+(_[0-9A-Za-z-]+)?\.(delta|snapshot|zip|changelog)")
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """A version that was just published.
-
-    Attributes
-    ----------
-    handle
-        Its streams.
-    bytes_written, objects_written
-        What went to storage for it.
-    """
-
-    handle: IncrementalStateHandle
-    bytes_written: int
-    objects_written: int
 
 
 class VersionStore:
@@ -150,11 +120,8 @@ class VersionStore:
             self._initialise()
             location = self._storage.initialize_location_for_checkpoint(name)
         except OSError as error:
-            raise CheckpointIOError(
-                f"{self.where(name)} cannot be written: {error}. Check that the directory is writable for "
-                f"the user that runs the executors (uid {os.getuid()}) and that the storage has space."
-            ) from error
-        return PendingCheckpoint(self, location, name, attempt, states)
+            raise self._cannot_write(name, error) from error
+        return PendingCheckpoint(self, location, name, attempt, states, self._options.compression)
 
     def begin_snapshot(self, version: int, states: tuple[NamedState, ...]) -> PendingSnapshot:
         """Begin a full snapshot of a version that exists, to be the base of a later commit.
@@ -164,8 +131,12 @@ class VersionStore:
         CheckpointIOError
             If its place cannot be made.
         """
-        self._initialise()
-        factory = self._storage.resolve_checkpoint_storage_location(CheckpointName(version))
+        name = CheckpointName(version)
+        try:
+            self._initialise()
+        except OSError as error:
+            raise self._cannot_write(name, error) from error
+        factory = self._storage.resolve_checkpoint_storage_location(name)
         return PendingSnapshot(
             version,
             states,
@@ -197,7 +168,9 @@ class VersionStore:
         self._ledger.note(name, metadata.handle)
         return metadata
 
-    def read(self, metadata: CheckpointMetadata) -> Iterator[tuple[str, pa.RecordBatch]]:
+    def read(
+        self, name: CheckpointName, metadata: CheckpointMetadata
+    ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The changes that make up a version, in the order in which they apply.
 
         Sound only once the iterator has ended, see `read_changes`.
@@ -207,7 +180,6 @@ class VersionStore:
         CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
             If a stream cannot be read.
         """
-        name = CheckpointName(metadata.version)
         for entry in metadata.handle:
             try:
                 yield from read_changes(entry.state, f"{self.store}, {name}")
@@ -269,16 +241,41 @@ class VersionStore:
 
         Raises
         ------
-        CorruptCheckpointError
+        CorruptCheckpointError, CheckpointIOError
             If a version that must be kept cannot be read: then nothing is discarded.
         """
-        if owner_of(self._read_or_empty(self._metadata_path(newest))) != attempt:
+        try:
+            return self._cleanup(newest, attempt, retain_from, most)
+        except CheckpointError:
+            raise
+        except OSError as error:
+            raise CheckpointIOError(
+                f"versions of {self.store} at {self._files.url(self._directory)} before {retain_from} could not be "
+                f"discarded: {error}. The next clean-up tries again; nothing that is needed was removed."
+            ) from error
+
+    def _cleanup(self, newest: CheckpointName, attempt: str, retain_from: int, most: int) -> int:
+        # A load meanwhile begins another ledger; this one is of one piece.
+        ledger = self._ledger
+        if self._owner(newest) != attempt:
             # Another instance took this store over, and cleans up after itself.
             _logger.info("%s is no longer this instance's, nothing is discarded", self.where(newest))
             return 0
-        if not self._ledger.is_complete:
-            return self._take_stock(retain_from) + self._ledger.discard_before(retain_from, most)
-        return self._ledger.discard_before(retain_from, most)
+        for name, owner in ledger.unconfirmed(newest.version):
+            if name.version >= retain_from and self._owner(name) != owner:
+                # Another attempt replaced it, whose streams are not known here.
+                ledger.is_complete = False
+            ledger.confirm(name)
+        removed = 0
+        if not ledger.is_complete:
+            # Before it looks, so that a commit meanwhile can say that there is more.
+            ledger.is_complete = True
+            try:
+                removed = self._take_stock(ledger, retain_from)
+            except BaseException:
+                ledger.is_complete = False
+                raise
+        return removed + ledger.discard_before(retain_from, most)
 
     def publish(
         self, location: CheckpointStorageLocation, name: CheckpointName, attempt: str, data: bytes
@@ -299,9 +296,20 @@ class VersionStore:
                 return self._replace(name, attempt, data)
         return 1
 
-    def note(self, name: CheckpointName, handle: IncrementalStateHandle) -> None:
+    def forget_directory(self, name: CheckpointName) -> None:
+        """Remove the directory of a checkpoint that was begun and never published."""
+        # Without an id the name is another attempt's too, which may be about to write there.
+        if name.id is not None:
+            with contextlib.suppress(OSError):
+                self._files.delete_directory(join(self._directory, name.directory))
+
+    def expect_strays(self) -> None:
+        """Have the next clean-up look for files that nothing names."""
+        self._ledger.is_complete = False
+
+    def note(self, name: CheckpointName, handle: IncrementalStateHandle, attempt: str) -> None:
         """Note a version that was published."""
-        self._ledger.note(name, handle)
+        self._ledger.note(name, handle, attempt=attempt)
 
     def metadata_path(self, name: CheckpointName) -> str:
         """Path of a version's metadata."""
@@ -340,27 +348,26 @@ class VersionStore:
             except FileExistsError:
                 continue
         self._files.replace(path, data)
-        self._ledger.is_complete = False
+        self.expect_strays()
         return 1 + len(copies)
 
-    def _take_stock(self, retain_from: int) -> int:
+    def _take_stock(self, ledger: Ledger, retain_from: int) -> int:
         inventory = take_inventory(self._directory, self._files.list_files(self._directory))
         for name, present in inventory.checkpoints.items():
-            self._ledger.note_directory(name, present)
+            ledger.note_directory(name, present)
             if name.version < retain_from:
                 continue
             for file in present:
                 if file == METADATA_FILE_NAME or file.startswith(f"{METADATA_FILE_NAME}."):
-                    self._note_stored(name, file)
+                    self._note_stored(ledger, name, file)
         removed = 0
         for path, version in inventory.shared.items():
-            if version < retain_from and not self._ledger.knows(path):
+            if version < retain_from and not ledger.knows(path):
                 self._files.delete(path)
                 removed += 1
-        self._ledger.is_complete = True
         return removed
 
-    def _note_stored(self, name: CheckpointName, file: str) -> None:
+    def _note_stored(self, ledger: Ledger, name: CheckpointName, file: str) -> None:
         path = join(self._directory, name.directory, file)
         if file.startswith(f"{METADATA_FILE_NAME}.damaged-"):
             return
@@ -368,7 +375,7 @@ class VersionStore:
             data = self._files.read(path)
         except FileNotFoundError:
             return
-        self._ledger.note(name, self._decode(data, name).handle, [file])
+        ledger.note(name, self._decode(data, name).handle, [file])
 
     def _decode(self, data: bytes, name: CheckpointName) -> CheckpointMetadata:
         metadata = decode_metadata(data, self.context, self.where(name))
@@ -385,11 +392,17 @@ class VersionStore:
     def _metadata_path(self, name: CheckpointName) -> str:
         return join(self._directory, name.directory, METADATA_FILE_NAME)
 
-    def _read_or_empty(self, path: str) -> bytes:
+    def _owner(self, name: CheckpointName) -> str | None:
         try:
-            return self._files.read(path)
+            return owner_of(self._files.read(self._metadata_path(name), 0, INLINE_STATE_OFFSET))
         except FileNotFoundError:
-            return b""
+            return None
+
+    def _cannot_write(self, name: CheckpointName, error: OSError) -> CheckpointIOError:
+        return CheckpointIOError(
+            f"{self.where(name)} cannot be written: {error}. Check that the directory is writable for "
+            f"the user that runs the executors (uid {os.getuid()}) and that the storage has space."
+        )
 
     def _not_found(self, name: CheckpointName) -> CheckpointError:
         if not self._files.keeps_files:
@@ -412,8 +425,9 @@ class VersionStore:
         has = f"the versions {present[0]} to {present[-1]}" if present else "no version at all"
         return CheckpointNotFoundError(
             f"{self.where(name)} is not there; the store has {has}. It was removed, is older than what is retained "
-            "(spark.sql.streaming.stateStore.backend.numRetained), or the checkpoint was copied without it. Copy it "
-            "back from a backup, or start from a version that is there."
+            "(spark.sql.streaming.stateStore.backend.numRetained), the checkpoint was copied without it, or the "
+            "query was started with another checkpointsDir. Copy it back from a backup, set that option as it was, "
+            "or start from a version that is there."
         )
 
     def _lost(self, name: CheckpointName) -> StateLostError:
@@ -423,151 +437,4 @@ class VersionStore:
             "The option storage=memory without checkpointsDir keeps nothing beyond its process. If the process "
             "still runs on another executor, a retry there finds the state; to survive the process, set "
             "checkpointsDir, or storage=filesystem, before the query starts."
-        )
-
-
-class PendingSnapshot:
-    """A full snapshot in the making: write its rows, then finish or abandon it.
-
-    Parameters
-    ----------
-    version
-        The version.
-    states
-        Its column families.
-    stream
-        Where it goes.
-    codec
-        Compresses it.
-    """
-
-    def __init__(
-        self,
-        version: int,
-        states: tuple[NamedState, ...],
-        stream: CheckpointStateOutputStream,
-        codec: str | None,
-    ) -> None:
-        self._version = version
-        self._states = states
-        self._stream = stream
-        self._writer = ChangeStreamWriter(stream, codec)
-
-    def write(self, state: int, message: pa.Buffer) -> None:
-        """Append a batch of changes.
-
-        Parameters
-        ----------
-        state
-            Which of the states it belongs to, by position.
-        message
-            An Arrow record batch message with the schema of changes.
-        """
-        self._writer.write(self._states[state].name, message)
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-        self._stream.close()
-
-    def finish(self) -> IncrementalStateHandle:
-        """Finish it, as a file of its own: until a commit takes it, no metadata could hold it."""
-        if self._stream.get_pos() and isinstance(self._stream, FsCheckpointStateOutputStream):
-            self._stream.flush_to_file()
-        return chain.start(self._version, self._writer.finish())
-
-
-class PendingCheckpoint(PendingSnapshot):
-    """A checkpoint in the making: write its changes, then publish it or abandon it.
-
-    Parameters
-    ----------
-    versions
-        The store's versions.
-    location
-        The place of the checkpoint.
-    name, attempt, states
-        See `VersionStore.begin`.
-    """
-
-    def __init__(
-        self,
-        versions: VersionStore,
-        location: CheckpointStorageLocation,
-        name: CheckpointName,
-        attempt: str,
-        states: tuple[NamedState, ...],
-    ) -> None:
-        self._versions = versions
-        self._location = location
-        self._name = name
-        self._attempt = attempt
-        stream = location.stream_factory().create_checkpoint_state_output_stream(
-            CheckpointedStateScope.SHARED
-        )
-        super().__init__(name.version, states, stream, versions._options.compression)
-
-    def publish(
-        self,
-        parent: IncrementalStateHandle | None,
-        parent_attempt: str | None,
-        base: IncrementalStateHandle | None,
-    ) -> Committed:
-        """Publish the version.
-
-        Parameters
-        ----------
-        parent
-            The version that the changes apply to; None if they are a full snapshot.
-        parent_attempt
-            The attempt that wrote it.
-        base
-            A full snapshot of an earlier version to start from, see `finish_snapshot`.
-        """
-        stream = self._writer.finish()
-        objects = 0
-        inline = b""
-        size = 0
-        if stream is not None:
-            size = stream.state_size
-            data = stream.as_bytes_if_in_memory()
-            if data is None:
-                objects = 1
-            else:
-                inline = data
-                stream = self._as_segment(stream, len(data))
-        version = self._name.version
-        if parent is None:
-            handle = chain.start(version, stream)
-        else:
-            handle = chain.extend(parent, version, stream)
-            if base is not None and self._versions.holds(base):
-                handle = chain.rebase(handle, base)
-        metadata = CheckpointMetadata(
-            store=self._versions.store,
-            version=version,
-            attempt=self._attempt,
-            parent_attempt=parent_attempt,
-            created_ms=time.time_ns() // 1_000_000,
-            written_by=__version__,
-            states=self._states,
-            handle=handle,
-        )
-        encoded = encode_metadata(metadata, inline, self._versions.context)
-        objects += self._versions.publish(self._location, self._name, self._attempt, encoded)
-        self._versions.note(self._name, handle)
-        return Committed(handle, len(encoded) + size - len(inline), objects)
-
-    def _as_segment(self, stream: OperatorStreamStateHandle, size: int) -> OperatorStreamStateHandle:
-        delegate = stream.delegate_state_handle
-        assert isinstance(delegate, ByteStreamStateHandle)  # noqa: S101 - it had its bytes in memory
-        return OperatorStreamStateHandle(
-            state_name_to_partition_offsets=stream.state_name_to_partition_offsets,
-            delegate_state_handle=SegmentFileStateHandle(
-                self._versions.files,
-                self._versions.metadata_path(self._name),
-                INLINE_STATE_OFFSET,
-                size,
-                self._attempt,
-                delegate.checksum,
-            ),
         )

@@ -7,6 +7,7 @@ the process that started the backend is gone, and so is the backend.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -31,7 +32,7 @@ def main() -> None:
     except ImportError as error:
         _say({"error": _missing(error)})
         sys.exit(1)
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    threading.Thread(target=_follow_parent, args=(arguments.listen,), daemon=True).start()
     run(arguments.listen, token, __version__, _say)
 
 
@@ -43,10 +44,15 @@ def _missing(error: ImportError) -> str:
     )
 
 
-def _follow_parent() -> None:
+def _follow_parent(listen: str) -> None:
     # A blocking read of a pipe ends exactly when the last writer, the JVM, is gone.
     while os.read(0, 4096):
         pass
+    if listen != "tcp":
+        # A JVM that was killed cannot remove the socket and the directory that it made for it.
+        with contextlib.suppress(OSError):
+            os.unlink(listen)
+            os.rmdir(os.path.dirname(listen))
     os._exit(0)
 
 

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from spark_statestore.checkpoint.files import MemoryFileSystem
 from spark_statestore.checkpoint.metadata import NamedState, StoreId
+from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.storage import CheckpointName
-from spark_statestore.checkpoint.versions import PendingCheckpoint, PendingSnapshot, VersionStore
+from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import ProtocolError
 from spark_statestore.options import StorageOptions
 from spark_statestore.server.memory import resident_bytes
@@ -62,15 +63,16 @@ class Requests:
     def _load(self, request: dict[str, Any], connection: FrameSocket) -> None:
         _expect_end(connection)
         store = self._store(request["store"])
-        metadata = store.load(CheckpointName(request["version"], request.get("id")))
+        name = CheckpointName(request["version"], request.get("id"))
+        metadata = store.load(name)
         positions = {state.name: i for i, state in enumerate(metadata.states)}
         answer = _describe(metadata.handle, metadata.attempt)
         answer["states"] = [{"name": state.name, "rows": state.rows} for state in metadata.states]
         answer["bytesRead"] = metadata.handle.state_size
         connection.send_json(Kind.CONTROL, answer)
         connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))
-        for name, batch in store.read(metadata):
-            connection.send(Kind.DATA, batch.serialize(), positions[name])
+        for state, batch in store.read(name, metadata):
+            connection.send(Kind.DATA, batch.serialize(), positions[state])
         connection.send(Kind.END)
 
     def _commit(self, request: dict[str, Any], connection: FrameSocket) -> None:

@@ -71,8 +71,11 @@ def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
     pyarrow.ArrowException
         If the message is no batch of changes.
     """
-    batch = pa.ipc.read_record_batch(message, CHANGE_SCHEMA)
-    batch.validate()
+    try:
+        batch = pa.ipc.read_record_batch(message, CHANGE_SCHEMA)
+        batch.validate()
+    except (EOFError, OSError) as error:
+        raise pa.ArrowInvalid(str(error)) from error
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
     sink = pa.BufferOutputStream()
@@ -169,7 +172,7 @@ def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tupl
             try:
                 batch = pa.ipc.read_record_batch(pa.py_buffer(data), CHANGE_SCHEMA)
                 batch.validate(full=True)
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, EOFError, OSError) as error:
                 raise _corrupt(where, handle, f"has an unreadable batch at byte {offset}: {error}") from error
             yield name, batch
         if stream.read(1):

@@ -149,8 +149,13 @@ class LocalFileSystem(FileSystem):
             return
         except FileNotFoundError:
             self.make_directory(parent_of(path))
-            self.make_directory(path, exist_ok=exist_ok)
-            return
+            # Not called again, which would not end where the parent takes no directories, as in /proc.
+            try:
+                os.mkdir(path)
+            except FileExistsError:
+                if not exist_ok or not os.path.isdir(path):
+                    raise
+                return
         self._sync_name(path)
 
     def exists(self, path: str) -> bool:

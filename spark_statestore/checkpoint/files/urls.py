@@ -17,6 +17,7 @@ __all__ = ["check_url", "open_file_system", "split_url"]
 _HADOOP_SCHEMES = {
     "s3a": "s3",
     "s3n": "s3",
+    "abfss": "abfs",
     "wasb": "abfs",
     "wasbs": "abfs",
     "gs": "gcs",
@@ -28,7 +29,6 @@ _PACKAGES = {
     "s3": "s3fs",
     "gcs": "gcsfs",
     "abfs": "adlfs",
-    "abfss": "adlfs",
     "az": "adlfs",
     "oss": "ossfs",
     "oci": "ocifs",

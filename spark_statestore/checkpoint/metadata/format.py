@@ -223,7 +223,7 @@ def decode_metadata(data: bytes, context: HandleContext, where: str) -> Checkpoi
             states=tuple(NamedState.from_json(node) for node in properties["states"]),
             handle=decoded,
         )
-    except (KeyError, TypeError, ValueError, struct.error, zlib.error) as error:
+    except (KeyError, TypeError, ValueError, RecursionError, struct.error, zlib.error) as error:
         if isinstance(error, CorruptCheckpointError | UnsupportedFormatError):
             raise
         raise _corrupt(where, f"cannot be read: {error}") from error

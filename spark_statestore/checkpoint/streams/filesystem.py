@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import uuid
 import zlib
+from typing import TYPE_CHECKING
 
 from spark_statestore.checkpoint.files.base import Buffer, FileOutput, FileSystem, join, parent_of
-from spark_statestore.checkpoint.storage.base import CompletedCheckpointStorageLocation
 from spark_statestore.checkpoint.streams.base import (
     CheckpointedStateScope,
     CheckpointMetadataOutputStream,
@@ -19,6 +19,9 @@ from spark_statestore.options import MAX_FILE_STATE_THRESHOLD
 from spark_statestore.state.handles.base import StreamStateHandle
 from spark_statestore.state.handles.file import FileStateHandle, RelativeFileStateHandle
 from spark_statestore.state.handles.memory import ByteStreamStateHandle
+
+if TYPE_CHECKING:
+    from spark_statestore.checkpoint.storage.base import CompletedCheckpointStorageLocation
 
 __all__ = [
     "FsCheckpointMetadataOutputStream",

@@ -152,7 +152,16 @@ def decode_handle(
         batch.validate(full=True)
         nodes = _Nodes(batch.to_pylist())
         return nodes.decode(0, context)
-    except (pa.ArrowException, OSError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (
+        pa.ArrowException,
+        AttributeError,
+        EOFError,
+        OSError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(

@@ -1,0 +1,229 @@
+"""A checkpoint or a snapshot of one version in the making."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from spark_statestore._version import __version__
+from spark_statestore.checkpoint import chain
+from spark_statestore.checkpoint.metadata.format import (
+    INLINE_STATE_OFFSET,
+    CheckpointMetadata,
+    NamedState,
+    encode_metadata,
+)
+from spark_statestore.checkpoint.streams import (
+    CheckpointedStateScope,
+    CheckpointStateOutputStream,
+    FsCheckpointStateOutputStream,
+)
+from spark_statestore.state.changes import ChangeStreamWriter
+from spark_statestore.state.handles import (
+    ByteStreamStateHandle,
+    IncrementalStateHandle,
+    OperatorStreamStateHandle,
+    SegmentFileStateHandle,
+)
+
+if TYPE_CHECKING:
+    from spark_statestore.checkpoint.storage import CheckpointName, CheckpointStorageLocation
+    from spark_statestore.checkpoint.versions import VersionStore
+
+__all__ = ["Committed", "PendingCheckpoint", "PendingSnapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A version that was just published.
+
+    Attributes
+    ----------
+    handle
+        Its streams.
+    bytes_written, objects_written
+        What went to storage for it.
+    """
+
+    handle: IncrementalStateHandle
+    bytes_written: int
+    objects_written: int
+
+
+class PendingSnapshot:
+    """A full snapshot in the making: write its rows, then finish or abandon it.
+
+    Parameters
+    ----------
+    version
+        The version.
+    states
+        Its column families.
+    stream
+        Where it goes.
+    codec
+        Compresses it.
+    """
+
+    def __init__(
+        self,
+        version: int,
+        states: tuple[NamedState, ...],
+        stream: CheckpointStateOutputStream,
+        codec: str | None,
+    ) -> None:
+        self._version = version
+        self._states = states
+        self._stream = stream
+        self._writer = ChangeStreamWriter(stream, codec)
+
+    def write(self, state: int, message: pa.Buffer) -> None:
+        """Append a batch of changes.
+
+        Parameters
+        ----------
+        state
+            Which of the states it belongs to, by position.
+        message
+            An Arrow record batch message with the schema of changes.
+        """
+        self._writer.write(self._states[state].name, message)
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        self._stream.close()
+
+    def finish(self) -> IncrementalStateHandle:
+        """Finish it, as a file of its own: until a commit takes it, no metadata could hold it."""
+        if self._stream.get_pos() and isinstance(self._stream, FsCheckpointStateOutputStream):
+            self._stream.flush_to_file()
+        return chain.start(self._version, self._writer.finish())
+
+
+class PendingCheckpoint(PendingSnapshot):
+    """A checkpoint in the making: write its changes, then publish it or abandon it.
+
+    Parameters
+    ----------
+    versions
+        The store's versions.
+    location
+        The place of the checkpoint.
+    name, attempt, states
+        See `VersionStore.begin`.
+    codec
+        Compresses it.
+    """
+
+    def __init__(
+        self,
+        versions: VersionStore,
+        location: CheckpointStorageLocation,
+        name: CheckpointName,
+        attempt: str,
+        states: tuple[NamedState, ...],
+        codec: str | None,
+    ) -> None:
+        self._versions = versions
+        self._location = location
+        self._name = name
+        self._attempt = attempt
+        stream = location.stream_factory().create_checkpoint_state_output_stream(
+            CheckpointedStateScope.SHARED
+        )
+        super().__init__(name.version, states, stream, codec)
+
+    def abandon(self) -> None:
+        super().abandon()
+        self._versions.forget_directory(self._name)
+
+    def publish(
+        self,
+        parent: IncrementalStateHandle | None,
+        parent_attempt: str | None,
+        base: IncrementalStateHandle | None,
+    ) -> Committed:
+        """Publish the version.
+
+        Parameters
+        ----------
+        parent
+            The version that the changes apply to; None if they are a full snapshot.
+        parent_attempt
+            The attempt that wrote it.
+        base
+            A full snapshot of an earlier version to start from, see `PendingSnapshot.finish`.
+
+        Raises
+        ------
+        CheckpointIOError
+            If it cannot be published.
+        """
+        try:
+            return self._publish(parent, parent_attempt, base)
+        except BaseException:
+            # Whether metadata names the streams already is not known here.
+            self._versions.expect_strays()
+            raise
+
+    def _publish(
+        self,
+        parent: IncrementalStateHandle | None,
+        parent_attempt: str | None,
+        base: IncrementalStateHandle | None,
+    ) -> Committed:
+        stream = self._writer.finish()
+        objects = 0
+        inline = b""
+        size = 0
+        if stream is not None:
+            size = stream.state_size
+            data = stream.as_bytes_if_in_memory()
+            if data is None:
+                objects = 1
+            else:
+                inline = data
+                stream = self._as_segment(stream, len(data))
+        version = self._name.version
+        handle = chain.start(version, stream) if parent is None else chain.extend(parent, version, stream)
+        if base is not None:
+            handle = self._rebase(handle, base)
+        metadata = CheckpointMetadata(
+            store=self._versions.store,
+            version=version,
+            attempt=self._attempt,
+            parent_attempt=parent_attempt,
+            created_ms=time.time_ns() // 1_000_000,
+            written_by=__version__,
+            states=self._states,
+            handle=handle,
+        )
+        encoded = encode_metadata(metadata, inline, self._versions.context)
+        objects += self._versions.publish(self._location, self._name, self._attempt, encoded)
+        self._versions.note(self._name, handle, self._attempt)
+        return Committed(handle, len(encoded) + size - len(inline), objects)
+
+    def _rebase(self, handle: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
+        if base.version > handle.base_version and self._versions.holds(base):
+            return chain.rebase(handle, base)
+        # A snapshot in the background can be overtaken by a commit of everything.
+        self._versions.expect_strays()
+        return handle
+
+    def _as_segment(self, stream: OperatorStreamStateHandle, size: int) -> OperatorStreamStateHandle:
+        delegate = stream.delegate_state_handle
+        assert isinstance(delegate, ByteStreamStateHandle)  # noqa: S101 - it had its bytes in memory
+        return OperatorStreamStateHandle(
+            state_name_to_partition_offsets=stream.state_name_to_partition_offsets,
+            delegate_state_handle=SegmentFileStateHandle(
+                self._versions.files,
+                self._versions.metadata_path(self._name),
+                INLINE_STATE_OFFSET,
+                size,
+                self._attempt,
+                delegate.checksum,
+            ),
+        )

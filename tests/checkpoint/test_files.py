@@ -1,0 +1,310 @@
+"""File systems: one contract for all of them, and from URLs to them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from spark_statestore.checkpoint.files import (
+    FileSystem,
+    FsspecFileSystem,
+    LocalFileSystem,
+    MemoryFileSystem,
+    check_url,
+    join,
+    open_file_system,
+    parent_of,
+    split_url,
+)
+from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
+
+
+def local_without(*names: str) -> LocalFileSystem:
+    files = LocalFileSystem()
+    for name in names:
+        setattr(files, name, False)
+    return files
+
+
+KINDS: dict[str, Callable[[], FileSystem]] = {
+    "local": LocalFileSystem,
+    "local-synced": lambda: LocalFileSystem(fsync=True),
+    "local-linked": lambda: local_without("_unnamed_files"),
+    "local-in-place": lambda: local_without("_unnamed_files", "_hard_links"),
+    "process-memory": MemoryFileSystem,
+    "fsspec-memory": lambda: FsspecFileSystem(fsspec.filesystem("memory"), "memory"),
+    "fsspec-local": lambda: FsspecFileSystem(fsspec.filesystem("local"), "local"),
+}
+
+
+@pytest.fixture(params=KINDS)
+def files(request: pytest.FixtureRequest) -> FileSystem:
+    return KINDS[request.param]()
+
+
+@pytest.fixture
+def directory(files: FileSystem, tmp_path: Path) -> str:
+    path = f"{tmp_path}/{uuid.uuid4()}"
+    files.make_directory(path)
+    return path
+
+
+def names(files: FileSystem, directory: str) -> list[str]:
+    return sorted(status.path.removeprefix(f"{directory}/") for status in files.list_files(directory))
+
+
+def test_a_created_file_is_there_whole_and_is_never_replaced(files: FileSystem, directory: str) -> None:
+    path = join(directory, "file")
+    files.create(path, memoryview(b"0123456789"))
+    with pytest.raises(FileExistsError):
+        files.create(path, b"other")
+    assert files.read(path) == b"0123456789"
+    assert files.read(path, 2, 3) == b"234"
+    assert files.read(path, 8, 9) == b"89"
+    assert names(files, directory) == ["file"]
+
+
+def test_a_replaced_file_shows_the_new_bytes(files: FileSystem, directory: str) -> None:
+    path = join(directory, "file")
+    for data in (b"one", b"two and more", b""):
+        files.replace(path, data)
+        assert files.read(path) == data
+    assert names(files, directory) == ["file"]
+
+
+def test_a_missing_file_is_a_file_not_found(files: FileSystem, directory: str) -> None:
+    path = join(directory, "missing")
+    for ask in (files.read, files.open_input, files.delete):
+        with pytest.raises(FileNotFoundError):
+            ask(path)
+    assert not files.exists(path)
+    assert list(files.list_files(path)) == []
+    files.delete_directory(path)
+    files.delete_directory(path, recursive=True)
+
+
+def test_a_written_file_is_there_once_it_is_closed(files: FileSystem, directory: str) -> None:
+    path = join(directory, "file")
+    out = files.open_output(path)
+    out.write(b"01234")
+    out.flush()
+    out.sync()
+    out.write(bytearray(b"56789"))
+    out.close()
+    with files.open_input(path) as stream:
+        assert stream.read(2) == b"01"
+        stream.seek(7)
+        assert stream.read() == b"789"
+    assert [status.size for status in files.list_files(directory)] == [10]
+
+
+def test_an_abandoned_file_is_gone(files: FileSystem, directory: str) -> None:
+    out = files.open_output(join(directory, "file"))
+    out.write(b"01234")
+    out.abandon()
+    assert names(files, directory) == []
+
+
+def test_directories_come_with_their_parents_and_go_when_asked(files: FileSystem, directory: str) -> None:
+    inner = join(directory, "a", "b")
+    files.make_directory(inner)
+    files.make_directory(inner)
+    files.create(join(inner, "file"), b"1")
+    files.create(join(directory, "top"), b"22")
+    assert files.is_directory(inner)
+    assert files.exists(inner)
+    assert not files.is_directory(join(inner, "file"))
+    assert names(files, directory) == ["a/b/file", "top"]
+    files.delete_directory(join(directory, "a"), recursive=True)
+    assert names(files, directory) == ["top"]
+    files.delete(join(directory, "top"))
+    assert names(files, directory) == []
+
+
+def test_only_one_of_many_creates_a_file(files: FileSystem, directory: str) -> None:
+    if isinstance(files, FsspecFileSystem):
+        pytest.skip("exclusive only where the driver is")
+    won: list[bytes] = []
+    start = threading.Barrier(8)
+
+    def create(data: bytes) -> None:
+        start.wait()
+        try:
+            files.create(join(directory, "file"), data)
+        except FileExistsError:
+            return
+        won.append(data)
+
+    threads = [threading.Thread(target=create, args=(bytes([i]) * 1000,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [files.read(join(directory, "file"))] == won
+    assert names(files, directory) == ["file"]
+
+
+def test_a_directory_that_is_not_empty_stays(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    with pytest.raises(OSError, match="not empty"):
+        LocalFileSystem().delete_directory(str(tmp_path))
+    with pytest.raises(FileExistsError):
+        LocalFileSystem().make_directory(str(tmp_path), exist_ok=False)
+    with pytest.raises(FileExistsError):
+        LocalFileSystem().make_directory(str(tmp_path / "file"))
+
+
+def test_a_failed_write_leaves_nothing_hidden_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for files in (
+        LocalFileSystem(),
+        local_without("_unnamed_files"),
+        local_without("_unnamed_files", "_hard_links"),
+    ):
+        monkeypatch.setattr(os, "write", no_space)
+        for write in (files.create, files.replace):
+            with pytest.raises(OSError, match="No space"):
+                write(str(tmp_path / "file"), b"1")
+        monkeypatch.undo()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_where_links_are_not_supported_files_are_written_in_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files = LocalFileSystem()
+    files.create(str(tmp_path / "file"), b"1")
+    with pytest.raises(FileExistsError):
+        files.create(str(tmp_path / "file"), b"2")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"1"
+
+
+def test_synced_files_are_synced_with_the_directories_that_name_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    files = LocalFileSystem(fsync=True)
+    files.make_directory(str(tmp_path / "d"))
+    assert synced == [str(tmp_path)]
+    for write in (files.create, files.replace):
+        synced.clear()
+        write(str(tmp_path / "d" / write.__name__), b"1")
+        assert len(synced) == 2
+        assert synced[1] == str(tmp_path / "d")
+    synced.clear()
+    out = files.open_output(str(tmp_path / "d" / "output"))
+    out.write(b"1")
+    out.close()
+    assert synced == [str(tmp_path / "d" / "output"), str(tmp_path / "d")]
+    synced.clear()
+    LocalFileSystem().create(str(tmp_path / "unsynced"), b"1")
+    assert synced == []
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "split"),
+    [
+        ("/data/state", ("file", "/data/state")),
+        ("data/state", ("file", "data/state")),
+        ("file:/data/state", ("file", "/data/state")),
+        ("file:///data/state", ("file", "///data/state")),
+        ("FILE:///data", ("file", "///data")),
+        (" s3://bucket/state ", ("s3", "//bucket/state")),
+        ("s3a://bucket/state", ("s3", "//bucket/state")),
+        ("s3n://bucket/state", ("s3", "//bucket/state")),
+        ("gs://bucket/state", ("gcs", "//bucket/state")),
+        ("wasbs://c@account.blob.core.windows.net/x", ("abfs", "//c@account.blob.core.windows.net/x")),
+        ("abfss://c@account.dfs.core.windows.net/x", ("abfs", "//c@account.dfs.core.windows.net/x")),
+        ("memory:/x", ("memory", "/x")),
+        ("/data/with:colon", ("file", "/data/with:colon")),
+        ("c:/data", ("file", "c:/data")),
+    ],
+)
+def test_urls_are_understood_as_spark_writes_them(url: str, split: tuple[str, str]) -> None:
+    assert split_url(url) == split
+
+
+@pytest.mark.parametrize("url", ["file:/a%20b/c d", "file:///a%20b/c d", "/a%20b/c d"])
+def test_a_local_path_is_taken_as_it_is_written(url: str) -> None:
+    files, path = open_file_system(url)
+    assert isinstance(files, LocalFileSystem)
+    assert path == "/a%20b/c d"
+
+
+def test_a_relative_path_is_relative_to_here() -> None:
+    assert open_file_system("state")[1] == str(Path.cwd() / "state")
+
+
+@pytest.mark.parametrize("url", ["", "  ", "s3://", "file:", "file:///", "/"])
+def test_a_url_without_a_directory_is_refused(url: str) -> None:
+    with pytest.raises(StorageURLError, match="names no directory"):
+        open_file_system(url)
+
+
+@pytest.mark.parametrize("url", ["https://host/x", "data:x", "github://a/b", "nonsense://x/y", "hfds://nn/x"])
+def test_a_scheme_that_cannot_hold_state_is_refused(url: str) -> None:
+    for check in (check_url, open_file_system):
+        with pytest.raises(StorageURLError, match="cannot hold state") as raised:
+            check(url)
+        assert url in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [("gs://b/x", "gcsfs"), ("abfss://c@a.dfs.core.windows.net/x", "adlfs"), ("oss://b/x", "ossfs")],
+)
+def test_a_missing_driver_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for check in (check_url, open_file_system):
+        with pytest.raises(MissingDriverError, match=f"pip install {package}") as raised:
+            check(url)
+        assert url in str(raised.value)
+        assert isinstance(raised.value, ImportError)
+
+
+def test_a_driver_that_cannot_open_its_file_system_is_told_with_the_url() -> None:
+    # There is no such user database, name server or key behind it.
+    with pytest.raises((StorageUnavailableError, MissingDriverError)) as raised:
+        open_file_system("sftp://nobody@localhost:1/x")
+    assert "sftp://nobody@localhost:1/x" in str(raised.value)
+
+
+def test_a_file_system_is_opened_once() -> None:
+    name = uuid.uuid4()
+    first, path = open_file_system(f"memory://{name}/a")
+    again, other = open_file_system(f"memory://{name}/b")
+    assert first is again
+    assert (path, other) == (f"/{name}/a", f"/{name}/b")
+    assert open_file_system("/x")[0] is open_file_system("file:/y")[0]
+    assert open_file_system("/x", fsync=True)[0] is not open_file_system("/x")[0]
+
+
+def test_paths_are_joined_and_taken_apart() -> None:
+    assert join("/a/", "b", "c") == "/a/b/c"
+    assert parent_of("/a/b/") == "/a"
+    assert LocalFileSystem().url("/a") == "file:///a"
+    assert FsspecFileSystem(fsspec.filesystem("memory"), "s3").url("bucket/a") == "s3://bucket/a"

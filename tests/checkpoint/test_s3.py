@@ -1,0 +1,156 @@
+"""A store on S3, served by moto, through s3fs."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+
+from spark_statestore.checkpoint.files import check_url
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
+from tests.checkpoint.stores import attempt, commit, message, named, open_store, rows_of, snapshot
+
+s3fs = pytest.importorskip("s3fs")
+moto_server = pytest.importorskip("moto.server")
+
+pytestmark = [
+    pytest.mark.slow,
+    # Of the test server and the AWS client.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+LARGE = {b"large": b"x" * 2000}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "FSSPEC_S3_ENDPOINT_URL": endpoint,
+    }.items():
+        monkeypatch.setenv(name, value)
+    # As fsspec does when it is imported.
+    monkeypatch.setitem(fsspec.config.conf, "s3", {})
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    name = f"bucket-{uuid.uuid4()}"
+    fsspec.filesystem("s3").mkdir(name)
+    return name
+
+
+@pytest.fixture
+def calls(bucket: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The requests to S3, in their order."""
+    made: list[str] = []
+    call = s3fs.S3FileSystem._call_s3
+
+    async def note(self: object, method: str, *args: object, **kwargs: object) -> object:
+        made.append(method)
+        return await call(self, method, *args, **kwargs)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", note)
+    return made
+
+
+def keys(bucket: str) -> list[str]:
+    fs = fsspec.filesystem("s3")
+    fs.invalidate_cache()
+    return sorted(name.removeprefix(f"{bucket}/state/0/3/") for name in fs.find(bucket))
+
+
+def test_versions_are_kept_and_found(bucket: str) -> None:
+    url = f"s3a://{bucket}/state/0/3"
+    check_url(url)
+    store = open_store(url)
+    one = commit(store, CheckpointName(1), {b"a": b"1"} | LARGE).handle
+    commit(store, CheckpointName(2), {b"b": b"2"}, [b"a"], parent=one)
+    assert rows_of(open_store(url), CheckpointName(1)) == {b"a": b"1"} | LARGE
+    assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(2)) == {b"b": b"2"} | LARGE
+    shared = [key for key in keys(bucket) if key.startswith("shared/1-")]
+    assert keys(bucket) == ["chk-1/_metadata", "chk-2/_metadata", *shared]
+    assert len(shared) == 1
+
+
+def test_a_small_commit_is_one_request_and_no_listing(bucket: str, calls: list[str]) -> None:
+    store = open_store(f"s3://{bucket}/state/0/3")
+    handle = None
+    for version in (1, 2, 3):
+        calls.clear()
+        handle = commit(store, CheckpointName(version), {b"a": b"%d" % version}, parent=handle).handle
+        assert calls == ["put_object"]
+    fresh = open_store(f"s3://{bucket}/state/0/3")
+    calls.clear()
+    rows_of(fresh, CheckpointName(3))
+    assert not any("list" in call for call in calls)
+
+
+def test_a_version_that_is_committed_again_counts_last(bucket: str) -> None:
+    url = f"s3://{bucket}/state/0/3"
+    one, other = open_store(url), open_store(url)
+    first = commit(one, CheckpointName(1), {b"a": b"first"}).handle
+    commit(other, CheckpointName(1), {b"a": b"second"})
+    commit(one, CheckpointName(2), {b"b": b"2"}, parent=first)
+    assert rows_of(open_store(url), CheckpointName(1)) == {b"a": b"second"}
+    assert rows_of(open_store(url), CheckpointName(2)) == {b"a": b"first", b"b": b"2"}
+
+
+def test_a_cleanup_leaves_what_is_used(bucket: str, calls: list[str]) -> None:
+    url, mine = f"s3://{bucket}/state/0/3", attempt()
+    store = open_store(url)
+    handle = commit(store, CheckpointName(1), LARGE, by=mine).handle
+    commit(open_store(url), CheckpointName(1), LARGE)
+    for version in (2, 3):
+        handle = commit(
+            store, CheckpointName(version), {b"k%d" % version: b"v"}, parent=handle, by=mine
+        ).handle
+    base = snapshot(store, 3, {b"k2": b"v", b"k3": b"v"} | LARGE)
+    commit(store, CheckpointName(4), {b"k4": b"v"}, parent=handle, base=base, by=mine)
+    store.cleanup(CheckpointName(4), mine, 4, 0)
+    left = keys(bucket)
+    assert [key.partition("-")[0] for key in left] == ["chk", "shared/3"]
+    assert rows_of(open_store(url), CheckpointName(4)) == {b"k%d" % i: b"v" for i in (2, 3, 4)} | LARGE
+    calls.clear()
+    store.cleanup(CheckpointName(4), mine, 4, 0)
+    assert calls == ["get_object"]
+
+
+def test_an_abandoned_checkpoint_leaves_nothing(bucket: str) -> None:
+    pending = open_store(f"s3://{bucket}/state/0/3").begin(CheckpointName(1), attempt(), named())
+    pending.write(0, message(LARGE))
+    pending.abandon()
+    assert keys(bucket) == []
+
+
+def test_what_is_missing_is_told_with_its_url(bucket: str) -> None:
+    store = open_store(f"s3a://{bucket}/state/0/3")
+    with pytest.raises(CheckpointNotFoundError, match=f"s3://{bucket}/state/0/3/chk-1"):
+        store.load(CheckpointName(1))
+    commit(store, CheckpointName(1), LARGE)
+    (shared,) = [key for key in keys(bucket) if key.startswith("shared")]
+    fsspec.filesystem("s3").rm_file(f"{bucket}/state/0/3/{shared}")
+    with pytest.raises(CorruptCheckpointError, match=shared):
+        rows_of(store, CheckpointName(1))
+
+
+def test_a_bucket_that_is_not_there_is_told_with_its_url(bucket: str) -> None:
+    store = open_store("s3://no-such-bucket-anywhere/state")
+    with pytest.raises(CheckpointIOError, match="s3://no-such-bucket-anywhere/state/chk-1"):
+        commit(store, CheckpointName(1), {b"a": b"1"})
+    with pytest.raises(CheckpointIOError, match="s3://no-such-bucket-anywhere/state"):
+        commit(store, CheckpointName(1), LARGE)

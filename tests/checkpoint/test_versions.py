@@ -1,0 +1,366 @@
+"""The versions of a store, one situation at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.checkpoint.files import FileStatus, MemoryFileSystem
+from spark_statestore.checkpoint.metadata import StoreId
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.versions import VersionStore
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    ForeignCheckpointError,
+    StateLostError,
+    StateTooLargeError,
+)
+from spark_statestore.options import StorageOptions
+from spark_statestore.state.handles import IncrementalStateHandle
+from spark_statestore.state.handles.codec import decode_handle, encode_handle
+from tests.checkpoint.stores import (
+    attempt,
+    commit,
+    files_below,
+    message,
+    named,
+    open_store,
+    rows_of,
+    snapshot,
+)
+
+LARGE = {b"large": b"x" * 2000}
+
+
+def v1(version: int) -> CheckpointName:
+    return CheckpointName(version)
+
+
+def grow(store: VersionStore, versions: int, by: str | None = None) -> IncrementalStateHandle:
+    """Versions 1 to n, each with a row of its own, and the first one in a shared file."""
+    handle = None
+    for version in range(1, versions + 1):
+        put = {b"k%d" % version: b"v"} | (LARGE if version == 1 else {})
+        handle = commit(store, v1(version), put, parent=handle, by=by).handle
+    assert handle is not None
+    return handle
+
+
+def test_an_attempt_that_was_replaced_stays_readable_for_who_builds_on_it(tmp_path: Path) -> None:
+    one, other = open_store(tmp_path), open_store(tmp_path)
+    first = commit(one, v1(1), {b"a": b"first"}).handle
+    commit(other, v1(1), {b"a": b"second"})
+    commit(one, v1(2), {b"b": b"2"}, parent=first)
+    assert rows_of(open_store(tmp_path), v1(1)) == {b"a": b"second"}
+    assert rows_of(open_store(tmp_path), v1(2)) == {b"a": b"first", b"b": b"2"}
+
+
+def test_of_two_attempts_that_replace_a_third_at_once_both_stay_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    commit(store, v1(1), {b"a": b"first"})
+    replace = store.files.replace
+    second: list[IncrementalStateHandle] = []
+
+    def replace_late(path: str, data: bytes) -> None:
+        if not second:
+            second.append(IncrementalStateHandle(0, 0, []))
+            second[0] = commit(open_store(tmp_path), v1(1), {b"a": b"second"}).handle
+        replace(path, data)
+
+    monkeypatch.setattr(store.files, "replace", replace_late)
+    commit(store, v1(1), {b"a": b"third"})
+    monkeypatch.undo()
+    commit(open_store(tmp_path), v1(2), {b"b": b"2"}, parent=second[0])
+    assert rows_of(open_store(tmp_path), v1(1)) == {b"a": b"third"}
+    assert rows_of(open_store(tmp_path), v1(2)) == {b"a": b"second", b"b": b"2"}
+
+
+def test_a_replaced_version_keeps_its_streams_although_its_owner_no_longer_uses_them(tmp_path: Path) -> None:
+    one, mine = open_store(tmp_path), attempt()
+    third = grow(one, 3, by=mine)
+    one.cleanup(v1(3), mine, 1, 0)
+    base = snapshot(one, 3, {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE)
+    fourth = commit(one, v1(4), {b"k4": b"one"}, parent=third, base=base).handle
+    # The batch runs again elsewhere, without that snapshot, and the next one here again.
+    other = open_store(tmp_path)
+    commit(other, v1(4), {b"k4": b"other"}, parent=other.load(v1(3)).handle)
+    fifth = commit(one, v1(5), {b"k5": b"v"}, parent=fourth, by=mine).handle
+    commit(one, v1(6), {b"k6": b"v"}, parent=fifth)
+    before = rows_of(open_store(tmp_path), v1(4))
+    one.cleanup(v1(5), mine, 4, 0)
+    assert rows_of(open_store(tmp_path), v1(4)) == before
+
+
+def test_a_replaced_attempt_keeps_its_streams_for_who_goes_on_from_it(tmp_path: Path) -> None:
+    one = open_store(tmp_path)
+    mine = grow(one, 2)
+    commit(open_store(tmp_path), v1(2), {b"all": b"v"})
+    fresh = open_store(tmp_path)
+    fresh.cleanup(v1(2), fresh.load(v1(2)).attempt, 2, 0)
+    commit(one, v1(3), {b"k3": b"v"}, parent=mine)
+    assert rows_of(open_store(tmp_path), v1(3)) == {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE
+
+
+def test_what_only_a_replaced_attempt_used_goes_in_time(tmp_path: Path) -> None:
+    one, mine = open_store(tmp_path), attempt()
+    handle = grow(one, 3, by=mine)
+    one.cleanup(v1(3), mine, 1, 0)
+    commit(open_store(tmp_path), v1(4), LARGE)
+    for version in (4, 5, 6):
+        handle = commit(one, v1(version), {b"k%d" % version: b"v"}, parent=handle, by=mine).handle
+    assert len(list(tmp_path.glob("shared/4-*"))) == 1
+    one.cleanup(v1(6), mine, 6, 0)
+    assert list(tmp_path.glob("shared/4-*")) == []
+    assert len(rows_of(open_store(tmp_path), v1(6))) == 7
+
+
+def test_an_instance_that_was_taken_over_discards_nothing(tmp_path: Path) -> None:
+    one, other, mine = open_store(tmp_path), open_store(tmp_path), attempt()
+    handle = grow(one, 4)
+    commit(one, v1(5), {b"k5": b"one"}, parent=handle, by=mine)
+    commit(other, v1(5), {b"k5": b"other"}, parent=other.load(v1(4)).handle)
+    before = files_below(tmp_path)
+    assert one.cleanup(v1(5), mine, 5, 0) == 0
+    assert files_below(tmp_path) == before
+
+
+def test_a_request_that_is_served_twice_changes_nothing(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path), attempt()
+    commit(store, v1(1), {b"a": b"1"}, by=mine)
+    before = files_below(tmp_path)
+    commit(store, v1(1), {b"a": b"1"}, by=mine)
+    assert files_below(tmp_path) == before
+
+
+def test_a_snapshot_that_is_gone_is_not_used(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    handle = grow(store, 2)
+    base = snapshot(store, 2, {b"k1": b"v", b"k2": b"v"} | LARGE)
+    base.discard_state()
+    done = commit(store, v1(3), {b"k3": b"v"}, parent=handle, base=base).handle
+    assert done.base_version == 1
+    assert rows_of(open_store(tmp_path), v1(3)) == {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE
+
+
+def test_a_snapshot_that_a_commit_of_everything_overtook_is_not_used(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    grow(store, 2)
+    base = snapshot(store, 2, {b"k1": b"v", b"k2": b"v"} | LARGE)
+    whole = commit(store, v1(3), {b"all": b"v"}).handle
+    done = commit(store, v1(4), {b"k4": b"v"}, parent=whole, base=base).handle
+    assert done.base_version == 3
+    assert rows_of(open_store(tmp_path), v1(4)) == {b"all": b"v", b"k4": b"v"}
+
+
+def test_a_snapshot_that_was_overtaken_goes_with_the_next_cleanup(tmp_path: Path) -> None:
+    store, by = open_store(tmp_path), attempt()
+    grow(store, 2)
+    base = snapshot(store, 2, {b"k1": b"v", b"k2": b"v"} | LARGE)
+    whole = commit(store, v1(3), {b"all": b"v"}, by=by).handle
+    # The instance takes stock, and knows everything from here on.
+    store.cleanup(v1(3), by, 1, 0)
+    commit(store, v1(4), {b"k4": b"v"}, parent=whole, base=base, by=by)
+    assert len(list((tmp_path / "shared").iterdir())) == 2
+    store.cleanup(v1(4), by, 3, 0)
+    assert list((tmp_path / "shared").iterdir()) == []
+
+
+def test_what_a_request_that_was_served_twice_left_goes_with_the_next_cleanup(tmp_path: Path) -> None:
+    store, by = open_store(tmp_path), attempt()
+    grow(store, 1, by)
+    store.cleanup(v1(1), by, 1, 0)
+    handle = commit(store, v1(2), LARGE, by=by).handle
+    # The answer was lost.
+    commit(store, v1(2), LARGE, by=by)
+    commit(store, v1(3), {b"k": b"v"}, parent=handle, by=by)
+    assert len(list((tmp_path / "shared").iterdir())) == 3
+    store.cleanup(v1(3), by, 3, 0)
+    assert len(list((tmp_path / "shared").iterdir())) == 1
+    assert rows_of(open_store(tmp_path), v1(3)) == {b"k": b"v"} | LARGE
+
+
+def test_a_fresh_instance_removes_what_nobody_names_and_keeps_what_is_used(tmp_path: Path) -> None:
+    grow(open_store(tmp_path), 5)
+    orphan = tmp_path / "shared" / "2-00000000-0000-0000-0000-000000000000"
+    orphan.write_bytes(b"left by an attempt that never committed")
+    fresh = open_store(tmp_path)
+    owner = fresh.load(v1(5)).attempt
+    # The orphan, and the metadata of version 1, whose changes lie in a shared file.
+    assert fresh.cleanup(v1(5), owner, 4, 0) == 2
+    assert not orphan.exists()
+    assert len(rows_of(open_store(tmp_path), v1(4))) == 5
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    grow(store, 3)
+    foreign = [tmp_path / "notes.txt", tmp_path / "shared" / "backup.tar", tmp_path / "_metadata" / "schema"]
+    foreign[2].parent.mkdir()
+    for path in foreign:
+        path.write_bytes(b"mine")
+    fresh = open_store(tmp_path)
+    fresh.cleanup(v1(3), fresh.load(v1(3)).attempt, 3, 0)
+    assert [path.read_bytes() for path in foreign] == [b"mine"] * 3
+
+
+def test_at_most_so_many_versions_go_at_once_oldest_first(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path), attempt()
+    for version in range(1, 6):
+        commit(store, v1(version), {b"a": b"%d" % version}, by=mine)
+    store.cleanup(v1(5), mine, 5, 2)
+    assert sorted(path.name for path in tmp_path.glob("chk-*")) == ["chk-3", "chk-4", "chk-5"]
+    store.cleanup(v1(5), mine, 5, 2)
+    assert sorted(path.name for path in tmp_path.glob("chk-*")) == ["chk-5"]
+
+
+def test_a_version_whose_turn_has_not_come_can_still_be_loaded(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path), attempt()
+    grow(store, 2, by=mine)
+    for version in (3, 4):
+        commit(store, v1(version), {b"all": b"v"}, by=mine)
+    store.cleanup(v1(4), mine, 1, 0)
+    store.cleanup(v1(4), mine, 4, 1)
+    assert not (tmp_path / "chk-1").exists()
+    assert rows_of(open_store(tmp_path), v1(2)) == {b"k1": b"v", b"k2": b"v"} | LARGE
+
+
+def test_a_damaged_version_that_must_be_kept_stops_the_cleanup(tmp_path: Path) -> None:
+    grow(open_store(tmp_path), 4)
+    damaged = tmp_path / "chk-3" / "_metadata"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    before = files_below(tmp_path)
+    fresh = open_store(tmp_path)
+    owner = fresh.load(v1(4)).attempt
+    with pytest.raises(CorruptCheckpointError, match="version 3"):
+        fresh.cleanup(v1(4), owner, 3, 0)
+    assert files_below(tmp_path) == before
+
+
+def test_a_load_during_a_cleanup_does_not_confuse_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grow(open_store(tmp_path), 4)
+    commit(open_store(tmp_path), v1(5), {b"all": b"v"})
+    store = open_store(tmp_path)
+    owner = store.load(v1(5)).attempt
+    listed, loaded = [], []
+    list_files, read = store.files.list_files, store.files.read
+
+    def list_in_order(path: str) -> list[FileStatus]:
+        listed.extend(sorted(list_files(path), key=lambda status: status.path))
+        return listed
+
+    def load_meanwhile(path: str, start: int = 0, size: int | None = None) -> bytes:
+        if "chk-5" in path and listed and not loaded:
+            # As a task's thread would, after version 4 was looked at.
+            loaded.append(path)
+            store.load(v1(5))
+        return read(path, start, size)
+
+    monkeypatch.setattr(store.files, "list_files", list_in_order)
+    monkeypatch.setattr(store.files, "read", load_meanwhile)
+    store.cleanup(v1(5), owner, 4, 0)
+    monkeypatch.undo()
+    assert loaded
+    assert len(rows_of(open_store(tmp_path), v1(4))) == 5
+    # What was loaded meanwhile has not been taken stock of.
+    orphan = tmp_path / "shared" / "2-00000000-0000-0000-0000-000000000000"
+    orphan.write_bytes(b"left by an attempt that never committed")
+    assert store.cleanup(v1(5), owner, 4, 0) == 1
+    assert not orphan.exists()
+
+
+@pytest.mark.parametrize("with_id", [False, True])
+def test_an_abandoned_checkpoint_leaves_nothing(tmp_path: Path, with_id: bool) -> None:
+    store, mine = open_store(tmp_path), attempt()
+    pending = store.begin(CheckpointName(1, mine if with_id else None), mine, named())
+    pending.write(0, message(LARGE))
+    pending.write(0, message({b"a": b"1"}))
+    pending.abandon()
+    assert files_below(tmp_path) == {}
+    # A directory that the next attempt uses again may stay.
+    assert [path.name for path in tmp_path.glob("chk-*")] == ([] if with_id else ["chk-1"])
+    with pytest.raises(CheckpointNotFoundError, match="no version at all"):
+        store.load(v1(1))
+
+
+def test_a_missing_version_is_told_with_those_that_are_there(tmp_path: Path) -> None:
+    grow(open_store(tmp_path), 3)
+    with pytest.raises(CheckpointNotFoundError) as raised:
+        open_store(tmp_path).load(v1(9))
+    assert "operator 0, partition 3" in str(raised.value)
+    assert "version 9" in str(raised.value)
+    assert "1 to 3" in str(raised.value)
+    assert str(tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["3.delta", "3.snapshot", "7_0a1b-2c.changelog", "12.zip"])
+def test_another_providers_files_are_recognised(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"theirs")
+    with pytest.raises(ForeignCheckpointError, match=r"providerClass") as raised:
+        open_store(tmp_path).load(v1(3))
+    assert name in str(raised.value)
+    assert (tmp_path / name).read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("name", [CheckpointName(1), CheckpointName(1, "0123456789abcdef")], ids=str)
+def test_a_missing_stream_is_named_with_its_version(tmp_path: Path, name: CheckpointName) -> None:
+    store = open_store(tmp_path)
+    commit(store, name, LARGE)
+    (shared,) = (tmp_path / "shared").iterdir()
+    shared.unlink()
+    with pytest.raises(CorruptCheckpointError, match=shared.name) as raised:
+        rows_of(store, name)
+    assert f"{tmp_path / name.directory} " in str(raised.value)
+
+
+def test_metadata_in_the_wrong_place_is_refused(tmp_path: Path) -> None:
+    grow(open_store(tmp_path), 2)
+    (tmp_path / "chk-2" / "_metadata").replace(tmp_path / "chk-1" / "_metadata")
+    with pytest.raises(CorruptCheckpointError, match="mixed up"):
+        open_store(tmp_path).load(v1(1))
+    elsewhere = open_store(tmp_path, store=StoreId(0, 4))
+    with pytest.raises(CorruptCheckpointError, match="partition 3"):
+        elsewhere.load(v1(1))
+
+
+def test_a_directory_that_cannot_be_written_is_told_with_the_user(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"a file is in the way")
+    with pytest.raises(CheckpointIOError, match=r"uid \d+") as raised:
+        commit(open_store(tmp_path / "state"), v1(1), {b"a": b"1"})
+    assert str(tmp_path / "state" / "chk-1") in str(raised.value)
+    with pytest.raises(CheckpointIOError) as raised:
+        open_store(tmp_path / "state").begin_snapshot(1, named())
+    assert str(tmp_path / "state") in str(raised.value)
+
+
+def test_state_in_memory_is_lost_with_its_process() -> None:
+    memory = MemoryFileSystem()
+    options = StorageOptions(storage="memory")
+    store = open_store("/state", options, memory)
+    handle = commit(store, v1(1), {b"a": b"1"}).handle
+    assert rows_of(open_store("/state", options, memory), v1(1)) == {b"a": b"1"}
+    elsewhere = open_store("/state", options, MemoryFileSystem())
+    with pytest.raises(StateLostError, match="checkpointsDir"):
+        elsewhere.load(v1(1))
+    travelled = decode_handle(encode_handle(handle, store.context), elsewhere.context)
+    with pytest.raises(StateLostError, match="checkpointsDir"):
+        elsewhere.require_present(travelled, v1(1))
+
+
+def test_memory_storage_refuses_a_state_beyond_its_bound() -> None:
+    store = open_store("/state", StorageOptions(storage="memory", max_state_size=1000, compression=None))
+    with pytest.raises(StateTooLargeError, match="maxStateSize=1000"):
+        commit(store, v1(1), LARGE)
+    with pytest.raises(StateLostError):
+        store.load(v1(1))
+
+
+def test_a_checkpoint_that_was_moved_loads_from_its_new_place(tmp_path: Path) -> None:
+    grow(open_store(tmp_path / "old"), 3)
+    rows = rows_of(open_store(tmp_path / "old"), v1(3))
+    (tmp_path / "old").rename(tmp_path / "new")
+    assert rows_of(open_store(tmp_path / "new"), v1(3)) == rows

@@ -1,0 +1,40 @@
+"""What the backend's process loads before its first commit, and what it never loads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.spark.harness import Provider
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="tells loaded libraries from the process's memory map")
+def test_a_backend_that_has_committed_has_not_loaded_pandas(spark: Any, tmp_path: Path):
+    provider = Provider(spark, f"file:{tmp_path}")
+    store = provider.open(0)
+    store.put(("a", 1), (2, "b"))
+    store.commit()
+    provider.close()
+    pid = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness.backendPid(sys.executable)
+    loaded = [mapped.path for mapped in psutil.Process(pid).memory_maps()]
+    assert any("pyarrow" in path for path in loaded)
+    assert [path for path in loaded if "pandas" in path] == []
+
+
+def test_others_in_the_backend_may_import_pandas():
+    code = (
+        "from spark_statestore.server import lifecycle\n"
+        "lifecycle._settle_without_pandas()\n"
+        "import sys, pyarrow\n"
+        "pyarrow.array(['a'])\n"
+        "assert 'pandas' not in sys.modules\n"
+        "import pandas\n"
+        "pandas.DataFrame({'a': [1]})\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr

@@ -1,0 +1,208 @@
+"""Streams of changes: there and back, and every kind of damage."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given
+
+from spark_statestore.checkpoint.files import LocalFileSystem
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.streams import MemoryCheckpointOutputStream
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.state.changes import CHANGE_SCHEMA, ChangeStreamWriter, compress, read_changes
+from spark_statestore.state.handles import (
+    ByteStreamStateHandle,
+    FileStateHandle,
+    OperatorStreamStateHandle,
+    StateMetaInfo,
+)
+from tests.checkpoint.stores import SMALL_FILES, commit, files_below, message, open_store, rows_of
+
+Change = tuple[int, bytes, bytes | None]
+
+keys = st.binary(max_size=6)
+changes = st.one_of(
+    st.tuples(
+        st.just(0),
+        keys,
+        st.one_of(st.binary(max_size=6), st.integers(0, 255).map(lambda b: bytes([b]) * 900)),
+    ),
+    st.tuples(st.just(1), keys, st.none()),
+)
+batches = st.lists(
+    st.tuples(st.sampled_from(["default", "timers"]), st.lists(changes, max_size=5)), max_size=6
+)
+
+
+def batch(rows: list[Change]) -> pa.Buffer:
+    columns = list(zip(*rows, strict=True)) or [[], [], []]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, CHANGE_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=CHANGE_SCHEMA).serialize()
+
+
+def write(
+    batches: list[tuple[str, list[Change]]], codec: str | None = None
+) -> OperatorStreamStateHandle | None:
+    writer = ChangeStreamWriter(MemoryCheckpointOutputStream(1 << 30), codec)
+    for state, rows in batches:
+        writer.write(state, batch(rows))
+    return writer.finish()
+
+
+def read(handle: OperatorStreamStateHandle) -> list[tuple[str, list[Change]]]:
+    return [
+        (state, [(row["op"], row["key"], row["value"]) for row in rows.to_pylist()])
+        for state, rows in read_changes(handle, "here")
+    ]
+
+
+@given(batches, st.sampled_from([None, "lz4", "zstd"]))
+def test_changes_come_back_in_their_order(batches: list[tuple[str, list[Change]]], codec: str | None) -> None:
+    handle = write(batches, codec)
+    if not batches:
+        assert handle is None
+    else:
+        assert handle is not None
+        assert read(handle) == batches
+        assert handle.checksum == zlib.crc32(handle.as_bytes_if_in_memory())
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_what_repeats_is_compressed_and_what_does_not_is_stored_as_it_came(codec: str) -> None:
+    repeating = batch([(0, b"k", b"x" * 5000)])
+    assert compress(repeating, codec).size < 1000
+    random = batch(
+        [(0, b"k", pa.array([zlib.crc32(bytes([i])) for i in range(250)]).buffers()[1].to_pybytes())]
+    )
+    assert compress(random, codec).size <= random.size
+    assert compress(batch([(0, b"k", b"v")]), codec) == batch([(0, b"k", b"v")])
+
+
+@pytest.mark.parametrize("junk", [b"", b"junk", b"\xff" * 64, bytes(64)])
+def test_a_message_that_is_no_batch_is_not_written(junk: bytes) -> None:
+    out = MemoryCheckpointOutputStream(1 << 20)
+    with pytest.raises(pa.ArrowException):
+        ChangeStreamWriter(out, "lz4").write("default", pa.py_buffer(junk))
+
+
+@given(batches, st.sampled_from([None, "lz4"]), st.data())
+def test_no_garbage_passes_for_changes(
+    batches: list[tuple[str, list[Change]]], codec: str | None, data: st.DataObject
+) -> None:
+    handle = write(batches or [("default", [])], codec)
+    whole = handle.as_bytes_if_in_memory()
+    start = data.draw(st.integers(16, len(whole) - 1))
+    garbage = data.draw(st.one_of(st.binary(min_size=1, max_size=40), st.integers(1, 40).map(bytes)))
+    changed = (whole[:start] + garbage + whole[start + len(garbage) :])[: len(whole)]
+    stream = ByteStreamStateHandle("the stream", changed, handle.checksum)
+    states = handle.state_name_to_partition_offsets
+    again = OperatorStreamStateHandle(state_name_to_partition_offsets=states, delegate_state_handle=stream)
+    if changed != whole:
+        with pytest.raises(CorruptCheckpointError):
+            read(again)
+
+
+SAMPLE = write([("default", [(0, b"key", b"value")]), ("timers", [(0, b"t", b"1"), (1, b"u", None)])])
+
+
+COMPRESSED = write([("default", [(0, b"key", b"value" * 300)]), ("timers", [(1, b"u", None)])], "lz4")
+
+
+class Damaged(ByteStreamStateHandle):
+    """As a file that was cut: the handle remembers the size that was written."""
+
+    state_size = 0
+
+
+def damaged(data: bytes, sample: OperatorStreamStateHandle = SAMPLE) -> OperatorStreamStateHandle:
+    """The sample's handle, with other bytes behind it."""
+    stream = Damaged("the stream", data, sample.checksum)
+    stream.state_size = sample.state_size
+    return OperatorStreamStateHandle(
+        state_name_to_partition_offsets=sample.state_name_to_partition_offsets, delegate_state_handle=stream
+    )
+
+
+@pytest.mark.parametrize("sample", [SAMPLE, COMPRESSED], ids=["plain", "lz4"])
+def test_no_bit_can_change_unnoticed(sample: OperatorStreamStateHandle) -> None:
+    data = sample.as_bytes_if_in_memory()
+    for at in range(len(data)):
+        for bit in range(8):
+            changed = bytearray(data)
+            changed[at] ^= 1 << bit
+            newer = struct.unpack_from("<H", changed, 8)[0] > 1
+            with pytest.raises(
+                UnsupportedFormatError if newer else CorruptCheckpointError, match="the stream"
+            ):
+                read(damaged(bytes(changed), sample))
+
+
+def test_no_part_passes_for_the_whole() -> None:
+    data = SAMPLE.as_bytes_if_in_memory()
+    assert read(damaged(data)) == read(SAMPLE)
+    for length in range(len(data)):
+        with pytest.raises(CorruptCheckpointError, match="the stream"):
+            read(damaged(data[:length]))
+    with pytest.raises(CorruptCheckpointError, match="goes on"):
+        read(damaged(data + b"\0"))
+
+
+def test_a_newer_format_is_refused_with_both_numbers() -> None:
+    data = SAMPLE.as_bytes_if_in_memory()
+    with pytest.raises(UnsupportedFormatError, match=r"here: the stream has stream format 7, .* up to 1"):
+        read(damaged(data[:8] + struct.pack("<H", 7) + data[10:]))
+
+
+def test_offsets_that_do_not_fit_are_refused() -> None:
+    for offsets in ((), (0,), (17,), (16, 1_000_000)):
+        handle = OperatorStreamStateHandle(
+            state_name_to_partition_offsets={"default": StateMetaInfo(offsets)},
+            delegate_state_handle=ByteStreamStateHandle("s", SAMPLE.as_bytes_if_in_memory()),
+        )
+        with pytest.raises(CorruptCheckpointError):
+            read(handle)
+
+
+@given(data=st.data())
+def test_a_damaged_shared_file_is_named_and_left_as_it_is(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    directory = tmp_path_factory.mktemp("store")
+    commit(open_store(directory, SMALL_FILES), CheckpointName(1), {b"k%d" % i: bytes(100) for i in range(9)})
+    (shared,) = (directory / "shared").iterdir()
+    whole = shared.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    cut = data.draw(st.booleans())
+    changed = (
+        whole[:at]
+        if cut
+        else whole[:at] + bytes([whole[at] ^ data.draw(st.integers(1, 255))]) + whole[at + 1 :]
+    )
+    shared.write_bytes(changed)
+    before = files_below(directory)
+    newer = len(changed) >= 16 and struct.unpack_from("<H", changed, 8)[0] > 1
+    with pytest.raises(
+        UnsupportedFormatError if newer else CorruptCheckpointError, match=shared.name
+    ) as raised:
+        rows_of(open_store(directory, SMALL_FILES), CheckpointName(1))
+    assert "operator 0, partition 3, store default, version 1" in str(raised.value)
+    assert files_below(directory) == before
+
+
+def test_a_stream_that_is_gone_says_so(tmp_path: Path) -> None:
+    handle = OperatorStreamStateHandle(
+        state_name_to_partition_offsets={"default": StateMetaInfo((16,))},
+        delegate_state_handle=FileStateHandle(LocalFileSystem(), str(tmp_path / "gone"), 100),
+    )
+    with pytest.raises(FileNotFoundError):
+        read(handle)
+
+
+def test_a_batch_lists_puts_before_removals() -> None:
+    assert message({b"k": b"v"}, [b"r"]) == batch([(0, b"k", b"v"), (1, b"r", None)])

@@ -1,0 +1,67 @@
+"""The tree of errors is the one that is drawn, and users can catch all of it."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+import re
+
+import pytest
+
+import spark_statestore
+from spark_statestore import errors
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+
+def drawn() -> dict[str, tuple[str | None, str | None]]:
+    """Parent and builtin base of each class in the module's drawing."""
+    tree: dict[str, tuple[str | None, str | None]] = {}
+    above: list[str] = []
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"    ([│├└─ ]*)([A-Z]\w+Error)(?: +\((\w+)\))?(?: {2,}\S|$)", line)
+        if match is None:
+            continue
+        depth = len(match[1]) // 4
+        above = [*above[:depth], match[2]]
+        tree[match[2]] = (above[depth - 1] if depth else None, match[3])
+    return tree
+
+
+def test_the_tree_is_the_one_that_is_drawn() -> None:
+    tree = {}
+    for kind in CLASSES:
+        own = [base.__name__ for base in kind.__bases__ if base.__module__ == errors.__name__]
+        builtin = [base.__name__ for base in kind.__bases__ if base.__module__ == "builtins"]
+        assert len(own) <= 1
+        tree[kind.__name__] = (own[0] if own else None, builtin[0] if builtin and own else None)
+    assert drawn() == tree
+    assert len(tree) > 20
+
+
+def test_every_error_of_the_module_is_listed() -> None:
+    found = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.StateStoreError)
+    }
+    assert found == set(errors.__all__)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_error_can_be_imported_from_the_package(kind: type[Exception]) -> None:
+    assert getattr(spark_statestore, kind.__name__) is kind
+    assert kind.__name__ in spark_statestore.__all__
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_an_error_shows_its_message_whatever_it_derives_from(kind: type[Exception]) -> None:
+    assert str(kind("what happened")) == "what happened"
+    assert str(kind()) == kind.__name__
+    again = pickle.loads(pickle.dumps(kind("what happened")))
+    assert (type(again), str(again)) == (kind, "what happened")
+
+
+def test_no_error_hides_a_builtin_one() -> None:
+    assert not set(errors.__all__) & set(dir(builtins))

@@ -1,0 +1,158 @@
+"""The table of options: what each can be, and where the table is used."""
+
+from __future__ import annotations
+
+import json
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from spark_statestore import OptionError
+from spark_statestore.options import (
+    OPTION_PREFIX,
+    OPTIONS,
+    Option,
+    StorageOptions,
+    as_json,
+    as_markdown,
+    check,
+    parse_size,
+)
+
+GOOD = {
+    "storage": ["filesystem", "memory", " memory "],
+    "checkpointsDir": ["s3://bucket/x", "/data"],
+    "savepointsDir": ["/data"],
+    "maxStateSize": ["1", 1, "5m", "2g"],
+    "fileStateThreshold": ["0", 0, "20k", "1m", 1024 * 1024],
+    "snapshotInterval": ["1", 10, "1000000"],
+    "numRetained": [1, "1000000000"],
+    "compression": ["none", "lz4", "zstd"],
+    "fsync": ["true", "false", True, False],
+    "python": ["/usr/bin/python3"],
+}
+BAD = {
+    "storage": ["", "Memory", "disk", True],
+    "checkpointsDir": ["", "   "],
+    "savepointsDir": [""],
+    "maxStateSize": ["0", "-1", "5x", "", "1.5m", 1.5, None],
+    "fileStateThreshold": ["-1", "1048577", "2m", "k"],
+    "snapshotInterval": ["0", "-1", "1000001", "ten", "1k", "1.0", ""],
+    "numRetained": ["0", "1000000001", b"1"],
+    "compression": ["gzip", "LZ4", ""],
+    "fsync": ["yes", "1", 1, "True"],
+    "python": [""],
+}
+CASES = [(name, value, True) for name in GOOD for value in GOOD[name]] + [
+    (name, value, False) for name in BAD for value in BAD[name]
+]
+
+
+def test_every_option_is_tried_here() -> None:
+    assert list(GOOD) == list(BAD) == [option.name for option in OPTIONS]
+
+
+@pytest.mark.parametrize(("name", "value", "good"), CASES)
+def test_a_value_is_taken_or_refused(name: str, value: object, good: bool) -> None:
+    if good:
+        text = str(value).strip()
+        assert check(name, value) == (text.lower() if isinstance(value, bool) else text)
+    else:
+        with pytest.raises(OptionError, match="but it must be") as raised:
+            check(name, value)
+        assert OPTION_PREFIX + name in str(raised.value)
+        assert repr(value) in str(raised.value)
+        assert isinstance(raised.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("num_retained", "numRetained"), ("FSYNC", "fsync"), ("checkpoints_dir", "checkpointsDir")],
+)
+def test_a_misspelt_option_is_recognised(name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=f"Did you mean '{meant}'"):
+        check(name, "1")
+
+
+def test_an_unknown_option_is_told_with_those_there_are() -> None:
+    with pytest.raises(OptionError, match="'colour' is not an option") as raised:
+        StorageOptions.parse({"colour": "blue"})
+    assert all(option.name in str(raised.value) for option in OPTIONS)
+    assert "Did you mean" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("17", 17),
+        ("17b", 17),
+        ("1k", 1024),
+        ("1K", 1024),
+        ("1kb", 1024),
+        ("1KiB", 1024),
+        (" 5 MiB ", 5 * 1024**2),
+        ("2g", 2 * 1024**3),
+        ("", None),
+        ("k", None),
+        ("-1", None),
+        ("1.5k", None),
+        ("1t", None),
+        ("1 2", None),
+        ("1ib", None),
+    ],
+)
+def test_sizes_are_in_powers_of_1024(text: str, size: int | None) -> None:
+    assert parse_size(text) == size
+
+
+@given(st.text(max_size=8))
+def test_any_text_is_a_size_or_none(text: str) -> None:
+    size = parse_size(text)
+    assert size is None or size >= 0
+
+
+def test_storage_options_have_the_defaults_of_the_table() -> None:
+    defaults = {o.name: o.default for o in OPTIONS}
+    assert StorageOptions.parse({}) == StorageOptions()
+    named = {
+        n: defaults[n] for n in ("storage", "maxStateSize", "fileStateThreshold", "compression", "fsync")
+    }
+    assert StorageOptions.parse(named) == StorageOptions()
+
+
+def test_storage_options_take_what_is_set() -> None:
+    given_options = {
+        "storage": "memory",
+        "checkpointsDir": "/data",
+        "maxStateSize": "1k",
+        "fileStateThreshold": "0",
+        "compression": "none",
+        "fsync": "true",
+        "numRetained": "7",
+    }
+    assert StorageOptions.parse(given_options) == StorageOptions("memory", "/data", 1024, 0, None, True)
+
+
+def test_the_jar_carries_the_same_table() -> None:
+    rows = {row["name"]: row for row in json.loads(as_json())}
+    assert list(rows) == [option.name for option in OPTIONS]
+    for option in OPTIONS:
+        row = rows[option.name]
+        assert row["type"] == option.type
+        assert row.get("choices", []) == list(option.choices)
+        assert (row.get("least"), row.get("most")) == (option.least, option.most)
+
+
+def test_the_documentation_shows_the_same_table() -> None:
+    lines = as_markdown().splitlines()
+    assert lines[:2] == ["| option | default | meaning |", "|---|---|---|"]
+    assert lines[2:] == [f"| {o.name} | {o.default} | {o.meaning} |" for o in OPTIONS]
+    assert as_markdown([Option("x", "text", "none", "nothing")]).endswith("| x | none | nothing |")
+
+
+def test_no_cell_breaks_the_table() -> None:
+    for option in OPTIONS:
+        assert not set("|\n") & set(option.name + option.default + option.meaning)
+        assert option.key == OPTION_PREFIX + option.name
