@@ -4,7 +4,7 @@ import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
 
-import org.apache.spark.{SPARK_VERSION, TaskContext}
+import org.apache.spark.{QueryContext, SPARK_VERSION, SparkException, TaskContext}
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
@@ -25,6 +25,8 @@ import org.apache.spark.sql.types.StructType
  * the executor takes, and the constructor and the metric lists are used on the driver as well.
  */
 class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
+  import CheckpointStateStoreProvider._
+
   private var id: StateStoreId = _
   private var schemas: StoreSchemas = _
   private var conf: StateStoreConf = _
@@ -75,7 +77,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     var store: CheckpointStateStore = null
     def hold(found: StoreContent): Unit = {
       store = new CheckpointStateStore(
-        this, found, version, stateStoreCkptId, forceSnapshotOnCommit || loadEmpty, counters)
+        this, found, version, stateStoreCkptId, forceSnapshotOnCommit, counters)
       found.write(store)
     }
     if (loadEmpty) synchronized(hold(replaceContent(emptyContent(version))))
@@ -106,7 +108,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     // Spark hands over whatever read store the task opened last, maybe another operator's.
     val upgraded = readStore match {
       case mine: CheckpointReadStateStore
-        if (mine.provider eq this) && mine.version == version && mine.checkpointId == stateStoreCkptId =>
+        if mine.version == version && mine.checkpointId == stateStoreCkptId =>
         synchronized {
           val shared = mine.sharedContent
           val store = new CheckpointStateStore(
@@ -122,6 +124,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   override def close(): Unit = synchronized {
     closed = true
     content = null
+    if (id != null) StoreMetrics.forget(operator)
   }
 
   override def doMaintenance(): Unit = {
@@ -154,13 +157,14 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       requireCurrent(store, of)
       (of.newest, of.pendingBase)
     }
-    val attempt = CheckpointStateStoreProvider.newAttempt()
+    val attempt = newAttempt()
     val newId = if (conf.enableStateStoreCheckpointIds) Some(attempt) else None
     val reply = try publish(store, of, parent, base, attempt, newId) catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
       case e: InterruptedException => throw e
       case NonFatal(e) =>
-        throw QueryExecutionErrors.failedToCommitStateFileError(s"version $next of $toString", e)
+        throw QueryExecutionErrors.failedToCommitStateFileError(
+          s"version $next of $toString: ${e.getMessage}", e)
     }
     val due = synchronized {
       requireCurrent(store, of)
@@ -212,8 +216,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       StoreMetrics.Compactions -> counters.compactions,
       StoreMetrics.RoundTrips -> counters.roundTrips,
       StoreMetrics.Restarts -> client.backend.takeRestarts(),
-      StoreMetrics.BackendMemory -> StoreMetrics.claimMemory(
-        s"$runId/${id.checkpointRootLocation}/${id.operatorId}", version, client.backend))
+      StoreMetrics.BackendMemory -> StoreMetrics.claimMemory(operator, version, client.backend))
     StateStoreMetrics(
       of.table.numKeys,
       of.table.memoryBytes,
@@ -222,6 +225,8 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
         StateStoreSnapshotLastUploadInstanceMetric(Some(id.partitionId), id.storeName) ->
           stored.fold(-1L)(_.baseVersion)))
   }
+
+  private def operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
 
   // Takes what is in memory if it is that version and free, else loads.
   private def acquire(
@@ -419,7 +424,11 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     if (version < 0) throw QueryExecutionErrors.unexpectedStateStoreVersion(version)
     try body catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
-      case NonFatal(e) => throw StateStoreErrors.cannotLoadStore(e)
+      case NonFatal(e) =>
+        // Python shows the outermost message alone, so ours must be part of it.
+        throw new SparkException(
+          s"[$CannotLoad] An error occurred during loading state: ${e.getMessage}", e, Some(CannotLoad),
+          Map.empty[String, String], Array.empty[QueryContext], None)
     }
   }
 
@@ -434,6 +443,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
 }
 
 private[statestore] object CheckpointStateStoreProvider {
+  private val CannotLoad = "CANNOT_LOAD_STATE_STORE.UNCATEGORIZED"
   private val random = new java.security.SecureRandom
 
   /** 64 random bits in hex: names one commit attempt, and the version in checkpoint format v2. */

@@ -57,6 +57,9 @@ private[statestore] object StoreMetrics {
     if (claimed) backend.memoryBytes else 0L
   }
 
+  /** Forgets an operator of which a store is closed: should another go on, it is merely told twice. */
+  def forget(operator: String): Unit = memoryReported.remove(operator)
+
   def micros(nanos: Long): Long = nanos / 1000
 }
 

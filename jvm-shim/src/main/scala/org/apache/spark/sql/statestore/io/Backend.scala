@@ -19,7 +19,7 @@ import org.apache.spark.sql.statestore.{BackendConnectionException, BackendExcep
  * again when it crashed, and lends connections to task threads.
  *
  * Guarantees: at most one process at a time; a request that got no answer is asked again of a
- * fresh connection, and of a fresh process if that one is gone, at most three times. That is safe,
+ * fresh connection, and of a fresh process if that one is gone, at most five times. That is safe,
  * since every file name is unique and metadata is published last. An error that the backend
  * answered is never asked again.
  */
@@ -174,7 +174,7 @@ private[statestore] final class Backend private (python: String) extends Logging
 }
 
 private[statestore] object Backend extends Logging {
-  private val MaxAttempts = 3
+  private val MaxAttempts = 5
   private val mapper = new ObjectMapper
   private val backends = new java.util.HashMap[String, Backend]
   private var watching = false

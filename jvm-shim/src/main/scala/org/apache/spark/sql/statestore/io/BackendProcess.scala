@@ -11,7 +11,7 @@ import java.util.concurrent.TimeUnit
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 
 import org.apache.spark.internal.Logging
-import org.apache.spark.sql.statestore.{BackendStartException, BuildInfo}
+import org.apache.spark.sql.statestore.{BackendConnectionException, BackendStartException, BuildInfo}
 
 /**
  * One running `python -m spark_statestore.server`.
@@ -22,7 +22,7 @@ import org.apache.spark.sql.statestore.{BackendStartException, BuildInfo}
  */
 private[io] final class BackendProcess private (
     process: Process,
-    directory: Path,
+    directory: Option[Path],
     val address: SocketAddress,
     val token: String,
     log: BackendLog) {
@@ -38,7 +38,7 @@ private[io] final class BackendProcess private (
     // The end of its standard input asks it to leave; the signal is for one that cannot listen.
     process.getOutputStream.close()
     if (!process.waitFor(BackendProcess.StopSeconds, TimeUnit.SECONDS)) process.destroyForcibly()
-    BackendProcess.delete(directory)
+    directory.foreach(BackendProcess.delete)
   }
 }
 
@@ -81,24 +81,29 @@ private[io] object BackendProcess extends Logging {
   private val StartSeconds = 120L
   // sockaddr_un holds 108 bytes on Linux and 104 on macOS, the final zero included.
   private val LongestSocketPath = 100
+  // Exit values above this one are signals.
+  private val SignalExit = 128
   private val mapper = new ObjectMapper
 
   def start(python: String, pythonPath: Seq[String]): BackendProcess = {
-    val directory = privateDirectory()
+    val unix = !System.getProperty("os.name").startsWith("Windows") &&
+      System.getProperty("spark.statestore.transport", "unix") == "unix"
+    val directory = if (unix) Some(privateDirectory()) else None
     try start(python, pythonPath, directory) catch {
       case e: Throwable =>
-        delete(directory)
+        directory.foreach(delete)
         throw e
     }
   }
 
-  private def start(python: String, pythonPath: Seq[String], directory: Path): BackendProcess = {
-    val unix = !System.getProperty("os.name").startsWith("Windows") &&
-      System.getProperty("spark.statestore.transport", "unix") == "unix"
-    val listen = if (unix) directory.resolve("socket").toString else "tcp"
+  private def start(python: String, pythonPath: Seq[String], directory: Option[Path]): BackendProcess = {
+    val socket = directory.map(_.resolve("socket"))
+    val listen = socket.fold("tcp")(_.toString)
     val builder = new ProcessBuilder(python, "-m", "spark_statestore.server", "--listen", listen)
     val inherited = Option(builder.environment.get("PYTHONPATH")).filter(_.nonEmpty)
     val path = pythonPath ++ inherited
+    // A user's json.py in the working directory is not the backend's.
+    builder.environment.put("PYTHONSAFEPATH", "1")
     if (path.nonEmpty) builder.environment.put("PYTHONPATH", path.mkString(File.pathSeparator))
     val process = try builder.start() catch {
       case e: java.io.IOException =>
@@ -110,14 +115,11 @@ private[io] object BackendProcess extends Logging {
     val log = new BackendLog(process)
     try {
       val token = newToken()
-      val input = process.getOutputStream
-      input.write((token + "\n").getBytes(StandardCharsets.US_ASCII))
-      input.flush()
+      tell(process, token)
       val ready = firstLine(process, log, python)
       checkReady(ready, python)
-      val address: SocketAddress =
-        if (unix) UnixDomainSocketAddress.of(directory.resolve("socket"))
-        else new InetSocketAddress(InetAddress.getLoopbackAddress, ready.get("port").asInt)
+      val address: SocketAddress = socket.fold[SocketAddress](
+        new InetSocketAddress(InetAddress.getLoopbackAddress, ready.get("port").asInt))(UnixDomainSocketAddress.of)
       logInfo(s"started state store backend ${process.pid()}: $python, " +
         s"spark-statestore ${ready.path("version").asText}")
       new BackendProcess(process, directory, address, token, log)
@@ -134,6 +136,15 @@ private[io] object BackendProcess extends Logging {
     case _ => StandardProtocolFamily.INET
   }
 
+  private def tell(process: Process, token: String): Unit =
+    try {
+      val input = process.getOutputStream
+      input.write((token + "\n").getBytes(StandardCharsets.US_ASCII))
+      input.flush()
+    } catch {
+      case _: java.io.IOException => // it has ended already, and its first line will be missing
+    }
+
   private def firstLine(process: Process, log: BackendLog, python: String): JsonNode = {
     val answer = new java.util.concurrent.CompletableFuture[String]
     val reader = new Thread(() => {
@@ -149,8 +160,13 @@ private[io] object BackendProcess extends Logging {
             s"$StartSeconds s. It said:\n${log.lastLines}", e)
     }
     if (line == null) {
-      process.waitFor(StopSeconds, TimeUnit.SECONDS)
+      val ended = process.waitFor(StopSeconds, TimeUnit.SECONDS)
       log.join()
+      if (ended && process.exitValue > SignalExit) {
+        throw new BackendConnectionException(
+          s"the state store backend ${process.pid()} was killed by signal ${process.exitValue - SignalExit} before " +
+            s"it was ready. It said:\n${log.lastLines}")
+      }
       throw new BackendStartException(notStarted(python, log.lastLines))
     }
     mapper.readTree(line)
@@ -188,16 +204,13 @@ private[io] object BackendProcess extends Logging {
   }
 
   private def privateDirectory(): Path = {
-    val attributes =
-      if (System.getProperty("os.name").startsWith("Windows")) Array.empty[java.nio.file.attribute.FileAttribute[_]]
-      else Array[java.nio.file.attribute.FileAttribute[_]](
-        PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------")))
-    val preferred = Files.createTempDirectory("spark-statestore-", attributes.toIndexedSeq: _*)
+    val mine = PosixFilePermissions.asFileAttribute(PosixFilePermissions.fromString("rwx------"))
+    val preferred = Files.createTempDirectory("spark-statestore-", mine)
     if (preferred.resolve("socket").toString.length <= LongestSocketPath) {
       preferred
     } else {
       delete(preferred)
-      Files.createTempDirectory(java.nio.file.Paths.get("/tmp"), "sst-", attributes.toIndexedSeq: _*)
+      Files.createTempDirectory(java.nio.file.Paths.get("/tmp"), "spark-statestore-", mine)
     }
   }
 

@@ -84,6 +84,7 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
         }
         connection.receive()
       }
+      tables.indices.foreach(i => requireRows(version, states.get(i), tables(i)))
       new LoadedVersion(storedVersion(found, handle), found.path("bytesRead").asLong)
     }
   }
@@ -163,6 +164,17 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
       reply.path("deleted").asLong
     }
   }
+
+  // Checksums cover what was written; this covers what was made of it.
+  private def requireRows(version: Long, state: JsonNode, table: StateTable): Unit =
+    if (table.numKeys != state.path("rows").asLong) {
+      throw new BackendException("CorruptCheckpointError",
+        s"version $version of operator ${store.path("operator").asText}, partition " +
+          s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText} " +
+          s"gave ${table.numKeys} rows of the state ${state.path("name").asText}, and was committed with " +
+          s"${state.path("rows").asText}. It is not used, and nothing was changed: copy the checkpoint back from a " +
+          "backup, or start from an earlier version.")
+    }
 
   private def newRequest(op: String): ObjectNode = {
     val request = mapper.createObjectNode()

@@ -1,0 +1,202 @@
+"""A query over numbers whose exact result is known, and the processes and files it leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+import psutil
+
+ROOT = Path(__file__).parent.parent.parent
+BACKEND_PREFIX = "spark.sql.streaming.stateStore.backend."
+GROUPS = 197
+ROWS = 100
+"""Rows of each batch: about half of the groups, so that a batch changes a part of the state."""
+
+
+def start_counting(
+    session: Any, checkpoint: Path | str, *, name: str = "counts", confs: dict[str, Any] | None = None
+) -> Any:
+    """Start a query that counts 0, 1, 2, ... by remainder, a fixed number of them in each batch."""
+    from pyspark.sql import functions as f
+
+    for key, value in (confs or {}).items():
+        session.conf.set(key, str(value))
+    numbers = session.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
+    counts = numbers.groupBy((f.col("value") % GROUPS).alias("k")).agg(
+        f.count("*").alias("n"), f.sum("value").alias("s"), f.max("value").alias("m")
+    )
+    return (
+        counts.writeStream.outputMode("complete")
+        .format("memory")
+        .queryName(name)
+        .option("checkpointLocation", str(checkpoint))
+        .start()
+    )
+
+
+def expected(batches: int) -> list[list[int]]:
+    """What so many batches of the query give."""
+    groups: dict[int, list[int]] = {}
+    for number in range(batches * ROWS):
+        groups.setdefault(number % GROUPS, []).append(number)
+    return [[k, len(numbers), sum(numbers), max(numbers)] for k, numbers in sorted(groups.items())]
+
+
+def wait_for_batch(query: Any, batch: int, seconds: float = 120) -> None:
+    """Wait until a batch is done; fails with the query's error if it ends before."""
+
+    def done() -> bool:
+        if not query.isActive and query.exception() is not None:
+            raise query.exception()
+        return query.lastProgress is not None and query.lastProgress.batchId >= batch
+
+    assert wait_until(done, seconds), f"batch {batch} was not reached: {query.lastProgress}"
+
+
+def finish(session: Any, query: Any, batch: int) -> list[list[int]]:
+    """Stop the query after a batch, check its result, and return it."""
+    wait_for_batch(query, batch)
+    query.stop()
+    assert query.exception() is None
+    rows = [list(row) for row in session.table(query.name).orderBy("k").collect()]
+    batches = sum(row[1] for row in rows) // ROWS
+    assert batches > batch
+    assert rows == expected(batches)
+    return rows
+
+
+def run_to(session: Any, checkpoint: Path | str, batch: int, **confs: Any) -> Any:
+    """Run the query until a batch is done and check its result."""
+    query = start_counting(session, checkpoint, confs={BACKEND_PREFIX + k: v for k, v in confs.items()})
+    try:
+        finish(session, query, batch)
+    finally:
+        query.stop()
+    return query
+
+
+def messages(error: Any) -> str:
+    """All messages of an error of the JVM and of what caused it."""
+    found = []
+    while error is not None:
+        found.append(str(error.getMessage()))
+        error = error.getCause()
+    return "\n".join(found)
+
+
+def metric(query: Any, name: str) -> int:
+    """Sum of a custom metric over the batches that Spark remembers."""
+    return sum(
+        operator.customMetrics.get(name, 0)
+        for progress in query.recentProgress
+        for operator in progress.stateOperators
+    )
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether something becomes true in time."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return condition()
+
+
+def jvm_of(session: Any) -> int:
+    """Process id of the session's driver."""
+    return int(session._jvm.java.lang.ProcessHandle.current().pid())
+
+
+def backends_of(jvm: int) -> list[psutil.Process]:
+    """The backend processes that a JVM, or an executor that it launched, has started and that run."""
+    return [p for p in psutil.Process(jvm).children(recursive=True) if _serves(p)]
+
+
+def _serves(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and "spark_statestore.server" in process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return False
+
+
+def socket_of(backend: psutil.Process) -> Path:
+    """Path of a backend's socket."""
+    command = backend.cmdline()
+    return Path(command[command.index("--listen") + 1])
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def fingerprint(directory: Path) -> dict[str, str]:
+    """Every file below a directory, with a digest of its bytes."""
+    return {
+        str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in sorted(directory.rglob("*"))
+        if file.is_file()
+    }
+
+
+class Program:
+    """A program of tests/spark/programs in a process of its own, that reports in lines of JSON."""
+
+    def __init__(self, name: str, environment: dict[str, str] | None = None, **arguments: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", f"tests.spark.programs.{name}", json.dumps(arguments)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | (environment or {}),
+            start_new_session=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Its process group holds the JVM, which holds the backends by their standard input.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+    def next(self, event: str) -> Any:
+        """What the program says next, which must be this event."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                node = json.loads(line)
+                assert node["event"] == event, node
+                return node["value"]
+        self.process.wait()
+        assert self.process.stderr is not None
+        raise AssertionError(f"the program ended before {event!r}: {self.process.stderr.read()[-4000:]}")
+
+    def go_on(self) -> None:
+        """Let a program that waits for its standard input go on."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def end(self) -> None:
+        """Wait for the program's regular end."""
+        self.go_on()
+        _, said = self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, said[-4000:]

@@ -1,0 +1,131 @@
+"""Runs queries whose every task fails once, and tells how often that was and what came out.
+
+The only argument is a directory to work in. Task retries need a session of their own.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+import spark_statestore
+from tests.spark.queries import Query, run_with_restarts
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+KEYS = 80
+
+
+def rows(number):
+    return [{"k": key, "v": key + number} for key in range(number * 10, KEYS)]
+
+
+def attempt():
+    return TaskContext.get().attemptNumber()
+
+
+def fail(marks):
+    context = TaskContext.get()
+    (marks / f"{context.stageId()}-{context.partitionId()}").touch()
+    raise ValueError("this task fails once")
+
+
+def failing_before_the_commit(marks):
+    """Counts and sums; the first attempt fails when it has changed some of its keys."""
+
+    def update(key, frames, state):
+        n, v = state.get if state.exists else (0, 0)
+        for frame in frames:
+            n, v = n + len(frame), v + int(frame["v"].sum())
+        state.update((n, v))
+        if attempt() == 0 and key[0] % 10 == 9:
+            fail(marks)
+        yield pd.DataFrame({"k": [key[0]], "n": [n], "v": [v]})
+
+    columns = "n bigint, v bigint"
+    return lambda stream: stream.groupBy("k").applyInPandasWithState(
+        update, f"k bigint, {columns}", columns, "update", "NoTimeout"
+    )
+
+
+def failing_after_the_commit(marks):
+    """Counts and sums; the first attempt fails when all rows have come out of the store's operator."""
+
+    def pass_on(tables):
+        tables = list(tables)
+        if attempt() == 0:
+            fail(marks)
+        yield from tables
+
+    def build(stream):
+        counts = stream.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+        return counts.mapInArrow(pass_on, counts.schema)
+
+    return build
+
+
+MOMENTS = {"before": failing_before_the_commit, "after": failing_after_the_commit}
+
+
+def run(spark, directory, moment, checkpoint_format):
+    marks = directory / "marks"
+    marks.mkdir(parents=True)
+    kept = {}
+
+    def collect(batch):
+        found = batch.collect()
+        kept.update({row.k: (row.n, row.v) for row in found})
+        return found
+
+    query = Query(
+        spark,
+        directory,
+        MOMENTS[moment](marks),
+        "update",
+        SCHEMA,
+        checkpoint_format=checkpoint_format,
+        collect=collect,
+    )
+    made = [rows(number) for number in range(3)]
+    run_with_restarts(query, [made[:2], made[2:]])
+    wanted = {}
+    for row in (row for batch in made for row in batch):
+        n, v = wanted.get(row["k"], (0, 0))
+        wanted[row["k"]] = n + 1, v + row["v"]
+    stores = list(query.checkpoint.glob("state/0/[01]"))
+    return {
+        "moment": moment,
+        "format": checkpoint_format,
+        "failures": len(list(marks.iterdir())),
+        "replaced": sum(len(list(store.glob("chk-*/_metadata.*"))) for store in stores),
+        "versions": sum(len(list(store.glob("chk-*/_metadata"))) for store in stores),
+        "output is exact": kept == wanted,
+        "state is exact": sum(query.state().values()) == len(wanted),
+    }
+
+
+def main():
+    builder = SparkSession.builder.master("local[2,3]").appName("retry")
+    for key, value in {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "1g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "5",
+    }.items():
+        builder.config(key, value)
+    spark = spark_statestore.configure(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("OFF")
+    for moment in ("before", "after"):
+        for checkpoint_format in (1, 2):
+            directory = Path(sys.argv[1], f"{moment}-{checkpoint_format}")
+            print(json.dumps(run(spark, directory, moment, checkpoint_format)), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

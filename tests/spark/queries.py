@@ -1,0 +1,187 @@
+"""Runs a streaming query over files, with restarts, and keeps what it put out batch by batch."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import spark_statestore
+
+OURS = spark_statestore.PROVIDER_CLASS
+SPARKS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+
+STATE_STORE = "spark.sql.streaming.stateStore."
+
+JOIN_STORES = {f"{s}-{n}" for s in ("left", "right") for n in ("keyToNumValues", "keyWithIndexToValue")}
+
+Rows = list[dict[str, Any]]
+Output = list[tuple[int, Counter[str]]]
+Collect = Callable[[Any], list[Any]]
+
+
+class Query:
+    """One query with its input files and its checkpoint.
+
+    Parameters
+    ----------
+    spark
+        The session that runs it.
+    directory
+        Where its input and its checkpoint lie.
+    build
+        Makes the query out of the stream of the input.
+    mode
+        Its output mode.
+    schema
+        Of the input.
+    provider
+        Class that keeps its state; `session_provider` may be set to what the session says later.
+    checkpoint_format
+        Spark's format of state checkpoints, 1 or 2.
+    confs
+        What else is set while it starts.
+    collect
+        What the sink does with a batch to get its rows.
+    """
+
+    def __init__(
+        self,
+        spark: Any,
+        directory: Path,
+        build: Callable[[Any], Any],
+        mode: str,
+        schema: pa.Schema,
+        *,
+        provider: str = OURS,
+        checkpoint_format: int = 1,
+        confs: Mapping[str, str] | None = None,
+        collect: Collect = lambda batch: batch.collect(),
+    ) -> None:
+        self.spark = spark
+        self.checkpoint = directory / "checkpoint"
+        self.progress: list[dict[str, Any]] = []
+        self._input = directory / "input"
+        self._input.mkdir(parents=True)
+        self._files = 0
+        self._build = build
+        self._mode = mode
+        self._schema = schema
+        self._confs = {
+            STATE_STORE + "checkpointFormatVersion": str(checkpoint_format),
+            # Snapshots too are taken, and some state is too large to lie in the metadata.
+            STATE_STORE + "minDeltasForSnapshot": "2",
+            STATE_STORE + "backend.fileStateThreshold": "600",
+            "spark.sql.shuffle.partitions": "2",
+        } | dict(confs or {})
+        self._collect = collect
+        self._provider = self.session_provider = provider
+
+    def feed(self, *batches: Rows) -> None:
+        """Add input: one file, and so one micro-batch, for each list of rows."""
+        for rows in batches:
+            path = self._input / f"{self._files:03}.parquet"
+            hidden = path.with_name(f".{path.name}")
+            pq.write_table(pa.Table.from_pylist(rows, self._schema), hidden)
+            # Files are taken in the order of their times.
+            os.utime(hidden, (1_700_000_000 + self._files, 1_700_000_000 + self._files))
+            hidden.rename(path)
+            self._files += 1
+
+    def run(self) -> Output:
+        """Start the query, let it take all input there is, and give its output batch by batch."""
+        out: Output = []
+
+        def sink(batch: Any, number: int) -> None:
+            # The text of a row tells 1 from 1.0 and NaN from null, and is hashable for all types.
+            out.append((number, Counter(map(repr, self._collect(batch)))))
+
+        with configured(self.spark, self._confs | {STATE_STORE + "providerClass": self.session_provider}):
+            schema = self.spark.read.parquet(str(self._input)).schema
+            events = (
+                self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
+            )
+            query = (
+                self._build(events)
+                .writeStream.outputMode(self._mode)
+                .option("checkpointLocation", str(self.checkpoint))
+                .foreachBatch(sink)
+                .trigger(availableNow=True)
+                .start()
+            )
+        try:
+            assert query.awaitTermination(120), "the query does not end"
+        finally:
+            query.stop()
+        self.progress = [dict(progress) for progress in query.recentProgress]
+        self._check_provider()
+        return out
+
+    def state(self) -> Counter[str]:
+        """The rows of the newest version of all of the query's stateful operators."""
+        found: Counter[str] = Counter()
+        for operator in sorted(self.checkpoint.glob("state/*")):
+            stores = JOIN_STORES & {path.name for path in operator.glob("0/*")} or {"default"}
+            for store in sorted(stores):
+                reader = self.spark.read.format("statestore").option("operatorId", operator.name)
+                rows = reader.option("storeName", store).load(str(self.checkpoint)).collect()
+                found.update(f"{operator.name} {store} {row!r}" for row in rows)
+        return found
+
+    def forget_newest_commit(self) -> None:
+        """Take the newest entry out of the commit log, as if the driver had died just before it wrote it."""
+        newest = self.commits[-1]
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+
+    def _check_provider(self) -> None:
+        metrics = [operator["customMetrics"] for p in self.progress for operator in p["stateOperators"]]
+        ours = self._provider == OURS
+        assert all(("checkpointBytesWritten" in names) == ours for names in metrics), (
+            "not the wanted provider"
+        )
+
+    @property
+    def commits(self) -> list[Path]:
+        """The entries of the commit log, oldest first."""
+        entries = [path for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit()]
+        return sorted(entries, key=lambda path: int(path.name))
+
+
+@contextmanager
+def configured(spark: Any, confs: Mapping[str, str]) -> Iterator[None]:
+    """Settings of a session that last as long as the block."""
+    before = spark.conf.getAll
+    for key, value in confs.items():
+        spark.conf.set(key, value)
+    try:
+        yield
+    finally:
+        for key in confs:
+            if key in before:
+                spark.conf.set(key, before[key])
+            else:
+                spark.conf.unset(key)
+
+
+def unload_all(spark: Any) -> None:
+    """Make every state store of the executor be opened anew."""
+    states = spark._jvm.org.apache.spark.sql.execution.streaming.state
+    getattr(getattr(states, "StateStore$"), "MODULE$").stop()
+
+
+def run_with_restarts(query: Query, parts: Sequence[Sequence[Rows]]) -> list[Output]:
+    """Run a query once for each part of the input, the last time with no store left in memory."""
+    outputs = []
+    for number, part in enumerate(parts, 1):
+        query.feed(*part)
+        if number == len(parts):
+            unload_all(query.spark)
+        outputs.append(query.run())
+    return outputs

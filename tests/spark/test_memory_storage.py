@@ -1,0 +1,96 @@
+"""State in memory: bounded, exact while its process lives, and what is left of it afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.counting import (
+    BACKEND_PREFIX,
+    Program,
+    backends_of,
+    fingerprint,
+    is_gone,
+    jvm_of,
+    run_to,
+    wait_until,
+)
+from tests.spark.test_bad_input import failure
+
+FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+pytestmark = pytest.mark.slow
+
+
+def session_with(spark: Any, checkpoint_format: int, **options: str) -> Any:
+    session = spark.newSession()
+    session.conf.set(FORMAT, checkpoint_format)
+    session.conf.set(BACKEND_PREFIX + "storage", "memory")
+    for name, value in options.items():
+        session.conf.set(BACKEND_PREFIX + name, value)
+    return session
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_a_query_goes_on_within_its_session_and_no_state_is_in_files(
+    spark: Any, tmp_path: Path, checkpoint_format: int
+) -> None:
+    run_to(session_with(spark, checkpoint_format), tmp_path, 2)
+    run_to(session_with(spark, checkpoint_format), tmp_path, 5)
+    assert not [f for f in fingerprint(tmp_path / "state") if "_metadata" not in Path(f).parts[:-1]]
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_a_restart_after_the_backend_was_killed_says_that_the_state_is_lost(
+    spark: Any, tmp_path: Path, checkpoint_format: int
+) -> None:
+    run_to(session_with(spark, checkpoint_format), tmp_path, 2)
+    for backend in backends_of(jvm_of(spark)):
+        backend.kill()
+        assert wait_until(lambda pid=backend.pid: is_gone(pid), 5)
+    before = fingerprint(tmp_path / "state")
+    check_lost(failure(session_with(spark, checkpoint_format), tmp_path))
+    assert fingerprint(tmp_path / "state") == before
+
+
+def check_lost(message: str) -> None:
+    assert "operator 0, partition" in message
+    assert "was kept only in the memory of a backend process, and is not in this one" in message
+    assert "keeps nothing beyond its process" in message
+    assert "set checkpointsDir, or storage=filesystem, before the query starts" in message
+
+
+def test_state_that_is_too_large_is_refused(spark: Any, tmp_path: Path) -> None:
+    message = failure(session_with(spark, 1, maxStateSize="200b"), tmp_path)
+    assert "maxStateSize" in message
+    assert "200" in message
+    assert "storage=filesystem" in message
+    assert "operator 0, partition" in message
+
+
+@pytest.fixture(scope="module")
+def remembered(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a driver that has ended ran queries with state in memory."""
+    directory = tmp_path_factory.mktemp("remembered")
+    with Program("remember", directory=str(directory)) as program:
+        program.next("done")
+        program.end()
+    return directory
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_with_a_directory_another_driver_goes_on(
+    spark: Any, remembered: Path, checkpoint_format: int
+) -> None:
+    session = session_with(spark, checkpoint_format, checkpointsDir=f"file:{remembered}/metadata")
+    query = run_to(session, remembered / f"kept-{checkpoint_format}", 5)
+    assert query.recentProgress[0].batchId > 2
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_without_a_directory_another_driver_says_that_the_state_is_lost(
+    spark: Any, remembered: Path, checkpoint_format: int
+) -> None:
+    check_lost(failure(session_with(spark, checkpoint_format), remembered / f"lost-{checkpoint_format}"))

@@ -1,0 +1,261 @@
+"""Real queries, restarted twice, put out what they put out on Spark's own store, batch by batch."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from tests.spark import events
+from tests.spark.queries import OURS, SPARKS, Collect, Output, Query, run_with_restarts
+
+WATERMARK = "15 minutes"
+COUNTED = "k string, visits bigint, latest bigint, ended boolean"
+SEEN = "visits bigint, latest bigint"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query that keeps state."""
+
+    build: Callable[[Any], Any]
+    mode: str = "append"
+    confs: Mapping[str, str] = field(default_factory=dict)
+    collect: Collect = lambda batch: batch.collect()
+    operators: int = 1
+    keeps_clock: bool = False
+
+
+def aggregate(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return stream.groupBy("k", "who", "x").agg(
+        F.count("*").alias("n"),
+        F.sum("amount").alias("amount"),
+        F.avg("amount").alias("mean"),
+        F.max("ts").alias("latest"),
+        F.max("tags").alias("tags"),
+        F.approx_count_distinct("id", 0.2).alias("ids"),
+    )
+
+
+def aggregate_all(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return stream.agg(F.count("*").alias("n"), F.sum("amount").alias("amount"), F.min("x").alias("least"))
+
+
+def windows(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return (
+        stream.withWatermark("ts", WATERMARK)
+        .groupBy(F.window("ts", "20 minutes", "10 minutes"), "k")
+        .agg(F.count("*").alias("n"), F.sum("big").alias("sum"), F.max("who").alias("who"))
+    )
+
+
+def totals(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return stream.groupBy("big", "tags").agg(F.count("*").alias("n"), F.min("ts").alias("first"))
+
+
+def leaders(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    counts = stream.groupBy("id").agg(F.count("*").alias("n"))
+    return counts.orderBy(F.desc("n"), "id").limit(5)
+
+
+def distinct(stream: Any) -> Any:
+    return (
+        stream.select("k", "who", "x", "amount", "tags")
+        .dropDuplicates(["k", "who", "x"])
+        .select("k", "who", "x")
+    )
+
+
+def distinct_while_on_time(stream: Any) -> Any:
+    return stream.withWatermark("ts", WATERMARK).dropDuplicates(["id", "ts"]).select("id", "ts", "k")
+
+
+def distinct_within_watermark(stream: Any) -> Any:
+    return (
+        stream.withWatermark("ts", WATERMARK).dropDuplicatesWithinWatermark(["k", "who"]).select("k", "who")
+    )
+
+
+def sessions(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return (
+        stream.withWatermark("ts", WATERMARK)
+        .groupBy(F.session_window("ts", "2 minutes"), "k")
+        .agg(F.count("*").alias("n"), F.sum("amount").alias("amount"))
+    )
+
+
+def visits_until_event_time(stream: Any) -> Any:
+    def update(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        visits, latest = state.get if state.exists else (0, 0)
+        if state.hasTimedOut:
+            state.remove()
+            yield pd.DataFrame({"k": [key[0]], "visits": [visits], "latest": [latest], "ended": [True]})
+            return
+        for frame in frames:
+            visits += len(frame)
+            latest = max(latest, int(frame["seconds"].max()))
+        state.update((visits, latest))
+        end = latest * 1000 + 600_000
+        if end > state.getCurrentWatermarkMs():
+            state.setTimeoutTimestamp(end)
+        yield pd.DataFrame({"k": [key[0]], "visits": [visits], "latest": [latest], "ended": [False]})
+
+    keyed = stream.withWatermark("ts", WATERMARK).selectExpr(
+        "concat(coalesce(k, 'none'), id % 3) as k", "ts", "unix_seconds(ts) as seconds"
+    )
+    return keyed.groupBy("k").applyInPandasWithState(update, COUNTED, SEEN, "update", "EventTimeTimeout")
+
+
+def visits_until_the_next_batch(stream: Any) -> Any:
+    def update(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
+        visits, latest = state.get if state.exists else (0, 0)
+        if state.hasTimedOut:
+            state.remove()
+            yield pd.DataFrame({"k": [key[0]], "visits": [visits], "latest": [latest], "ended": [True]})
+            return
+        visits += sum(len(frame) for frame in frames)
+        state.update((visits, visits * 2))
+        # Either over before the next batch can begin, or not within this test.
+        state.setTimeoutDuration(1 if is_short(key[0]) else 86_400_000)
+        yield pd.DataFrame({"k": [key[0]], "visits": [visits], "latest": [latest], "ended": [False]})
+
+    def is_short(key: str) -> bool:
+        return key[-1] in "01"
+
+    keyed = stream.selectExpr("concat(coalesce(k, 'none'), id % 7) as k")
+    return keyed.groupBy("k").applyInPandasWithState(update, COUNTED, SEEN, "append", "ProcessingTimeTimeout")
+
+
+def first_rows(stream: Any) -> Any:
+    return stream.select("id", "k", "who").limit(60)
+
+
+def new_counts(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    counts = (
+        stream.withWatermark("ts", WATERMARK)
+        .groupBy(F.window("ts", "10 minutes"), "k")
+        .agg(F.count("*").alias("n"))
+    )
+    return counts.dropDuplicates(["window", "k"])
+
+
+def late_and_on_time(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    events_ = stream.withWatermark("ts", WATERMARK)
+    left = events_.selectExpr("id % 40 as l", "ts as left_ts", "who")
+    right = events_.where("k is not null").selectExpr("id % 40 as r", "ts as right_ts", "k")
+    near = F.expr("l = r and right_ts between left_ts and left_ts + interval 5 minutes")
+    return left.join(right, near, "left_outer")
+
+
+def read_twice(batch: Any) -> list[Any]:
+    whole = batch.collect()
+    again = batch.collect()
+    assert sorted(map(repr, whole)) == sorted(map(repr, again))
+    return whole + again
+
+
+def read_a_little_first(batch: Any) -> list[Any]:
+    batch.limit(1).collect()
+    return batch.collect()
+
+
+CASES = {
+    "aggregation in update mode": Case(aggregate, "update"),
+    "aggregation without keys": Case(aggregate_all, "update"),
+    "windows in update mode": Case(windows, "update"),
+    "windows in append mode": Case(windows),
+    "aggregation in complete mode": Case(totals, "complete"),
+    "limit in complete mode": Case(leaders, "complete"),
+    "limit in append mode": Case(first_rows),
+    "dropDuplicates": Case(distinct),
+    "dropDuplicates with watermark": Case(distinct_while_on_time),
+    "dropDuplicatesWithinWatermark": Case(distinct_within_watermark),
+    "session windows": Case(sessions),
+    "pandas state with event-time timeout": Case(visits_until_event_time, "update"),
+    "pandas state with processing-time timeout": Case(
+        visits_until_the_next_batch,
+        # Else there is no end of batches: each may find a timeout that has passed.
+        confs={"spark.sql.streaming.noDataMicroBatches.enabled": "false"},
+        keeps_clock=True,
+    ),
+    "aggregation, then dropDuplicates": Case(new_counts, operators=2),
+    "outer join": Case(late_and_on_time),
+    "sink that reads a batch twice": Case(aggregate, "update", collect=read_twice),
+    "sink that reads one row of a batch first": Case(aggregate, "update", collect=read_a_little_first),
+    "sink that reads twice, no state": Case(
+        lambda s: s.select("id", "ts", "x"), collect=read_twice, operators=0
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def on_sparks_store(
+    spark: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], tuple[list[Output], Any]]:
+    """What a query puts out, and holds at the end, on the store that comes with Spark."""
+    known: dict[str, tuple[list[Output], Any]] = {}
+
+    def run(name: str) -> tuple[list[Output], Any]:
+        if name not in known:
+            known[name] = life_of(spark, name, tmp_path_factory.mktemp("spark"), SPARKS, 1)
+        return known[name]
+
+    return run
+
+
+def life_of(
+    spark: Any, name: str, directory: Path, provider: str, checkpoint_format: int
+) -> tuple[list[Output], Any]:
+    case = CASES[name]
+    made = events.batches(5)
+    query = Query(
+        spark,
+        directory,
+        case.build,
+        case.mode,
+        events.SCHEMA,
+        provider=provider,
+        checkpoint_format=checkpoint_format,
+        confs=case.confs,
+        collect=case.collect,
+    )
+    outputs = run_with_restarts(query, [made[:2], made[2:4], made[4:]])
+    assert len(query.progress[-1]["stateOperators"]) == case.operators
+    state = query.state()
+    if case.keeps_clock:
+        state = Counter(re.sub(r"timeoutTimestamp=\d+", "", row) for row in state.elements())
+    return outputs, state
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("name", CASES)
+def test_a_query_puts_out_what_it_does_on_sparks_own_store(
+    spark: Any, tmp_path: Path, on_sparks_store: Any, name: str, checkpoint_format: int
+) -> None:
+    outputs, state = life_of(spark, name, tmp_path, OURS, checkpoint_format)
+    expected, expected_state = on_sparks_store(name)
+    assert outputs == expected
+    assert state == expected_state

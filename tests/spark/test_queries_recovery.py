@@ -1,0 +1,193 @@
+"""Queries whose checkpoint was cut short, moved, or made by another provider."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark import events
+from tests.spark.queries import OURS, SPARKS, Output, Query, run_with_restarts, unload_all
+
+pytestmark = pytest.mark.slow
+
+both_formats = pytest.mark.parametrize("checkpoint_format", [1, 2])
+
+
+def counts(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return stream.groupBy("id").agg(F.count("*").alias("n"), F.sum("amount").alias("amount"))
+
+
+def sessions(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    late = stream.withWatermark("ts", "15 minutes")
+    return late.groupBy(F.session_window("ts", "2 minutes"), "k").agg(F.count("*").alias("n"))
+
+
+QUERIES = {"counts": (counts, "update"), "sessions": (sessions, "append")}
+
+
+def make(
+    spark: Any, directory: Path, name: str = "counts", provider: str = OURS, checkpoint_format: int = 1
+) -> Query:
+    build, mode = QUERIES[name]
+    return Query(
+        spark, directory, build, mode, events.SCHEMA, provider=provider, checkpoint_format=checkpoint_format
+    )
+
+
+def files(root: Path) -> dict[str, bytes | None]:
+    """Everything below a directory with its bytes, None for directories."""
+    return {
+        str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")
+    }
+
+
+# A batch that is run again
+
+
+def runs_with_lost_commits(query: Query) -> list[Output]:
+    made = events.batches(5)
+    outputs = run_with_restarts(query, [made[:3]])
+    query.forget_newest_commit()
+    outputs += run_with_restarts(query, [made[3:4]])
+    # Twice the same batch, and with nothing new behind it.
+    for _ in range(2):
+        query.forget_newest_commit()
+        outputs.append(query.run())
+    return [*outputs, *run_with_restarts(query, [made[4:]])]
+
+
+@pytest.fixture(scope="module")
+def lost_commits_on_sparks_store(
+    spark: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Any]:
+    known: dict[str, Any] = {}
+
+    def run(name: str) -> Any:
+        if name not in known:
+            query = make(spark, tmp_path_factory.mktemp("spark"), name, SPARKS)
+            known[name] = runs_with_lost_commits(query), query.state()
+        return known[name]
+
+    return run
+
+
+@both_formats
+@pytest.mark.parametrize("name", QUERIES)
+def test_a_batch_whose_commit_was_lost_is_run_again_with_the_same_result(
+    spark: Any, tmp_path: Path, lost_commits_on_sparks_store: Any, name: str, checkpoint_format: int
+) -> None:
+    query = make(spark, tmp_path, name, checkpoint_format=checkpoint_format)
+    outputs = runs_with_lost_commits(query)
+    expected, expected_state = lost_commits_on_sparks_store(name)
+    assert expected[2] == expected[3]
+    assert expected[2], "the batch was run again"
+    assert outputs == expected
+    assert query.state() == expected_state
+
+
+# A checkpoint at another place
+
+
+@both_formats
+def test_a_checkpoint_goes_on_from_a_copy(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
+    made = events.batches(4)
+    stays = make(spark, tmp_path / "stays", provider=SPARKS)
+    expected = run_with_restarts(stays, [made[:3], made[3:]])
+
+    moves = make(spark, tmp_path / "moves", checkpoint_format=checkpoint_format)
+    outputs = run_with_restarts(moves, [made[:3]])
+    copy = tmp_path / "elsewhere" / "a copy"
+    # Its maintenance may still write.
+    unload_all(spark)
+    shutil.copytree(moves.checkpoint, copy)
+    assert any("/shared/" in name for name in files(copy / "state")), "some state is in files of its own"
+    shutil.rmtree(moves.checkpoint)
+    moves.checkpoint = copy
+    outputs += run_with_restarts(moves, [made[3:]])
+
+    assert outputs == expected
+    # Spark's reader of state cannot handle the blank in the name.
+    moves.checkpoint = tmp_path / "elsewhere" / "copy"
+    shutil.copytree(copy, moves.checkpoint)
+    assert moves.state() == stays.state()
+    assert not (tmp_path / "moves" / "checkpoint").exists()
+
+
+# A checkpoint of another provider
+
+
+def rename_provider(query: Query, old: str, new: str) -> None:
+    """Edit the offset log so that the query asks for another provider, which Spark itself never does."""
+    edited = 0
+    for path in (query.checkpoint / "offsets").iterdir():
+        if path.name.isdigit():
+            text = path.read_text()
+            edited += old in text
+            path.write_text(text.replace(old, new))
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    assert edited
+
+
+PROVIDERS = {"from Spark's to ours": (SPARKS, OURS), "from ours to Spark's": (OURS, SPARKS)}
+both_ways = pytest.mark.parametrize(("first", "second"), PROVIDERS.values(), ids=PROVIDERS)
+
+
+@both_ways
+def test_a_query_keeps_its_provider_whatever_the_session_says(
+    spark: Any, tmp_path: Path, first: str, second: str
+) -> None:
+    made = events.batches(3)
+    stays = make(spark, tmp_path / "stays", provider=SPARKS)
+    expected = run_with_restarts(stays, [made[:2], made[2:]])
+
+    query = make(spark, tmp_path / "changes", provider=first)
+    outputs = run_with_restarts(query, [made[:2]])
+    query.session_provider = second
+    outputs += run_with_restarts(query, [made[2:]])
+    assert outputs == expected
+    assert query.state() == stays.state()
+
+
+@both_ways
+def test_a_checkpoint_of_another_provider_is_refused_and_left_as_it_is(
+    spark: Any, tmp_path: Path, first: str, second: str
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    made = events.batches(3)
+    query = make(spark, tmp_path, provider=first)
+    outputs = run_with_restarts(query, [made[:2]])
+    rename_provider(query, first, second)
+    # Its maintenance may still write.
+    unload_all(spark)
+    before = files(query.checkpoint)
+    query.session_provider = second
+    query.feed(made[2])
+    with pytest.raises(StreamingQueryException) as raised:
+        query.run()
+    told = str(raised.value)
+    if second == OURS:
+        assert "was written by another state store provider" in told
+        assert "operator 0, partition" in told
+        assert "providerClass" in told
+        assert str(query.checkpoint / "state") in told
+    after = files(query.checkpoint)
+    # Spark plans the new batch before any store is opened.
+    planned = {name for name in after if name.split("/")[0] in ("offsets", "sources")}
+    assert after.keys() - before.keys() <= planned
+    assert {name: after[name] for name in before} == before
+
+    # And so nothing is lost.
+    rename_provider(query, second, first)
+    query.session_provider = first
+    outputs.append(query.run())
+    stays = make(spark, tmp_path / "stays", provider=SPARKS)
+    assert outputs == run_with_restarts(stays, [made[:2], made[2:]])
