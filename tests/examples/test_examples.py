@@ -1,0 +1,82 @@
+"""The small examples run as they are, say what they should, and go on where they were."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+EXAMPLES = ROOT / "examples"
+NOT_SMALL = {"flights_demo.py"}
+
+SAID = {
+    "sessions.py": [
+        "ann: 09:00 to 10:15, 3 clicks",
+        "bob: 09:10 to 09:40, 1 clicks",
+        "bob: 10:30 to 11:00, 1 clicks",
+    ],
+    "pandas_state.py": [
+        "batch 0: attic, 2 readings, at most 21.0",
+        "batch 0: cellar, 1 readings, at most 8.0",
+        "batch 1: attic, 3 readings, at most 21.0",
+        "batch 1: cellar, 2 readings, at most 8.0",
+        "batch 2: cellar, 3 readings, at most 9.5",
+    ],
+    "memory_storage.py": [
+        "run 1: 1000 numbers counted",
+        "run 2: 2000 numbers counted",
+        "checkpoints of state in files: 0",
+    ],
+}
+
+# What the first run says, and a second one with the same directory.
+SAID_TWICE = {
+    "word_count.py": (["the: 3", "brown: 1", "dog: 1"], ["the: 6", "brown: 2", "dog: 2"]),
+    "deduplicate.py": (["5 delivered, 3 kept"], ["10 delivered, 3 kept"]),
+    "foreach_batch.py": (["ann 70", "bob 75"], ["ann 140", "bob 150"]),
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
+
+
+def run(example: str, cwd: Path, *arguments: str) -> list[str]:
+    temporary = cwd / "tmp"
+    temporary.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *arguments],
+        cwd=cwd,
+        env=os.environ | {"TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert list(temporary.iterdir()) == [], "the example left files behind"
+    return done.stdout.splitlines()
+
+
+def test_every_small_example_is_tested():
+    assert {path.name for path in EXAMPLES.glob("*.py")} - NOT_SMALL == SAID.keys() | SAID_TWICE.keys()
+
+
+def test_every_example_is_in_the_table():
+    table = (EXAMPLES / "README.md").read_text()
+    assert [path.name for path in EXAMPLES.glob("*.py") if f"| `{path.name}` |" not in table] == []
+
+
+@pytest.mark.parametrize("example", SAID)
+def test_an_example_says_its_result(example: str, tmp_path: Path):
+    assert run(example, tmp_path) == SAID[example]
+
+
+@pytest.mark.parametrize("example", SAID_TWICE)
+def test_an_example_goes_on_with_the_same_directory(example: str, tmp_path: Path):
+    first, second = SAID_TWICE[example]
+    assert run(example, tmp_path, "work") == first
+    assert run(example, tmp_path, "work") == second
