@@ -1,0 +1,55 @@
+"""The benchmark: it runs, and it judges what it measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.__main__ import ROOT
+from tests.benchmarks.contest import OURS, PROVIDERS, Samples, Samplings
+from tests.benchmarks.report import criteria
+
+
+def measured(ours_small: float, ours_large: float, built_in: float) -> Samplings:
+    """One batch of each store; RocksDB is the better built-in."""
+    return {
+        (OURS, 100_000): Samples(batch=[ours_small]),
+        (OURS, 1_000_000): Samples(batch=[ours_large]),
+        ("RocksDB", 1_000_000): Samples(batch=[built_in]),
+        ("HDFSBacked", 1_000_000): Samples(batch=[2 * built_in]),
+    }
+
+
+def verdicts(samples: Samplings) -> list[bool]:
+    return [criterion.met for criterion in criteria(samples)]
+
+
+def test_an_eighth_of_the_better_built_in_is_just_fast_enough():
+    assert verdicts(measured(10, 10, built_in=80)) == [True, True]
+    assert verdicts(measured(10, 10, built_in=79)) == [False, True]
+
+
+def test_a_batch_may_take_half_as_long_again_with_ten_times_the_keys():
+    assert verdicts(measured(10, 15, built_in=1000)) == [True, True]
+    assert verdicts(measured(10, 16, built_in=1000)) == [True, False]
+
+
+def test_a_second_object_for_a_small_commit_is_not_accepted():
+    samples = {(OURS, 100_000): Samples(small_metrics=[{"checkpointObjectsWritten": n} for n in (1, 2, 1)])}
+    assert verdicts(samples) == [False]
+
+
+@pytest.mark.slow
+def test_a_quick_run_measures_every_store(built: Path, tmp_path: Path):
+    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--directory", str(tmp_path)]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    lines = run.stdout.splitlines()
+    for name in PROVIDERS:
+        # Two sizes of batches, and the cold load.
+        assert sum(line.startswith(f"| {name} ") for line in lines) == 3
+    assert any(line.startswith("- PASS  objects per commit") for line in lines)
+    assert list(tmp_path.iterdir()) == []
