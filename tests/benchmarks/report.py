@@ -8,7 +8,7 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tests.benchmarks.contest import OURS, Plan, Samplings
+from tests.benchmarks.contest import OURS, Plan, Samples, Samplings
 
 LARGE, SMALL = 1_000_000, 100_000
 MOST_OF_BUILT_IN = 1 / 8
@@ -110,12 +110,20 @@ def tables(samples: Samplings, plan: Plan, about: dict[str, Any]) -> str:
 
 
 def as_json(samples: Samplings, plan: Plan, about: dict[str, Any], judged: list[Criterion]) -> dict[str, Any]:
-    """Everything that was measured, every sample included."""
+    """Every time that was measured; what the metrics said is in the tables."""
     return {
         "environment": about,
         "plan": asdict(plan),
         "criteria": [asdict(c) | {"met": c.met} for c in judged],
-        "stores": [{"store": name, "keys": size} | asdict(s) for (name, size), s in samples.items()],
+        "stores": [{"store": name, "keys": size} | _times(s) for (name, size), s in samples.items()],
+    }
+
+
+def _times(of: Samples) -> dict[str, list[float]]:
+    return {
+        name: [round(value, 3) for value in values]
+        for name, values in asdict(of).items()
+        if not name.endswith("metrics")
     }
 
 
