@@ -26,6 +26,7 @@ _logger = logging.getLogger(__name__)
 
 _LARGEST_HELLO = 4096
 _HELLO_SECONDS = 10.0
+_SEND_BUFFER_BYTES = 1 << 20
 
 
 class Listener:
@@ -63,6 +64,8 @@ class Listener:
                 _logger.exception("could not accept a connection")
                 time.sleep(0.1)
                 continue
+            # State leaves in large pieces; the system may grant less.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
             if self.port is not None:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()

@@ -134,6 +134,7 @@ private[statestore] final class Backend private (python: String) extends Logging
   private def connect(to: BackendProcess): BackendConnection = {
     val channel = SocketChannel.open(BackendProcess.family(to.address))
     try {
+      channel.setOption[java.lang.Integer](java.net.StandardSocketOptions.SO_SNDBUF, SendBufferBytes)
       channel.connect(to.address)
       if (!channel.getLocalAddress.isInstanceOf[java.net.UnixDomainSocketAddress]) {
         channel.setOption[java.lang.Boolean](java.net.StandardSocketOptions.TCP_NODELAY, true)
@@ -175,6 +176,11 @@ private[statestore] final class Backend private (python: String) extends Logging
 
 private[statestore] object Backend extends Logging {
   private val MaxAttempts = 5
+
+  // A batch's changes leave in one go, rather than by turns with the other side's reads; the
+  // system may grant less.
+  private val SendBufferBytes = 1 << 20
+
   private val mapper = new ObjectMapper
   private val backends = new java.util.HashMap[String, Backend]
   private var watching = false
