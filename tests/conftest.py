@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.effort import EFFORT
+
 ROOT = Path(__file__).resolve().parent.parent
 TEST_JAR = ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"
 
@@ -24,7 +26,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.register_profile("soak", settings.get_profile("default"), max_examples=2000)
+settings.register_profile("soak", settings.get_profile("default"), max_examples=100 * EFFORT)
 # For trying whether the tests notice a fault: the first failure is enough.
 settings.register_profile(
     "faults", settings.get_profile("default"), phases=[Phase.explicit, Phase.generate], database=None

@@ -28,6 +28,7 @@ from spark_statestore.state.handles import (
     OperatorStreamStateHandle,
     SegmentFileStateHandle,
 )
+from spark_statestore.state.handles.codec import encode_handle
 
 if TYPE_CHECKING:
     from spark_statestore.checkpoint.storage import CheckpointName, CheckpointStorageLocation
@@ -44,11 +45,14 @@ class Committed:
     ----------
     handle
         Its streams.
+    encoded_handle
+        The handle as it travels and is stored.
     bytes_written, objects_written
         What went to storage for it.
     """
 
     handle: IncrementalStateHandle
+    encoded_handle: bytes
     bytes_written: int
     objects_written: int
 
@@ -201,10 +205,11 @@ class PendingCheckpoint(PendingSnapshot):
             states=self._states,
             handle=handle,
         )
-        encoded = encode_metadata(metadata, inline, self._versions.context)
+        encoded_handle = encode_handle(handle, self._versions.context)
+        encoded = encode_metadata(metadata, inline, encoded_handle)
         objects += self._versions.publish(self._location, self._name, self._attempt, encoded)
         self._versions.note(self._name, handle, self._attempt)
-        return Committed(handle, len(encoded) + size - len(inline), objects)
+        return Committed(handle, encoded_handle, len(encoded) + size - len(inline), objects)
 
     def _rebase(self, handle: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
         if base.version > handle.base_version and self._versions.holds(base):

@@ -83,22 +83,24 @@ class Requests:
         base = self._receive_handle(connection, store) if request["hasBase"] else None
         if parent is not None:
             store.require_present(parent, CheckpointName(parent.version))
+        start = time.perf_counter_ns()
         pending = store.begin(name, attempt, _states(request))
-        nanos = _receive_changes(connection, pending)
+        nanos = time.perf_counter_ns() - start
+        nanos += _receive_changes(connection, pending)
         start = time.perf_counter_ns()
         done = pending.publish(parent, request.get("parentAttempt"), base)
         answer = _describe(done.handle, attempt)
         answer["storeNanos"] = nanos + time.perf_counter_ns() - start
         answer["bytesWritten"] = done.bytes_written
         answer["objectsWritten"] = done.objects_written
-        self._answer(connection, answer, done.handle, store)
+        self._answer(connection, answer, done.encoded_handle)
 
     def _materialise(self, request: dict[str, Any], connection: FrameSocket) -> None:
         store = self._store(request["store"])
         snapshot = store.begin_snapshot(request["version"], _states(request))
         _receive_changes(connection, snapshot)
         handle = snapshot.finish()
-        self._answer(connection, {"bytesWritten": handle.state_size}, handle, store)
+        self._answer(connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context))
 
     def _cleanup(self, request: dict[str, Any], connection: FrameSocket) -> None:
         _expect_end(connection)
@@ -122,15 +124,9 @@ class Requests:
             raise ProtocolError(f"a {type(handle).__name__} is not the handle of a version")
         return handle
 
-    def _answer(
-        self,
-        connection: FrameSocket,
-        answer: dict[str, Any],
-        handle: IncrementalStateHandle,
-        store: VersionStore,
-    ) -> None:
+    def _answer(self, connection: FrameSocket, answer: dict[str, Any], handle: bytes) -> None:
         connection.send_json(Kind.CONTROL, answer | {"memoryBytes": resident_bytes()})
-        connection.send(Kind.HANDLE, encode_handle(handle, store.context))
+        connection.send(Kind.HANDLE, handle)
         connection.send(Kind.END)
 
     def _store(self, node: dict[str, Any]) -> VersionStore:

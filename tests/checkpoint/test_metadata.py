@@ -29,7 +29,7 @@ from spark_statestore.state.handles import (
     SegmentFileStateHandle,
     StateMetaInfo,
 )
-from spark_statestore.state.handles.codec import HandleContext
+from spark_statestore.state.handles.codec import HandleContext, encode_handle
 from tests.checkpoint.stores import attempt, commit, open_store
 
 CONTEXT = HandleContext(MemoryFileSystem(), "/store")
@@ -85,7 +85,7 @@ def sample(inline: bytes = b"") -> bytes:
         ),
         handle=chain.extend(chain.start(5, base), 7, changes),
     )
-    return encode_metadata(metadata, inline, CONTEXT)
+    return encode_metadata(metadata, inline, encode_handle(metadata.handle, CONTEXT))
 
 
 SAMPLE = sample(b"inline state, which is part of the object")
@@ -93,7 +93,7 @@ SAMPLE = sample(b"inline state, which is part of the object")
 
 @given(metadatas, st.binary(max_size=100))
 def test_metadata_comes_back_as_it_was(metadata: CheckpointMetadata, inline: bytes) -> None:
-    data = encode_metadata(metadata, inline, CONTEXT)
+    data = encode_metadata(metadata, inline, encode_handle(metadata.handle, CONTEXT))
     assert decode_metadata(data, CONTEXT, "here") == metadata
     assert data[INLINE_STATE_OFFSET:][: len(inline)] == inline
     assert owner_of(data) == metadata.attempt

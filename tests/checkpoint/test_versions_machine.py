@@ -26,6 +26,7 @@ from spark_statestore.options import StorageOptions
 from spark_statestore.state.handles import FileStateHandle, IncrementalStateHandle, SegmentFileStateHandle
 from spark_statestore.state.handles.codec import decode_handle, encode_handle
 from tests.checkpoint.stores import STORE, load, message, named
+from tests.effort import EFFORT
 
 STATES = ("default", "timers")
 
@@ -346,4 +347,6 @@ STORAGES = {
 def test_a_store_is_a_dict_of_versions(storage: str, with_ids: bool) -> None:
     machine = type("Machine", (VersionsMachine,), {"options": STORAGES[storage], "with_ids": with_ids})
     examples = 300 if storage == "files" else 60
-    run_state_machine_as_test(machine, settings=settings(max_examples=examples, stateful_step_count=40))
+    run_state_machine_as_test(
+        machine, settings=settings(max_examples=examples * EFFORT, stateful_step_count=40)
+    )

@@ -20,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from tests.effort import EFFORT
 from tests.spark.harness import Provider, RowIterator, Store
 
 RETAINED = 4
@@ -274,4 +275,4 @@ def test_provider_is_a_versioned_dict(spark: Any, checkpoint_format: int, prefix
         (ProviderMachine,),
         {"spark": spark, "prefix_columns": prefix_columns, "checkpoint_format": checkpoint_format},
     )
-    run_state_machine_as_test(machine, settings=settings(max_examples=60, stateful_step_count=40))
+    run_state_machine_as_test(machine, settings=settings(max_examples=60 * EFFORT, stateful_step_count=40))

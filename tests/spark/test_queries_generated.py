@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, note, settings
 
+from tests.effort import EFFORT
 from tests.spark.queries import OURS, SPARKS, Query, Rows, run_with_restarts
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
@@ -89,7 +90,7 @@ def distinct(stream: Any) -> Any:
 def test_keys_of_every_type_are_told_apart_as_on_sparks_own_store(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, build: Any, mode: str
 ) -> None:
-    @settings(max_examples=5, phases=[Phase.generate], database=None)
+    @settings(max_examples=5 * EFFORT, phases=[Phase.generate], database=None)
     @given(inputs())
     def compare(given_: Input) -> None:
         note(str(given_.schema))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
-from spark_statestore.state.handles.codec import HandleContext, decode_handle, encode_handle
+from spark_statestore.state.handles.codec import HandleContext, decode_handle
 from spark_statestore.state.handles.incremental import IncrementalStateHandle
 
 __all__ = [
@@ -136,15 +136,15 @@ class CheckpointMetadata:
     handle: IncrementalStateHandle
 
 
-def encode_metadata(metadata: CheckpointMetadata, inline_state: bytes, context: HandleContext) -> bytes:
+def encode_metadata(metadata: CheckpointMetadata, inline_state: bytes, handle: bytes) -> bytes:
     """The metadata object.
 
     Parameters
     ----------
     inline_state
         State that stays inside the object, at `INLINE_STATE_OFFSET`.
-    context
-        What the handles are relative to.
+    handle
+        The metadata's handle, encoded: it also travels on its own, and encoding it takes time.
     """
     properties = {
         "operator": metadata.store.operator,
@@ -157,7 +157,6 @@ def encode_metadata(metadata: CheckpointMetadata, inline_state: bytes, context: 
         "states": [state.to_json() for state in metadata.states],
     }
     described = json.dumps(properties, separators=(",", ":")).encode()
-    handle = encode_handle(metadata.handle, context)
     body = zlib.compress(_BODY_LENGTHS.pack(len(described), len(handle)) + described + handle, 1)
     header = _HEADER.pack(
         _MAGIC,
