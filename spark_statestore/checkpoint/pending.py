@@ -181,17 +181,17 @@ class PendingCheckpoint(PendingSnapshot):
     ) -> Committed:
         stream = self._writer.finish()
         objects = 0
+        file_bytes = 0
         inline = b""
-        size = 0
         if stream is not None:
-            size = stream.state_size
             data = stream.as_bytes_if_in_memory()
             if data is None:
                 objects = 1
+                file_bytes = stream.state_size
             else:
                 inline = data
-                stream = self._as_segment(stream, len(data))
-        version = self._name.version
+                stream = self._as_segment(stream)
+        version = self._version
         handle = chain.start(version, stream) if parent is None else chain.extend(parent, version, stream)
         if base is not None:
             handle = self._rebase(handle, base)
@@ -209,7 +209,7 @@ class PendingCheckpoint(PendingSnapshot):
         encoded = encode_metadata(metadata, inline, encoded_handle)
         objects += self._versions.publish(self._location, self._name, self._attempt, encoded)
         self._versions.note(self._name, handle, self._attempt)
-        return Committed(handle, encoded_handle, len(encoded) + size - len(inline), objects)
+        return Committed(handle, encoded_handle, len(encoded) + file_bytes, objects)
 
     def _rebase(self, handle: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
         if base.version > handle.base_version and self._versions.holds(base):
@@ -218,7 +218,7 @@ class PendingCheckpoint(PendingSnapshot):
         self._versions.expect_strays()
         return handle
 
-    def _as_segment(self, stream: OperatorStreamStateHandle, size: int) -> OperatorStreamStateHandle:
+    def _as_segment(self, stream: OperatorStreamStateHandle) -> OperatorStreamStateHandle:
         delegate = stream.delegate_state_handle
         assert isinstance(delegate, ByteStreamStateHandle)  # noqa: S101 - it had its bytes in memory
         return OperatorStreamStateHandle(
@@ -227,7 +227,7 @@ class PendingCheckpoint(PendingSnapshot):
                 self._versions.files,
                 self._versions.metadata_path(self._name),
                 INLINE_STATE_OFFSET,
-                size,
+                delegate.state_size,
                 self._attempt,
                 delegate.checksum,
             ),

@@ -25,15 +25,17 @@ class UnregisteredState:
     ----------
     key
         Names the physical stream.
-    handle
-        The stream.
     entry
         What the registry knew of it.
     """
 
     key: str
-    handle: StreamStateHandle
     entry: _Entry
+
+    @property
+    def handle(self) -> StreamStateHandle:
+        """The stream."""
+        return self.entry.handle
 
 
 class SharedStateRegistry:
@@ -101,7 +103,7 @@ class SharedStateRegistry:
             The streams to discard.
         """
         unused = [
-            UnregisteredState(key, entry.handle, entry)
+            UnregisteredState(key, entry)
             for key, entry in self._entries.items()
             if entry.last_used < lowest_checkpoint_id
         ]

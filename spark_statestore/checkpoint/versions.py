@@ -156,7 +156,7 @@ class VersionStore:
         CorruptCheckpointError, UnsupportedFormatError
             If it cannot be read.
         """
-        path = self._metadata_path(name)
+        path = self.metadata_path(name)
         try:
             data = self._files.read(path)
         except FileNotFoundError as error:
@@ -313,7 +313,7 @@ class VersionStore:
 
     def metadata_path(self, name: CheckpointName) -> str:
         """Path of a version's metadata."""
-        return self._metadata_path(name)
+        return join(self._directory, name.directory, METADATA_FILE_NAME)
 
     @property
     def files(self) -> FileSystem:
@@ -329,7 +329,7 @@ class VersionStore:
         # Format v1 names a version by its number alone, and a batch that is run again commits the
         # same number: the last attempt counts. A later version may already build on the other
         # attempt's state, which lies inside the metadata, so that is kept under the attempt's name.
-        path = self._metadata_path(name)
+        path = self.metadata_path(name)
         present = self._files.read(path)
         owner = owner_of(present)
         if owner == attempt:
@@ -389,12 +389,9 @@ class VersionStore:
             )
         return metadata
 
-    def _metadata_path(self, name: CheckpointName) -> str:
-        return join(self._directory, name.directory, METADATA_FILE_NAME)
-
     def _owner(self, name: CheckpointName) -> str | None:
         try:
-            return owner_of(self._files.read(self._metadata_path(name), 0, INLINE_STATE_OFFSET))
+            return owner_of(self._files.read(self.metadata_path(name), 0, INLINE_STATE_OFFSET))
         except FileNotFoundError:
             return None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.state.batches import read_batch
 from spark_statestore.state.handles.operator import OperatorStreamStateHandle, StateMetaInfo
 
 if TYPE_CHECKING:
@@ -71,11 +72,7 @@ def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
     pyarrow.ArrowException
         If the message is no batch of changes.
     """
-    try:
-        batch = pa.ipc.read_record_batch(message, CHANGE_SCHEMA)
-        batch.validate()
-    except (EOFError, OSError) as error:
-        raise pa.ArrowInvalid(str(error)) from error
+    batch = read_batch(message, CHANGE_SCHEMA, full=False)
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
     sink = pa.BufferOutputStream()
@@ -170,9 +167,8 @@ def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tupl
             if len(data) != end - offset:
                 raise _corrupt(where, handle, f"ends after {offset + len(data)} bytes")
             try:
-                batch = pa.ipc.read_record_batch(pa.py_buffer(data), CHANGE_SCHEMA)
-                batch.validate(full=True)
-            except (pa.ArrowException, EOFError, OSError) as error:
+                batch = read_batch(pa.py_buffer(data), CHANGE_SCHEMA, full=True)
+            except pa.ArrowException as error:
                 raise _corrupt(where, handle, f"has an unreadable batch at byte {offset}: {error}") from error
             yield name, batch
         if stream.read(1):

@@ -25,6 +25,17 @@ _STAGING_PREFIX = ".inprogress."
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EXDEV}
 
 
+def _make_directory(path: str, exist_ok: bool) -> bool:
+    """Make one directory; False if it is there already, as it may be."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not exist_ok or not os.path.isdir(path):
+            raise
+        return False
+    return True
+
+
 def _sync_directory(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -142,21 +153,13 @@ class LocalFileSystem(FileSystem):
 
     def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
         try:
-            os.mkdir(path)
-        except FileExistsError:
-            if not exist_ok or not os.path.isdir(path):
-                raise
-            return
+            made = _make_directory(path, exist_ok)
         except FileNotFoundError:
             self.make_directory(parent_of(path))
-            # Not called again, which would not end where the parent takes no directories, as in /proc.
-            try:
-                os.mkdir(path)
-            except FileExistsError:
-                if not exist_ok or not os.path.isdir(path):
-                    raise
-                return
-        self._sync_name(path)
+            # This method, called again, would not end where the parent takes no directories, as in /proc.
+            made = _make_directory(path, exist_ok)
+        if made:
+            self._sync_name(path)
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)

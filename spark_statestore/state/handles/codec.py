@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from spark_statestore.checkpoint.files.base import FileSystem, join
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.state.batches import read_batch
 from spark_statestore.state.handles.base import StreamStateHandle
 from spark_statestore.state.handles.file import (
     FileStateHandle,
@@ -148,20 +149,10 @@ def decode_handle(
             f"formats up to {HANDLE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it."
         )
     try:
-        batch = pa.ipc.read_record_batch(pa.py_buffer(message), HANDLE_SCHEMA)
-        batch.validate(full=True)
+        batch = read_batch(pa.py_buffer(message), HANDLE_SCHEMA, full=True)
         nodes = _Nodes(batch.to_pylist())
         return nodes.decode(0, context)
-    except (
-        pa.ArrowException,
-        AttributeError,
-        EOFError,
-        OSError,
-        IndexError,
-        KeyError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except (pa.ArrowException, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -40,14 +41,14 @@ class OperatorStateHandle(StreamStateHandle):
     """A handle to named states that share one stream."""
 
     @property
+    @abstractmethod
     def state_name_to_partition_offsets(self) -> Mapping[str, StateMetaInfo]:
         """The named states, in the order in which they were written."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def delegate_state_handle(self) -> StreamStateHandle:
         """The handle to the stream."""
-        raise NotImplementedError
 
 
 class OperatorStreamStateHandle(OperatorStateHandle):

@@ -92,15 +92,13 @@ private[statestore] sealed abstract class ContentStore(
 
 /** A read-only store; several may share a content. */
 private[statestore] final class CheckpointReadStateStore(
-    val provider: CheckpointStateStoreProvider,
+    provider: CheckpointStateStoreProvider,
     content: StoreContent,
     version: Long,
     val checkpointId: Option[String],
     val counters: StoreCounters) extends ContentStore(provider, content, version) {
 
   @volatile private var released = false
-
-  def readsFrom(other: StoreContent): Boolean = content eq other
 
   def sharedContent: StoreContent = content
 

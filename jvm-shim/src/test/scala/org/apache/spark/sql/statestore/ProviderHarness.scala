@@ -80,8 +80,6 @@ class ProviderHarness(
     last
   }
 
-  def upgrade(read: Int, version: Long, id: String): Int = upgradeFrom(this, read, version, id)
-
   /** Hands another harness's read store over, as Spark does with another operator's. */
   def upgradeFrom(owner: ProviderHarness, read: Int, version: Long, id: String): Int = {
     last += 1
@@ -238,6 +236,4 @@ object ProviderHarness {
 
   /** The process id of the backend that a Python interpreter runs in this JVM, -1 if none does. */
   def backendPid(python: String): Long = io.Backend.of(python).pid
-
-  def stopBackends(): Unit = io.Backend.stopAll()
 }

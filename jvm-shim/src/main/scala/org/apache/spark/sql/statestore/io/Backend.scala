@@ -1,7 +1,6 @@
 package org.apache.spark.sql.statestore.io
 
 import java.nio.channels.SocketChannel
-import java.nio.charset.StandardCharsets
 import java.util.concurrent.ConcurrentLinkedDeque
 import java.util.concurrent.atomic.{AtomicBoolean, AtomicLong, LongAdder}
 
@@ -235,6 +234,4 @@ private[statestore] object Backend extends Logging {
       }))
     }
   }
-
-  def utf8(bytes: Array[Byte]): String = new String(bytes, StandardCharsets.UTF_8)
 }

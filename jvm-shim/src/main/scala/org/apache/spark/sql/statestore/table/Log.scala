@@ -25,9 +25,6 @@ private[statestore] final class Log {
   /** Bytes of all pages. */
   def heldBytes: Long = held
 
-  /** Bytes appended since the log was empty. */
-  def isEmpty: Boolean = end == FirstOffset
-
   def page(offset: Long): Array[Byte] = pages((offset >>> PageBits).toInt)
 
   def view: LogView = new LogView(pages, used, end)
