@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 
 from tests.effort import EFFORT
+from tests.sessions import local_builder
 
 ROOT = Path(__file__).resolve().parent.parent
 TEST_JAR = ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"
@@ -52,19 +53,11 @@ def built() -> Path:
 @pytest.fixture(scope="session")
 def spark(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A local session with two cores that has the provider, and the harness on its class path."""
-    from pyspark.sql import SparkSession
-
     import spark_statestore
 
     builder = (
-        SparkSession.builder.master("local[2]")
-        .appName("tests")
+        local_builder("tests", memory="2g")
         .config("spark.jars", str(built))
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "2g")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .config("spark.local.dir", str(tmp_path_factory.mktemp("local")))
         .config("spark.sql.streaming.stateStore.maintenanceInterval", "5s")

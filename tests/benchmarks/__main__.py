@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import contest, report
+from tests.sessions import local_builder
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "results"
@@ -56,18 +57,11 @@ def _session(scratch: Path) -> Any:
     build = [sys.executable, str(ROOT / "jvm-shim" / "build_shim.py"), "--tests"]
     subprocess.run(build, check=True, stdout=sys.stderr)
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    from pyspark.sql import SparkSession
-
     import spark_statestore
 
     builder = (
-        SparkSession.builder.master("local[2]")
-        .appName("benchmarks")
+        local_builder("benchmarks", memory="6g")
         .config("spark.jars", str(ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"))
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "6g")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
         .config("spark.local.dir", str(scratch / "local"))
     )

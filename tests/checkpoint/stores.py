@@ -99,8 +99,3 @@ def load(store: VersionStore, name: CheckpointName) -> dict[str, dict[bytes, byt
 def rows_of(store: VersionStore, name: CheckpointName) -> dict[bytes, bytes]:
     """The rows of a version of a store with a single named state."""
     return load(store, name)["default"]
-
-
-def files_below(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory, by its path from there."""
-    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}

@@ -13,8 +13,9 @@ from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
 from spark_statestore.state.handles import FileStateHandle, SegmentFileStateHandle
-from tests.checkpoint.stores import files_below, load
+from tests.checkpoint.stores import load
 from tests.checkpoint.write_format_sample import KEY_SCHEMA, VALUE_SCHEMA
+from tests.trees import files_below
 
 SAMPLE = Path(__file__).parent / "data" / "format-v1"
 DESCRIBED = json.loads((SAMPLE / "rows.json").read_text())

@@ -12,9 +12,10 @@ from spark_statestore.checkpoint.files import check_url
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
 from tests.checkpoint.stores import attempt, commit, message, named, open_store, rows_of, snapshot
+from tests.s3 import s3_service
 
 s3fs = pytest.importorskip("s3fs")
-moto_server = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 
 pytestmark = [
     pytest.mark.slow,
@@ -29,11 +30,8 @@ LARGE = {b"large": b"x" * 2000}
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = moto_server.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_service() as url:
+        yield url
 
 
 @pytest.fixture

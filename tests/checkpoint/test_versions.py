@@ -24,13 +24,13 @@ from spark_statestore.state.handles.codec import decode_handle, encode_handle
 from tests.checkpoint.stores import (
     attempt,
     commit,
-    files_below,
     message,
     named,
     open_store,
     rows_of,
     snapshot,
 )
+from tests.trees import files_below
 
 LARGE = {b"large": b"x" * 2000}
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import boto3
 import pyspark
 import pytest
-from moto.server import ThreadedMotoServer
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX, check
 from tests.conftest import ROOT
+from tests.s3 import s3_service
 
 CONF = ROOT / "conf"
 PROGRAM = Path(__file__).parent / "programs" / "count.py"
@@ -55,11 +55,8 @@ def submit(name: str, work: Path, **environment: str) -> list[str]:
 @pytest.fixture
 def s3() -> Iterator[str]:
     """The URL of a local S3 service."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_service() as url:
+        yield url
 
 
 def test_every_file_has_a_test():

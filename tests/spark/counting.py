@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import signal
@@ -16,8 +15,9 @@ from typing import Any, Self
 
 import psutil
 
+from spark_statestore.options import OPTION_PREFIX
+
 ROOT = Path(__file__).parent.parent.parent
-BACKEND_PREFIX = "spark.sql.streaming.stateStore.backend."
 GROUPS = 197
 ROWS = 100
 """Rows of each batch: about half of the groups, so that a batch changes a part of the state."""
@@ -77,7 +77,7 @@ def finish(session: Any, query: Any, batch: int) -> list[list[int]]:
 
 def run_to(session: Any, checkpoint: Path | str, batch: int, **confs: Any) -> Any:
     """Run the query until a batch is done and check its result."""
-    query = start_counting(session, checkpoint, confs={BACKEND_PREFIX + k: v for k, v in confs.items()})
+    query = start_counting(session, checkpoint, confs={OPTION_PREFIX + k: v for k, v in confs.items()})
     try:
         finish(session, query, batch)
     finally:
@@ -144,13 +144,9 @@ def is_gone(pid: int) -> bool:
         return True
 
 
-def fingerprint(directory: Path) -> dict[str, str]:
-    """Every file below a directory, with a digest of its bytes."""
-    return {
-        str(file.relative_to(directory)): hashlib.sha256(file.read_bytes()).hexdigest()
-        for file in sorted(directory.rglob("*"))
-        if file.is_file()
-    }
+def say(event: str, value: Any = None) -> None:
+    """Tell the test that runs this program of an event, see `Program.next`."""
+    print(json.dumps({"event": event, "value": value}), flush=True)
 
 
 class Program:

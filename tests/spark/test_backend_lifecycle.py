@@ -16,8 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
+from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    BACKEND_PREFIX,
     Program,
     backends_of,
     finish,
@@ -67,7 +67,7 @@ def test_a_query_survives_its_backend_being_killed(
 ) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", checkpoint_format)
-    session.conf.set(BACKEND_PREFIX + "storage", storage)
+    session.conf.set(OPTION_PREFIX + "storage", storage)
     chance = random.Random(7)
     kills = 4
     query = start_counting(session, tmp_path)

@@ -24,24 +24,24 @@ from spark_statestore.errors import (
     SessionError,
     StorageURLError,
 )
+from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    BACKEND_PREFIX,
     Program,
-    fingerprint,
     messages,
     run_to,
     start_counting,
     wait_for_batch,
 )
 from tests.spark.harness import Provider
+from tests.spark.queries import SPARKS
+from tests.trees import files_below
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 
 def failure(session: Any, checkpoint: Path, **options: Any) -> str:
     """What the query's failure says, with everything that caused it."""
-    query = start_counting(session, checkpoint, confs={BACKEND_PREFIX + k: v for k, v in options.items()})
+    query = start_counting(session, checkpoint, confs={OPTION_PREFIX + k: v for k, v in options.items()})
     try:
         with pytest.raises(StreamingQueryException):
             wait_for_batch(query, query_end(checkpoint) + 2)
@@ -79,8 +79,8 @@ def test_a_wrong_option_is_refused_before_the_query_starts(
     session = spark.newSession()
     checkpoint = tmp_path / "checkpoint"
     with pytest.raises(Exception, match=expected):
-        start_counting(session, checkpoint, confs={BACKEND_PREFIX + option: value})
-    assert not checkpoint.exists() or not fingerprint(checkpoint)
+        start_counting(session, checkpoint, confs={OPTION_PREFIX + option: value})
+    assert not checkpoint.exists() or not files_below(checkpoint)
     with pytest.raises(OptionError, match=expected.replace("backend\\.", "")):
         spark_statestore.configure(builder(), **{option: value})
     with pytest.raises(OptionError, match=expected.replace("backend\\.", "")):
@@ -125,10 +125,10 @@ def test_configure_refuses_storage_that_cannot_be_used(
 
 
 def test_configure_refuses_to_contradict_what_is_set() -> None:
-    given = builder(**{PROVIDER: HDFS})
+    given = builder(**{PROVIDER: SPARKS})
     with pytest.raises(SessionError, match=r"providerClass' is set to .*HDFSBacked.*remove one of the two"):
         spark_statestore.configure(given)
-    given = builder(**{BACKEND_PREFIX + "numRetained": "5"})
+    given = builder(**{OPTION_PREFIX + "numRetained": "5"})
     with pytest.raises(SessionError, match=r"numRetained' is set to '5'.*would set it to '7'"):
         spark_statestore.configure(given, num_retained=7)
 
@@ -152,7 +152,7 @@ def test_attach_accepts_a_session_that_has_everything(spark: Any) -> None:
 
 def test_attach_says_the_line_that_sets_the_provider(spark: Any) -> None:
     session = spark.newSession()
-    session.conf.set(PROVIDER, HDFS)
+    session.conf.set(PROVIDER, SPARKS)
     with pytest.raises(SessionError) as caught:
         spark_statestore.attach(session)
     (line,) = re.findall(r"spark\.conf\.set\(.*\)", str(caught.value))
@@ -170,7 +170,7 @@ def test_attach_names_the_jar_that_a_session_lacks(built: Path) -> None:
 
 def test_attach_refuses_storage_that_cannot_be_used(spark: Any) -> None:
     session = spark.newSession()
-    session.conf.set(BACKEND_PREFIX + "checkpointsDir", "nowhere://bucket/x")
+    session.conf.set(OPTION_PREFIX + "checkpointsDir", "nowhere://bucket/x")
     with pytest.raises(StorageURLError, match="cannot hold state"):
         spark_statestore.attach(session)
 
@@ -203,7 +203,7 @@ def test_storage_that_cannot_be_used_is_named(spark: Any, tmp_path: Path, url: s
 
 def test_the_error_that_python_shows_says_what_happened_itself(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
-    session.conf.set(BACKEND_PREFIX + "checkpointsDir", "nowhere://bucket/x")
+    session.conf.set(OPTION_PREFIX + "checkpointsDir", "nowhere://bucket/x")
     query = start_counting(session, tmp_path / "checkpoint")
     with pytest.raises(StreamingQueryException, match=r"'nowhere://bucket/x.* cannot hold state"):
         query.awaitTermination(30)
@@ -220,13 +220,13 @@ def test_an_interpreter_without_pyarrow_is_named(spark: Any, tmp_path: Path) -> 
     assert f"'{python} -m spark_statestore.server'" in message
     assert "No module named 'pyarrow'" in message
     assert f"'{python} -m pip install pyarrow fsspec'" in message
-    assert BACKEND_PREFIX + "python" in message
+    assert OPTION_PREFIX + "python" in message
 
 
 def test_an_interpreter_that_does_not_exist_is_named(spark: Any, tmp_path: Path) -> None:
     message = failure(spark.newSession(), tmp_path / "checkpoint", python="/nowhere/python3")
     assert "'/nowhere/python3' cannot be run" in message
-    assert f"Set {BACKEND_PREFIX}python or spark.pyspark.python" in message
+    assert f"Set {OPTION_PREFIX}python or spark.pyspark.python" in message
 
 
 def test_something_else_than_python_is_named(spark: Any, tmp_path: Path) -> None:
@@ -315,10 +315,10 @@ def newest_stream(checkpoint: Path) -> Path:
 def state_after_failure(spark: Any, directory: Path, **options: Any) -> tuple[str, bool]:
     """The query's failure, and whether it left the state as it was."""
     state = directory / "state"
-    before, damaged = fingerprint(state), fingerprint(state / "0" / "0")
+    before, damaged = files_below(state), files_below(state / "0" / "0")
     message = failure(spark.newSession(), directory, **options)
     # A partition without damage may have committed its batch before the query ended.
-    return message, before.items() <= fingerprint(state).items() and fingerprint(state / "0" / "0") == damaged
+    return message, before.items() <= files_below(state).items() and files_below(state / "0" / "0") == damaged
 
 
 def flip_a_byte(path: Path) -> None:
@@ -415,12 +415,12 @@ def test_state_of_another_provider_is_refused_and_left_alone(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
     where = f"file:{tmp_path}"
-    other = Provider(spark, where, provider=HDFS)
+    other = Provider(spark, where, provider=SPARKS)
     store = other.open(0)
     store.put(("a", 1), (1, "x"))
     store.commit()
     other.close()
-    before = fingerprint(tmp_path)
+    before = files_below(tmp_path)
     ours = Provider(spark, where, checkpointFormatVersion=str(checkpoint_format))
     with pytest.raises(Py4JJavaError) as caught:
         ours.open(1, "0123456789abcdef" if checkpoint_format == 2 else None)
@@ -429,13 +429,13 @@ def test_state_of_another_provider_is_refused_and_left_alone(
     assert "operator 0, partition 0, store default, version 1" in message
     assert "was written by another state store provider: there are 1.delta" in message
     assert "providerClass back" in message
-    assert fingerprint(tmp_path) == before
+    assert files_below(tmp_path) == before
 
 
 @pytest.mark.slow
 def test_a_query_keeps_the_provider_of_its_first_batch(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
-    session.conf.set(PROVIDER, HDFS)
+    session.conf.set(PROVIDER, SPARKS)
     run_to(session, tmp_path, 1)
     query = run_to(spark.newSession(), tmp_path, 3)
     assert "checkpointCommitStoreTimeUs" not in query.lastProgress.stateOperators[0].customMetrics

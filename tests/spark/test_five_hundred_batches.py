@@ -11,8 +11,8 @@ from typing import Any
 import psutil
 import pytest
 
+from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    BACKEND_PREFIX,
     backends_of,
     finish,
     jvm_of,
@@ -108,7 +108,7 @@ def test_five_hundred_batches_leave_the_backend_as_it_was(
 ) -> None:
     session = spark.newSession()
     jvm = psutil.Process(jvm_of(spark))
-    query = start_counting(session, tmp_path, confs={BACKEND_PREFIX + "numRetained": RETAINED})
+    query = start_counting(session, tmp_path, confs={OPTION_PREFIX + "numRetained": RETAINED})
     samples = {}
     start = time.monotonic()
     for batch in 150, 250, 350, 500:

@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
+from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    BACKEND_PREFIX,
     Program,
     backends_of,
-    fingerprint,
     is_gone,
     jvm_of,
     run_to,
     wait_until,
 )
 from tests.spark.test_bad_input import failure
+from tests.trees import files_below
 
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
@@ -27,9 +27,9 @@ pytestmark = pytest.mark.slow
 def session_with(spark: Any, checkpoint_format: int, **options: str) -> Any:
     session = spark.newSession()
     session.conf.set(FORMAT, checkpoint_format)
-    session.conf.set(BACKEND_PREFIX + "storage", "memory")
+    session.conf.set(OPTION_PREFIX + "storage", "memory")
     for name, value in options.items():
-        session.conf.set(BACKEND_PREFIX + name, value)
+        session.conf.set(OPTION_PREFIX + name, value)
     return session
 
 
@@ -39,7 +39,7 @@ def test_a_query_goes_on_within_its_session_and_no_state_is_in_files(
 ) -> None:
     run_to(session_with(spark, checkpoint_format), tmp_path, 2)
     run_to(session_with(spark, checkpoint_format), tmp_path, 5)
-    assert not [f for f in fingerprint(tmp_path / "state") if "_metadata" not in Path(f).parts[:-1]]
+    assert not [f for f in files_below(tmp_path / "state") if "_metadata" not in Path(f).parts[:-1]]
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
@@ -50,9 +50,9 @@ def test_a_restart_after_the_backend_was_killed_says_that_the_state_is_lost(
     for backend in backends_of(jvm_of(spark)):
         backend.kill()
         assert wait_until(lambda pid=backend.pid: is_gone(pid), 5)
-    before = fingerprint(tmp_path / "state")
+    before = files_below(tmp_path / "state")
     check_lost(failure(session_with(spark, checkpoint_format), tmp_path))
-    assert fingerprint(tmp_path / "state") == before
+    assert files_below(tmp_path / "state") == before
 
 
 def check_lost(message: str) -> None:

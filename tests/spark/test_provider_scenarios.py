@@ -23,8 +23,15 @@ A, B, C = ("a", 1), ("b", 1), ("c", 1)
 LARGE = 30_000
 
 
+# Without compression the base is so much larger than the changes that only we ask for snapshots.
+CHAINING = {"backend__snapshotInterval": "2", "backend__compression": "none"}
+
+
 def value(number: int, text: str | int = "") -> Row:
     return (number, text)
+
+
+FILLING = {("fill", i): value(i, LARGE) for i in range(4)}
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -70,6 +77,14 @@ def read(provider: Provider, version: int, checkpoint_id: str | None) -> dict[Ro
     rows = dict(store.rows())
     store.release()
     return rows
+
+
+def commit_a_chain(provider: Provider) -> tuple[str | None, str | None]:
+    """Version 1 with the filling and four changes of A; returns the ids of the last two versions."""
+    before, newest = None, commit(provider, 0, None, FILLING)
+    for version in range(1, 5):
+        before, newest = newest, commit(provider, version, newest, {A: value(version)})
+    return before, newest
 
 
 def metadata_files(tmp_path: Path) -> list[str]:
@@ -143,21 +158,16 @@ def test_the_last_attempt_at_a_version_counts(instance: Open) -> None:
 
 
 def test_a_snapshot_of_a_version_that_was_given_up_is_not_used(instance: Open) -> None:
-    # Without compression the base is so much larger than the changes that only we ask for snapshots.
-    settings = {"backend__snapshotInterval": "2", "backend__compression": "none"}
-    provider = instance(**settings)
-    filling = {("fill", i): value(i, LARGE) for i in range(4)}
-    newest = commit(provider, 0, None, filling)
-    for version in range(1, 5):
-        before, newest = newest, commit(provider, version, newest, {A: value(version)})
+    provider = instance(**CHAINING)
+    before, newest = commit_a_chain(provider)
     # A snapshot of version 5 lies ready, but a version 5 without its rows follows.
     provider.snapshot()
     newest = commit(provider, 4, before, {B: value(0)})
     for version in range(5, 9):
         newest = commit(provider, version, newest, {C: value(version)})
-    wanted = filling | {A: value(3), B: value(0), C: value(8)}
+    wanted = FILLING | {A: value(3), B: value(0), C: value(8)}
     assert read(provider, 9, newest) == wanted
-    assert read(instance(**settings), 9, newest) == wanted
+    assert read(instance(**CHAINING), 9, newest) == wanted
 
 
 def test_a_version_may_be_given_up_while_its_snapshot_is_written(instance: Open) -> None:
@@ -180,20 +190,15 @@ def test_a_version_may_be_given_up_while_its_snapshot_is_written(instance: Open)
 
 
 def test_a_snapshot_in_the_background_shortens_the_chain(instance: Open) -> None:
-    # Without compression the base is so much larger than the changes that only we ask for snapshots.
-    settings = {"backend__snapshotInterval": "2", "backend__compression": "none"}
-    provider = instance(**settings)
-    filling = {("fill", i): value(i, LARGE) for i in range(4)}
-    newest = commit(provider, 0, None, filling)
-    for version in range(1, 5):
-        newest = commit(provider, version, newest, {A: value(version)})
+    provider = instance(**CHAINING)
+    _, newest = commit_a_chain(provider)
     provider.snapshot()
     store = provider.open(5, newest)
     store.put(B, value(5))
     store.commit()
     assert store.metrics["checkpointChainLength"] == 2
     assert store.metrics["checkpointSnapshotAge"] == 1
-    assert read(instance(**settings), 6, store.checkpoint_id) == filling | {A: value(4), B: value(5)}
+    assert read(instance(**CHAINING), 6, store.checkpoint_id) == FILLING | {A: value(4), B: value(5)}
 
 
 def test_a_read_store_becomes_the_write_store_without_a_second_load(instance: Open) -> None:
@@ -248,15 +253,14 @@ def test_an_empty_start_forgets_the_rows_and_keeps_the_number(instance: Open) ->
 
 def test_spark_can_ask_for_a_full_snapshot(instance: Open) -> None:
     provider = instance()
-    filling = {("fill", i): value(i, LARGE) for i in range(4)}
-    first = commit(provider, 0, None, filling)
+    first = commit(provider, 0, None, FILLING)
     second = commit(provider, 1, first, {A: value(1)})
     store = provider.open_forced(2, second)
     store.put(A, value(2))
     store.commit()
     assert store.metrics["checkpointFullSnapshots"] == 1
     assert store.metrics["checkpointChainLength"] == 1
-    assert read(instance(), 3, store.checkpoint_id) == filling | {A: value(2)}
+    assert read(instance(), 3, store.checkpoint_id) == FILLING | {A: value(2)}
 
 
 def test_a_task_that_was_overtaken_cannot_commit(instance: Open, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from spark_statestore.state.handles import (
     OperatorStreamStateHandle,
     StateMetaInfo,
 )
-from tests.checkpoint.stores import SMALL_FILES, commit, files_below, message, open_store, rows_of
+from tests.checkpoint.stores import SMALL_FILES, commit, message, open_store, rows_of
+from tests.trees import files_below
 
 Change = tuple[int, bytes, bytes | None]
 

@@ -1,17 +1,16 @@
 """Attaches to a session that has nothing of this project."""
 
-import json
 import sys
 
-from pyspark.sql import SparkSession
-
 import spark_statestore
+from tests.sessions import local_builder
+from tests.spark.counting import say
 
-spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+spark = local_builder("attach", memory="512m").getOrCreate()
 try:
     spark_statestore.attach(spark)
-    print(json.dumps({"event": "accepted", "value": None}), flush=True)
+    say("accepted")
 except spark_statestore.SessionError as error:
-    print(json.dumps({"event": "refused", "value": str(error)}), flush=True)
+    say("refused", str(error))
 spark.stop()
 sys.stdin.readline()

@@ -9,36 +9,25 @@ import json
 import os
 import sys
 
-from pyspark.sql import SparkSession
-
 import spark_statestore
+from tests.sessions import local_builder
 from tests.spark.counting import (
     backends_of,
     finish,
     jvm_of,
     messages,
+    say,
     socket_of,
     start_counting,
     wait_for_batch,
 )
 
 
-def say(event, value):
-    print(json.dumps({"event": event, "value": value}), flush=True)
-
-
 def main():
     asked = json.loads(sys.argv[1])
     os.chdir(asked.get("directory", "."))
-    builder = SparkSession.builder.master("local[2]").appName("count")
-    confs = {
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "512m",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-    }
-    for key, value in (confs | asked.get("confs", {})).items():
+    builder = local_builder("count", memory="512m")
+    for key, value in asked.get("confs", {}).items():
         builder.config(key, value)
     if not asked.get("plain"):
         spark_statestore.configure(builder, **asked.get("configure", {}))
@@ -72,7 +61,7 @@ def main():
         failure = query._jsq.exception()
         say("failed", messages(failure.get()) if failure.isDefined() else str(error))
     spark.stop()
-    say("stopped", None)
+    say("stopped")
     sys.stdin.readline()
 
 

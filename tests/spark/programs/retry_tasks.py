@@ -10,10 +10,10 @@ from pathlib import Path
 import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 import spark_statestore
+from tests.sessions import local_builder
 from tests.spark.queries import Query, run_with_restarts
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -109,15 +109,8 @@ def run(spark, directory, moment, checkpoint_format):
 
 
 def main():
-    builder = SparkSession.builder.master("local[2,3]").appName("retry")
-    for key, value in {
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "1g",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.execution.arrow.maxRecordsPerBatch": "5",
-    }.items():
-        builder.config(key, value)
+    builder = local_builder("retry", memory="1g", master="local[2,3]")
+    builder.config("spark.sql.execution.arrow.maxRecordsPerBatch", "5")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     for moment in ("before", "after"):

@@ -1,0 +1,10 @@
+"""Directories, compared before and after."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def files_below(directory: Path) -> dict[str, bytes]:
+    """Every file below a directory, by its path from there."""
+    return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
