@@ -18,10 +18,14 @@
     └── CheckpointError                                  one checkpoint, or one stream of it
         ├── CheckpointIOError       (OSError)            it could not be read or written
         ├── CheckpointNotFoundError (FileNotFoundError)  it is not there
-        │   └── ForeignCheckpointError                   another provider's files are there instead
+        │   ├── ForeignCheckpointError                   another provider's files are there instead
+        │   ├── MetadataNotFoundError                    its directory is there, its metadata is not
+        │   └── SavepointNotFoundError (ValueError)      no savepoint is stored under a path
+        ├── CheckpointExistsError   (FileExistsError)    it is there already, and is never replaced
         ├── StateLostError          (LookupError)        it was kept in a process that is gone
         ├── CorruptCheckpointError  (ValueError)         its bytes are not what was written
         ├── UnsupportedFormatError  (ValueError)         a newer release wrote it
+        ├── StateMigrationError     (TypeError)          it does not fit what its state is declared as now
         └── StateTooLargeError      (ValueError)         more state than the storage may hold
 
 Each message says what happened, why, and what to do next.
@@ -33,17 +37,21 @@ __all__ = [
     "AuthenticationError",
     "BackendError",
     "CheckpointError",
+    "CheckpointExistsError",
     "CheckpointIOError",
     "CheckpointNotFoundError",
     "CorruptCheckpointError",
     "ForeignCheckpointError",
     "IllegalStateError",
     "IncompatibleSparkError",
+    "MetadataNotFoundError",
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "SavepointNotFoundError",
     "SessionError",
     "StateLostError",
+    "StateMigrationError",
     "StateStoreError",
     "StateTooLargeError",
     "StorageError",
@@ -126,6 +134,18 @@ class ForeignCheckpointError(CheckpointNotFoundError):
     """Raised when the files at a location were written by another state store provider."""
 
 
+class MetadataNotFoundError(CheckpointNotFoundError):
+    """Raised when a directory that should be a checkpoint holds no metadata."""
+
+
+class SavepointNotFoundError(CheckpointNotFoundError, ValueError):
+    """Raised when no savepoint is stored under a path."""
+
+
+class CheckpointExistsError(CheckpointError, FileExistsError):
+    """Raised when a checkpoint is there already."""
+
+
 class StateLostError(CheckpointError, LookupError):
     """Raised when state was kept in the memory of a process that is gone."""
 
@@ -136,6 +156,10 @@ class CorruptCheckpointError(CheckpointError, ValueError):
 
 class UnsupportedFormatError(CheckpointError, ValueError):
     """Raised when a checkpoint has a format that only a newer release can read."""
+
+
+class StateMigrationError(CheckpointError, TypeError):
+    """Raised when stored state cannot be read as what its state is declared as now."""
 
 
 class StateTooLargeError(CheckpointError, ValueError):

@@ -22,6 +22,9 @@ OPTION_PREFIX = "spark.sql.streaming.stateStore.backend."
 MAX_FILE_STATE_THRESHOLD = 1024 * 1024
 """Flink's upper bound for state that is kept inside the metadata, in bytes."""
 
+DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
+"""Flink's default of what is kept inside the metadata, in bytes."""
+
 _SIZE = re.compile(r"\s*(\d+)\s*(b|[kmg]i?b?)?\s*", re.IGNORECASE)
 _UNITS = {"b": 0, "k": 10, "m": 20, "g": 30}
 
@@ -64,7 +67,7 @@ OPTIONS: tuple[Option, ...] = (
         "storage",
         "choice",
         "filesystem",
-        "where state is checkpointed: `filesystem`, or `memory` of the backend process",
+        "where state is checkpointed: `filesystem`; or `memory`, inside the metadata, which the driver keeps",
         choices=("filesystem", "memory"),
     ),
     Option(
@@ -72,7 +75,7 @@ OPTIONS: tuple[Option, ...] = (
         "text",
         "the query's own state directory",
         "fsspec URL; the state of a query lies below it under the query's id. "
-        "With `memory`: where metadata is written, so that it outlives the process",
+        "With `memory`: where metadata is written, so that it outlives the application",
     ),
     Option("savepointsDir", "text", "none", "default target of savepoints, an fsspec URL"),
     Option(
@@ -228,9 +231,14 @@ class StorageOptions:
     storage: str = "filesystem"
     checkpoints_dir: str | None = None
     max_state_size: int = 5 * 1024 * 1024
-    file_state_threshold: int = 20 * 1024
+    file_state_threshold: int = DEFAULT_FILE_STATE_THRESHOLD
     compression: str | None = "lz4"
     fsync: bool = False
+
+    @property
+    def is_kept_elsewhere(self) -> bool:
+        """Whether neither state nor metadata lies in files: then Spark's driver keeps both."""
+        return self.storage == "memory" and self.checkpoints_dir is None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> StorageOptions:

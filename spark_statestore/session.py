@@ -32,7 +32,8 @@ EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
 """For ``spark.sql.extensions``: checks the options on the driver."""
 
 PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
-"""For ``spark.plugins``, optional: starts each executor's backend with the executor."""
+"""For ``spark.plugins``: starts each executor's backend with the executor, and lets the driver keep
+the state of ``storage=memory`` without ``checkpointsDir``, which on a cluster needs it."""
 
 _PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 _JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
@@ -78,6 +79,10 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
     Adds the jar and the Python half to what the session ships, and sets provider, extension,
     interpreter and options. What was set before is kept: lists are appended to, and a setting
     that says something else is an error.
+
+    With ``storage="memory"`` and no ``checkpoints_dir`` the driver keeps the state of all executors,
+    until the application ends. They reach it through `PLUGIN_CLASS`, which is then added to
+    ``spark.plugins`` as well.
 
     Parameters
     ----------
@@ -133,6 +138,9 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
             )
         builder.config(key, value)
     _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
+    directory = OPTION_PREFIX + "checkpointsDir"
+    if storage == "memory" and directory not in settings | given | defaults:
+        _append(builder, defaults, "spark.plugins", PLUGIN_CLASS)
     # spark-submit has started the JVM already: there jar and package come by --jars and --py-files.
     if not submitted:
         _require_no_jvm()
@@ -176,6 +184,12 @@ def attach(spark: SparkSession) -> None:
             "the provider is another one. Before the query's first start:\n"
             f'    spark.conf.set("{_PROVIDER_KEY}", "{PROVIDER_CLASS}")'
         )
+    if _needs_plugin(spark):
+        missing.append(
+            "the driver is to keep the state of all executors (storage=memory without checkpointsDir), which they "
+            "hand it through a plugin. When the application starts:\n"
+            f"    spark.plugins={PLUGIN_CLASS}"
+        )
     if missing:
         raise SessionError("this session does not use spark-statestore: " + "\n".join(missing))
     if build is not None and build.version() != __version__:
@@ -187,6 +201,15 @@ def attach(spark: SparkSession) -> None:
     for key, value in spark.conf.getAll.items():
         if key.startswith(OPTION_PREFIX):
             _check_option(key[len(OPTION_PREFIX) :], value)
+
+
+def _needs_plugin(spark: SparkSession) -> bool:
+    if spark.conf.get(OPTION_PREFIX + "storage", None) != "memory":
+        return False
+    if spark.conf.get(OPTION_PREFIX + "checkpointsDir", None) is not None:
+        return False
+    plugins = str(spark.sparkContext.getConf().get("spark.plugins", "")).split(",")
+    return not spark.sparkContext._jsc.sc().isLocal() and PLUGIN_CLASS not in map(str.strip, plugins)
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, str]:

@@ -9,13 +9,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from spark_statestore.checkpoint.files.base import FileStatus, FileSystem, join
-from spark_statestore.checkpoint.registry import SharedStateRegistry, UnregisteredState
+from spark_statestore.checkpoint.registry import SharedStateRegistry
 from spark_statestore.checkpoint.storage.base import (
     CHECKPOINT_SHARED_STATE_DIR,
     METADATA_FILE_NAME,
     CheckpointName,
 )
-from spark_statestore.state.handles.file import SegmentFileStateHandle, discard_file
+from spark_statestore.state.handles.base import StreamStateHandle
+from spark_statestore.state.handles.file import FileStateHandle, SegmentFileStateHandle, discard_file
 from spark_statestore.state.handles.incremental import IncrementalStateHandle
 
 __all__ = ["Inventory", "Ledger", "take_inventory"]
@@ -68,7 +69,8 @@ class Ledger:
     def __init__(self, files: FileSystem, directory: str) -> None:
         self._files = files
         self._directory = directory
-        self._registry = SharedStateRegistry()
+        self._registry = SharedStateRegistry(on_discarded=self._count)
+        self._streams_removed = 0
         self._checkpoints: dict[CheckpointName, set[str]] = {}
         self._unconfirmed: dict[CheckpointName, str] = {}
         self._lock = threading.RLock()
@@ -93,15 +95,8 @@ class Ledger:
             self._checkpoints.setdefault(name, {METADATA_FILE_NAME}).update(files)
             if attempt is not None and name.id is None:
                 self._unconfirmed[name] = attempt
-            for entry in handle:
-                stream = entry.state.delegate_state_handle
-                self._registry.register_reference(
-                    stream.stream_state_handle_id,
-                    stream,
-                    handle.version,
-                    created_by=entry.version,
-                    keeps_creator=isinstance(stream, SegmentFileStateHandle),
-                )
+            if not handle.is_registered_with(self._registry):
+                handle.register_shared_states(self._registry, handle.version)
 
     def unconfirmed(self, version: int) -> list[tuple[CheckpointName, str]]:
         """Own checkpoints up to a version, and attempts, that others may have replaced since.
@@ -122,9 +117,16 @@ class Ledger:
         with self._lock:
             self._checkpoints.setdefault(name, set()).update(files)
 
+    def note_stray(self, path: str, version: int) -> None:
+        """Note a shared file that no known checkpoint uses; it goes once all before a version are gone."""
+        stray = FileStateHandle(self._files, path, -1)
+        with self._lock:
+            self._registry.register_reference(stray.stream_state_handle_id, stray, version - 1)
+
     def knows(self, path: str) -> bool:
-        """Whether a file is a stream that some noted checkpoint uses."""
-        return self._files.url(path) in self._registry
+        """Whether a file is a stream that a noted checkpoint uses, or one that waits to be discarded."""
+        url = self._files.url(path)
+        return url in self._registry or self._registry.is_discarding(url)
 
     def discard_before(self, version: int, most: int) -> int:
         """Discard the checkpoints below a version, and the streams that none from it on uses.
@@ -153,10 +155,17 @@ class Ledger:
                 del expired[most:]
             checkpoints = [(name, self._checkpoints.pop(name)) for name in expired]
         # Outside of the lock: deleting takes time, and a commit must not wait for it.
-        removed = sum(self._discard_checkpoint(name, files) for name, files in checkpoints)
+        removed = 0
+        for name, files in checkpoints:
+            gone = self._discard_checkpoint(name, files)
+            if not gone:
+                # It may still be found, so it must still be whole.
+                version = min(version, name.version)
+            removed += gone
+        self._registry.unregister_unused_state(version)
         with self._lock:
-            unused = self._registry.unregister_unused_state(version)
-        return removed + sum(self._discard_stream(unregistered) for unregistered in unused)
+            streams, self._streams_removed = self._streams_removed, 0
+        return removed + streams
 
     def _discard_checkpoint(self, name: CheckpointName, files: set[str]) -> int:
         directory = join(self._directory, name.directory)
@@ -174,12 +183,8 @@ class Ledger:
             return 0
         return len(files)
 
-    def _discard_stream(self, unregistered: UnregisteredState) -> int:
-        try:
-            unregistered.handle.discard_state()
-        except OSError as error:
-            _logger.warning("could not discard %s, will try again: %s", unregistered.handle, error)
+    def _count(self, stream: StreamStateHandle) -> None:
+        # A segment is a part of an object that was counted.
+        if not isinstance(stream, SegmentFileStateHandle):
             with self._lock:
-                self._registry.register_again(unregistered)
-            return 0
-        return 0 if isinstance(unregistered.handle, SegmentFileStateHandle) else 1
+                self._streams_removed += 1

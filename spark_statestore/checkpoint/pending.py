@@ -10,12 +10,8 @@ import pyarrow as pa
 
 from spark_statestore._version import __version__
 from spark_statestore.checkpoint import chain
-from spark_statestore.checkpoint.metadata.format import (
-    INLINE_STATE_OFFSET,
-    CheckpointMetadata,
-    NamedState,
-    encode_metadata,
-)
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
+from spark_statestore.checkpoint.metadata.store import CheckpointMetadata, NamedState, encode_metadata
 from spark_statestore.checkpoint.streams import (
     CheckpointedStateScope,
     CheckpointStateOutputStream,
@@ -49,12 +45,15 @@ class Committed:
         The handle as it travels and is stored.
     bytes_written, objects_written
         What went to storage for it.
+    metadata
+        Its metadata, if that is in no file: the version exists as long as somebody keeps this.
     """
 
     handle: IncrementalStateHandle
     encoded_handle: bytes
     bytes_written: int
     objects_written: int
+    metadata: bytes | None = None
 
 
 class PendingSnapshot:
@@ -135,9 +134,7 @@ class PendingCheckpoint(PendingSnapshot):
         self._location = location
         self._name = name
         self._attempt = attempt
-        stream = location.stream_factory().create_checkpoint_state_output_stream(
-            CheckpointedStateScope.SHARED
-        )
+        stream = location.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
         super().__init__(name.version, states, stream, codec)
 
     def abandon(self) -> None:
@@ -207,9 +204,9 @@ class PendingCheckpoint(PendingSnapshot):
         )
         encoded_handle = encode_handle(handle, self._versions.context)
         encoded = encode_metadata(metadata, inline, encoded_handle)
-        objects += self._versions.publish(self._location, self._name, self._attempt, encoded)
+        written, kept = self._versions.publish(self._location, self._name, self._attempt, encoded)
         self._versions.note(self._name, handle, self._attempt)
-        return Committed(handle, encoded_handle, len(encoded) + file_bytes, objects)
+        return Committed(handle, encoded_handle, len(encoded) + file_bytes, objects + written, kept)
 
     def _rebase(self, handle: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
         if base.version > handle.base_version and self._versions.holds(base):

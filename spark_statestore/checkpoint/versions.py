@@ -13,13 +13,12 @@ import pyarrow as pa
 
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
-from spark_statestore.checkpoint.metadata.format import (
-    INLINE_STATE_OFFSET,
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
+from spark_statestore.checkpoint.metadata.store import (
     CheckpointMetadata,
     NamedState,
     StoreId,
     decode_metadata,
-    owner_of,
 )
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.storage import (
@@ -27,6 +26,7 @@ from spark_statestore.checkpoint.storage import (
     CheckpointName,
     CheckpointStorage,
     CheckpointStorageLocation,
+    CheckpointStorageLocationReference,
     FsCheckpointStorage,
     MemoryBackendCheckpointStorage,
 )
@@ -38,11 +38,13 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     ForeignCheckpointError,
     StateLostError,
+    UnsupportedFormatError,
 )
 from spark_statestore.options import StorageOptions
 from spark_statestore.state.changes import read_changes
 from spark_statestore.state.handles import FileStateHandle, IncrementalStateHandle
 from spark_statestore.state.handles.codec import HandleContext
+from spark_statestore.state.handles.owner import owner_of
 
 __all__ = ["VersionStore"]
 
@@ -68,8 +70,11 @@ class VersionStore:
         Its directory.
     options
         How it is stored.
-    memory
-        The files of ``storage=memory`` without a directory, which live as long as the process.
+    kept
+        The objects of ``storage=memory`` without a directory, as far as they are needed: whoever
+        keeps them hands them in, and takes the new ones from `Committed.metadata`.
+    kept_range
+        The oldest and the newest version that are kept there, for messages.
 
     Raises
     ------
@@ -77,28 +82,43 @@ class VersionStore:
         If the directory's file system cannot be used.
     """
 
-    def __init__(self, store: StoreId, url: str, options: StorageOptions, memory: MemoryFileSystem) -> None:
+    def __init__(
+        self,
+        store: StoreId,
+        url: str,
+        options: StorageOptions,
+        kept: MemoryFileSystem | None = None,
+        kept_range: tuple[int, int] | None = None,
+    ) -> None:
         self.store = store
         self.url = url
-        self._options = options
+        self.options = options
+        self._kept_range = kept_range
         self._files: FileSystem
-        if options.storage == "memory" and options.checkpoints_dir is None:
-            self._files, self._directory = memory, url
+        if options.is_kept_elsewhere:
+            self._files, self._directory = kept or MemoryFileSystem(), url
         else:
             self._files, self._directory = open_file_system(url, fsync=options.fsync)
         self._storage: CheckpointStorage
         if options.storage == "memory":
             self._storage = MemoryBackendCheckpointStorage(
-                self._files, self._directory, options.max_state_size
+                None if options.is_kept_elsewhere else self._files,
+                self._directory,
+                options.max_state_size,
+                look_first=False,
             )
         else:
-            self._storage = FsCheckpointStorage(self._files, self._directory, options.file_state_threshold)
+            self._storage = FsCheckpointStorage(
+                self._files, self._directory, options.file_state_threshold, look_first=False
+            )
         self.context = HandleContext(self._files, self._directory)
         self._ledger = Ledger(self._files, self._directory)
         self._initialised = False
 
     def where(self, name: CheckpointName) -> str:
         """The store and version, for messages."""
+        if self.options.is_kept_elsewhere:
+            return f"{self.store}, {name} of {self.url}, kept on the driver,"
         return f"{self.store}, {name} at {self._files.url(join(self._directory, name.directory))}"
 
     def begin(self, name: CheckpointName, attempt: str, states: tuple[NamedState, ...]) -> PendingCheckpoint:
@@ -121,7 +141,7 @@ class VersionStore:
             location = self._storage.initialize_location_for_checkpoint(name)
         except OSError as error:
             raise self._cannot_write(name, error) from error
-        return PendingCheckpoint(self, location, name, attempt, states, self._options.compression)
+        return PendingCheckpoint(self, location, name, attempt, states, self.options.compression)
 
     def begin_snapshot(self, version: int, states: tuple[NamedState, ...]) -> PendingSnapshot:
         """Begin a full snapshot of a version that exists, to be the base of a later commit.
@@ -136,12 +156,14 @@ class VersionStore:
             self._initialise()
         except OSError as error:
             raise self._cannot_write(name, error) from error
-        factory = self._storage.resolve_checkpoint_storage_location(name)
+        factory = self._storage.resolve_checkpoint_storage_location(
+            name, CheckpointStorageLocationReference.default()
+        )
         return PendingSnapshot(
             version,
             states,
             factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED),
-            self._options.compression,
+            self.options.compression,
         )
 
     def load(self, name: CheckpointName) -> CheckpointMetadata:
@@ -195,27 +217,18 @@ class VersionStore:
                     f"{self.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}"
                 ) from error
 
-    def require_present(self, handle: IncrementalStateHandle, name: CheckpointName) -> None:
-        """Fail if the streams of a version were kept in a process that is gone.
-
-        Raises
-        ------
-        StateLostError
-            If one is gone.
-        """
-        if self._files.keeps_files:
-            return
-        for entry in handle:
-            try:
-                entry.state.open_input_stream().close()
-            except FileNotFoundError as error:
-                raise self._lost(name) from error
-
     def holds(self, base: IncrementalStateHandle) -> bool:
         """Whether a snapshot that no metadata names yet is still there."""
         for entry in base:
             stream = entry.state.delegate_state_handle
-            if isinstance(stream, FileStateHandle) and not self._files.exists(stream.path):
+            try:
+                gone = isinstance(stream, FileStateHandle) and not self._files.exists(stream.path)
+            except OSError as error:
+                raise CheckpointIOError(
+                    f"the snapshot {stream} of {self.store} cannot be looked at: {error}. The batch fails and is "
+                    "run again. Check the permissions and that the storage is reachable."
+                ) from error
+            if gone:
                 _logger.warning(
                     "the snapshot %s of %s is gone, the chain goes on without it", stream, self.store
                 )
@@ -266,21 +279,25 @@ class VersionStore:
                 # Another attempt replaced it, whose streams are not known here.
                 ledger.is_complete = False
             ledger.confirm(name)
-        removed = 0
         if not ledger.is_complete:
             # Before it looks, so that a commit meanwhile can say that there is more.
             ledger.is_complete = True
             try:
-                removed = self._take_stock(ledger, retain_from)
+                self._take_stock(ledger, retain_from)
             except BaseException:
                 ledger.is_complete = False
                 raise
-        return removed + ledger.discard_before(retain_from, most)
+        return ledger.discard_before(retain_from, most)
 
     def publish(
         self, location: CheckpointStorageLocation, name: CheckpointName, attempt: str, data: bytes
-    ) -> int:
-        """Publish a version's metadata; returns the number of objects written.
+    ) -> tuple[int, bytes | None]:
+        """Publish a version's metadata.
+
+        Returns
+        -------
+        tuple
+            The number of objects written, and the metadata if it is in no file.
 
         Raises
         ------
@@ -291,10 +308,13 @@ class VersionStore:
         with stream:
             stream.write(data)
             try:
-                stream.close_and_finalize_checkpoint()
+                completed = stream.close_and_finalize_checkpoint()
             except FileExistsError:
-                return self._replace(name, attempt, data)
-        return 1
+                try:
+                    return self._replace(name, attempt, data), None
+                except OSError as error:
+                    raise self._cannot_write(name, error) from error
+        return 1, completed.metadata_handle.as_bytes_if_in_memory()
 
     def forget_directory(self, name: CheckpointName) -> None:
         """Remove the directory of a checkpoint that was begun and never published."""
@@ -331,7 +351,7 @@ class VersionStore:
         # attempt's state, which lies inside the metadata, so that is kept under the attempt's name.
         path = self.metadata_path(name)
         present = self._files.read(path)
-        owner = owner_of(present)
+        owner = self._owner_of_whole(present, name)
         if owner == attempt:
             # This very request was served before, but its answer was lost.
             return 1
@@ -343,15 +363,18 @@ class VersionStore:
             f"{METADATA_FILE_NAME}.{attempt}": data,
         }
         for copy, content in copies.items():
+            copy = join(self._directory, name.directory, copy)
             try:
-                self._files.create(join(self._directory, name.directory, copy), content)
+                self._files.create(copy, content)
             except FileExistsError:
-                continue
+                # Perhaps a part of it, from an attempt that was cut short.
+                if self._files.read(copy) != content:
+                    self._files.replace(copy, content)
         self._files.replace(path, data)
         self.expect_strays()
         return 1 + len(copies)
 
-    def _take_stock(self, ledger: Ledger, retain_from: int) -> int:
+    def _take_stock(self, ledger: Ledger, retain_from: int) -> None:
         inventory = take_inventory(self._directory, self._files.list_files(self._directory))
         for name, present in inventory.checkpoints.items():
             ledger.note_directory(name, present)
@@ -360,12 +383,10 @@ class VersionStore:
             for file in present:
                 if file == METADATA_FILE_NAME or file.startswith(f"{METADATA_FILE_NAME}."):
                     self._note_stored(ledger, name, file)
-        removed = 0
         for path, version in inventory.shared.items():
             if version < retain_from and not ledger.knows(path):
-                self._files.delete(path)
-                removed += 1
-        return removed
+                # Perhaps a stream of a version that is still to be discarded, after its metadata.
+                ledger.note_stray(path, retain_from)
 
     def _note_stored(self, ledger: Ledger, name: CheckpointName, file: str) -> None:
         path = join(self._directory, name.directory, file)
@@ -389,6 +410,16 @@ class VersionStore:
             )
         return metadata
 
+    def _owner_of_whole(self, data: bytes, name: CheckpointName) -> str | None:
+        # Where files do not appear whole, an attempt that was cut short leaves its name on a part.
+        try:
+            decode_metadata(data, self.context, self.where(name))
+        except CorruptCheckpointError:
+            return None
+        except UnsupportedFormatError:
+            pass
+        return owner_of(data)
+
     def _owner(self, name: CheckpointName) -> str | None:
         try:
             return owner_of(self._files.read(self.metadata_path(name), 0, INLINE_STATE_OFFSET))
@@ -402,10 +433,15 @@ class VersionStore:
         )
 
     def _not_found(self, name: CheckpointName) -> CheckpointError:
-        if not self._files.keeps_files:
-            return self._lost(name)
+        if self.options.is_kept_elsewhere:
+            return self._not_kept(name)
         start = self._directory.rstrip("/") + "/"
-        listed = [status.path[len(start) :] for status in self._files.list_files(self._directory)]
+        try:
+            listed = [status.path[len(start) :] for status in self._files.list_files(self._directory)]
+        except OSError as error:
+            return CheckpointIOError(
+                f"{self.where(name)} is not there, and what else the store has cannot be listed: {error}"
+            )
         foreign = sorted(file for file in listed if _SPARKS_FILES.fullmatch(file))
         if foreign:
             return ForeignCheckpointError(
@@ -427,11 +463,17 @@ class VersionStore:
             "or start from a version that is there."
         )
 
-    def _lost(self, name: CheckpointName) -> StateLostError:
+    def _not_kept(self, name: CheckpointName) -> CheckpointError:
+        which = f"{self.store}, {name} of {self.url}"
+        if self._kept_range is not None:
+            return CheckpointNotFoundError(
+                f"{which} is not kept on the driver, which keeps the versions {self._kept_range[0]} to "
+                f"{self._kept_range[1]} of this store. It is older than what is retained "
+                "(spark.sql.streaming.stateStore.backend.numRetained), or an application that has ended kept it. "
+                "Start from a version that is there."
+            )
         return StateLostError(
-            f"{self.store}, {name} of {self.url} was kept only in the memory of a backend process, and is not in "
-            f"this one (pid {os.getpid()}): that process has ended, or the partition has moved to another executor. "
-            "The option storage=memory without checkpointsDir keeps nothing beyond its process. If the process "
-            "still runs on another executor, a retry there finds the state; to survive the process, set "
-            "checkpointsDir, or storage=filesystem, before the query starts."
+            f"{which} was kept only on the driver of an application that has ended, and the driver of this one keeps "
+            "nothing of the store. The option storage=memory without checkpointsDir keeps nothing beyond its "
+            "application; to survive that, set checkpointsDir, or storage=filesystem, before the query starts."
         )

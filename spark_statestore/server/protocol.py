@@ -14,7 +14,7 @@ from spark_statestore.errors import ProtocolError
 
 __all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind"]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Changes whenever frames, requests or answers change."""
 
 _MAGIC: Final = 0x31545353
@@ -42,6 +42,8 @@ class Kind(enum.IntEnum):
     """Nothing more follows in this message."""
     ERROR = 5
     """A JSON object that says what went wrong; the message ends after it."""
+    OBJECT = 6
+    """A whole metadata object, of a store whose metadata is in no file."""
 
 
 _LIMITS: Final = {
@@ -50,6 +52,7 @@ _LIMITS: Final = {
     Kind.DATA: _MAX_DATA,
     Kind.END: 0,
     Kind.ERROR: _MAX_CONTROL,
+    Kind.OBJECT: _MAX_DATA,
 }
 
 

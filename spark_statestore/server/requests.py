@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.files import MemoryFileSystem
+from spark_statestore.checkpoint.files import MemoryFileSystem, join
 from spark_statestore.checkpoint.metadata import NamedState, StoreId
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.storage import CheckpointName
@@ -32,7 +32,6 @@ class Requests:
     """Serves requests, for all connections; each runs on its connection's thread."""
 
     def __init__(self) -> None:
-        self._memory = MemoryFileSystem()
         self._stores: OrderedDict[str, VersionStore] = OrderedDict()
         self._lock = threading.Lock()
         self._served: dict[str, Callable[[dict[str, Any], FrameSocket], None]] = {
@@ -61,8 +60,11 @@ class Requests:
             raise ProtocolError(f"the request {request['op']!r} lacks {error}") from error
 
     def _load(self, request: dict[str, Any], connection: FrameSocket) -> None:
-        _expect_end(connection)
-        store = self._store(request["store"])
+        if "objects" in request:
+            store = _store_of(request["store"], _receive_objects(connection, request), request.get("kept"))
+        else:
+            _expect_end(connection)
+            store = self._store(request["store"])
         name = CheckpointName(request["version"], request.get("id"))
         metadata = store.load(name)
         positions = {state.name: i for i, state in enumerate(metadata.states)}
@@ -81,8 +83,6 @@ class Requests:
         name = CheckpointName(request["version"], attempt if request["idInPath"] else None)
         parent = self._receive_handle(connection, store) if request["hasParent"] else None
         base = self._receive_handle(connection, store) if request["hasBase"] else None
-        if parent is not None:
-            store.require_present(parent, CheckpointName(parent.version))
         start = time.perf_counter_ns()
         pending = store.begin(name, attempt, _states(request))
         nanos = time.perf_counter_ns() - start
@@ -93,7 +93,7 @@ class Requests:
         answer["storeNanos"] = nanos + time.perf_counter_ns() - start
         answer["bytesWritten"] = done.bytes_written
         answer["objectsWritten"] = done.objects_written
-        self._answer(connection, answer, done.encoded_handle)
+        self._answer(connection, answer, done.encoded_handle, done.metadata)
 
     def _materialise(self, request: dict[str, Any], connection: FrameSocket) -> None:
         store = self._store(request["store"])
@@ -124,9 +124,13 @@ class Requests:
             raise ProtocolError(f"a {type(handle).__name__} is not the handle of a version")
         return handle
 
-    def _answer(self, connection: FrameSocket, answer: dict[str, Any], handle: bytes) -> None:
+    def _answer(
+        self, connection: FrameSocket, answer: dict[str, Any], handle: bytes, metadata: bytes | None = None
+    ) -> None:
         connection.send_json(Kind.CONTROL, answer | {"memoryBytes": resident_bytes()})
         connection.send(Kind.HANDLE, handle)
+        if metadata is not None:
+            connection.send(Kind.OBJECT, metadata)
         connection.send(Kind.END)
 
     def _store(self, node: dict[str, Any]) -> VersionStore:
@@ -136,17 +140,38 @@ class Requests:
             if store is not None:
                 self._stores.move_to_end(key)
                 return store
-        store = VersionStore(
-            StoreId(node["operator"], node["partition"], node["name"]),
-            node["root"],
-            StorageOptions.parse(node["options"]),
-            self._memory,
-        )
+        store = _store_of(node)
+        if store.options.is_kept_elsewhere:
+            return store
         with self._lock:
             store = self._stores.setdefault(key, store)
             if len(self._stores) > _REMEMBERED_STORES:
                 self._stores.popitem(last=False)
         return store
+
+
+def _store_of(
+    node: dict[str, Any], kept: MemoryFileSystem | None = None, kept_range: list[int] | None = None
+) -> VersionStore:
+    return VersionStore(
+        StoreId(node["operator"], node["partition"], node["name"]),
+        node["root"],
+        StorageOptions.parse(node["options"]),
+        kept,
+        (kept_range[0], kept_range[1]) if kept_range else None,
+    )
+
+
+def _receive_objects(connection: FrameSocket, request: dict[str, Any]) -> MemoryFileSystem:
+    """The objects that the request brings, for as long as it is served."""
+    kept = MemoryFileSystem()
+    for path in request["objects"]:
+        frame = connection.receive()
+        if frame is None or frame.kind is not Kind.OBJECT:
+            raise ProtocolError(f"the object {path} was announced and did not follow")
+        kept.replace(join(request["store"]["root"], path), frame.payload)
+    _expect_end(connection)
+    return kept
 
 
 def _states(request: dict[str, Any]) -> tuple[NamedState, ...]:

@@ -1,5 +1,5 @@
 """State: handles to it and what is done with them."""
 
-from spark_statestore.state.objects import StateObject, discard_all
+from spark_statestore.state.objects import CompositeStateHandle, StateObject, discard_all
 
-__all__ = ["StateObject", "discard_all"]
+__all__ = ["CompositeStateHandle", "StateObject", "discard_all"]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-__all__ = ["StateObject", "discard_all"]
+if TYPE_CHECKING:
+    from spark_statestore.checkpoint.registry import SharedStateRegistry
+
+__all__ = ["CompositeStateHandle", "StateObject", "discard_all"]
 
 
 class StateObject(ABC):
@@ -27,6 +31,30 @@ class StateObject(ABC):
     @abstractmethod
     def state_size(self) -> int:
         """Bytes of the state, -1 if unknown."""
+
+
+class CompositeStateHandle(StateObject):
+    """State in several pieces, some of which other checkpoints may share."""
+
+    @abstractmethod
+    def register_shared_states(self, registry: SharedStateRegistry, checkpoint_id: int) -> None:
+        """Hand the shared pieces over to a registry, which from then on discards them.
+
+        Parameters
+        ----------
+        checkpoint_id
+            The checkpoint that uses them.
+
+        Raises
+        ------
+        IllegalStateError
+            If they were handed to this registry before.
+        """
+
+    @property
+    @abstractmethod
+    def checkpointed_size(self) -> int:
+        """Bytes that were newly written for this state, rather than taken over."""
 
 
 def discard_all(objects: Iterable[StateObject | None]) -> None:

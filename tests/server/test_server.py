@@ -336,3 +336,53 @@ def test_what_its_interpreter_lacks_is_named(tmp_path: Path) -> None:
     assert done.returncode == 1
     for told in ("No module named 'pyarrow'", "pip install pyarrow fsspec", sys.executable, "backend.python"):
         assert told in done.stdout
+
+
+# State that is in no file: its objects come and go with the requests
+
+
+MEMORY = {"storage": "memory"}
+
+
+def load_memory(paths: list[str], **changes: Any) -> dict[str, Any]:
+    of = store("/kept", "another", **MEMORY)
+    return {"op": "load", "store": of, "version": 2, "objects": paths} | changes
+
+
+def test_state_in_no_file_travels_with_the_requests(backend: Backend) -> None:
+    with backend.client() as client:
+        request = {"store": store("/kept", **MEMORY)}
+        first = client.ask(commit("/kept", 1, attempt(), **request), data({b"a": b"1"}))
+        changes = commit(
+            "/kept", 2, attempt(), hasParent=True, parentAttempt=first.control["attempt"], **request
+        )
+        second = client.ask(changes, (Kind.HANDLE, first.of(Kind.HANDLE)[0], 0), data({b"b": b"2"}))
+        assert [frame.kind for frame in second.frames] == [Kind.CONTROL, Kind.HANDLE, Kind.OBJECT]
+        objects = [(Kind.OBJECT, answer.of(Kind.OBJECT)[0], 0) for answer in (first, second)]
+        # The first one is not the one that counts at its version: a later version builds on it anyway.
+        paths = [f"chk-1/_metadata.{first.control['attempt']}", "chk-2/_metadata"]
+        loaded = client.ask(load_memory(paths), *objects)
+        assert loaded.error is None
+        assert len(loaded.of(Kind.DATA)) == 2
+
+        # Nothing of it is left in the backend.
+        lost = client.ask(load_memory([]))
+        assert lost.error["type"] == "StateLostError"
+        old = client.ask(load_memory([], kept=[7, 9]))
+        assert old.error["type"] == "CheckpointNotFoundError"
+        assert "the versions 7 to 9" in old.error["message"]
+        incomplete = client.ask(load_memory(["chk-2/_metadata"]), objects[1])
+        assert incomplete.error["type"] == "CorruptCheckpointError"
+
+
+def test_an_object_that_was_announced_must_follow(backend: Backend) -> None:
+    with backend.client() as client:
+        answer = client.ask(load_memory(["chk-2/_metadata"]))
+        assert answer.error["type"] == "ProtocolError"
+        assert "chk-2/_metadata was announced" in answer.error["message"]
+
+
+def test_a_commit_to_files_sends_no_object(backend: Backend, tmp_path: Path) -> None:
+    with backend.client() as client:
+        done = client.ask(commit(tmp_path, 1, attempt()), data({b"a": b"1"}))
+        assert [frame.kind for frame in done.frames] == [Kind.CONTROL, Kind.HANDLE]

@@ -1,4 +1,4 @@
-"""State in memory: bounded, exact while its process lives, and what is left of it afterwards."""
+"""State in memory: bounded, exact while its application runs, and what is left of it afterwards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
     Program,
     backends_of,
+    finish,
     is_gone,
     jvm_of,
     run_to,
+    start_counting,
+    wait_for_batch,
     wait_until,
 )
-from tests.spark.test_bad_input import failure
+from tests.spark.test_bad_input import failure, query_end
 from tests.trees import files_below
 
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -43,22 +46,37 @@ def test_a_query_goes_on_within_its_session_and_no_state_is_in_files(
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_a_restart_after_the_backend_was_killed_says_that_the_state_is_lost(
-    spark: Any, tmp_path: Path, checkpoint_format: int
-) -> None:
+def test_state_survives_its_backend(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
     run_to(session_with(spark, checkpoint_format), tmp_path, 2)
-    for backend in backends_of(jvm_of(spark)):
+    kill_backends(spark)
+    before = query_end(tmp_path)
+    query = run_to(session_with(spark, checkpoint_format), tmp_path, 5)
+    assert query.recentProgress[0].batchId == before + 1
+
+
+def test_a_backend_that_is_killed_while_a_query_runs_costs_no_state(spark: Any, tmp_path: Path) -> None:
+    session = session_with(spark, 1)
+    query = start_counting(session, tmp_path)
+    try:
+        wait_for_batch(query, 1)
+        kill_backends(spark)
+        finish(session, query, query.lastProgress.batchId + 3)
+    finally:
+        query.stop()
+
+
+def kill_backends(spark: Any) -> None:
+    backends = backends_of(jvm_of(spark))
+    assert backends
+    for backend in backends:
         backend.kill()
         assert wait_until(lambda pid=backend.pid: is_gone(pid), 5)
-    before = files_below(tmp_path / "state")
-    check_lost(failure(session_with(spark, checkpoint_format), tmp_path))
-    assert files_below(tmp_path / "state") == before
 
 
 def check_lost(message: str) -> None:
     assert "operator 0, partition" in message
-    assert "was kept only in the memory of a backend process, and is not in this one" in message
-    assert "keeps nothing beyond its process" in message
+    assert "was kept only on the driver of an application that has ended" in message
+    assert "keeps nothing beyond its application" in message
     assert "set checkpointsDir, or storage=filesystem, before the query starts" in message
 
 
@@ -93,4 +111,7 @@ def test_with_a_directory_another_driver_goes_on(
 def test_without_a_directory_another_driver_says_that_the_state_is_lost(
     spark: Any, remembered: Path, checkpoint_format: int
 ) -> None:
-    check_lost(failure(session_with(spark, checkpoint_format), remembered / f"lost-{checkpoint_format}"))
+    checkpoint = remembered / f"lost-{checkpoint_format}"
+    before = files_below(checkpoint / "state")
+    check_lost(failure(session_with(spark, checkpoint_format), checkpoint))
+    assert files_below(checkpoint / "state") == before

@@ -267,12 +267,18 @@ class ProviderMachine(RuleBasedStateMachine):
             shutil.rmtree(self.location, ignore_errors=True)
 
 
+def run_machine(examples: int, **attributes: Any) -> None:
+    machine = type("Machine", (ProviderMachine,), attributes)
+    chosen = settings(max_examples=examples * EFFORT, stateful_step_count=40)
+    run_state_machine_as_test(machine, settings=chosen)
+
+
 @pytest.mark.parametrize("prefix_columns", [0, 1], ids=["hash", "prefix"])
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
 def test_provider_is_a_versioned_dict(spark: Any, checkpoint_format: int, prefix_columns: int) -> None:
-    machine = type(
-        "Machine",
-        (ProviderMachine,),
-        {"spark": spark, "prefix_columns": prefix_columns, "checkpoint_format": checkpoint_format},
-    )
-    run_state_machine_as_test(machine, settings=settings(max_examples=60 * EFFORT, stateful_step_count=40))
+    run_machine(60, spark=spark, prefix_columns=prefix_columns, checkpoint_format=checkpoint_format)
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_so_it_is_with_state_in_memory(spark: Any, checkpoint_format: int) -> None:
+    run_machine(40, spark=spark, checkpoint_format=checkpoint_format, storage="memory")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -40,6 +40,10 @@ class FileOutput(ABC):
     @abstractmethod
     def write(self, data: Buffer) -> None:
         """Append bytes."""
+
+    def write_parts(self, parts: Sequence[bytes]) -> None:
+        """Append bytes that lie in several places."""
+        self.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     @abstractmethod
     def flush(self) -> None:
@@ -82,6 +86,10 @@ class FileSystem(ABC):
     @abstractmethod
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         """Bytes of a file: all of it, or `size` bytes from `start` (fewer at its end)."""
+
+    @abstractmethod
+    def size(self, path: str) -> int:
+        """Bytes of a file; `IsADirectoryError` if the path is a directory."""
 
     @abstractmethod
     def open_input(self, path: str) -> BinaryIO:

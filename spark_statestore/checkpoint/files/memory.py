@@ -60,6 +60,11 @@ class MemoryFileSystem(FileSystem):
             raise FileNotFoundError(path)
         return data if start == 0 and size is None else data[start : None if size is None else start + size]
 
+    def size(self, path: str) -> int:
+        if self.is_directory(path):
+            raise IsADirectoryError(path)
+        return len(self.read(path))
+
     def open_input(self, path: str) -> BinaryIO:
         return io.BytesIO(self.read(path))
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import os
+import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from spark_statestore.checkpoint.files.base import Buffer, FileOutput, FileStatus, FileSystem
+from spark_statestore.checkpoint.files.base import Buffer, FileOutput, FileStatus, FileSystem, join, parent_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -18,10 +21,11 @@ _OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos",
 
 
 class _FsspecOutput(FileOutput):
-    def __init__(self, fs: AbstractFileSystem, path: str) -> None:
+    def __init__(self, fs: AbstractFileSystem, path: str, mode: str = "wb", *, fsync: bool = False) -> None:
         self._fs = fs
         self._path = path
-        self._file = fs.open(path, "wb")
+        self._fsync = fsync
+        self._file = fs.open(path, mode)
 
     def write(self, data: Buffer) -> None:
         self._file.write(data)
@@ -31,9 +35,17 @@ class _FsspecOutput(FileOutput):
         pass
 
     def sync(self) -> None:
-        pass
+        # Most drivers have nothing of the kind: what they have finished is durable.
+        self._file.flush()
+        if hasattr(self._file, "sync"):
+            self._file.sync()
+        else:
+            with contextlib.suppress(AttributeError, io.UnsupportedOperation):
+                os.fsync(self._file.fileno())
 
     def close(self) -> None:
+        if self._fsync and not self._file.closed:
+            self.sync()
         self._file.close()
 
     def abandon(self) -> None:
@@ -52,13 +64,26 @@ class FsspecFileSystem(FileSystem):
 
     `create` is atomic and exclusive where the driver is (s3fs, gcsfs: one conditional PUT); else
     it looks first and then writes. Object stores show a file only when it is whole.
+
+    Parameters
+    ----------
+    fs
+        The driver.
+    scheme
+        What URLs of its files start with.
+    fsync
+        Whether files are synced before they count as finished, where the driver's files have a
+        ``sync`` method or a descriptor. Object stores need no such thing.
     """
 
-    def __init__(self, fs: AbstractFileSystem, scheme: str) -> None:
+    def __init__(self, fs: AbstractFileSystem, scheme: str, *, fsync: bool = False) -> None:
         self._fs = fs
         self._scheme = scheme
         protocol = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         self._has_directories = not _OBJECT_STORES.intersection(protocol)
+        self._fsync = fsync and self._has_directories
+        # All readers of one of fsspec's files in memory have one position.
+        self._shares_positions = "memory" in protocol
 
     @property
     def scheme(self) -> str:
@@ -73,13 +98,25 @@ class FsspecFileSystem(FileSystem):
             return cast(bytes, self._fs.cat_file(path))
         return cast(bytes, self._fs.cat_file(path, start=start, end=end))
 
+    def size(self, path: str) -> int:
+        self._fs.invalidate_cache(path)
+        info: dict[str, Any] = self._fs.info(path)
+        if info["type"] == "directory":
+            raise IsADirectoryError(path)
+        return int(info["size"])
+
     def open_input(self, path: str) -> BinaryIO:
+        if self._shares_positions:
+            return io.BytesIO(self.read(path))
         return cast(BinaryIO, self._fs.open(path, "rb"))
 
     def open_output(self, path: str) -> FileOutput:
-        return _FsspecOutput(self._fs, path)
+        return _FsspecOutput(self._fs, path, fsync=self._fsync)
 
     def create(self, path: str, data: Buffer) -> None:
+        if self._fsync:
+            self._write_synced(path, data, "xb")
+            return
         try:
             self._fs.pipe_file(path, bytes(data), mode="create")
         except TypeError:
@@ -89,7 +126,26 @@ class FsspecFileSystem(FileSystem):
             self._fs.pipe_file(path, bytes(data))
 
     def replace(self, path: str, data: Buffer) -> None:
-        self._fs.pipe_file(path, bytes(data))
+        if not self._has_directories:
+            self._fs.pipe_file(path, bytes(data))
+            return
+        # Written in place it could end as a part, or as nothing, where the old file was whole.
+        staging = join(parent_of(path), f".inprogress.{uuid.uuid4()}")
+        if self._fsync:
+            self._write_synced(staging, data, "wb")
+        else:
+            self._fs.pipe_file(staging, bytes(data))
+        try:
+            try:
+                self._fs.mv(staging, path)
+            except FileExistsError:
+                # A driver that cannot do it in one step.
+                self._fs.rm_file(path)
+                self._fs.mv(staging, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(staging)
+            raise
 
     def delete(self, path: str) -> None:
         self._fs.rm_file(path)
@@ -122,3 +178,12 @@ class FsspecFileSystem(FileSystem):
             return
         for name, detail in found.items():
             yield FileStatus(name, int(detail.get("size") or 0))
+
+    def _write_synced(self, path: str, data: Buffer, mode: str) -> None:
+        output = _FsspecOutput(self._fs, path, mode, fsync=True)
+        try:
+            output.write(data)
+            output.close()
+        except BaseException:
+            output.abandon()
+            raise

@@ -105,7 +105,7 @@ def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]
     Parameters
     ----------
     fsync
-        For local files, see `LocalFileSystem`.
+        Whether files are synced before they count as written, where the file system can.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]
 
     # The authority of abfss:// names the account, so it belongs to the file system.
     authority = rest.lstrip("/").partition("/")[0]
-    key = (f"{scheme}://{authority}", False)
+    key = (f"{scheme}://{authority}", fsync)
     mapped = f"{scheme}:{rest}"
     try:
         fs, path = fsspec.core.url_to_fs(mapped)
@@ -137,7 +137,7 @@ def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]
             "in the environment or in fsspec's configuration files."
         ) from error
     with _lock:
-        return _opened.setdefault(key, FsspecFileSystem(fs, scheme)), path
+        return _opened.setdefault(key, FsspecFileSystem(fs, scheme, fsync=fsync)), path
 
 
 def _local(*, fsync: bool) -> FileSystem:

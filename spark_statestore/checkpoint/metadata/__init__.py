@@ -1,7 +1,12 @@
 """The metadata of a checkpoint."""
 
-from spark_statestore.checkpoint.metadata.format import (
-    METADATA_FORMAT_VERSION,
+from spark_statestore.checkpoint.metadata.format import METADATA_FORMAT_VERSION, MetadataKind
+from spark_statestore.checkpoint.metadata.operators import (
+    OperatorsMetadata,
+    decode_operators,
+    encode_operators,
+)
+from spark_statestore.checkpoint.metadata.store import (
     CheckpointMetadata,
     NamedState,
     StoreId,
@@ -12,8 +17,12 @@ from spark_statestore.checkpoint.metadata.format import (
 __all__ = [
     "METADATA_FORMAT_VERSION",
     "CheckpointMetadata",
+    "MetadataKind",
     "NamedState",
+    "OperatorsMetadata",
     "StoreId",
     "decode_metadata",
+    "decode_operators",
     "encode_metadata",
+    "encode_operators",
 ]

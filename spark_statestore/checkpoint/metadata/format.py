@@ -1,39 +1,38 @@
-"""The metadata object of a checkpoint: bytes to values and back.
+"""The metadata object of a checkpoint as bytes: what is common to every kind of it.
 
 docs/format.md shows the layout. Nothing here touches a file.
 """
 
 from __future__ import annotations
 
+import enum
 import json
 import struct
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
-from spark_statestore.state.handles.codec import HandleContext, decode_handle
-from spark_statestore.state.handles.incremental import IncrementalStateHandle
+from spark_statestore.state.handles.owner import METADATA_MAGIC
 
 __all__ = [
     "INLINE_STATE_OFFSET",
     "METADATA_FORMAT_VERSION",
-    "CheckpointMetadata",
-    "NamedState",
-    "StoreId",
-    "decode_metadata",
-    "encode_metadata",
-    "owner_of",
+    "MetadataKind",
+    "MetadataObject",
+    "corrupt",
+    "decode_object",
+    "encode_object",
 ]
 
-METADATA_FORMAT_VERSION: Final = 1
+METADATA_FORMAT_VERSION: Final = 2
 
-_MAGIC: Final = b"\x89SSTM\r\n\x1a"
 _END: Final = b"SSTE"
-# Magic, format version, flags, unused, attempt, bytes of inline state, bytes of the body.
+# Magic, format version, kind, unused, attempt, bytes of inline state, bytes of the body.
 _HEADER: Final = struct.Struct("<8sHHI8sQQ")
 _FOOTER: Final = struct.Struct("<I4s")
-_BODY_LENGTHS: Final = struct.Struct("<II")
+_U32: Final = struct.Struct("<I")
 
 INLINE_STATE_OFFSET: Final = _HEADER.size
 """Where state that stays inside the metadata starts, in bytes."""
@@ -41,138 +40,69 @@ INLINE_STATE_OFFSET: Final = _HEADER.size
 _LARGEST_BODY: Final = 256 * 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class StoreId:
-    """Which store of a query: its operator, partition and name."""
+class MetadataKind(enum.IntEnum):
+    """What a metadata object describes; stored by number."""
 
-    operator: int
-    partition: int
-    name: str = "default"
-
-    def __str__(self) -> str:
-        return f"operator {self.operator}, partition {self.partition}, store {self.name}"
+    STORE_VERSION = 0
+    """One version of one state store."""
+    OPERATORS = 1
+    """The state of operators, each of one or more subtasks. Since format version 2."""
 
 
 @dataclass(frozen=True, slots=True)
-class NamedState:
-    """One column family of a version.
+class MetadataObject:
+    """A metadata object, taken apart.
 
     Attributes
     ----------
-    name
-        Its name; the plain state of an operator is called ``default``.
-    rows
-        Keys that it has.
-    key_schema, value_schema
-        Spark's schemas, as Spark's JSON.
-    key_encoder
-        How keys are indexed: ``hash`` or ``prefix``.
-    prefix_columns
-        Leading key columns that prefix scans use; 0 for ``hash``.
-    """
-
-    name: str
-    rows: int
-    key_schema: str
-    value_schema: str
-    key_encoder: str
-    prefix_columns: int
-
-    @classmethod
-    def from_json(cls, node: dict[str, Any]) -> NamedState:
-        """Read what the shim or a metadata object says of a state."""
-        return cls(
-            name=node["name"],
-            rows=node["rows"],
-            key_schema=node["keySchema"],
-            value_schema=node["valueSchema"],
-            key_encoder=node["keyEncoder"],
-            prefix_columns=node["prefixColumns"],
-        )
-
-    def to_json(self) -> dict[str, Any]:
-        """Counterpart of `from_json`."""
-        return {
-            "name": self.name,
-            "rows": self.rows,
-            "keySchema": self.key_schema,
-            "valueSchema": self.value_schema,
-            "keyEncoder": self.key_encoder,
-            "prefixColumns": self.prefix_columns,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointMetadata:
-    """What a checkpoint says of itself.
-
-    Attributes
-    ----------
-    store
-        The store.
-    version
-        The version.
+    format_version
+        The format it has.
+    kind
+        What it describes.
     attempt
-        The commit attempt that wrote it, 16 hex digits.
-    parent_attempt
-        The attempt that wrote the version before it; None for the first version.
-    created_ms
-        When, in milliseconds since 1970.
-    written_by
-        Version of this package.
-    states
-        The column families.
-    handle
-        The streams of the version.
+        The attempt that wrote it, 16 hex digits.
+    properties
+        What it says, as JSON.
+    handles
+        Handles, encoded.
     """
 
-    store: StoreId
-    version: int
+    format_version: int
+    kind: MetadataKind
     attempt: str
-    parent_attempt: str | None
-    created_ms: int
-    written_by: str
-    states: tuple[NamedState, ...]
-    handle: IncrementalStateHandle
+    properties: dict[str, Any]
+    handles: tuple[bytes, ...]
 
 
-def encode_metadata(metadata: CheckpointMetadata, inline_state: bytes, handle: bytes) -> bytes:
-    """The metadata object.
+def encode_object(
+    kind: MetadataKind,
+    attempt: str,
+    properties: dict[str, Any],
+    handles: Sequence[bytes],
+    inline_state: bytes = b"",
+) -> bytes:
+    """A metadata object, in the newest format.
 
     Parameters
     ----------
     inline_state
         State that stays inside the object, at `INLINE_STATE_OFFSET`.
-    handle
-        The metadata's handle, encoded: it also travels on its own, and encoding it takes time.
     """
-    properties = {
-        "operator": metadata.store.operator,
-        "partition": metadata.store.partition,
-        "store": metadata.store.name,
-        "version": metadata.version,
-        "parentAttempt": metadata.parent_attempt,
-        "createdMs": metadata.created_ms,
-        "writtenBy": metadata.written_by,
-        "states": [state.to_json() for state in metadata.states],
-    }
     described = json.dumps(properties, separators=(",", ":")).encode()
-    body = zlib.compress(_BODY_LENGTHS.pack(len(described), len(handle)) + described + handle, 1)
+    lengths = [len(described), len(handles), *map(len, handles)]
+    body = zlib.compress(
+        b"".join([struct.pack(f"<{len(lengths)}I", *lengths), described, *handles]),
+        1,
+    )
     header = _HEADER.pack(
-        _MAGIC,
-        METADATA_FORMAT_VERSION,
-        0,
-        0,
-        bytes.fromhex(metadata.attempt),
-        len(inline_state),
-        len(body),
+        METADATA_MAGIC, METADATA_FORMAT_VERSION, kind, 0, bytes.fromhex(attempt), len(inline_state), len(body)
     )
     checksum = zlib.crc32(body, zlib.crc32(inline_state, zlib.crc32(header)))
     return b"".join([header, inline_state, body, _FOOTER.pack(checksum, _END)])
 
 
-def decode_metadata(data: bytes, context: HandleContext, where: str) -> CheckpointMetadata:
-    """Read a metadata object, checking all of it.
+def decode_object(data: bytes, where: str) -> MetadataObject:
+    """Take a metadata object apart, checking all of it.
 
     Parameters
     ----------
@@ -186,54 +116,61 @@ def decode_metadata(data: bytes, context: HandleContext, where: str) -> Checkpoi
     UnsupportedFormatError
         If a newer release wrote them.
     """
-    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
+    if len(data) < _HEADER.size or data[: len(METADATA_MAGIC)] != METADATA_MAGIC:
         what = "is empty" if not data else f"does not start as metadata does ({len(data)} bytes)"
-        raise _corrupt(where, what)
-    _, version, _, _, attempt, inline_length, body_length = _HEADER.unpack_from(data)
+        raise corrupt(where, what)
+    _, version, kind, _, attempt, inline_length, body_length = _HEADER.unpack_from(data)
     if version > METADATA_FORMAT_VERSION:
         raise UnsupportedFormatError(
             f"{where} has metadata format {version}, but this release reads formats up to "
             f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was changed."
         )
     if len(data) != _HEADER.size + inline_length + body_length + _FOOTER.size:
-        raise _corrupt(where, f"is {len(data)} bytes long, which is not the length it was written with")
+        raise corrupt(where, f"is {len(data)} bytes long, which is not the length it was written with")
     checksum, end = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
     if end != _END or checksum != zlib.crc32(memoryview(data)[: -_FOOTER.size]):
-        raise _corrupt(where, "does not match its checksum")
+        raise corrupt(where, "does not match its checksum")
     start = _HEADER.size + inline_length
     try:
         body = _inflate(data[start : start + body_length])
-        described_length, handle_length = _BODY_LENGTHS.unpack_from(body)
-        described = body[_BODY_LENGTHS.size :][:described_length]
-        handle = body[_BODY_LENGTHS.size + described_length :]
-        if len(handle) != handle_length:
-            raise ValueError("the handle is cut off")
+        described, *handles = _split_first(body) if version == 1 else _split(body)
         properties = json.loads(described)
-        decoded = decode_handle(handle, context)
-        if not isinstance(decoded, IncrementalStateHandle):
-            raise TypeError(f"the handle is a {type(decoded).__name__}")
-        return CheckpointMetadata(
-            store=StoreId(properties["operator"], properties["partition"], properties["store"]),
-            version=properties["version"],
-            attempt=attempt.hex(),
-            parent_attempt=properties["parentAttempt"],
-            created_ms=properties["createdMs"],
-            written_by=properties["writtenBy"],
-            states=tuple(NamedState.from_json(node) for node in properties["states"]),
-            handle=decoded,
-        )
-    except (KeyError, TypeError, ValueError, RecursionError, struct.error, zlib.error) as error:
-        if isinstance(error, CorruptCheckpointError | UnsupportedFormatError):
-            raise
-        raise _corrupt(where, f"cannot be read: {error}") from error
+        if not isinstance(properties, dict):
+            raise TypeError(f"its properties are a JSON {type(properties).__name__}")
+        return MetadataObject(version, MetadataKind(kind), attempt.hex(), properties, tuple(handles))
+    except (TypeError, ValueError, RecursionError, struct.error, zlib.error) as error:
+        raise corrupt(where, f"cannot be read: {error}") from error
 
 
-def owner_of(data: bytes) -> str | None:
-    """The attempt that wrote a metadata object, None if these bytes are no metadata."""
-    if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
-        return None
-    attempt: bytes = _HEADER.unpack_from(data)[4]
-    return attempt.hex()
+def corrupt(where: str, what: str) -> CorruptCheckpointError:
+    """The error for an object that is not what was written."""
+    return CorruptCheckpointError(
+        f"{where} {what}: it is damaged or only a part of it was written. Copy it back from a backup, or start "
+        "from an earlier version; nothing was changed."
+    )
+
+
+def _split_first(body: bytes) -> list[bytes]:
+    # Format version 1: the properties and one handle.
+    return _cut(body, 2 * _U32.size, [_U32.unpack_from(body)[0], _U32.unpack_from(body, _U32.size)[0]])
+
+
+def _split(body: bytes) -> list[bytes]:
+    described, count = struct.unpack_from("<2I", body)
+    if count > len(body) // _U32.size:
+        raise ValueError(f"{count} handles do not fit into {len(body)} bytes")
+    lengths = struct.unpack_from(f"<{count}I", body, 2 * _U32.size)
+    return _cut(body, (2 + count) * _U32.size, [described, *lengths])
+
+
+def _cut(body: bytes, start: int, lengths: Sequence[int]) -> list[bytes]:
+    parts = []
+    for length in lengths:
+        parts.append(body[start : start + length])
+        start += length
+    if start != len(body):
+        raise ValueError(f"its parts are {start} bytes, and it has {len(body)}")
+    return parts
 
 
 def _inflate(body: bytes) -> bytes:
@@ -242,10 +179,3 @@ def _inflate(body: bytes) -> bytes:
     if decompressor.unconsumed_tail or not decompressor.eof:
         raise ValueError("its body is larger than metadata can be, or cut off")
     return inflated
-
-
-def _corrupt(where: str, what: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(
-        f"{where} {what}: it is damaged or only a part of it was written. Copy it back from a backup, or start "
-        "from an earlier version; nothing was changed."
-    )

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from spark_statestore.checkpoint.streams.base import (
-        CheckpointMetadataOutputStream,
-        CheckpointStreamFactory,
-    )
-    from spark_statestore.state.handles.base import StreamStateHandle
+from spark_statestore.checkpoint.completed.location import CompletedCheckpointStorageLocation
+from spark_statestore.checkpoint.storage.references import CheckpointStorageLocationReference
+from spark_statestore.checkpoint.streams.base import (
+    CheckpointMetadataOutputStream,
+    CheckpointStateOutputStream,
+    CheckpointStreamFactory,
+)
 
 __all__ = [
     "CHECKPOINT_DIR_PREFIX",
     "CHECKPOINT_SHARED_STATE_DIR",
     "CHECKPOINT_TASK_OWNED_STATE_DIR",
     "METADATA_FILE_NAME",
-    "NOT_EXTERNALLY_ADDRESSABLE",
+    "SAVEPOINT_DIR_PREFIX",
     "CheckpointName",
     "CheckpointStorage",
+    "CheckpointStorageCoordinatorView",
     "CheckpointStorageLocation",
-    "CompletedCheckpointStorageLocation",
+    "CheckpointStorageWorkerView",
 ]
 
 CHECKPOINT_DIR_PREFIX: Final = "chk-"
@@ -37,8 +39,8 @@ CHECKPOINT_TASK_OWNED_STATE_DIR: Final = "taskowned"
 METADATA_FILE_NAME: Final = "_metadata"
 """The object that makes a checkpoint exist."""
 
-NOT_EXTERNALLY_ADDRESSABLE: Final = "<checkpoint-not-externally-addressable>"
-"""The pointer of a checkpoint whose metadata is only in memory."""
+SAVEPOINT_DIR_PREFIX: Final = "savepoint-"
+"""Starts the name of a savepoint's directory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,11 @@ class CheckpointName:
         if self.id is not None and (not self.id or not self.id.isalnum() or len(self.id) > 64):
             raise ValueError(f"a checkpoint id is 1 to 64 letters and digits, but this is {self.id!r}")
 
+    @classmethod
+    def of(cls, checkpoint: CheckpointName | int) -> CheckpointName:
+        """The name of a checkpoint that may be given by its number alone."""
+        return checkpoint if isinstance(checkpoint, CheckpointName) else cls(checkpoint)
+
     @property
     def directory(self) -> str:
         """Name of the checkpoint's directory: ``chk-<version>[_<id>]``."""
@@ -85,60 +92,123 @@ class CheckpointName:
         return f"version {self.version}" + (f" (id {self.id})" if self.id else "")
 
 
-class CompletedCheckpointStorageLocation(ABC):
-    """A checkpoint that exists: its metadata is published."""
-
-    @property
-    @abstractmethod
-    def external_pointer(self) -> str:
-        """The URL to find it by, or `NOT_EXTERNALLY_ADDRESSABLE`."""
-
-    @property
-    @abstractmethod
-    def metadata_handle(self) -> StreamStateHandle:
-        """The metadata."""
-
-    @abstractmethod
-    def dispose_storage_location(self) -> None:
-        """Remove the location once metadata and state are gone."""
-
-
-class CheckpointStorageLocation(ABC):
-    """The place of one checkpoint that is being made."""
-
-    @abstractmethod
-    def stream_factory(self) -> CheckpointStreamFactory:
-        """Opens the checkpoint's state streams."""
+class CheckpointStorageLocation(CheckpointStreamFactory):
+    """The place of one checkpoint that is being made; opens its streams."""
 
     @abstractmethod
     def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
-        """Open the stream of the checkpoint's metadata."""
+        """Open the stream of the checkpoint's metadata.
+
+        Raises
+        ------
+        CheckpointExistsError
+            If the checkpoint has metadata already; some locations see that only when the metadata
+            is published.
+        """
 
     @abstractmethod
     def dispose_on_failure(self) -> None:
         """Remove what only this checkpoint has; shared state is its owner's to discard."""
 
+    @property
+    @abstractmethod
+    def location_reference(self) -> CheckpointStorageLocationReference:
+        """What those who write a part of the checkpoint need to find the place."""
 
-class CheckpointStorage(ABC):
-    """Keeps the checkpoints of one store."""
+
+class CheckpointStorageCoordinatorView(ABC):
+    """What the side that decides on checkpoints asks of their storage."""
 
     @property
     @abstractmethod
     def supports_highly_available_storage(self) -> bool:
         """Whether checkpoints outlive the process that made them."""
 
+    @property
+    @abstractmethod
+    def has_default_savepoint_location(self) -> bool:
+        """Whether a savepoint can be made without saying where."""
+
+    @abstractmethod
+    def resolve_checkpoint(self, pointer: str) -> CompletedCheckpointStorageLocation:
+        """Find a checkpoint or savepoint.
+
+        Parameters
+        ----------
+        pointer
+            URL or path of its directory or of its metadata, which may have any name.
+
+        Raises
+        ------
+        TypeError, StorageURLError
+            If there is no pointer, or it is none that names a place.
+        CheckpointNotFoundError
+            If nothing is there.
+        MetadataNotFoundError
+            If the directory is there, without metadata.
+        CheckpointIOError, StorageError
+            If the file system cannot be used.
+        """
+
     @abstractmethod
     def initialize_base_locations_for_checkpoint(self) -> None:
-        """Make the directories that all checkpoints of the store share; fine to repeat."""
+        """Make the directories that all checkpoints share; fine to repeat."""
 
     @abstractmethod
-    def initialize_location_for_checkpoint(self, name: CheckpointName) -> CheckpointStorageLocation:
-        """Make the place of a new checkpoint."""
+    def initialize_location_for_checkpoint(
+        self, checkpoint: CheckpointName | int
+    ) -> CheckpointStorageLocation:
+        """Make the place of a new checkpoint.
+
+        Raises
+        ------
+        ValueError
+            If the number is negative.
+        """
 
     @abstractmethod
-    def resolve_checkpoint_storage_location(self, name: CheckpointName) -> CheckpointStreamFactory:
-        """Open state streams for a checkpoint whose place somebody else makes, or nobody."""
+    def initialize_location_for_savepoint(
+        self, checkpoint: CheckpointName | int, target: str | None = None
+    ) -> CheckpointStorageLocation:
+        """Make the place of a new savepoint, a directory of its own.
+
+        Parameters
+        ----------
+        checkpoint
+            The savepoint's number, which its name does not tell.
+        target
+            URL of the directory that it goes into; the default location if not given.
+
+        Raises
+        ------
+        OptionError
+            If neither a target nor a default is given.
+        CheckpointIOError
+            If no directory can be made.
+        """
+
+
+class CheckpointStorageWorkerView(ABC):
+    """What the side that writes state asks of its storage; never makes a directory."""
 
     @abstractmethod
-    def resolve_checkpoint(self, name: CheckpointName) -> CompletedCheckpointStorageLocation:
-        """Find a checkpoint by its name, without looking whether it is there."""
+    def resolve_checkpoint_storage_location(
+        self,
+        checkpoint: CheckpointName | int,
+        reference: CheckpointStorageLocationReference,
+    ) -> CheckpointStreamFactory:
+        """Open state streams for a checkpoint whose place somebody else makes.
+
+        Raises
+        ------
+        ValueError
+            If the reference is not the default one and names no place.
+        """
+
+    @abstractmethod
+    def create_task_owned_state_stream(self) -> CheckpointStateOutputStream:
+        """Open a stream of state that belongs to no checkpoint: its writer discards it, nobody else."""
+
+
+class CheckpointStorage(CheckpointStorageCoordinatorView, CheckpointStorageWorkerView):
+    """Keeps the checkpoints of one job, which here is one state store or one query's operator."""

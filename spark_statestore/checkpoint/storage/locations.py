@@ -3,125 +3,127 @@
 from __future__ import annotations
 
 from spark_statestore.checkpoint.files.base import FileSystem, join
-from spark_statestore.checkpoint.storage.base import (
-    METADATA_FILE_NAME,
-    NOT_EXTERNALLY_ADDRESSABLE,
-    CheckpointStorageLocation,
-    CompletedCheckpointStorageLocation,
-)
-from spark_statestore.checkpoint.streams.base import CheckpointMetadataOutputStream, CheckpointStreamFactory
-from spark_statestore.checkpoint.streams.filesystem import (
-    FsCheckpointMetadataOutputStream,
-    FsCheckpointStreamFactory,
-)
+from spark_statestore.checkpoint.storage.base import METADATA_FILE_NAME, CheckpointStorageLocation
+from spark_statestore.checkpoint.storage.references import CheckpointStorageLocationReference
+from spark_statestore.checkpoint.streams.filesystem import FsCheckpointStreamFactory
 from spark_statestore.checkpoint.streams.memory import MemCheckpointStreamFactory
-from spark_statestore.state.handles.base import StreamStateHandle
+from spark_statestore.checkpoint.streams.metadata import (
+    FsCheckpointMetadataOutputStream,
+    MemoryCheckpointMetadataOutputStream,
+)
 
 __all__ = [
     "FsCheckpointStorageLocation",
-    "FsCompletedCheckpointStorageLocation",
     "NonPersistentMetadataCheckpointStorageLocation",
     "PersistentMetadataCheckpointStorageLocation",
 ]
 
 
-class FsCompletedCheckpointStorageLocation(CompletedCheckpointStorageLocation):
-    """A checkpoint whose metadata is a file.
+class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLocation):
+    """A checkpoint in files.
 
     Parameters
     ----------
-    files
-        The file system.
-    exclusive_directory
-        The checkpoint's directory.
-    metadata_handle
-        The metadata file.
-    external_pointer
-        The directory's URL.
+    files, checkpoint_directory, shared_state_directory, file_state_threshold, write_buffer_size, name_prefix
+        See `FsCheckpointStreamFactory`.
+    reference
+        Names this place.
+    look_first
+        See `FsCheckpointMetadataOutputStream`.
     """
 
     def __init__(
         self,
         files: FileSystem,
-        exclusive_directory: str,
-        metadata_handle: StreamStateHandle,
-        external_pointer: str,
+        checkpoint_directory: str,
+        shared_state_directory: str,
+        file_state_threshold: int,
+        write_buffer_size: int,
+        name_prefix: str = "",
+        *,
+        reference: CheckpointStorageLocationReference,
+        look_first: bool = True,
     ) -> None:
-        self._files = files
-        self._directory = exclusive_directory
-        self._metadata_handle = metadata_handle
-        self._pointer = external_pointer
+        super().__init__(
+            files,
+            checkpoint_directory,
+            shared_state_directory,
+            file_state_threshold,
+            write_buffer_size,
+            name_prefix,
+        )
+        self._reference = reference
+        self._look_first = look_first
 
-    @property
-    def external_pointer(self) -> str:
-        return self._pointer
-
-    @property
-    def metadata_handle(self) -> StreamStateHandle:
-        return self._metadata_handle
-
-    def dispose_storage_location(self) -> None:
-        self._files.delete_directory(self._directory)
-
-
-class _FileMetadataLocation(CheckpointStorageLocation):
-    def __init__(self, files: FileSystem, directory: str) -> None:
-        self._files = files
-        self._directory = directory
-
-    def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
+    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
         return FsCheckpointMetadataOutputStream(
-            self._files, join(self._directory, METADATA_FILE_NAME), self._directory
+            self.files,
+            join(self.checkpoint_directory, METADATA_FILE_NAME),
+            self.checkpoint_directory,
+            look_first=self._look_first,
         )
 
     def dispose_on_failure(self) -> None:
-        self._files.delete_directory(self._directory, recursive=True)
+        self.files.delete_directory(self.checkpoint_directory, recursive=True)
+
+    @property
+    def location_reference(self) -> CheckpointStorageLocationReference:
+        return self._reference
 
 
-class FsCheckpointStorageLocation(_FileMetadataLocation):
-    """A checkpoint in files.
+class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
+    """A checkpoint whose state is inside its metadata, and whose metadata is a file.
 
     Parameters
     ----------
     files
         The file system.
-    directory
-        The checkpoint's directory.
-    factory
-        Opens its streams.
+    checkpoint_directory
+        Directory of the metadata.
+    max_state_size
+        The most bytes of one state.
+    look_first
+        See `FsCheckpointMetadataOutputStream`.
     """
 
-    def __init__(self, files: FileSystem, directory: str, factory: FsCheckpointStreamFactory) -> None:
-        super().__init__(files, directory)
-        self._factory = factory
+    def __init__(
+        self,
+        files: FileSystem,
+        checkpoint_directory: str,
+        max_state_size: int,
+        *,
+        look_first: bool = True,
+    ) -> None:
+        super().__init__(max_state_size)
+        self.files = files
+        self.checkpoint_directory = checkpoint_directory
+        self._look_first = look_first
 
-    def stream_factory(self) -> CheckpointStreamFactory:
-        return self._factory
-
-
-class PersistentMetadataCheckpointStorageLocation(_FileMetadataLocation):
-    """A checkpoint whose state is inside its metadata, and whose metadata is a file."""
-
-    def __init__(self, files: FileSystem, directory: str, max_state_size: int) -> None:
-        super().__init__(files, directory)
-        self._factory = MemCheckpointStreamFactory(max_state_size)
-
-    def stream_factory(self) -> CheckpointStreamFactory:
-        return self._factory
-
-
-class NonPersistentMetadataCheckpointStorageLocation(PersistentMetadataCheckpointStorageLocation):
-    """A checkpoint that is kept, state and metadata, in the memory of this process alone."""
-
-    def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
-        return _UnaddressableMetadataOutputStream(
-            self._files, join(self._directory, METADATA_FILE_NAME), self._directory
+    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
+        return FsCheckpointMetadataOutputStream(
+            self.files,
+            join(self.checkpoint_directory, METADATA_FILE_NAME),
+            self.checkpoint_directory,
+            look_first=self._look_first,
         )
 
+    def dispose_on_failure(self) -> None:
+        self.files.delete_directory(self.checkpoint_directory, recursive=True)
 
-class _UnaddressableMetadataOutputStream(FsCheckpointMetadataOutputStream):
-    def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
-        completed = super().close_and_finalize_checkpoint()
-        return FsCompletedCheckpointStorageLocation(
-            self._files, self._directory, completed.metadata_handle, NOT_EXTERNALLY_ADDRESSABLE
-        )
+    @property
+    def location_reference(self) -> CheckpointStorageLocationReference:
+        return CheckpointStorageLocationReference.default()
+
+
+class NonPersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
+    """A checkpoint whose state and metadata are in the handle that comes back, and nowhere else."""
+
+    def create_metadata_output_stream(self) -> MemoryCheckpointMetadataOutputStream:
+        return MemoryCheckpointMetadataOutputStream()
+
+    def dispose_on_failure(self) -> None:
+        """Nothing to do: nothing was written anywhere."""
+
+    @property
+    def location_reference(self) -> CheckpointStorageLocationReference:
+        return CheckpointStorageLocationReference.default()

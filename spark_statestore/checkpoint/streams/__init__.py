@@ -7,13 +7,16 @@ from spark_statestore.checkpoint.streams.base import (
     CheckpointStreamFactory,
 )
 from spark_statestore.checkpoint.streams.filesystem import (
-    FsCheckpointMetadataOutputStream,
     FsCheckpointStateOutputStream,
     FsCheckpointStreamFactory,
 )
 from spark_statestore.checkpoint.streams.memory import (
     MemCheckpointStreamFactory,
     MemoryCheckpointOutputStream,
+)
+from spark_statestore.checkpoint.streams.metadata import (
+    FsCheckpointMetadataOutputStream,
+    MemoryCheckpointMetadataOutputStream,
 )
 
 __all__ = [
@@ -25,5 +28,6 @@ __all__ = [
     "FsCheckpointStateOutputStream",
     "FsCheckpointStreamFactory",
     "MemCheckpointStreamFactory",
+    "MemoryCheckpointMetadataOutputStream",
     "MemoryCheckpointOutputStream",
 ]

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
+    from spark_statestore.checkpoint.completed.location import CompletedCheckpointStorageLocation
     from spark_statestore.checkpoint.files.base import Buffer
-    from spark_statestore.checkpoint.storage.base import CompletedCheckpointStorageLocation
     from spark_statestore.state.handles.base import StreamStateHandle
 
 __all__ = [
@@ -103,7 +103,7 @@ class CheckpointMetadataOutputStream(OutputStream):
 
         Raises
         ------
-        FileExistsError
+        CheckpointExistsError
             If the checkpoint has metadata already.
         CheckpointIOError
             If the stream was closed, or the metadata could not be published.

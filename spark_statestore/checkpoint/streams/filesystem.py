@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import uuid
 import zlib
-from typing import TYPE_CHECKING
 
-from spark_statestore.checkpoint.files.base import Buffer, FileOutput, FileSystem, join, parent_of
+from spark_statestore.checkpoint.files.base import Buffer, FileOutput, FileSystem, join
 from spark_statestore.checkpoint.streams.base import (
     CheckpointedStateScope,
-    CheckpointMetadataOutputStream,
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
 )
+from spark_statestore.checkpoint.streams.checksums import RunningChecksum
 from spark_statestore.errors import CheckpointIOError
 from spark_statestore.options import MAX_FILE_STATE_THRESHOLD
 from spark_statestore.state.handles.base import StreamStateHandle
 from spark_statestore.state.handles.file import FileStateHandle, RelativeFileStateHandle
 from spark_statestore.state.handles.memory import ByteStreamStateHandle
 
-if TYPE_CHECKING:
-    from spark_statestore.checkpoint.storage.base import CompletedCheckpointStorageLocation
-
-__all__ = [
-    "FsCheckpointMetadataOutputStream",
-    "FsCheckpointStateOutputStream",
-    "FsCheckpointStreamFactory",
-]
+__all__ = ["FsCheckpointStateOutputStream", "FsCheckpointStreamFactory"]
 
 _logger = logging.getLogger(__name__)
 
@@ -78,9 +71,9 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
             )
         if write_buffer_size < 0:
             raise ValueError(f"the write buffer is {write_buffer_size} bytes, but it must be 0 or more")
-        self._files = files
-        self._checkpoint_directory = checkpoint_directory
-        self._shared_state_directory = shared_state_directory
+        self.files = files
+        self.checkpoint_directory = checkpoint_directory
+        self.shared_state_directory = shared_state_directory
         self._threshold = file_state_threshold
         self._buffer_size = max(write_buffer_size, file_state_threshold)
         self._name_prefix = name_prefix
@@ -90,8 +83,8 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
     ) -> FsCheckpointStateOutputStream:
         exclusive = scope is CheckpointedStateScope.EXCLUSIVE
         return FsCheckpointStateOutputStream(
-            self._files,
-            self._checkpoint_directory if exclusive else self._shared_state_directory,
+            self.files,
+            self.checkpoint_directory if exclusive else self.shared_state_directory,
             self._buffer_size,
             self._threshold,
             allow_relative_paths=exclusive,
@@ -99,7 +92,7 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
         )
 
     def __str__(self) -> str:
-        return f"File Stream Factory @ {self._files.url(self._checkpoint_directory)}"
+        return f"File Stream Factory @ {self.files.url(self.checkpoint_directory)}"
 
 
 class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
@@ -147,54 +140,72 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
         self._threshold = local_state_threshold
         self._relative = allow_relative_paths
         self._name_prefix = name_prefix
-        self._buffer = bytearray()
+        self._parts: list[bytes] = []
+        self._buffered = 0
         self._written = 0
-        self._checksum = 0
+        self._checksum = RunningChecksum()
         self._output: FileOutput | None = None
         self._name = ""
         self._closed = False
 
     def get_pos(self) -> int:
-        return self._written + len(self._buffer)
+        return self._written + self._buffered
 
     def write(self, data: Buffer) -> None:
         self._require_open()
-        view = memoryview(data).cast("B")
-        if not view:
+        # What cannot change any more need not be copied.
+        part = data if isinstance(data, bytes) else bytes(data)
+        if not part:
             return
-        self._checksum = zlib.crc32(view, self._checksum)
-        if len(self._buffer) + len(view) <= self._buffer_size:
-            self._buffer += view
-            return
-        self.flush_to_file()
-        if len(view) >= self._buffer_size:
-            self._write_through(view)
-        else:
-            self._buffer += view
+        if self._buffered + len(part) > self._buffer_size and self._buffered:
+            self.flush_to_file()
+        self._parts.append(part)
+        self._buffered += len(part)
+        if self._buffered > self._buffer_size:
+            self.flush_to_file()
 
     def flush(self) -> None:
         self._require_open()
-        if self._output is not None or len(self._buffer) > self._threshold:
+        if self._output is not None or self._buffered > self._threshold:
             self.flush_to_file()
 
     def flush_to_file(self) -> None:
         """Write what is buffered to the file, opening it if that has not happened yet."""
         self._require_open()
-        if self._output is None:
-            self._output = self._open()
-        if self._buffer:
-            buffered, self._buffer = self._buffer, bytearray()
-            self._write_through(buffered)
+        output = self._output = self._output or self._open()
+        if not self._parts:
+            return
+        parts, self._parts = self._parts, []
+        try:
+            self._checksum.update(parts, meanwhile=lambda: output.write_parts(parts))
+        except OSError as error:
+            # A part of the data may be in the file: it cannot be finished any more.
+            self.close()
+            raise CheckpointIOError(
+                f"could not write to the state file {self._url}: {error}. Nothing of it is left; the batch fails and "
+                "is run again. Check the storage's free space."
+            ) from error
+        self._written += self._buffered
+        self._buffered = 0
 
     def sync(self) -> None:
-        if self._output is not None:
+        if self._output is None:
+            return
+        try:
             self._output.sync()
+        except OSError as error:
+            # What was not synced may be lost without a further word: it must not be finished.
+            self.close()
+            raise CheckpointIOError(
+                f"could not sync the state file {self._url}: {error}. Nothing of it is left; the batch fails and is "
+                "run again. Check the storage's free space."
+            ) from error
 
     def close(self) -> None:
         if self._closed:
             return
         self._closed = True
-        self._buffer = bytearray()
+        self._parts = []
         if self._output is not None:
             try:
                 self._output.abandon()
@@ -202,16 +213,17 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 _logger.warning("could not remove the abandoned state file %s: %s", self._url, error)
 
     def close_and_get_handle(self) -> StreamStateHandle | None:
-        if not self._closed and self._output is None and not self._buffer:
+        if not self._closed and self._output is None and not self._buffered:
             return None
         if self._closed:
             raise CheckpointIOError(
                 f"the stream to {self._files.url(self._base_path)} has already been closed and discarded"
             )
-        if self._output is None and len(self._buffer) <= self._threshold:
+        if self._output is None and self._buffered <= self._threshold:
             self._closed = True
             name = f"{self._base_path}/{self._name_prefix}{uuid.uuid4()}"
-            return ByteStreamStateHandle(name, bytes(self._buffer), self._checksum)
+            data = b"".join(self._parts)
+            return ByteStreamStateHandle(name, data, zlib.crc32(data))
         try:
             self.flush_to_file()
             assert self._output is not None  # noqa: S101 - flush_to_file opened it
@@ -223,11 +235,10 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 "is run again. Check the storage's free space and permissions."
             ) from error
         self._closed = True
+        size, checksum = self._written, self._checksum.value
         if self._relative:
-            return RelativeFileStateHandle(
-                self._files, self._base_path, self._name, self._written, self._checksum
-            )
-        return FileStateHandle(self._files, join(self._base_path, self._name), self._written, self._checksum)
+            return RelativeFileStateHandle(self._files, self._base_path, self._name, size, checksum)
+        return FileStateHandle(self._files, join(self._base_path, self._name), size, checksum)
 
     @property
     def _url(self) -> str:
@@ -237,99 +248,20 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
         if self._closed:
             raise CheckpointIOError(f"the stream to {self._files.url(self._base_path)} is closed")
 
-    def _write_through(self, data: Buffer) -> None:
-        assert self._output is not None  # noqa: S101 - callers opened it
-        try:
-            self._output.write(data)
-        except OSError as error:
-            raise CheckpointIOError(
-                f"could not write to the state file {self._url}: {error}. Check the storage's free space."
-            ) from error
-        self._written += memoryview(data).nbytes
-
     def _open(self) -> FileOutput:
         failure: OSError | None = None
         for _ in range(_CREATE_ATTEMPTS):
             self._name = f"{self._name_prefix}{uuid.uuid4()}"
+            path = join(self._base_path, self._name)
             try:
-                return self._files.open_output(join(self._base_path, self._name))
+                return self._files.open_output(path)
             except OSError as error:
                 failure = error
+            if not isinstance(failure, FileExistsError):
+                # Perhaps only the answer was lost.
+                with contextlib.suppress(OSError):
+                    self._files.delete(path)
         raise CheckpointIOError(
             f"could not open a state file in {self._files.url(self._base_path)} in {_CREATE_ATTEMPTS} attempts: "
             f"{failure}. Check that the directory exists and can be written to."
         ) from failure
-
-
-class FsCheckpointMetadataOutputStream(CheckpointMetadataOutputStream):
-    """Collects a checkpoint's metadata and publishes it at once.
-
-    Nothing shows at the target until it is published, whatever happens before, and what is there
-    is never replaced.
-
-    Parameters
-    ----------
-    files
-        The file system.
-    metadata_path
-        Where the metadata appears.
-    exclusive_checkpoint_directory
-        What is removed when the checkpoint is disposed of.
-
-    Raises
-    ------
-    FileExistsError
-        When published, if there is metadata already.
-    """
-
-    def __init__(self, files: FileSystem, metadata_path: str, exclusive_checkpoint_directory: str) -> None:
-        self._files = files
-        self._path = metadata_path
-        self._directory = exclusive_checkpoint_directory
-        self._parts: list[Buffer] = []
-        self._size = 0
-        self._closed = False
-
-    def get_pos(self) -> int:
-        return self._size
-
-    def write(self, data: Buffer) -> None:
-        if self._closed:
-            raise CheckpointIOError(f"the stream to {self._files.url(self._path)} is closed")
-        self._parts.append(bytes(data))
-        self._size += memoryview(data).nbytes
-
-    def flush(self) -> None:
-        pass
-
-    def sync(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._closed = True
-        self._parts = []
-
-    def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
-        from spark_statestore.checkpoint.storage.locations import FsCompletedCheckpointStorageLocation
-
-        if self._closed:
-            raise CheckpointIOError(
-                f"the stream to {self._files.url(self._path)} has already been closed and discarded"
-            )
-        data = b"".join(self._parts)
-        self.close()
-        try:
-            self._files.create(self._path, data)
-        except FileExistsError:
-            raise
-        except OSError as error:
-            raise CheckpointIOError(
-                f"could not publish {self._files.url(self._path)}: {error}. The version does not exist; the batch "
-                "fails and is run again. Check the storage's free space and permissions."
-            ) from error
-        return FsCompletedCheckpointStorageLocation(
-            self._files,
-            self._directory,
-            FileStateHandle(self._files, self._path, len(data), zlib.crc32(data)),
-            self._files.url(parent_of(self._path)),
-        )

@@ -14,6 +14,7 @@ from spark_statestore.state.handles.operator import (
     OperatorStreamStateHandle,
     StateMetaInfo,
 )
+from spark_statestore.state.handles.placeholder import PlaceholderStreamStateHandle
 
 __all__ = [
     "ByteStreamStateHandle",
@@ -23,6 +24,7 @@ __all__ = [
     "Mode",
     "OperatorStateHandle",
     "OperatorStreamStateHandle",
+    "PlaceholderStreamStateHandle",
     "RelativeFileStateHandle",
     "SegmentFileStateHandle",
     "StateMetaInfo",

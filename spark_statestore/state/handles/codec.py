@@ -2,7 +2,7 @@
 
 A handle is one record batch message. Its schema is fixed by the format version, so only the batch
 travels and is stored; docs/format.md lists the columns. A handle is a tree, and the batch has one
-row for each node, parents before children.
+row for each node, parents before children. Version 2 has the schema of version 1 and more kinds.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ from spark_statestore.state.handles.file import (
 from spark_statestore.state.handles.incremental import ChainEntry, IncrementalStateHandle
 from spark_statestore.state.handles.memory import ByteStreamStateHandle
 from spark_statestore.state.handles.operator import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.state.handles.placeholder import PlaceholderStreamStateHandle
 from spark_statestore.state.objects import StateObject
+from spark_statestore.state.snapshot.result import SnapshotResult
 
 __all__ = ["HANDLE_FORMAT_VERSION", "HANDLE_SCHEMA", "HandleContext", "decode_handle", "encode_handle"]
 
-HANDLE_FORMAT_VERSION: Final = 1
+HANDLE_FORMAT_VERSION: Final = 2
 
 HANDLE_SCHEMA: Final = pa.schema(
     [
@@ -56,12 +58,18 @@ _STATE: Final = 3
 _INCREMENTAL: Final = 4
 _FULL_ENTRY: Final = 5
 _DELTA_ENTRY: Final = 6
+_SNAPSHOT_RESULT: Final = 7
 
 # Kinds of streams, likewise.
 _BYTES: Final = 1
 _FILE: Final = 2
 _RELATIVE_FILE: Final = 3
 _SEGMENT: Final = 4
+_PLACEHOLDER: Final = 5
+
+# The version that a kind came with, if not the first.
+_KIND_SINCE: Final = {_SNAPSHOT_RESULT: 2}
+_STREAM_SINCE: Final = {_PLACEHOLDER: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +93,10 @@ class HandleContext:
     def relative(self, path: str) -> str | None:
         """The path from the directory, None if the file lies elsewhere."""
         start = self.directory.rstrip("/") + "/"
-        return path[len(start) :] if path.startswith(start) else None
+        if not path.startswith(start):
+            return None
+        relative = path[len(start) :]
+        return relative if _stays_below(relative) else None
 
     def resolve(self, relative: str) -> str:
         """The full path of a file below the directory.
@@ -95,12 +106,16 @@ class HandleContext:
         CorruptCheckpointError
             If the path would leave the directory.
         """
-        if relative.startswith("/") or ".." in relative.split("/"):
+        if not _stays_below(relative):
             raise CorruptCheckpointError(
                 f"a handle of {self.files.url(self.directory)} points outside of that directory, to "
                 f"{relative!r}. The metadata is damaged or was tampered with; restore an earlier version."
             )
         return join(self.directory, relative)
+
+
+def _stays_below(relative: str) -> bool:
+    return relative != "" and not relative.startswith("/") and ".." not in relative.split("/")
 
 
 @dataclass(slots=True)
@@ -119,10 +134,16 @@ class _Rows:
 def encode_handle(state: StateObject, context: HandleContext) -> bytes:
     """A handle as one Arrow record batch message.
 
+    A file is stored by its path from the context's directory if it lies there now, whatever the
+    handle calls itself: Flink kept the relative name of a file that another checkpoint's directory
+    holds, and looked for it in the wrong place (FLINK-39964).
+
     Raises
     ------
     TypeError
-        If there is no stored form for this kind of handle.
+        If there is no stored form for this kind of handle, or for a file of another file system.
+    ValueError
+        If a size is unknown: it is what tells that a stream was cut off.
     """
     rows = _Rows()
     _add(rows, -1, state, context)
@@ -136,12 +157,17 @@ def decode_handle(
 ) -> StateObject:
     """The handle in an Arrow record batch message.
 
+    Parameters
+    ----------
+    version
+        The format version that was noted with the message.
+
     Raises
     ------
     UnsupportedFormatError
         If the format version is a newer one.
     CorruptCheckpointError
-        If the message is no handle.
+        If the message is no handle, or has what its version does not have.
     """
     if version > HANDLE_FORMAT_VERSION:
         raise UnsupportedFormatError(
@@ -150,7 +176,7 @@ def decode_handle(
         )
     try:
         batch = read_batch(pa.py_buffer(message), HANDLE_SCHEMA, full=True)
-        nodes = _Nodes(batch.to_pylist())
+        nodes = _Nodes(batch.to_pylist(), version)
         return nodes.decode(0, context)
     except (pa.ArrowException, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         if isinstance(error, CorruptCheckpointError):
@@ -164,12 +190,20 @@ def decode_handle(
 def _add(rows: _Rows, parent: int, state: StateObject, context: HandleContext) -> None:
     match state:
         case IncrementalStateHandle():
-            row = rows.add(parent, _INCREMENTAL, version=state.version, start=state.base_version)
+            persisted = None if state.persisted_size < 0 else state.persisted_size
+            row = rows.add(
+                parent, _INCREMENTAL, version=state.version, start=state.base_version, size=persisted
+            )
             for entry in state:
                 kind = _FULL_ENTRY if entry.full else _DELTA_ENTRY
                 _add_operator(rows, row, kind, entry.state, context, version=entry.version)
         case OperatorStreamStateHandle():
             _add_operator(rows, parent, _OPERATOR, state, context)
+        case SnapshotResult():
+            row = rows.add(parent, _SNAPSHOT_RESULT)
+            for snapshot in (state.job_manager_owned, state.task_local):
+                if snapshot is not None:
+                    _add(rows, row, snapshot, context)
         case StreamStateHandle():
             rows.add(parent, _STREAM, **_stream_columns(state, context))
         case _:
@@ -191,6 +225,16 @@ def _add_operator(
 
 def _stream_columns(stream: StreamStateHandle, context: HandleContext) -> dict[str, Any]:
     columns: dict[str, Any] = {"checksum": stream.checksum}
+    if stream.state_size < 0:
+        raise ValueError(f"{stream!r} has no stored form: its size is not known")
+    if (
+        isinstance(stream, FileStateHandle | SegmentFileStateHandle)
+        and stream.files.scheme != context.files.scheme
+    ):
+        raise TypeError(
+            f"{stream!r} has no stored form below {context.files.url(context.directory)}: it lies on another file "
+            "system"
+        )
     match stream:
         case ByteStreamStateHandle():
             return columns | {"stream": _BYTES, "name": stream.handle_name, "data": stream.data}
@@ -210,6 +254,12 @@ def _stream_columns(stream: StreamStateHandle, context: HandleContext) -> dict[s
             if relative is not None:
                 return columns | {"stream": _RELATIVE_FILE, "path": relative, "size": stream.size}
             return columns | {"stream": _FILE, "path": stream.path, "size": stream.size}
+        case PlaceholderStreamStateHandle():
+            return columns | {
+                "stream": _PLACEHOLDER,
+                "name": stream.stream_state_handle_id,
+                "size": stream.size,
+            }
         case _:
             raise TypeError(f"{type(stream).__name__} has no stored form")
 
@@ -217,13 +267,20 @@ def _stream_columns(stream: StreamStateHandle, context: HandleContext) -> dict[s
 class _Nodes:
     """The rows of a handle's batch, with each row's children."""
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
+    def __init__(self, rows: list[dict[str, Any]], version: int) -> None:
+        if version < 1:
+            raise ValueError(f"there is no format {version}")
         self._rows = rows
         self._children: dict[int, list[int]] = {}
         for number, row in enumerate(rows):
             parent = row["parent"]
             if not -1 <= parent < number or (parent == -1) != (number == 0):
                 raise ValueError(f"row {number} has the parent {parent}")
+            if _KIND_SINCE.get(row["kind"], 1) > version or _STREAM_SINCE.get(row["stream"], 1) > version:
+                raise ValueError(f"row {number} is of a kind that format {version} does not have")
+            for column in ("start", "size", "version"):
+                if row[column] is not None and row[column] < 0:
+                    raise ValueError(f"row {number} has the {column} {row[column]}")
             self._children.setdefault(parent, []).append(number)
 
     def children(self, number: int) -> Iterator[int]:
@@ -241,9 +298,23 @@ class _Nodes:
                     row["version"],
                     row["start"],
                     [self.entry(child, context) for child in self.children(number)],
+                    persisted_size=-1 if row["size"] is None else row["size"],
                 )
+            case kind if kind == _SNAPSHOT_RESULT:
+                return self.snapshot_result(number, context)
             case kind:
                 raise ValueError(f"row {number} has the unknown kind {kind}")
+
+    def snapshot_result(self, number: int, context: HandleContext) -> SnapshotResult[StateObject]:
+        children = list(self.children(number))
+        if len(children) > 2 or any(self._rows[child]["kind"] == _SNAPSHOT_RESULT for child in children):
+            raise ValueError(f"row {number} is no result of a snapshot")
+        snapshots = [self.decode(child, context) for child in children]
+        if not snapshots:
+            return SnapshotResult.empty()
+        if len(snapshots) == 1:
+            return SnapshotResult.of(snapshots[0])
+        return SnapshotResult.with_local_state(snapshots[0], snapshots[1])
 
     def entry(self, number: int, context: HandleContext) -> ChainEntry:
         row = self._rows[number]
@@ -257,6 +328,8 @@ class _Nodes:
             row = self._rows[child]
             if row["kind"] != _STATE or row["name"] in states:
                 raise ValueError(f"row {child} of kind {row['kind']} is no named state")
+            if any(offset < 0 for offset in row["offsets"]):
+                raise ValueError(f"row {child} has the offsets {row['offsets']}")
             states[row["name"]] = StateMetaInfo(tuple(row["offsets"]), Mode(row["mode"]))
         return OperatorStreamStateHandle(
             state_name_to_partition_offsets=states,
@@ -269,6 +342,8 @@ class _Nodes:
             case kind if kind == _BYTES:
                 return ByteStreamStateHandle(row["name"], row["data"], checksum)
             case kind if kind == _FILE:
+                if not row["path"]:
+                    raise ValueError("a file has no path")
                 return FileStateHandle(context.files, row["path"], row["size"], checksum)
             case kind if kind == _RELATIVE_FILE:
                 context.resolve(row["path"])
@@ -280,5 +355,7 @@ class _Nodes:
                 return SegmentFileStateHandle(
                     context.files, path, row["start"], row["size"], row["owner"], checksum
                 )
+            case kind if kind == _PLACEHOLDER:
+                return PlaceholderStreamStateHandle(row["name"], row["size"])
             case kind:
                 raise ValueError(f"the stream kind {kind} is unknown")

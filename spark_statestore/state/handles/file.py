@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import BinaryIO
 
 from spark_statestore.checkpoint.files.base import FileSystem, join
 from spark_statestore.errors import CheckpointIOError
 from spark_statestore.state.handles.base import StreamStateHandle
+from spark_statestore.state.handles.memory import BoundedBytesIO
+from spark_statestore.state.handles.owner import owner_of
 
 __all__ = ["FileStateHandle", "RelativeFileStateHandle", "SegmentFileStateHandle", "discard_file"]
 
@@ -155,6 +156,8 @@ class SegmentFileStateHandle(StreamStateHandle):
         owner: str,
         checksum: int | None = None,
     ) -> None:
+        if start < 0 or size < 0:
+            raise ValueError(f"a part of {path!r} is {size} bytes from {start}, but neither can be negative")
         self.files = files
         self.path = path
         self.start = start
@@ -163,15 +166,13 @@ class SegmentFileStateHandle(StreamStateHandle):
         self.checksum = checksum
 
     def open_input_stream(self) -> BinaryIO:
-        from spark_statestore.checkpoint.metadata.format import owner_of
-
         for path in (self.path, f"{self.path}.{self.owner}"):
             try:
                 data = self.files.read(path)
             except FileNotFoundError:
                 continue
             if owner_of(data) == self.owner:
-                return io.BytesIO(data[self.start : self.start + self.size])
+                return BoundedBytesIO(data[self.start : self.start + self.size])
         raise FileNotFoundError(self.files.url(self.path))
 
     def as_bytes_if_in_memory(self) -> None:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from spark_statestore.errors import IllegalStateError
+from spark_statestore.state.handles.file import SegmentFileStateHandle
 from spark_statestore.state.handles.operator import OperatorStreamStateHandle
-from spark_statestore.state.objects import StateObject, discard_all
+from spark_statestore.state.objects import CompositeStateHandle, discard_all
+
+if TYPE_CHECKING:
+    from spark_statestore.checkpoint.registry import SharedStateRegistry
 
 __all__ = ["ChainEntry", "IncrementalStateHandle"]
 
@@ -30,8 +36,11 @@ class ChainEntry:
     state: OperatorStreamStateHandle
 
 
-class IncrementalStateHandle(StateObject):
+class IncrementalStateHandle(CompositeStateHandle):
     """The chain of streams that together are one version.
+
+    Until its streams are registered with a `SharedStateRegistry` they are its own, and discarding
+    it discards them; afterwards they are the registry's. Registering is for one thread at a time.
 
     Parameters
     ----------
@@ -42,9 +51,23 @@ class IncrementalStateHandle(StateObject):
         version had no rows and nothing changed since.
     entries
         The streams, in the order in which they apply.
+    persisted_size
+        Bytes that were newly written for this version, -1 if unknown.
     """
 
-    def __init__(self, version: int, base_version: int, entries: Iterable[ChainEntry]) -> None:
+    def __init__(
+        self,
+        version: int,
+        base_version: int,
+        entries: Iterable[ChainEntry],
+        *,
+        persisted_size: int = -1,
+    ) -> None:
+        if persisted_size < -1:
+            raise ValueError(f"version {version} wrote {persisted_size} bytes, but it must be -1 or more")
+        self._registry: SharedStateRegistry | None = None
+        self._owns_streams = True
+        self.persisted_size = persisted_size
         self.version = version
         self.base_version = base_version
         self.entries = tuple(entries)
@@ -68,9 +91,69 @@ class IncrementalStateHandle(StateObject):
     def state_size(self) -> int:
         return sum(entry.state.state_size for entry in self.entries)
 
+    @property
+    def checkpointed_size(self) -> int:
+        """Bytes newly written for this version; all of its bytes if that is not known."""
+        return self.state_size if self.persisted_size < 0 else self.persisted_size
+
+    def register_shared_states(self, registry: SharedStateRegistry, checkpoint_id: int) -> None:
+        """Hand the streams over to a registry, and use the handles that it gives back.
+
+        A placeholder becomes the handle that it stands for. Another registry than before takes
+        the streams over, as a restart needs it.
+
+        Raises
+        ------
+        IllegalStateError
+            If this registry has them already, or a placeholder names a stream it does not know.
+        """
+        if self.is_registered_with(registry):
+            raise IllegalStateError(
+                f"the streams of {self!r} are registered with this registry already. Register a checkpoint once; to "
+                "use the same state in another checkpoint, register what rebound() returns."
+            )
+        # From the first stream on some are the registry's.
+        self._owns_streams = False
+        entries = []
+        for entry in self.entries:
+            stream = entry.state.delegate_state_handle
+            registered = registry.register_reference(
+                stream.stream_state_handle_id,
+                stream,
+                checkpoint_id,
+                created_by=min(entry.version, checkpoint_id),
+                keeps_creator=isinstance(stream, SegmentFileStateHandle),
+            )
+            if registered is not stream:
+                state = OperatorStreamStateHandle(
+                    state_name_to_partition_offsets=entry.state.state_name_to_partition_offsets,
+                    delegate_state_handle=registered,
+                )
+                entry = replace(entry, state=state)
+            entries.append(entry)
+        self.entries = tuple(entries)
+        self._registry = registry
+
+    def is_registered_with(self, registry: SharedStateRegistry) -> bool:
+        """Whether a registry has taken the streams over."""
+        return self._registry is registry
+
+    def rebound(self, checkpoint_id: int) -> IncrementalStateHandle:
+        """The same state as another checkpoint's, to be registered under that one's number.
+
+        Who discards the streams stays as it is: in Flink a copy of registered state would discard
+        them itself, as long as it is not registered too.
+        """
+        copy = IncrementalStateHandle(
+            checkpoint_id, self.base_version, self.entries, persisted_size=self.persisted_size
+        )
+        copy._owns_streams = self._owns_streams
+        return copy
+
     def discard_state(self) -> None:
-        """Discard every stream of the chain, also those that other versions share."""
-        discard_all(entry.state for entry in self.entries)
+        """Discard every stream of the chain, unless a registry has taken them over."""
+        if self._owns_streams:
+            discard_all(entry.state for entry in self.entries)
 
     def __iter__(self) -> Iterator[ChainEntry]:
         return iter(self.entries)

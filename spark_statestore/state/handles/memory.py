@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 from spark_statestore.state.handles.base import StreamStateHandle
 
-__all__ = ["ByteStreamStateHandle"]
+__all__ = ["BoundedBytesIO", "ByteStreamStateHandle"]
 
 
 class ByteStreamStateHandle(StreamStateHandle):
@@ -33,7 +33,7 @@ class ByteStreamStateHandle(StreamStateHandle):
         self.checksum = checksum
 
     def open_input_stream(self) -> BinaryIO:
-        return _BoundedBytesIO(self.data)
+        return BoundedBytesIO(self.data)
 
     def as_bytes_if_in_memory(self) -> bytes:
         return self.data
@@ -61,10 +61,15 @@ class ByteStreamStateHandle(StreamStateHandle):
         return f"ByteStreamStateHandle(handle_name={self.handle_name!r}, data_bytes={len(self.data)})"
 
 
-class _BoundedBytesIO(io.BytesIO):
+class BoundedBytesIO(io.BytesIO):
     """Refuses positions outside of the state, where BytesIO would allow them."""
 
-    def seek(self, position: int, whence: int = 0) -> int:
-        if whence == io.SEEK_SET and not 0 <= position <= self.getbuffer().nbytes:
-            raise OSError(f"position {position} out of bounds")
-        return super().seek(position, whence)
+    def seek(self, position: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self.tell(), io.SEEK_END: self.getbuffer().nbytes}[whence]
+        target = start + position
+        if not 0 <= target <= self.getbuffer().nbytes:
+            raise OSError(
+                f"position {target} out of bounds: the state has {self.getbuffer().nbytes} bytes. Seek to a "
+                "position from 0 to that."
+            )
+        return super().seek(target)

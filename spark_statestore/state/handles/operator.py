@@ -60,6 +60,10 @@ class OperatorStreamStateHandle(OperatorStateHandle):
         The named states.
     delegate_state_handle
         The stream; opening, size and discarding are its.
+
+    Notes
+    -----
+    The map is copied, where Flink shares it with whoever redistributes the state and changes it.
     """
 
     def __init__(
@@ -68,6 +72,8 @@ class OperatorStreamStateHandle(OperatorStateHandle):
         state_name_to_partition_offsets: Mapping[str, StateMetaInfo],
         delegate_state_handle: StreamStateHandle,
     ) -> None:
+        if delegate_state_handle is None:
+            raise TypeError("an OperatorStreamStateHandle needs the handle to its stream, got None")
         self._states = dict(state_name_to_partition_offsets)
         self._delegate = delegate_state_handle
         self.checksum = delegate_state_handle.checksum

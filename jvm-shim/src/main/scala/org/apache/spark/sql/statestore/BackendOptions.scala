@@ -18,6 +18,9 @@ private[statestore] final class BackendOptions private (values: Map[String, Stri
 
   def checkpointsDir: Option[String] = values.get("checkpointsDir")
 
+  /** Whether neither state nor metadata lies in files: then the driver keeps both. */
+  def isKeptOnDriver: Boolean = get("storage").contains("memory") && checkpointsDir.isEmpty
+
   def snapshotInterval(sparks: Int): Int = values.get("snapshotInterval").map(_.toInt).getOrElse(sparks)
 
   def numRetained(sparks: Int): Int = values.get("numRetained").map(_.toInt).getOrElse(sparks)

@@ -9,6 +9,7 @@ import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.io._
+import org.apache.spark.sql.statestore.memory.CheckpointKeeper
 import org.apache.spark.sql.statestore.table.StateTable
 import org.apache.spark.sql.types.StructType
 
@@ -32,6 +33,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   private var conf: StateStoreConf = _
   private var hadoopConf: Configuration = _
   private var options: BackendOptions = _
+  private var keeper: Option[CheckpointKeeper] = None
   private var runId = ""
   private val instance = java.util.UUID.randomUUID.toString
 
@@ -63,6 +65,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     this.runId = hadoopConf.get("sql.streaming.runId", "")
     requireSupported(useColumnFamilies, useMultipleValuesPerKey, storeConfs)
     this.options = BackendOptions.parse(storeConfs.sqlConfs)
+    this.keeper = if (options.isKeptOnDriver) Some(CheckpointKeeper.find()) else None
     this.schemas = StoreSchemas(keyStateEncoderSpec, valueSchema, toString)
   }
 
@@ -316,7 +319,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
         Seq(state))
     }
     try send(full) catch {
-      // The parent lived in a backend that is gone; the table still has everything.
+      // The driver does not keep the parent any more; the table still has everything.
       case e: BackendException if e.kind == "StateLostError" && !full => send(everything = true)
     }
   }
@@ -361,7 +364,9 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     }
     if (mark != null) {
       val horizon = mark.version - numRetained
-      val enough = below < 0 || horizon - below >= math.max(1L, conf.minVersionsToDelete)
+      // Deleting files costs requests, so that many go at once; the driver's memory is given back soon.
+      val least = if (keeper.isDefined) 1L else math.max(1L, conf.minVersionsToDelete)
+      val enough = below < 0 || horizon - below >= least
       if (horizon > 0 && enough) {
         mark.stored.foreach(stored => discardBefore(horizon, mark, stored))
       }
@@ -369,10 +374,8 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   }
 
   private def discardBefore(horizon: Long, mark: VersionMark, stored: StoredVersion): Unit = {
-    val limits = CheckpointClient.mapper.createObjectNode()
-    limits.put("retainFrom", horizon)
-    limits.put("mostVersions", conf.maxVersionsToDeletePerMaintenance)
-    val deleted = client.cleanup(mark.version, stored.attempt, mark.id.isDefined, limits)
+    val deleted = client.cleanup(
+      mark.version, stored.attempt, mark.id, horizon, conf.maxVersionsToDeletePerMaintenance)
     synchronized { cleanedBelow = horizon }
     logInfo(s"discarded $deleted objects of versions before $horizon of $this")
   }
@@ -417,7 +420,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     store.put("partition", id.partitionId)
     store.put("name", id.storeName)
     options.addTo(store.putObject("options"))
-    new CheckpointClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), store)
+    new CheckpointClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), store, keeper)
   }
 
   private def loading[T](version: Long)(body: => T): T = {

@@ -26,6 +26,10 @@ private[statestore] final class IncompatibleSparkException(message: String)
 private[statestore] final class InvalidOptionException(message: String)
   extends IllegalArgumentException(message)
 
+/** Memory storage whose executors cannot reach the driver, which would keep their state. */
+private[statestore] final class MissingPluginException(message: String)
+  extends IllegalStateException(message)
+
 /** A store that lost its state to a newer attempt and must not touch it any more. */
 private[statestore] final class StaleStateStoreException(message: String)
   extends IllegalStateException(message)

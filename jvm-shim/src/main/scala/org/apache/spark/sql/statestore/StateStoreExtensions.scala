@@ -3,10 +3,12 @@ package org.apache.spark.sql.statestore
 import org.apache.spark.SPARK_VERSION
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
+import org.apache.spark.sql.statestore.memory.CheckpointKeeper
 
 /**
  * Loaded through `spark.sql.extensions`: checks the options of the state store on the driver, when
- * a streaming query is analysed, so that a mistake shows there and not in the first task.
+ * a streaming query is analysed, so that a mistake shows there and not in the first task; and that
+ * executors can hand their state to the driver where that is to keep it.
  *
  * Without it everything still works, but a wrong option fails the first batch instead.
  */
@@ -23,6 +25,7 @@ private[statestore] object StateStoreExtensions {
   def check(session: SparkSession, plan: LogicalPlan): Unit =
     if (plan.isStreaming && session.conf.getOption(ProviderKey).contains(
       classOf[CheckpointStateStoreProvider].getName)) {
-      BackendOptions.parse(session.conf.getAll)
+      // Of a stateless query too: whether a plan keeps state shows only when it is run.
+      if (BackendOptions.parse(session.conf.getAll).isKeptOnDriver) CheckpointKeeper.require(session.sparkContext)
     }
 }

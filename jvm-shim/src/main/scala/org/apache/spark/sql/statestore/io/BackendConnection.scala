@@ -30,6 +30,12 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
     outgoing.add(ByteBuffer.wrap(payload))
   }
 
+  /** Sends a large payload now, so that no more than one waits. */
+  def sendNow(frameKind: Byte, payload: Array[Byte]): Unit = {
+    send(frameKind, payload)
+    flush()
+  }
+
   /** Takes the batch over and sends it with what waits before it, at the latest with `end`. */
   def send(stateIndex: Int, changes: ChangeBatch): Unit = {
     try {
@@ -61,6 +67,7 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
       case Frames.Control | Frames.Error => Frames.MaxControlBytes
       case Frames.Handle => Frames.MaxHandleBytes
       case Frames.Data => Frames.MaxDataBytes
+      case Frames.Object => Frames.MaxObjectBytes
       case Frames.End => 0L
       case _ => -1L
     }

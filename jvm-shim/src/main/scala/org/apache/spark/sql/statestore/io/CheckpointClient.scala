@@ -4,6 +4,7 @@ import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.sql.statestore.BackendException
+import org.apache.spark.sql.statestore.memory.{CheckpointKeeper, HeldChain, HeldVersion}
 import org.apache.spark.sql.statestore.table.{LogScan, StateTable}
 
 /**
@@ -52,10 +53,16 @@ private[statestore] final class NamedState(
  * What the shim asks of the backend for one store; each call is one exchange and blocks until the
  * backend answered.
  *
- * @param store  where the store lies and who it is, sent with every request
+ * @param store   where the store lies and who it is, sent with every request
+ * @param keeper  keeps the metadata of a store that has it in no file
  */
-private[statestore] final class CheckpointClient(val backend: Backend, store: ObjectNode) {
+private[statestore] final class CheckpointClient(
+    val backend: Backend, store: ObjectNode, keeper: Option[CheckpointKeeper]) {
   import CheckpointClient._
+
+  // How messages name the store, and where: two stores of one application have no place in common.
+  private val where = s"operator ${store.path("operator").asText}, partition " +
+    s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText}"
 
   /**
    * Loads a version. `tableOf` is called with the name and row count of each state before its rows
@@ -65,8 +72,10 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
     val request = newRequest("load")
     request.put("version", version)
     id.foreach(request.put("id", _))
+    val objects = keeper.fold(Seq.empty[Array[Byte]])(collect(_, version, id, request))
     backend.exchange { connection =>
       connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      objects.foreach(connection.sendNow(Frames.Object, _))
       connection.end()
       val found = Backend.answer(connection)
       val states = found.path("states")
@@ -90,7 +99,7 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
   }
 
   /**
-   * Publishes a version; when this returns it is durable.
+   * Publishes a version; when this returns it is durable, or kept by the keeper.
    *
    * @param parent  the version that the changes apply to, None for a full snapshot
    * @param base    a snapshot of an earlier version to start the chain from
@@ -112,7 +121,8 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
     val described = request.putArray("states")
     states.foreach(state => described.add(state.description))
     val control = mapper.writeValueAsBytes(request)
-    backend.exchange { connection =>
+    var metadata: Array[Byte] = null
+    val reply = backend.exchange { connection =>
       connection.send(Frames.Control, control)
       parent.foreach(p => connection.send(Frames.Handle, p.bytes))
       base.foreach(b => connection.send(Frames.Handle, b.bytes))
@@ -122,11 +132,18 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
       val reply = Backend.answer(connection)
       val waited = System.nanoTime() - sent
       val handle = receiveHandle(connection)
+      if (keeper.isDefined) metadata = receive(connection, Frames.Object)
+      expectEnd(connection)
       val storeNanos = reply.path("storeNanos").asLong
       note(reply)
       new CommitReply(storedVersion(reply, handle), new CommitCost(
         sealNanos, math.max(0L, waited - storeNanos), storeNanos,
         reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong))
+    }
+    keeper.fold(reply) { driver =>
+      val id = if (idInPath) Some(attempt) else None
+      handOver(driver, reply, HeldVersion(
+        version, id, attempt, parent.map(_.attempt), reply.stored.baseVersion, metadata))
     }
   }
 
@@ -143,18 +160,27 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
       connection.end()
       val reply = Backend.answer(connection)
       val handle = receiveHandle(connection)
+      expectEnd(connection)
       note(reply)
       new StoredBase(version, handle)
     }
   }
 
   /** Discards versions that nobody promised to keep; returns the number of deleted objects. */
-  def cleanup(newest: Long, attempt: String, idInPath: Boolean, limits: ObjectNode): Long = {
+  def cleanup(newest: Long, attempt: String, id: Option[String], retainFrom: Long, most: Int): Long =
+    keeper match {
+      case Some(driver) => driver.discardBefore(where, newest, id, attempt, retainFrom, most).toLong
+      case None => cleanUpFiles(newest, attempt, id.isDefined, retainFrom, most)
+    }
+
+  private def cleanUpFiles(
+      newest: Long, attempt: String, idInPath: Boolean, retainFrom: Long, most: Int): Long = {
     val request = newRequest("cleanup")
     request.put("version", newest)
     request.put("attempt", attempt)
     request.put("idInPath", idInPath)
-    request.setAll[ObjectNode](limits)
+    request.put("retainFrom", retainFrom)
+    request.put("mostVersions", most)
     backend.exchange { connection =>
       connection.send(Frames.Control, mapper.writeValueAsBytes(request))
       connection.end()
@@ -165,13 +191,44 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
     }
   }
 
+  // Fetches what a version is made of, and says in the request what follows it.
+  private def collect(
+      driver: CheckpointKeeper, version: Long, id: Option[String], request: ObjectNode): Seq[Array[Byte]] = {
+    var chain: HeldChain = null
+    var objects = Seq.empty[Option[Array[Byte]]]
+    var looks = 0
+    // What was found may be discarded before it is fetched, once.
+    while (looks == 0 || looks == 1 && objects.exists(_.isEmpty)) {
+      chain = driver.chain(where, version, id)
+      objects = chain.names.map(driver.fetch(where, _))
+      looks += 1
+    }
+    val isWhole = objects.forall(_.isDefined)
+    val paths = request.putArray("objects")
+    if (isWhole) chain.names.foreach(name => paths.add(name.path))
+    chain.range.foreach { case (oldest, newest) => request.putArray("kept").add(oldest).add(newest) }
+    if (isWhole) objects.flatten else Nil
+  }
+
+  // Only when this returns may the version be reported as committed.
+  private def handOver(driver: CheckpointKeeper, reply: CommitReply, held: HeldVersion): CommitReply = {
+    val start = System.nanoTime()
+    if (!driver.put(where, held)) {
+      throw new BackendException("StateLostError",
+        s"version ${held.version} of $where changes version ${held.version - 1}, attempt " +
+          s"${held.parentAttempt.getOrElse("")}, which the driver does not keep: it was discarded, or the " +
+          "application that kept it has ended. The version is not committed.")
+    }
+    val cost = reply.cost
+    new CommitReply(reply.stored, new CommitCost(
+      cost.sealNanos, cost.sendNanos, cost.storeNanos + System.nanoTime() - start, cost.bytes, cost.objects))
+  }
+
   // Checksums cover what was written; this covers what was made of it.
   private def requireRows(version: Long, state: JsonNode, table: StateTable): Unit =
     if (table.numKeys != state.path("rows").asLong) {
       throw new BackendException("CorruptCheckpointError",
-        s"version $version of operator ${store.path("operator").asText}, partition " +
-          s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText} " +
-          s"gave ${table.numKeys} rows of the state ${state.path("name").asText}, and was committed with " +
+        s"version $version of $where gave ${table.numKeys} rows of the state ${state.path("name").asText}, and was committed with " +
           s"${state.path("rows").asText}. It is not used, and nothing was changed: copy the checkpoint back from a " +
           "backup, or start from an earlier version.")
     }
@@ -228,12 +285,12 @@ private[statestore] final class CheckpointClient(val backend: Backend, store: Ob
     }
   }
 
-  private def receiveHandle(connection: BackendConnection): Array[Byte] = {
+  private def receiveHandle(connection: BackendConnection): Array[Byte] = receive(connection, Frames.Handle)
+
+  private def receive(connection: BackendConnection, kind: Byte): Array[Byte] = {
     connection.receive()
-    if (connection.kind != Frames.Handle) throw unexpected(connection)
-    val handle = connection.payload()
-    expectEnd(connection)
-    handle
+    if (connection.kind != kind) throw unexpected(connection)
+    connection.payload()
   }
 
   private def expectEnd(connection: BackendConnection): Unit = {

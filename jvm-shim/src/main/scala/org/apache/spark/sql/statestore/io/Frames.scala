@@ -6,7 +6,7 @@ package org.apache.spark.sql.statestore.io
  */
 private[statestore] object Frames {
   /** Changes whenever frames, requests or answers change. */
-  final val ProtocolVersion = 1
+  final val ProtocolVersion = 2
 
   final val HeaderBytes = 16
   final val Magic = 0x31545353
@@ -26,7 +26,11 @@ private[statestore] object Frames {
   /** A UTF-8 JSON object that says what went wrong; ends the message. */
   final val Error: Byte = 5
 
+  /** A whole metadata object, of a store whose metadata is in no file. */
+  final val Object: Byte = 6
+
   final val MaxControlBytes: Long = 16L << 20
   final val MaxHandleBytes: Long = 256L << 20
   final val MaxDataBytes: Long = Int.MaxValue.toLong
+  final val MaxObjectBytes: Long = Int.MaxValue.toLong - 64
 }

@@ -1,0 +1,1 @@
+"""Checkpoints that exist, and how long they are kept."""

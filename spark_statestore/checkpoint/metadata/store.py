@@ -1,0 +1,171 @@
+"""What the metadata of one version of a state store says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from spark_statestore.checkpoint.metadata.format import MetadataKind, corrupt, decode_object, encode_object
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.state.handles.codec import HandleContext, decode_handle
+from spark_statestore.state.handles.incremental import IncrementalStateHandle
+
+__all__ = ["CheckpointMetadata", "NamedState", "StoreId", "decode_metadata", "encode_metadata"]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreId:
+    """Which store of a query: its operator, partition and name."""
+
+    operator: int
+    partition: int
+    name: str = "default"
+
+    def __str__(self) -> str:
+        return f"operator {self.operator}, partition {self.partition}, store {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class NamedState:
+    """One column family of a version.
+
+    Attributes
+    ----------
+    name
+        Its name; the plain state of an operator is called ``default``.
+    rows
+        Keys that it has.
+    key_schema, value_schema
+        Spark's schemas, as Spark's JSON.
+    key_encoder
+        How keys are indexed: ``hash`` or ``prefix``.
+    prefix_columns
+        Leading key columns that prefix scans use; 0 for ``hash``.
+    """
+
+    name: str
+    rows: int
+    key_schema: str
+    value_schema: str
+    key_encoder: str
+    prefix_columns: int
+
+    @classmethod
+    def from_json(cls, node: dict[str, Any]) -> NamedState:
+        """Read what the shim or a metadata object says of a state."""
+        return cls(
+            name=node["name"],
+            rows=node["rows"],
+            key_schema=node["keySchema"],
+            value_schema=node["valueSchema"],
+            key_encoder=node["keyEncoder"],
+            prefix_columns=node["prefixColumns"],
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Counterpart of `from_json`."""
+        return {
+            "name": self.name,
+            "rows": self.rows,
+            "keySchema": self.key_schema,
+            "valueSchema": self.value_schema,
+            "keyEncoder": self.key_encoder,
+            "prefixColumns": self.prefix_columns,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMetadata:
+    """What a version of a store says of itself.
+
+    Attributes
+    ----------
+    store
+        The store.
+    version
+        The version.
+    attempt
+        The commit attempt that wrote it, 16 hex digits.
+    parent_attempt
+        The attempt that wrote the version before it; None for the first version.
+    created_ms
+        When, in milliseconds since 1970.
+    written_by
+        Version of this package.
+    states
+        The column families.
+    handle
+        The streams of the version.
+    """
+
+    store: StoreId
+    version: int
+    attempt: str
+    parent_attempt: str | None
+    created_ms: int
+    written_by: str
+    states: tuple[NamedState, ...]
+    handle: IncrementalStateHandle
+
+
+def encode_metadata(metadata: CheckpointMetadata, inline_state: bytes, handle: bytes) -> bytes:
+    """The metadata object of a version.
+
+    Parameters
+    ----------
+    inline_state
+        State that stays inside the object, at `INLINE_STATE_OFFSET`.
+    handle
+        The metadata's handle, encoded: it also travels on its own, and encoding it takes time.
+    """
+    properties = {
+        "operator": metadata.store.operator,
+        "partition": metadata.store.partition,
+        "store": metadata.store.name,
+        "version": metadata.version,
+        "parentAttempt": metadata.parent_attempt,
+        "createdMs": metadata.created_ms,
+        "writtenBy": metadata.written_by,
+        "states": [state.to_json() for state in metadata.states],
+    }
+    return encode_object(MetadataKind.STORE_VERSION, metadata.attempt, properties, [handle], inline_state)
+
+
+def decode_metadata(data: bytes, context: HandleContext, where: str) -> CheckpointMetadata:
+    """Read the metadata object of a version, checking all of it.
+
+    Parameters
+    ----------
+    where
+        The object's URL, for messages.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If the bytes are not those that were written, or not those of a version.
+    UnsupportedFormatError
+        If a newer release wrote them.
+    """
+    found = decode_object(data, where)
+    properties = found.properties
+    try:
+        if found.kind is not MetadataKind.STORE_VERSION:
+            raise ValueError(f"it describes {found.kind.name}, not a version of a store")
+        (handle,) = found.handles
+        decoded = decode_handle(handle, context, found.format_version)
+        if not isinstance(decoded, IncrementalStateHandle):
+            raise TypeError(f"the handle is a {type(decoded).__name__}")
+        return CheckpointMetadata(
+            store=StoreId(properties["operator"], properties["partition"], properties["store"]),
+            version=properties["version"],
+            attempt=found.attempt,
+            parent_attempt=properties["parentAttempt"],
+            created_ms=properties["createdMs"],
+            written_by=properties["writtenBy"],
+            states=tuple(NamedState.from_json(node) for node in properties["states"]),
+            handle=decoded,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, CorruptCheckpointError | UnsupportedFormatError):
+            raise
+        raise corrupt(where, f"cannot be read: {error}") from error

@@ -1,0 +1,1 @@
+"""Where savepoints are put, by path."""

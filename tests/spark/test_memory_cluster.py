@@ -1,0 +1,76 @@
+"""State in memory on executors of their own: the driver keeps it, whatever happens to them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.counting import Program, is_gone, wait_until
+from tests.trees import files_below
+
+PLUGIN_LINE = "spark.plugins=org.apache.spark.sql.statestore.StateStorePlugin"
+
+pytestmark = pytest.mark.slow
+
+
+def cluster(directory: Path, **arguments: Any) -> Program:
+    import pyspark
+
+    environment = {
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_WORKER_DIR": str(directory / "work"),
+    }
+    return Program("memory_cluster", environment, checkpoint=str(directory / "checkpoint"), **arguments)
+
+
+def kill(*pids: int) -> None:
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        assert wait_until(lambda pid=pid: is_gone(pid), 10)
+
+
+def test_a_query_is_exact_though_an_executor_and_a_backend_are_killed(built: Path, tmp_path: Path) -> None:
+    with cluster(tmp_path) as program:
+        assert program.next("attached") is None
+        for checkpoint_format in 1, 2:
+            (backend, executor), (other_backend, other_executor) = program.next("running")
+            assert executor != other_executor
+            kill(other_backend, executor)
+            assert wait_until(lambda pid=backend: is_gone(pid), 10)
+            program.go_on()
+            assert program.next("result") > 1
+            state = files_below(tmp_path / f"checkpoint-{checkpoint_format}" / "state")
+            assert not [f for f in state if "chk-" in f or "shared" in f]
+
+        # One state is larger than a message may be.
+        message = program.next("failed")
+        assert "version 1 of operator 0, partition" in message
+        assert "which may have 1048576. Raise spark.rpc.message.maxSize" in message
+        program.next("stopped")
+        program.end()
+
+
+def test_without_the_plugin_a_query_is_refused_with_the_line_to_add(built: Path, tmp_path: Path) -> None:
+    with cluster(tmp_path, plain=True) as program:
+        assert PLUGIN_LINE in program.next("attached")
+        check_refused(program.next("failed"))
+        assert not (tmp_path / "checkpoint-planned").exists()
+        # Its option was set when the driver had looked: its first task is refused.
+        check_refused(program.next("failed"))
+        assert (tmp_path / "checkpoint-late").exists()
+        assert not list(tmp_path.glob("checkpoint-late/commits/*"))
+        program.next("stopped")
+        program.end()
+
+
+def check_refused(message: str) -> None:
+    assert PLUGIN_LINE in message
+    assert 'spark_statestore.configure(builder, storage="memory")' in message
+    assert "spark.master=local-cluster[2,1,1024]" in message
+    assert "that goes for a single one too" in message
+    assert "checkpointsDir" in message

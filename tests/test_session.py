@@ -1,0 +1,46 @@
+"""What `configure` adds to a session for state in memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_statestore
+from spark_statestore.options import OPTION_PREFIX
+
+ANOTHER = "com.example.AnotherPlugin"
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A builder of its own, as in a program that spark-submit runs: no JVM is looked for."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    fresh = SparkSession.Builder()
+    monkeypatch.setattr(fresh, "_options", {}, raising=False)
+    return fresh
+
+
+def test_memory_without_a_directory_needs_the_plugin(builder: Any) -> None:
+    spark_statestore.configure(builder, storage="memory")
+    assert builder._options["spark.plugins"] == spark_statestore.PLUGIN_CLASS
+
+
+def test_other_plugins_are_kept(builder: Any) -> None:
+    builder.config("spark.plugins", ANOTHER)
+    for _ in range(2):
+        spark_statestore.configure(builder, storage="memory")
+    assert builder._options["spark.plugins"] == f"{ANOTHER},{spark_statestore.PLUGIN_CLASS}"
+
+
+@pytest.mark.parametrize("options", [{}, {"storage": "memory", "checkpoints_dir": "/somewhere"}])
+def test_state_in_files_does_not(builder: Any, options: dict[str, str]) -> None:
+    spark_statestore.configure(builder, **options)
+    assert "spark.plugins" not in builder._options
+
+
+def test_a_directory_that_was_set_before_counts(builder: Any) -> None:
+    builder.config(OPTION_PREFIX + "checkpointsDir", "/somewhere")
+    spark_statestore.configure(builder, storage="memory")
+    assert "spark.plugins" not in builder._options
