@@ -27,6 +27,15 @@ SAID = {
         "batch 1: cellar, 2 readings, at most 8.0",
         "batch 2: cellar, 3 readings, at most 9.5",
     ],
+    "operator_state.py": [
+        "driver 1: batches 0, 1; killed in batch 2, before the state's checkpoint",
+        "driver 2: batches 2, 3; killed in batch 4, after the state's checkpoint, before Spark's commit",
+        "driver 3: batches 4, 5, 6; ended",
+        "limits: ann 32, bob 80, eve 84",
+        "orders above the limit: 21",
+        "events taken: 42, of them twice: 0",
+        "operator state: the result equals the answer",
+    ],
     "memory_storage.py": [
         "run 1: 1000 numbers counted",
         "run 2: 2000 numbers counted",

@@ -1,0 +1,146 @@
+"""How the state of an operator is brought back."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable
+from typing import Final
+
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    IllegalStateError,
+)
+from spark_statestore.state.handles.operator import Mode, OperatorStateHandle
+from spark_statestore.state.operator.content import RestoredBroadcast, RestoredList
+from spark_statestore.state.operator.format import (
+    BroadcastMetaInfo,
+    ListMetaInfo,
+    Reader,
+    corrupt,
+    decode_header,
+)
+from spark_statestore.state.snapshot.closeables import CloseableRegistry
+
+__all__ = ["OperatorStateRestoreOperation"]
+
+_CHUNK: Final = 1 << 20
+
+
+class OperatorStateRestoreOperation:
+    """Reads handles, one after the other.
+
+    Elements of lists are appended in the order of the handles; entries of broadcast states replace
+    those with the same key. Nothing is decoded: that happens when a state is asked for, by its
+    serializer. A state that a stream names but whose handle has no part of it is known, and empty:
+    its content belongs to other subtasks. Streams of one state may differ in its serializer, where
+    Flink's class takes the first one for all.
+
+    Parameters
+    ----------
+    registry
+        Closing it ends the restore.
+    """
+
+    def __init__(self, registry: CloseableRegistry) -> None:
+        self._registry = registry
+        self.lists: dict[str, RestoredList] = {}
+        self.broadcasts: dict[str, RestoredBroadcast] = {}
+
+    def restore(self, handles: Iterable[OperatorStateHandle | None]) -> None:
+        """Read handles; those that are None are skipped.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If a stream is gone.
+        CheckpointIOError
+            If one cannot be read, or the registry was closed.
+        CorruptCheckpointError
+            If one is not what was written.
+        UnsupportedFormatError
+            If a newer release wrote it.
+        IllegalStateError
+            If two streams have different kinds of states under one name.
+        """
+        for handle in handles:
+            if handle is not None:
+                self._restore(handle)
+
+    def _restore(self, handle: OperatorStateHandle) -> None:
+        where = f"the operator state stream {handle.stream_state_handle_id}"
+        data = self._read(handle, where)
+        if handle.checksum is not None and zlib.crc32(data) != handle.checksum:
+            raise corrupt(where, f"({len(data)} bytes) does not match its checksum")
+        lists, broadcasts = decode_header(data, where)
+        reader = Reader(data, where)
+        offsets = dict(handle.state_name_to_partition_offsets)
+        for meta in lists:
+            part = offsets.pop(meta.name, None)
+            if part is not None and part.distribution_mode is not meta.mode:
+                raise corrupt(
+                    where,
+                    f"calls {meta.name!r} {meta.mode.name}, but its handle says {part.distribution_mode.name}",
+                )
+            self._restore_list(meta, reader, part.offsets if part else ())
+        for broadcast in broadcasts:
+            part = offsets.pop(broadcast.name, None)
+            if part is not None and part.distribution_mode is not Mode.BROADCAST:
+                raise corrupt(
+                    where,
+                    f"calls {broadcast.name!r} BROADCAST, but its handle says {part.distribution_mode.name}",
+                )
+            self._restore_broadcast(broadcast, reader, part.offsets if part else ())
+        if offsets:
+            raise corrupt(where, f"does not know {sorted(offsets)}, which its handle says are in it")
+
+    def _restore_list(self, meta: ListMetaInfo, reader: Reader, offsets: Iterable[int]) -> None:
+        state = self.lists.setdefault(meta.name, RestoredList(meta.name, meta.mode))
+        if meta.name in self.broadcasts or state.mode is not meta.mode:
+            before = "BROADCAST" if meta.name in self.broadcasts else state.mode.name
+            raise _conflict(meta.name, before, meta.mode.name)
+        known = [state.know(serializer) for serializer in meta.serializers]
+        for offset in offsets:
+            serializer, data = reader.element(offset, len(known))
+            state.append(known[serializer], data)
+
+    def _restore_broadcast(self, meta: BroadcastMetaInfo, reader: Reader, offsets: Iterable[int]) -> None:
+        if meta.name in self.lists:
+            raise _conflict(meta.name, self.lists[meta.name].mode.name, "BROADCAST")
+        state = self.broadcasts.setdefault(meta.name, RestoredBroadcast(meta.name))
+        known = [state.know(pair) for pair in meta.serializers]
+        for offset in offsets:
+            pair, entries = reader.part(offset, len(known))
+            state.append(known[pair], entries)
+
+    def _read(self, handle: OperatorStateHandle, where: str) -> bytes:
+        try:
+            stream = handle.open_input_stream()
+            self._registry.register_closeable(stream)
+            try:
+                with stream:
+                    return b"".join(iter(lambda: stream.read(_CHUNK), b""))
+            finally:
+                self._registry.unregister_closeable(stream)
+        except CheckpointError:
+            raise
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"{where} is gone. Was its checkpoint deleted? Copy it back from a backup, or restore another "
+                "checkpoint."
+            ) from error
+        except (OSError, ValueError) as error:
+            # A file that somebody closed raises ValueError.
+            aborted = " because the backend was closed meanwhile" if self._registry.is_closed else ""
+            raise CheckpointIOError(
+                f"{where} could not be read{aborted}: {error}. Nothing was changed; restore it again when the "
+                "storage can be reached."
+            ) from error
+
+
+def _conflict(name: str, before: str, now: str) -> IllegalStateError:
+    return IllegalStateError(
+        f"state {name!r} is {before} in one of the streams to restore and {now} in another. They are not of one "
+        "checkpoint of one operator: restore handles that belong together."
+    )

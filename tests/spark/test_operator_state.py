@@ -1,0 +1,228 @@
+"""Operator state in real queries: each batch counts once, whatever is killed, fails or starts again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore.state.operator.query import OPERATOR_STATE_DIR, QueryOperatorState
+from tests.spark.counting import Program
+from tests.spark.programs.operator_state import answer, content, process, start, write_batches
+
+BATCHES = [list(range(first, first + 5)) for first in range(1, 40, 5)]
+
+
+class Events:
+    """A query over files of events, and the operator state that its function keeps.
+
+    `interrupt` is called with each batch in the block, once its state was changed.
+    """
+
+    def __init__(self, spark: Any, directory: Path, location: str | None = None) -> None:
+        self.spark = spark
+        self.input = directory / "input"
+        self.location = location or str(directory / "checkpoint")
+        self.state = self.opened()
+        self.fed = 0
+        self.ran: list[int] = []
+        self.interrupt: Callable[[int], None] = lambda batch_id: None
+
+    def opened(self) -> QueryOperatorState:
+        return QueryOperatorState(self.location, "events")
+
+    def feed(self, count: int) -> None:
+        write_batches(self.input, BATCHES[self.fed : self.fed + count], self.fed)
+        self.fed += count
+
+    def run(self) -> Any:
+        query = start(self.spark, self.input, self.location, self._function)
+        try:
+            assert query.awaitTermination(120), "the query does not end"
+        finally:
+            query.stop()
+        return query
+
+    def _function(self, batch: Any, batch_id: int) -> None:
+        numbers = [row.number for row in batch.collect()]
+        self.ran.append(batch_id)
+        with self.state.batch(batch_id) as store:
+            process(store, numbers)
+            self.interrupt(batch_id)
+
+    def check(self) -> None:
+        """Compare the state, as it is stored, with the plain computation."""
+        assert content(self.opened().read()) == answer(BATCHES[: self.fed])
+        assert self.opened().batches() == list(range(self.fed))
+
+
+@pytest.fixture
+def events(spark: Any, tmp_path: Path) -> Events:
+    return Events(spark, tmp_path)
+
+
+def run_and_fail(events: Events, told: str) -> str:
+    from pyspark.errors import StreamingQueryException
+
+    with pytest.raises(StreamingQueryException, match=told) as raised:
+        events.run()
+    return str(raised.value)
+
+
+def test_a_query_that_is_started_again_goes_on_with_its_state(events: Events) -> None:
+    for count in (3, 1, 2):
+        events.feed(count)
+        # A new driver would have an object of its own.
+        events.state = events.opened()
+        events.run()
+        events.check()
+    events.run()
+    events.check()
+    assert events.ran == list(range(6))
+
+
+@pytest.mark.parametrize("driver", ["the same object", "a new object"])
+def test_a_function_that_fails_leaves_the_state_of_the_batch_before(events: Events, driver: str) -> None:
+    def fail(batch_id: int) -> None:
+        if events.ran.count(batch_id) <= batch_id:
+            raise ZeroDivisionError("this batch fails")
+
+    events.feed(3)
+    events.interrupt = fail
+    for batch_id in (1, 2, 2):
+        run_and_fail(events, "this batch fails")
+        assert content(events.opened().read()) == answer(BATCHES[:batch_id])
+        if driver == "a new object":
+            events.state = events.opened()
+    events.run()
+    events.check()
+    assert events.ran == [0, 1, 1, 2, 2, 2]
+
+
+def test_a_batch_whose_commit_was_lost_is_run_again_from_the_same_state(events: Events) -> None:
+    events.feed(3)
+    events.run()
+    for added in (0, 2):
+        newest = Path(events.location, "commits", str(events.fed - 1))
+        newest.unlink()
+        newest.with_name(f".{newest.name}.crc").unlink()
+        events.feed(added)
+        events.run()
+        events.check()
+        # Another driver goes on.
+        events.state = events.opened()
+    assert events.ran == [0, 1, 2, 2, 2, 3, 4]
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}"])
+def test_the_state_lies_beside_sparks_files_whatever_the_form_of_the_location(
+    spark: Any, tmp_path: Path, form: str
+) -> None:
+    directory = tmp_path / "with some spaces" / "größe"
+    events = Events(spark, tmp_path, form.format(directory))
+    events.feed(2)
+    query = events.run()
+    events.check()
+    assert {"commits", "metadata", "offsets", OPERATOR_STATE_DIR} <= {p.name for p in directory.iterdir()}
+    # And so the state knows whose it is.
+    other = Events(spark, tmp_path / "other")
+    other.feed(1)
+    other.state = events.opened()
+    assert str(query.id) in run_and_fail(other, "belongs to the query")
+
+
+@pytest.mark.slow
+def test_a_query_is_exact_when_its_driver_is_killed(tmp_path: Path) -> None:
+    # Where in a batch, which batch, and which ones the driver had done until then.
+    kills = [("in the checkpoint", 1, [0]), ("after the checkpoint", 3, [1, 2])]
+    write_batches(tmp_path / "input", BATCHES[:5])
+    for point, batch_id, done in kills:
+        with Program("operator_state", directory=str(tmp_path), kill=[point, batch_id]) as program:
+            assert [program.next("batch") for _ in done] == done
+            assert program.next("killed") is False, "Spark had not committed the batch"
+            assert program.process.wait(60) == -signal.SIGKILL
+        kept = QueryOperatorState(str(tmp_path / "checkpoint"), "events").batches()
+        published = point == "after the checkpoint"
+        assert kept[-1] == (batch_id if published else batch_id - 1)
+    with Program("operator_state", directory=str(tmp_path)) as program:
+        assert [program.next("batch") for _ in (3, 4)] == [3, 4]
+        assert program.next("state") == answer(BATCHES[:5])
+        assert program.next("batches") == [3, 4]
+        program.next("stopped")
+        program.end()
+    # Nothing is left of the attempts that were killed.
+    assert len(list(tmp_path.glob(f"checkpoint/{OPERATOR_STATE_DIR}/events/chk-*"))) == 2
+
+
+# The state of another query, or of another batch
+
+
+def test_the_state_of_another_query_is_refused_and_left_as_it_is(spark: Any, tmp_path: Path) -> None:
+    owner, other = Events(spark, tmp_path / "owner"), Events(spark, tmp_path / "other")
+    for events in (owner, other):
+        events.feed(2)
+    query = owner.run()
+    other.state = owner.opened()
+    told = run_and_fail(other, "belongs to the query")
+    assert str(query.id) in told
+    assert "SessionError" in told
+    assert "its own checkpointLocation" in told
+    owner.check()
+    # With its own, it goes on.
+    other.state = other.opened()
+    other.run()
+    other.check()
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_the_id_of_another_batch_is_refused(events: Events, difference: int) -> None:
+    events.feed(3)
+    events.run()
+    before = content(events.opened().read())
+    state = events.state
+
+    class Shifted:
+        def batch(self, batch_id: int) -> Any:
+            return state.batch(batch_id + difference)
+
+    events.feed(1)
+    events.state = Shifted()
+    assert "SessionError" in run_and_fail(
+        events, f"runs batch 3 in this thread, and the state of batch {3 + difference}"
+    )
+    assert content(events.opened().read()) == before
+    events.state = state
+    events.run()
+    events.check()
+
+
+@pytest.mark.parametrize("where", ["this thread", "another thread"])
+def test_outside_of_a_query_any_batch_of_any_query_can_be_worked_on(events: Events, where: str) -> None:
+    events.feed(3)
+    events.run()
+
+    def repair() -> None:
+        with events.opened().batch(2) as store:
+            process(store, [100])
+
+    if where == "this thread":
+        repair()
+    else:
+        thread = threading.Thread(target=repair)
+        thread.start()
+        thread.join()
+    assert content(events.opened().read()) == answer([*BATCHES[:2], [100]])
+
+
+def test_two_queries_at_once_have_a_state_each(spark: Any, tmp_path: Path) -> None:
+    both = [Events(spark, tmp_path / name) for name in ("one", "two")]
+    for events in both:
+        events.feed(3)
+    queries = [start(spark, events.input, events.location, events._function) for events in both]
+    for query, events in zip(queries, both, strict=True):
+        assert query.awaitTermination(120)
+        events.check()

@@ -1,0 +1,171 @@
+"""Operator state in Python data sources: a sink and a source that are exact, whatever is killed or fails."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+
+from spark_statestore.state.operator import QueryOperatorState
+from tests.spark.programs.operator_state import RATED, answer, content, write_batches
+from tests.spark.programs.operator_state_sources import AT_ONCE, POSITIONS, TAKEN, Sink, Source
+
+BATCHES = [list(range(first, first + 4)) for first in range(1, 40, 4)]
+
+
+@pytest.fixture(scope="module")
+def session(spark: Any) -> Any:
+    spark.dataSource.register(Sink)
+    spark.dataSource.register(Source)
+    return spark
+
+
+@pytest.fixture
+def fail(tmp_path: Path) -> Callable[[str, int, str], None]:
+    """Asks for a failure of a data source, once."""
+    directory = tmp_path / "faults"
+    directory.mkdir()
+
+    def ask(point: str, number: int, how: str) -> None:
+        (directory / f"{point} {number}").write_text(how)
+
+    return ask
+
+
+def options(directory: Path) -> dict[str, str]:
+    return {"checkpointLocation": str(directory / "checkpoint"), "faults": str(directory / "faults")}
+
+
+def write_to_sink(session: Any, directory: Path) -> Any:
+    events = session.readStream.schema("number long").option("maxFilesPerTrigger", 1)
+    writer = events.csv(str(directory / "input")).writeStream.format("operator-state-sink")
+    return writer.options(**options(directory)).trigger(availableNow=True).start()
+
+
+def read_from_source(session: Any, directory: Path, lines: dict[int, list[str]]) -> Any:
+    source = session.readStream.format("operator-state-source").options(**options(directory))
+
+    def keep(batch: Any, batch_id: int) -> None:
+        lines[batch_id] = [row.line for row in batch.collect()]
+
+    writer = source.load(str(directory / "input")).writeStream.foreachBatch(keep)
+    return writer.option("checkpointLocation", str(directory / "checkpoint")).start()
+
+
+def finish(start: Callable[[], Any], failures: int = 0) -> None:
+    """Run a query to the end of its input; it fails so many times and is started again."""
+    from pyspark.errors import StreamingQueryException
+
+    for _ in range(failures):
+        query = start()
+        with pytest.raises(StreamingQueryException):
+            query.processAllAvailable()
+        query.stop()
+    query = start()
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+
+@pytest.mark.slow
+def test_a_sink_is_exact_when_its_commits_fail(
+    session: Any, tmp_path: Path, fail: Callable[[str, int, str], None]
+) -> None:
+    write_batches(tmp_path / "input", BATCHES[:5])
+    fail("in the block", 1, "raise")
+    fail("after the block", 2, "raise")
+    fail("in the block", 3, "kill")
+    fail("after the block", 3, "kill")
+    finish(lambda: write_to_sink(session, tmp_path), failures=4)
+    assert not list((tmp_path / "faults").iterdir())
+    write_batches(tmp_path / "input", BATCHES[5:6], 5)
+    finish(lambda: write_to_sink(session, tmp_path))
+    state = QueryOperatorState(str(tmp_path / "checkpoint"), "sink")
+    assert state.batches() == list(range(6))
+    for batch_id in 1, 3, 5:
+        assert content(state.read(batch_id)) == answer(BATCHES[: batch_id + 1])
+
+
+def forget_batch(directory: Path, batch_id: int, *, planned: bool) -> None:
+    """Take the newest batch out of Spark's logs, as if the driver had died before it was noted there."""
+    for log in ("commits",) if planned else ("commits", "offsets"):
+        path = directory / "checkpoint" / log / str(batch_id)
+        path.unlink()
+        path.with_name(f".{path.name}.crc").unlink()
+
+
+@pytest.mark.slow
+def test_a_source_gives_each_line_once_when_it_fails(
+    session: Any, tmp_path: Path, fail: Callable[[str, int, str], None]
+) -> None:
+    source = tmp_path / "input"
+    source.mkdir()
+    lines: dict[int, list[str]] = {}
+    wanted: list[str] = []
+    state = QueryOperatorState(str(tmp_path / "checkpoint"), "source")
+
+    def grow(count: int) -> None:
+        for name in "ab":
+            with (source / name).open("a") as file:
+                added = [f"{name}{len(wanted) + number}" for number in range(count)]
+                file.writelines(line + os.linesep for line in added)
+                wanted.extend(added)
+
+    def check() -> None:
+        assert sorted(line for number in sorted(lines) for line in lines[number]) == sorted(wanted)
+        # Offset n is the end of batch n - 1.
+        for number in state.batches():
+            store, read = state.read(number), [lines[batch] for batch in range(number)]
+            assert store.get_list_state(TAKEN).get() == [len(batch) for batch in read]
+            assert dict(store.get_broadcast_state(POSITIONS).items()) == {
+                name: count for name in "ab" if (count := sum(line[0] == name for b in read for line in b))
+            }
+        assert state.batches() == list(range(1, len(lines) + 1))
+
+    def run(failures: int = 0) -> None:
+        finish(lambda: read_from_source(session, tmp_path, lines), failures)
+        check()
+
+    grow(AT_ONCE)
+    fail("in the block", 1, "kill")
+    fail("after the block", 2, "raise")
+    run(failures=2)
+    fail("after the block", 3, "kill")
+    grow(3)
+    run(failures=1)
+    # The driver dies after it noted the offset, and so reads the same lines, although there are more by now.
+    forget_batch(tmp_path, len(lines) - 1, planned=True)
+    grow(1)
+    run()
+    # It dies before that, so that the lines of the last batch are planned anew.
+    forget_batch(tmp_path, len(lines) - 1, planned=False)
+    grow(1)
+    run()
+
+
+def test_a_state_is_opened_anew_where_it_is_shipped_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    state = QueryOperatorState("checkpoint", "events", num_retained=1, fsync=True)
+    with state.batch(0) as store:
+        store.get_list_state(TAKEN).add(1)
+        data = cloudpickle.dumps(state)
+    monkeypatch.chdir("/")
+    shipped = pickle.loads(data)
+    assert str(shipped) == str(state)
+    with shipped.batch(1) as store:
+        assert store.get_list_state(TAKEN).get() == [1]
+    assert state.batches() == [1]
+
+
+def test_descriptors_can_be_shipped_with_a_data_source() -> None:
+    for descriptor in POSITIONS, TAKEN, RATED:
+        shipped = pickle.loads(cloudpickle.dumps(descriptor))
+        assert repr(shipped) == repr(descriptor)
