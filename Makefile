@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test soak bench lint format wheel clean
+.PHONY: help setup jar demo test soak coverage mutation bench lint format wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -43,6 +43,16 @@ test: jar ## run every test
 soak: jar ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m 'soak or not soak' --timeout 14400
 
+# Without Spark: what the model itself is tested by.
+coverage: $(READY) ## lines and branches of state/, checkpoint/ and savepoint/ that tests reach
+	$(PY) -m pytest tests/checkpoint tests/state tests/savepoint tests/test_edge_cases.py \
+	  tests/test_edge_cases_state.py --cov --cov-report=term
+
+mutation: $(READY) ## break checkpoint/ in every small way, and see which breaks no test notices
+	$(PY) -m pip install --quiet --no-build-isolation --editable '.[mutation]'
+	HYPOTHESIS_PROFILE=mutation $(VENV)/bin/mutmut run
+	$(VENV)/bin/mutmut results
+
 bench: jar ## measure side by side with Spark's own stores
 	$(PY) -m tests.benchmarks
 
@@ -60,4 +70,4 @@ wheel: jar ## build the wheel into dist/
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) dist jvm-shim/target spark_statestore/jars
+	rm -rf $(VENV) dist mutants jvm-shim/target spark_statestore/jars

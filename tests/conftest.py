@@ -32,6 +32,13 @@ settings.register_profile("soak", settings.get_profile("default"), max_examples=
 settings.register_profile(
     "faults", settings.get_profile("default"), phases=[Phase.explicit, Phase.generate], database=None
 )
+# For mutation testing, which runs every test thousands of times.
+settings.register_profile(
+    "mutation",
+    settings.get_profile("faults"),
+    max_examples=10,
+    stateful_step_count=15,
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 

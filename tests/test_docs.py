@@ -12,6 +12,7 @@ from spark_statestore.checkpoint.metadata.format import METADATA_FORMAT_VERSION
 from spark_statestore.server.protocol import PROTOCOL_VERSION
 from spark_statestore.state.changes import CHANGE_FORMAT_VERSION, CHANGE_SCHEMA
 from spark_statestore.state.handles.codec import HANDLE_FORMAT_VERSION, HANDLE_SCHEMA
+from spark_statestore.state.operator.format import OPERATOR_STATE_FORMAT_VERSION
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
@@ -38,7 +39,9 @@ def test_the_readme_names_targets_that_exist() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-@pytest.mark.parametrize("path", ["README.md", "docs/format.md", "examples/README.md", "conf/README.md"])
+@pytest.mark.parametrize(
+    "path", ["README.md", "docs/format.md", "docs/storage-model.md", "examples/README.md", "conf/README.md"]
+)
 def test_links_lead_somewhere(path: str) -> None:
     document = ROOT / path
     for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
@@ -50,6 +53,7 @@ def test_links_lead_somewhere(path: str) -> None:
     [
         ("metadata object", METADATA_FORMAT_VERSION),
         ("change stream", CHANGE_FORMAT_VERSION),
+        ("operator state stream", OPERATOR_STATE_FORMAT_VERSION),
         ("handle", HANDLE_FORMAT_VERSION),
         ("wire protocol", PROTOCOL_VERSION),
     ],

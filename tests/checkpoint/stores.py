@@ -2,48 +2,29 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import pyarrow as pa
-
 from spark_statestore.checkpoint.files import MemoryFileSystem
-from spark_statestore.checkpoint.metadata import NamedState, StoreId
-from spark_statestore.checkpoint.pending import Committed
-from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
-from spark_statestore.state.changes import CHANGE_SCHEMA, PUT, REMOVE
-from spark_statestore.state.handles import IncrementalStateHandle
+from spark_statestore.testing.stores import attempt, commit, load, message, named, rows_of, snapshot
 
-Rows = Mapping[bytes, bytes]
+__all__ = [
+    "SMALL_FILES",
+    "STORE",
+    "attempt",
+    "commit",
+    "load",
+    "message",
+    "named",
+    "open_store",
+    "rows_of",
+    "snapshot",
+]
 
 STORE = StoreId(0, 3)
 SMALL_FILES = StorageOptions(file_state_threshold=512, compression=None)
-
-
-def attempt() -> str:
-    """A new name for a commit attempt."""
-    return secrets.token_hex(8)
-
-
-def message(put: Rows, removed: Iterable[bytes] = ()) -> pa.Buffer:
-    """A batch of changes, as the shim sends it."""
-    gone = list(removed)
-    return pa.record_batch(
-        [
-            pa.array([PUT] * len(put) + [REMOVE] * len(gone), pa.uint8()),
-            pa.array([*put, *gone], pa.binary()),
-            pa.array([*put.values(), *[None] * len(gone)], pa.binary()),
-        ],
-        schema=CHANGE_SCHEMA,
-    ).serialize()
-
-
-def named(*names: str, rows: int = 0) -> tuple[NamedState, ...]:
-    """Descriptions of named states."""
-    return tuple(NamedState(name, rows, "{}", "{}", "hash", 0) for name in names or ("default",))
 
 
 def open_store(
@@ -54,48 +35,3 @@ def open_store(
 ) -> VersionStore:
     """One instance of the store in a directory."""
     return VersionStore(store, str(directory), options, memory or MemoryFileSystem())
-
-
-def commit(
-    store: VersionStore,
-    name: CheckpointName,
-    put: Rows,
-    removed: Iterable[bytes] = (),
-    *,
-    parent: IncrementalStateHandle | None = None,
-    base: IncrementalStateHandle | None = None,
-    by: str | None = None,
-) -> Committed:
-    """Commit one version of a store with a single named state."""
-    by = by or name.id or attempt()
-    pending = store.begin(name, by, named())
-    removed = list(removed)
-    if put or removed:
-        pending.write(0, message(put, removed))
-    return pending.publish(parent, None, base)
-
-
-def snapshot(store: VersionStore, version: int, rows: Rows) -> IncrementalStateHandle:
-    """Write a full snapshot that waits to be the base of a commit."""
-    pending = store.begin_snapshot(version, named())
-    pending.write(0, message(rows))
-    return pending.finish()
-
-
-def load(store: VersionStore, name: CheckpointName) -> dict[str, dict[bytes, bytes]]:
-    """The rows of a version, by named state."""
-    metadata = store.load(name)
-    rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.states}
-    # Nothing of it may be used before all of it was checked.
-    for state, batch in list(store.read(name, metadata)):
-        for change in batch.to_pylist():
-            if change["op"] == PUT:
-                rows[state][change["key"]] = change["value"]
-            else:
-                del rows[state][change["key"]]
-    return rows
-
-
-def rows_of(store: VersionStore, name: CheckpointName) -> dict[bytes, bytes]:
-    """The rows of a version of a store with a single named state."""
-    return load(store, name)["default"]

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from spark_statestore.checkpoint.files import (
-    FileSystem,
     FsspecFileSystem,
     LocalFileSystem,
     MemoryFileSystem,
@@ -24,6 +21,7 @@ from spark_statestore.checkpoint.files import (
     split_url,
 )
 from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
+from spark_statestore.testing import FileSystemTests
 
 
 def local_without(*names: str) -> LocalFileSystem:
@@ -33,122 +31,68 @@ def local_without(*names: str) -> LocalFileSystem:
     return files
 
 
-KINDS: dict[str, Callable[[], FileSystem]] = {
-    "local": LocalFileSystem,
-    "local-synced": lambda: LocalFileSystem(fsync=True),
-    "local-linked": lambda: local_without("_unnamed_files"),
-    "local-in-place": lambda: local_without("_unnamed_files", "_hard_links"),
-    "process-memory": MemoryFileSystem,
-    "fsspec-memory": lambda: FsspecFileSystem(fsspec.filesystem("memory"), "memory"),
-    "fsspec-local": lambda: FsspecFileSystem(fsspec.filesystem("local"), "local"),
-}
+class LocalTests(FileSystemTests):
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> str:
+        return f"{tmp_path}/{uuid.uuid4()}"
 
 
-@pytest.fixture(params=KINDS)
-def files(request: pytest.FixtureRequest) -> FileSystem:
-    return KINDS[request.param]()
+class TestLocalFiles(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return LocalFileSystem()
 
 
-@pytest.fixture
-def directory(files: FileSystem, tmp_path: Path) -> str:
-    path = f"{tmp_path}/{uuid.uuid4()}"
-    files.make_directory(path)
-    return path
+class TestLocalFilesThatAreSynced(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return LocalFileSystem(fsync=True)
 
 
-def names(files: FileSystem, directory: str) -> list[str]:
-    return sorted(status.path.removeprefix(f"{directory}/") for status in files.list_files(directory))
+class TestLocalFilesWithoutUnnamedOnes(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return local_without("_unnamed_files")
 
 
-def test_a_created_file_is_there_whole_and_is_never_replaced(files: FileSystem, directory: str) -> None:
-    path = join(directory, "file")
-    files.create(path, memoryview(b"0123456789"))
-    with pytest.raises(FileExistsError):
-        files.create(path, b"other")
-    assert files.read(path) == b"0123456789"
-    assert files.read(path, 2, 3) == b"234"
-    assert files.read(path, 8, 9) == b"89"
-    assert names(files, directory) == ["file"]
+class TestLocalFilesWithoutLinks(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return local_without("_unnamed_files", "_hard_links")
 
 
-def test_a_replaced_file_shows_the_new_bytes(files: FileSystem, directory: str) -> None:
-    path = join(directory, "file")
-    for data in (b"one", b"two and more", b""):
-        files.replace(path, data)
-        assert files.read(path) == data
-    assert names(files, directory) == ["file"]
+class TestFilesOfThisProcess(LocalTests):
+    has_directories = False
+
+    @pytest.fixture
+    def files(self) -> MemoryFileSystem:
+        return MemoryFileSystem()
 
 
-def test_a_missing_file_is_a_file_not_found(files: FileSystem, directory: str) -> None:
-    path = join(directory, "missing")
-    for ask in (files.read, files.open_input, files.delete):
-        with pytest.raises(FileNotFoundError):
-            ask(path)
-    assert not files.exists(path)
-    assert list(files.list_files(path)) == []
-    files.delete_directory(path)
-    files.delete_directory(path, recursive=True)
+class TestFsspecMemory(LocalTests):
+    creates_exclusively = False
+    opens_exclusively = False
+
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("memory"), "memory")
 
 
-def test_a_written_file_is_there_once_it_is_closed(files: FileSystem, directory: str) -> None:
-    path = join(directory, "file")
-    out = files.open_output(path)
-    out.write(b"01234")
-    out.flush()
-    out.sync()
-    out.write(bytearray(b"56789"))
-    out.close()
-    with files.open_input(path) as stream:
-        assert stream.read(2) == b"01"
-        stream.seek(7)
-        assert stream.read() == b"789"
-    assert [status.size for status in files.list_files(directory)] == [10]
+class TestFsspecLocalFiles(LocalTests):
+    creates_exclusively = False
+    opens_exclusively = False
+
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("local"), "local")
 
 
-def test_an_abandoned_file_is_gone(files: FileSystem, directory: str) -> None:
-    out = files.open_output(join(directory, "file"))
-    out.write(b"01234")
-    out.abandon()
-    assert names(files, directory) == []
+class TestFsspecLocalFilesThatAreSynced(LocalTests):
+    opens_exclusively = False
 
-
-def test_directories_come_with_their_parents_and_go_when_asked(files: FileSystem, directory: str) -> None:
-    inner = join(directory, "a", "b")
-    files.make_directory(inner)
-    files.make_directory(inner)
-    files.create(join(inner, "file"), b"1")
-    files.create(join(directory, "top"), b"22")
-    assert files.is_directory(inner)
-    assert files.exists(inner)
-    assert not files.is_directory(join(inner, "file"))
-    assert names(files, directory) == ["a/b/file", "top"]
-    files.delete_directory(join(directory, "a"), recursive=True)
-    assert names(files, directory) == ["top"]
-    files.delete(join(directory, "top"))
-    assert names(files, directory) == []
-
-
-def test_only_one_of_many_creates_a_file(files: FileSystem, directory: str) -> None:
-    if isinstance(files, FsspecFileSystem):
-        pytest.skip("exclusive only where the driver is")
-    won: list[bytes] = []
-    start = threading.Barrier(8)
-
-    def create(data: bytes) -> None:
-        start.wait()
-        try:
-            files.create(join(directory, "file"), data)
-        except FileExistsError:
-            return
-        won.append(data)
-
-    threads = [threading.Thread(target=create, args=(bytes([i]) * 1000,)) for i in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [files.read(join(directory, "file"))] == won
-    assert names(files, directory) == ["file"]
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("local"), "local", fsync=True)
 
 
 def test_a_directory_that_is_not_empty_stays(tmp_path: Path) -> None:
@@ -176,6 +120,26 @@ def test_a_failed_write_leaves_nothing_hidden_behind(tmp_path: Path, monkeypatch
                 write(str(tmp_path / "file"), b"1")
         monkeypatch.undo()
         assert list(tmp_path.iterdir()) == []
+
+
+def test_a_write_that_was_taken_in_part_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+    most = 0
+
+    def some(fd: int, data: bytes) -> int:
+        return write(fd, bytes(data)[:most])
+
+    monkeypatch.setattr(os, "write", some)
+    monkeypatch.setattr(os, "writev", lambda fd, parts: some(fd, b"".join(parts)))
+    parts = [b"0", b"", b"123", b"4567", b"89"]
+    for most in range(1, 12):
+        out = LocalFileSystem().open_output(str(tmp_path / str(most)))
+        out.write_parts(parts)
+        out.write(b"".join(parts))
+        out.close()
+        assert (tmp_path / str(most)).read_bytes() == b"0123456789" * 2
 
 
 def test_where_links_are_not_supported_files_are_written_in_place(

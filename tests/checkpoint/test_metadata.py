@@ -1,9 +1,13 @@
-"""The metadata object: there and back, and every kind of damage."""
+"""The metadata object of both kinds: there and back, and every kind of damage."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import struct
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -16,20 +20,28 @@ from spark_statestore.checkpoint.metadata import (
     METADATA_FORMAT_VERSION,
     CheckpointMetadata,
     NamedState,
+    OperatorsMetadata,
     StoreId,
     decode_metadata,
+    decode_operators,
     encode_metadata,
+    encode_operators,
 )
-from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, owner_of
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.state.handles import (
+    ByteStreamStateHandle,
     FileStateHandle,
+    Mode,
     OperatorStreamStateHandle,
+    RelativeFileStateHandle,
     SegmentFileStateHandle,
     StateMetaInfo,
 )
 from spark_statestore.state.handles.codec import HandleContext, encode_handle
+from spark_statestore.state.handles.owner import owner_of
+from spark_statestore.state.operator_state import OperatorState
 from tests.checkpoint.stores import attempt, commit, open_store
 
 CONTEXT = HandleContext(MemoryFileSystem(), "/store")
@@ -88,7 +100,36 @@ def sample(inline: bytes = b"") -> bytes:
     return encode_metadata(metadata, inline, encode_handle(metadata.handle, CONTEXT))
 
 
+def operators_sample() -> bytes:
+    """Metadata of two operators, of three and of no subtasks with state."""
+    lists = OperatorStreamStateHandle(
+        state_name_to_partition_offsets={"offsets": StateMetaInfo((9, 20), Mode.UNION)},
+        delegate_state_handle=RelativeFileStateHandle(CONTEXT.files, "/store", "3-x", 100, 5),
+    )
+    operators = {
+        "source": OperatorState(
+            "source",
+            4,
+            128,
+            {
+                2: lists,
+                0: ByteStreamStateHandle("inline", b"state", zlib.crc32(b"state")),
+                3: FileStateHandle(CONTEXT.files, "/elsewhere/file", 7),
+            },
+        ),
+        "sink": OperatorState("sink", 1, 1, {}),
+    }
+    metadata = OperatorsMetadata(3, "0123456789abcdef", 1, operators, {"snapshotType": "checkpoint"}, "0.2")
+    return encode_operators(metadata, CONTEXT)
+
+
+Decode = Callable[[bytes, HandleContext, str], object]
+
 SAMPLE = sample(b"inline state, which is part of the object")
+OPERATORS = operators_sample()
+BOTH = pytest.mark.parametrize(
+    ("data", "decode"), [(SAMPLE, decode_metadata), (OPERATORS, decode_operators)], ids=["store", "operators"]
+)
 
 
 @given(metadatas, st.binary(max_size=100))
@@ -96,6 +137,77 @@ def test_metadata_comes_back_as_it_was(metadata: CheckpointMetadata, inline: byt
     data = encode_metadata(metadata, inline, encode_handle(metadata.handle, CONTEXT))
     assert decode_metadata(data, CONTEXT, "here") == metadata
     assert data[INLINE_STATE_OFFSET:][: len(inline)] == inline
+    assert owner_of(data) == metadata.attempt
+
+
+@st.composite
+def operator_states(draw: st.DrawFn, name: str) -> OperatorState:
+    parallelism = draw(st.one_of(st.integers(1, 5), st.just(300)))
+    subtasks = draw(st.lists(st.integers(0, parallelism - 1), unique=True, max_size=5))
+    streams = st.one_of(
+        st.builds(ByteStreamStateHandle, texts, st.binary(max_size=20)),
+        st.builds(
+            FileStateHandle, st.just(CONTEXT.files), texts.map("/other/{}".format), st.integers(0, 2**62)
+        ),
+        st.builds(
+            RelativeFileStateHandle,
+            st.just(CONTEXT.files),
+            st.just("/store"),
+            st.from_regex(r"[a-z]{1,9}", fullmatch=True),
+            st.integers(0, 2**62),
+        ),
+    )
+    infos = st.builds(
+        StateMetaInfo, st.lists(st.integers(0, 2**62), max_size=4).map(tuple), st.sampled_from(Mode)
+    )
+    handles = st.builds(
+        lambda states, stream: OperatorStreamStateHandle(
+            state_name_to_partition_offsets=states, delegate_state_handle=stream
+        ),
+        st.dictionaries(texts, infos, max_size=3),
+        streams,
+    )
+    return OperatorState(
+        name,
+        parallelism,
+        draw(st.integers(parallelism, 2**15)),
+        {subtask: draw(st.one_of(handles, streams)) for subtask in subtasks},
+    )
+
+
+@st.composite
+def operators_metadatas(draw: st.DrawFn) -> OperatorsMetadata:
+    names = draw(st.lists(texts, unique=True, max_size=4))
+    return OperatorsMetadata(
+        checkpoint_id=draw(st.integers(0, 2**62)),
+        attempt=draw(attempts),
+        created_ms=draw(st.integers(0, 2**62)),
+        operator_states={name: draw(operator_states(name)) for name in names},
+        properties=draw(st.dictionaries(texts, st.one_of(texts, st.booleans(), st.none()), max_size=3)),
+        written_by=draw(texts),
+    )
+
+
+def described(handle: object) -> object:
+    """All that a handle says, of which equality compares a part only."""
+    if isinstance(handle, OperatorStreamStateHandle):
+        states = list(handle.state_name_to_partition_offsets.items())
+        return (states, described(handle.delegate_state_handle))
+    said = {name: value for name, value in vars(handle).items() if name != "files"}
+    return (type(handle), said)
+
+
+@given(operators_metadatas())
+def test_metadata_of_operators_comes_back_as_it_was(metadata: OperatorsMetadata) -> None:
+    data = encode_operators(metadata, CONTEXT)
+    found = decode_operators(data, CONTEXT, "here")
+    assert found == metadata
+    assert list(found.operator_states) == list(metadata.operator_states)
+    for name, state in metadata.operator_states.items():
+        again = found.operator_states[name].subtasks
+        assert [(n, described(h)) for n, h in again.items()] == [
+            (n, described(h)) for n, h in state.subtasks.items()
+        ]
     assert owner_of(data) == metadata.attempt
 
 
@@ -109,37 +221,69 @@ def test_the_streams_of_a_version_come_back_as_they_were() -> None:
     assert changes.state.delegate_state_handle.owner == "0123456789abcdef"
 
 
-@pytest.mark.parametrize("at", range(len(SAMPLE)))
-def test_no_bit_can_change_unnoticed(at: int) -> None:
-    for bit in range(8):
-        damaged = bytearray(SAMPLE)
+@BOTH
+def test_no_bit_can_change_unnoticed(data: bytes, decode: Decode) -> None:
+    for at, bit in itertools.product(range(len(data)), range(8)):
+        damaged = bytearray(data)
         damaged[at] ^= 1 << bit
         version = struct.unpack_from("<H", damaged, 8)[0]
         expected = UnsupportedFormatError if version > METADATA_FORMAT_VERSION else CorruptCheckpointError
         with pytest.raises(expected, match="at the sea"):
-            decode_metadata(bytes(damaged), CONTEXT, "the one at the sea")
+            decode(bytes(damaged), CONTEXT, "the one at the sea")
 
 
-def test_no_part_passes_for_the_whole() -> None:
-    for length in range(len(SAMPLE)):
+@BOTH
+def test_no_part_passes_for_the_whole(data: bytes, decode: Decode) -> None:
+    for length in range(len(data)):
         with pytest.raises(CorruptCheckpointError, match="at the sea"):
-            decode_metadata(SAMPLE[:length], CONTEXT, "the one at the sea")
-    with pytest.raises(CorruptCheckpointError):
-        decode_metadata(SAMPLE + b"\0", CONTEXT, "here")
+            decode(data[:length], CONTEXT, "the one at the sea")
+    for more in (b"\0", data, bytes(1000)):
+        with pytest.raises(CorruptCheckpointError, match="not the length"):
+            decode(data + more, CONTEXT, "here")
 
 
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda tail: SAMPLE[:12] + tail)))
 def test_any_other_bytes_are_refused(data: bytes) -> None:
-    with pytest.raises(CorruptCheckpointError):
-        decode_metadata(data, CONTEXT, "here")
+    for decode in (decode_metadata, decode_operators):
+        with pytest.raises(CorruptCheckpointError):
+            decode(data, CONTEXT, "here")
 
 
-def sealed(body: bytes) -> bytes:
+@BOTH
+def test_what_is_wrong_is_told(data: bytes, decode: Decode) -> None:
+    for damaged, what in [
+        (b"", "is empty"),
+        (b"PK" + data[2:], "does not start as metadata does"),
+        (data[:-4] + b"SSTX", "does not match its checksum"),
+        (data[:-8] + bytes(4) + data[-4:], "does not match its checksum"),
+        (data[:-1], "not the length"),
+    ]:
+        with pytest.raises(CorruptCheckpointError, match=what):
+            decode(damaged, CONTEXT, "here")
+
+
+def test_one_kind_is_not_taken_for_the_other() -> None:
+    with pytest.raises(CorruptCheckpointError, match="describes OPERATORS, not a version of a store"):
+        decode_metadata(OPERATORS, CONTEXT, "here")
+    with pytest.raises(CorruptCheckpointError, match="describes STORE_VERSION, not the state of operators"):
+        decode_operators(SAMPLE, CONTEXT, "here")
+
+
+def sealed(body: bytes, version: int = METADATA_FORMAT_VERSION, kind: int = 0, inline: bytes = b"") -> bytes:
     """A metadata object whose checksum is right, whatever its body is."""
-    data = struct.pack("<8sHHI8sQQ", SAMPLE[:8], 1, 0, 0, bytes(8), 0, len(body)) + body
+    header = struct.pack("<8sHHI8sQQ", SAMPLE[:8], version, kind, 0, bytes(8), len(inline), len(body))
+    data = header + inline + body
     return data + struct.pack("<I4s", zlib.crc32(data), b"SSTE")
 
 
+def body_of(properties: object, *handles: bytes, count: int | None = None) -> bytes:
+    """A body of the newest format, which says that it has so many handles."""
+    said = json.dumps(properties).encode()
+    lengths = [len(said), len(handles) if count is None else count, *map(len, handles)]
+    return zlib.compress(struct.pack(f"<{len(lengths)}I", *lengths) + said + b"".join(handles))
+
+
+@pytest.mark.parametrize("version", range(1, METADATA_FORMAT_VERSION + 1))
 @given(
     st.one_of(
         st.binary(max_size=60),
@@ -149,17 +293,138 @@ def sealed(body: bytes) -> bytes:
         ),
     )
 )
-def test_a_body_that_makes_no_sense_is_refused_although_its_checksum_is_right(body: bytes) -> None:
+def test_a_body_that_makes_no_sense_is_refused_although_its_checksum_is_right(
+    version: int, body: bytes
+) -> None:
+    for kind, decode in enumerate((decode_metadata, decode_operators)):
+        with pytest.raises(CorruptCheckpointError):
+            decode(sealed(body, version, kind), CONTEXT, "here")
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    for decode in (decode_metadata, decode_operators):
+        with pytest.raises(CorruptCheckpointError, match="99 is not a valid MetadataKind"):
+            decode(sealed(body_of({}), kind=99), CONTEXT, "here")
+
+
+def operators_of(handles: int = 2, **changes: object) -> bytes:
+    """Metadata of one operator with two subtasks, with other numbers or handles than it should have."""
+    node: dict[str, object] = {"operator": "o", "parallelism": 2, "maxParallelism": 4, "subtasks": [0, 1]}
+    properties: dict[str, object] = {
+        "checkpoint": 1, "createdMs": 1, "writtenBy": "0.2", "operators": [node], "properties": {}
+    }  # fmt: skip
+    for name, value in changes.items():
+        (node if name in node else properties)[name] = value
+    encoded = [encode_handle(ByteStreamStateHandle(str(n), b"x"), CONTEXT) for n in range(handles)]
+    return sealed(body_of(properties, *encoded), kind=1)
+
+
+def test_the_numbers_of_operators_are_checked() -> None:
+    assert decode_operators(operators_of(), CONTEXT, "here").operator_states["o"].parallelism == 2
+    for changes in [
+        {"checkpoint": -1},
+        {"checkpoint": "1"},
+        {"parallelism": -1},
+        {"parallelism": 0},
+        {"parallelism": 1},
+        {"maxParallelism": 1},
+        {"subtasks": [0, -1]},
+        {"subtasks": [0, 2]},
+        {"subtasks": [0]},
+        {"subtasks": [0, 1, 1]},
+        {"handles": 1},
+        {"handles": 3},
+        {"operators": {}},
+        {"operators": [None]},
+        {"operator": ["o"]},
+    ]:
+        with pytest.raises(CorruptCheckpointError, match=r"at the sea cannot be read"):
+            decode_operators(operators_of(**changes), CONTEXT, "the one at the sea")
+
+
+def test_a_store_has_one_handle_and_no_negative_sizes() -> None:
+    handle = encode_handle(chain.start(4, None), CONTEXT)
+    properties = {
+        "operator": 0, "partition": 0, "store": "default", "version": 1, "parentAttempt": None, "createdMs": 1,
+        "writtenBy": "0.2", "states": [],
+    }  # fmt: skip
+    assert decode_metadata(sealed(body_of(properties, handle)), CONTEXT, "here").version == 1
+    for handles in ([], [handle, handle], [encode_handle(ByteStreamStateHandle("a", b""), CONTEXT)], [b"x"]):
+        with pytest.raises(CorruptCheckpointError):
+            decode_metadata(sealed(body_of(properties, *handles)), CONTEXT, "here")
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 1000, 2**32 - 1])
+def test_a_count_of_handles_that_is_wrong_is_refused(count: int) -> None:
+    for kind, decode in enumerate((decode_metadata, decode_operators)):
+        with pytest.raises(CorruptCheckpointError):
+            decode(sealed(body_of({}, b"handle", count=count), kind=kind), CONTEXT, "here")
+
+
+def test_a_body_that_would_fill_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_statestore.checkpoint.metadata.format._LARGEST_BODY", 10_000)
+    with pytest.raises(CorruptCheckpointError, match="larger than metadata can be"):
+        decode_metadata(sealed(zlib.compress(bytes(20_000))), CONTEXT, "here")
+
+
+@pytest.mark.parametrize("length", [65_535, 65_536, 200_000])
+def test_names_may_be_longer_than_flinks(length: int) -> None:
+    name = "\u00e4" * length
+    handle = OperatorStreamStateHandle(
+        state_name_to_partition_offsets={name: StateMetaInfo((0,))},
+        delegate_state_handle=ByteStreamStateHandle(name, b"x"),
+    )
+    states = {name: OperatorState(name, 1, 1, {0: handle})}
+    found = decode_operators(
+        encode_operators(OperatorsMetadata(1, "0" * 16, 1, states), CONTEXT), CONTEXT, "here"
+    )
+    assert found.operator_states == states
+    assert found.operator_states[name].subtasks[0].state_name_to_partition_offsets[name].offsets == (0,)
+
+
+def test_many_operators_with_many_subtasks_come_back() -> None:
+    states = {
+        f"operator {o}": OperatorState(
+            f"operator {o}", 20, 128, {n: ByteStreamStateHandle(f"{o}/{n}", bytes([o, n])) for n in range(20)}
+        )
+        for o in range(50)
+    }
+    data = encode_operators(OperatorsMetadata(1, "0" * 16, 1, states), CONTEXT)
+    found = decode_operators(data, CONTEXT, "here")
+    assert found.operator_states == states
+    assert found.operator_states["operator 7"].subtasks[9].data == bytes([7, 9])
+
+
+def first_format(data: bytes) -> bytes:
+    """A store's metadata as the first release laid it out: without a count of handles."""
+    inline, length = struct.unpack_from("<QQ", data, 24)
+    body = zlib.decompress(data[INLINE_STATE_OFFSET + inline :][:length])
+    described, count, handle = struct.unpack_from("<3I", body)
+    assert count == 1
+    old = zlib.compress(struct.pack("<2I", described, handle) + body[12:])
+    return sealed(old, version=1, inline=data[INLINE_STATE_OFFSET:][:inline])
+
+
+def test_the_first_format_is_still_read() -> None:
+    found, wanted = (decode_metadata(data, CONTEXT, "here") for data in (first_format(SAMPLE), SAMPLE))
+    assert found.attempt == "0" * 16
+    assert replace(found, attempt=wanted.attempt) == wanted
+    assert [described(entry.state) for entry in found.handle] == [
+        described(entry.state) for entry in wanted.handle
+    ]
     with pytest.raises(CorruptCheckpointError):
-        decode_metadata(sealed(body), CONTEXT, "here")
+        decode_metadata(first_format(SAMPLE)[:-9] + first_format(SAMPLE)[-8:], CONTEXT, "here")
 
 
 def test_a_newer_format_is_refused_with_both_numbers() -> None:
-    newer = SAMPLE[:8] + struct.pack("<H", 9) + b"whatever a later release makes of the rest"
-    with pytest.raises(UnsupportedFormatError, match=r"format 9, .* up to 1") as raised:
-        decode_metadata(newer.ljust(100, b"\0"), CONTEXT, "the one at the sea")
-    assert "the one at the sea" in str(raised.value)
-    assert "Upgrade" in str(raised.value)
+    newer = SAMPLE[:8] + struct.pack("<H", 99) + b"whatever a later release makes of the rest"
+    for decode in (decode_metadata, decode_operators):
+        with pytest.raises(
+            UnsupportedFormatError, match=rf"format 99, .* up to {METADATA_FORMAT_VERSION}\."
+        ) as raised:
+            decode(newer.ljust(100, b"\0"), CONTEXT, "the one at the sea")
+        assert "the one at the sea" in str(raised.value)
+        assert "Upgrade" in str(raised.value)
 
 
 def test_damage_on_disk_is_told_with_its_place_and_left_as_it_is(tmp_path: Path) -> None:

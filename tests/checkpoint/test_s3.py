@@ -1,17 +1,29 @@
-"""A store on S3, served by moto, through s3fs."""
+"""A store on S3, served by moto, through s3fs: its contracts, its requests, its errors."""
 
 from __future__ import annotations
 
+import itertools
 import uuid
 from collections.abc import Iterator
 
 import fsspec
 import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
 
-from spark_statestore.checkpoint.files import check_url
+from spark_statestore.checkpoint.files import FsspecFileSystem, check_url
 from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.streams import FsCheckpointStreamFactory
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
+from spark_statestore.testing import (
+    CheckpointStreamMachine,
+    FileSystemTests,
+    FsCheckpointStorageTests,
+    FsCheckpointStreamTests,
+    MemoryCheckpointStorageTests,
+)
 from tests.checkpoint.stores import attempt, commit, message, named, open_store, rows_of, snapshot
+from tests.effort import EFFORT
 from tests.s3 import s3_service
 
 s3fs = pytest.importorskip("s3fs")
@@ -64,6 +76,52 @@ def calls(bucket: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", note)
     return made
+
+
+class S3:
+    """Files of a bucket, which has no directories."""
+
+    has_directories = False
+    examples = 5
+
+    @pytest.fixture
+    def files(self, bucket: str) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("s3"), "s3")
+
+    @pytest.fixture
+    def directory(self, bucket: str) -> str:
+        return f"{bucket}/state"
+
+
+class TestS3Files(S3, FileSystemTests):
+    opens_exclusively = False
+    misses_what_is_deleted = False
+
+
+class TestS3Streams(S3, FsCheckpointStreamTests):
+    pass
+
+
+class TestS3Storage(S3, FsCheckpointStorageTests):
+    pass
+
+
+class TestMemoryStorageWithAnS3Directory(S3, MemoryCheckpointStorageTests):
+    pass
+
+
+def test_streams_against_plain_bytes(bucket: str) -> None:
+    files, base = FsspecFileSystem(fsspec.filesystem("s3"), "s3"), f"{bucket}/machines"
+    numbers = itertools.count()
+
+    def machine() -> CheckpointStreamMachine:
+        directory = f"{base}/{next(numbers)}"
+        factory = FsCheckpointStreamFactory(
+            files, f"{directory}/chk-1", f"{directory}/shared", 1000, 4096, "1-"
+        )
+        return CheckpointStreamMachine(factory, files, directory)
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))
 
 
 def keys(bucket: str) -> list[str]:

@@ -20,7 +20,6 @@ from spark_statestore.errors import (
 )
 from spark_statestore.options import StorageOptions
 from spark_statestore.state.handles import IncrementalStateHandle
-from spark_statestore.state.handles.codec import decode_handle, encode_handle
 from tests.checkpoint.stores import (
     attempt,
     commit,
@@ -337,26 +336,38 @@ def test_a_directory_that_cannot_be_written_is_told_with_the_user(tmp_path: Path
     assert str(tmp_path / "state") in str(raised.value)
 
 
-def test_state_in_memory_is_lost_with_its_process() -> None:
-    memory = MemoryFileSystem()
+def test_state_in_memory_is_whoever_keeps_its_objects() -> None:
     options = StorageOptions(storage="memory")
-    store = open_store("/state", options, memory)
-    handle = commit(store, v1(1), {b"a": b"1"}).handle
-    assert rows_of(open_store("/state", options, memory), v1(1)) == {b"a": b"1"}
-    elsewhere = open_store("/state", options, MemoryFileSystem())
-    with pytest.raises(StateLostError, match="checkpointsDir"):
-        elsewhere.load(v1(1))
-    travelled = decode_handle(encode_handle(handle, store.context), elsewhere.context)
-    with pytest.raises(StateLostError, match="checkpointsDir"):
-        elsewhere.require_present(travelled, v1(1))
+    store = open_store("/state", options)
+    first = commit(store, v1(1), {b"a": b"1"})
+    second = commit(store, v1(2), {b"b": b"2"}, parent=first.handle)
+    kept = MemoryFileSystem()
+    kept.create("/state/chk-1/_metadata", first.metadata)
+    kept.create("/state/chk-2/_metadata", second.metadata)
+    assert rows_of(open_store("/state", options, kept), v1(2)) == {b"a": b"1", b"b": b"2"}
+    # The store itself keeps nothing.
+    with pytest.raises(StateLostError, match="on the driver of an application that has ended"):
+        store.load(v1(1))
+
+
+def test_state_in_memory_that_is_too_old_is_not_called_lost() -> None:
+    store = VersionStore(
+        StoreId(0, 3), "/state", StorageOptions(storage="memory"), MemoryFileSystem(), (5, 9)
+    )
+    with pytest.raises(CheckpointNotFoundError, match=r"keeps the versions 5 to 9.*numRetained"):
+        store.load(v1(1))
+
+
+def test_a_commit_to_files_gives_no_metadata_away(tmp_path: Path) -> None:
+    assert commit(open_store(tmp_path), v1(1), {b"a": b"1"}).metadata is None
+    with_directory = StorageOptions(storage="memory", checkpoints_dir="given")
+    assert commit(open_store(tmp_path / "m", with_directory), v1(1), {b"a": b"1"}).metadata is None
 
 
 def test_memory_storage_refuses_a_state_beyond_its_bound() -> None:
     store = open_store("/state", StorageOptions(storage="memory", max_state_size=1000, compression=None))
     with pytest.raises(StateTooLargeError, match="maxStateSize=1000"):
         commit(store, v1(1), LARGE)
-    with pytest.raises(StateLostError):
-        store.load(v1(1))
 
 
 def test_a_checkpoint_that_was_moved_loads_from_its_new_place(tmp_path: Path) -> None:

@@ -1,352 +1,70 @@
-"""The versions of a store against plain dicts, with several instances of the store at work."""
+"""Stores behave like dicts of versions, on several storages, and also when these fail."""
 
 from __future__ import annotations
 
-import tempfile
-from dataclasses import dataclass, field
-from pathlib import Path
+import uuid
 
-import hypothesis.strategies as st
+import fsspec
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import run_state_machine_as_test
 
-from spark_statestore.checkpoint.files import MemoryFileSystem
-from spark_statestore.checkpoint.metadata import decode_metadata
-from spark_statestore.checkpoint.pending import PendingSnapshot
-from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
-from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
-from spark_statestore.state.handles import FileStateHandle, IncrementalStateHandle, SegmentFileStateHandle
-from spark_statestore.state.handles.codec import decode_handle, encode_handle
-from tests.checkpoint.stores import STORE, load, message, named
+from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
+from spark_statestore.testing.version_machine import VersionStoreMachine
 from tests.effort import EFFORT
 
-STATES = ("default", "timers")
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])]
 
-Content = dict[str, dict[bytes, bytes]]
-
-keys = st.sampled_from([b"a", b"b", b"c"])
-# The large ones go to files of their own.
-values = st.one_of(st.binary(max_size=4), st.integers(0, 255).map(lambda n: bytes([n]) * 600))
-changes = st.fixed_dictionaries({state: st.dictionaries(keys, values, max_size=2) for state in STATES})
-removals = st.fixed_dictionaries({state: st.sets(keys, max_size=1) for state in STATES})
+IN_MEMORY = StorageOptions(storage="memory", checkpoints_dir="given")
 
 
-@dataclass(repr=False)
-class Mark:
-    """A version as an instance remembers it."""
+class FsspecMemoryMachine(VersionStoreMachine):
+    """A store in fsspec's ``memory://``."""
 
-    name: CheckpointName
-    attempt: str
-    rows: Content
-    handle: IncrementalStateHandle | None
+    def make_directory(self) -> str:
+        self.root = f"memory://{uuid.uuid4()}"
+        return f"{self.root}/0/3"
 
-
-@dataclass(repr=False)
-class Instance:
-    """What one executor holds of the store, as the JVM's provider does."""
-
-    store: VersionStore
-    marks: dict[int, Mark] = field(default_factory=dict)
-    accepted: Mark | None = None
-    base: IncrementalStateHandle | None = None
-    # Of an earlier run of the query: it commits no more, but its maintenance still runs.
-    outdated: bool = False
+    def remove_directory(self) -> None:
+        fs, path = fsspec.core.url_to_fs(self.root)
+        if fs.exists(path):
+            fs.rm(path, recursive=True)
 
 
-def copy(rows: Content) -> Content:
-    return {state: dict(content) for state, content in rows.items()}
+class SyncedMachine(VersionStoreMachine):
+    """A store in local files that are synced."""
+
+    options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
 
 
-class VersionsMachine(RuleBasedStateMachine):
-    """Plays the driver: one version after the other, some attempted several times, some rolled back.
+class MemoryStorageMachine(VersionStoreMachine):
+    """Memory storage with its metadata in local files."""
 
-    An attempt that is not accepted may have been made by any instance, and in format v1 the last
-    attempt at a version counts, while an instance that made an earlier one goes on from its own.
-    """
-
-    with_ids = False
-    options = StorageOptions(file_state_threshold=1024, compression=None)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scratch = tempfile.TemporaryDirectory()
-        self.directory = Path(self.scratch.name) / "0" / "3"
-        self.memory = MemoryFileSystem()
-        self.instances: list[Instance] = []
-        self.attempts = 0
-        # What the driver believes: its version, the names of the versions before it, and the
-        # attempts at the next one that it may still accept.
-        self.version = 0
-        self.timeline: dict[int, CheckpointName] = {}
-        self.pending: list[CheckpointName] = []
-        # What lies in storage: rows and attempt of each name.
-        self.stored: dict[CheckpointName, tuple[Content, str]] = {}
-        self.highest = 0
-        self.horizon = 0
-        self.retained = 1
-
-    @initialize(retained=st.integers(1, 3))
-    def start(self, retained: int) -> None:
-        self.retained = retained
-        self.instances = [self.new_instance()]
-
-    def new_instance(self) -> Instance:
-        return Instance(VersionStore(STORE, str(self.directory), self.options, self.memory))
-
-    @property
-    def takes_bases(self) -> bool:
-        return self.options.storage == "filesystem"
-
-    def draw(self, data: st.DataObject, instances: list[Instance]) -> Instance:
-        return data.draw(st.sampled_from(instances))
-
-    @property
-    def current(self) -> list[Instance]:
-        return [instance for instance in self.instances if not instance.outdated]
-
-    # Opening
-
-    def open(self, instance: Instance) -> Mark:
-        mark = instance.marks.get(self.version)
-        if self.version == 0:
-            mark = Mark(CheckpointName(0), "", {state: {} for state in STATES}, None)
-            instance.marks = {0: mark}
-        elif mark is not None and mark.name == self.timeline[self.version]:
-            instance.marks = {v: m for v, m in instance.marks.items() if v <= self.version}
-            if instance.base is not None and instance.base.version > self.version:
-                instance.base = None
-        else:
-            name = self.timeline[self.version]
-            metadata = instance.store.load(name)
-            rows, attempt = self.stored[name]
-            assert metadata.attempt == attempt
-            mark = Mark(name, attempt, rows, metadata.handle)
-            instance.marks, instance.base = {self.version: mark}, None
-        instance.accepted = mark
-        return mark
-
-    # Committing
-
-    @rule(
-        data=st.data(),
-        put=changes,
-        removed=removals,
-        full=st.integers(0, 5).map(lambda n: n == 0),
-        accept=st.integers(0, 3).map(lambda n: n != 0),
-        answer_lost=st.integers(0, 7).map(lambda n: n == 0),
-    )
-    def commit(
-        self, data: st.DataObject, put: Content, removed: dict[str, set[bytes]], full: bool, accept: bool,
-        answer_lost: bool,
-    ) -> None:  # fmt: skip
-        instance = self.draw(data, self.current)
-        parent = self.open(instance)
-        rows = copy(parent.rows)
-        for state in STATES:
-            removed[state] = {key for key in removed[state] if rows[state].pop(key, None) is not None}
-            rows[state] |= put[state]
-            removed[state] -= put[state].keys()
-        self.attempts += 1
-        attempt = f"{self.attempts:016x}"
-        name = CheckpointName(self.version + 1, attempt if self.with_ids else None)
-        for _ in range(1 + answer_lost):
-            pending = instance.store.begin(name, attempt, named(*STATES))
-            handle = None if full else parent.handle
-            if handle is None:
-                self.write(pending, rows, {state: set() for state in STATES})
-            else:
-                self.write(pending, put, removed)
-            done = pending.publish(handle, parent.attempt or None, instance.base if handle else None)
-        context = instance.store.context
-        travelled = decode_handle(encode_handle(done.handle, context), context)
-        instance.marks[self.version + 1] = Mark(name, attempt, rows, travelled)
-        instance.base = None
-        self.stored[name] = (rows, attempt)
-        self.pending = [*self.pending, name] if self.with_ids else [name]
-        if accept:
-            self.accept_as(name)
-
-    def write(self, pending: PendingSnapshot, put: Content, removed: dict[str, set[bytes]]) -> None:
-        for number, state in enumerate(STATES):
-            if put[state] or removed[state]:
-                pending.write(number, message(put[state], sorted(removed[state])))
-
-    def accept_as(self, name: CheckpointName) -> None:
-        self.version = name.version
-        self.timeline[name.version] = name
-        self.pending = []
-        self.highest = max(self.highest, self.version)
-
-    @precondition(lambda self: self.pending)
-    @rule(data=st.data())
-    def accept(self, data: st.DataObject) -> None:
-        self.accept_as(data.draw(st.sampled_from(self.pending)))
-
-    @rule(data=st.data(), put=changes)
-    def abandon(self, data: st.DataObject, put: Content) -> None:
-        instance = self.draw(data, self.current)
-        self.open(instance)
-        self.attempts += 1
-        attempt = f"{self.attempts:016x}"
-        name = CheckpointName(self.version + 1, attempt if self.with_ids else None)
-        pending = instance.store.begin(name, attempt, named(*STATES))
-        self.write(pending, put, {state: set() for state in STATES})
-        pending.abandon()
-
-    # Snapshots ahead of a commit
-
-    @precondition(lambda self: self.takes_bases and any(max(i.marks, default=0) > 0 for i in self.current))
-    @rule(data=st.data(), give_up=st.integers(0, 5).map(lambda n: n == 0))
-    def materialise(self, data: st.DataObject, give_up: bool) -> None:
-        instance = self.draw(data, [i for i in self.current if max(i.marks, default=0) > 0])
-        version = data.draw(st.sampled_from([v for v in sorted(instance.marks) if v > 0]))
-        pending = instance.store.begin_snapshot(version, named(*STATES))
-        self.write(pending, instance.marks[version].rows, {state: set() for state in STATES})
-        if give_up:
-            pending.abandon()
-        else:
-            instance.base = pending.finish()
-
-    # Retention
-
-    @precondition(lambda self: any(self.may_clean(i) for i in self.instances))
-    @rule(data=st.data(), most=st.sampled_from([0, 0, 1, 2]))
-    def cleanup(self, data: st.DataObject, most: int) -> None:
-        instance = self.draw(data, [i for i in self.instances if self.may_clean(i)])
-        mark = instance.accepted
-        before = self.files()
-        retain_from = mark.name.version - self.retained
-        removed = instance.store.cleanup(mark.name, mark.attempt, retain_from, most)
-        if self.stored[mark.name][1] != mark.attempt:
-            assert removed == 0
-            assert self.files() == before
-        else:
-            self.horizon = max(self.horizon, retain_from)
-        self.check_promised()
-
-    def may_clean(self, instance: Instance) -> bool:
-        # The provider waits while a snapshot of its own is on its way.
-        return (
-            instance.accepted is not None
-            and instance.base is None
-            and instance.accepted.name.version > self.retained
-        )
-
-    @precondition(lambda self: self.version > self.retained)
-    @rule()
-    def full_cleanup(self) -> None:
-        instance = self.new_instance()
-        mark = self.open(instance)
-        self.horizon = max(self.horizon, self.version - self.retained)
-        instance.store.cleanup(mark.name, mark.attempt, self.horizon, 0)
-        self.check_promised()
-        assert self.files() <= self.needed(instance.store)
-        # Another one finds nothing more to do.
-        other = self.new_instance()
-        self.open(other)
-        assert other.store.cleanup(mark.name, mark.attempt, self.horizon, 0) == 0
-
-    def files(self) -> set[str]:
-        store = self.instances[0].store
-        start = f"{self.directory}/"
-        return {status.path.removeprefix(start) for status in store.files.list_files(str(self.directory))}
-
-    def needed(self, store: VersionStore) -> set[str]:
-        """The files that versions from the horizon on are made of, or may come to be."""
-        names = self.files()
-        needed: set[str] = set()
-        kept: set[int] = set()
-        for name in names:
-            top, _, file = name.partition("/")
-            version = (
-                int(top[4:].partition("_")[0]) if top.startswith("chk-") else int(file.partition("-")[0])
-            )
-            if version < self.horizon:
-                continue
-            needed.add(name)
-            if not file.startswith(METADATA_FILE_NAME):
-                continue
-            metadata = decode_metadata(store.files.read(f"{self.directory}/{name}"), store.context, name)
-            for entry in metadata.handle:
-                stream = entry.state.delegate_state_handle
-                if isinstance(stream, SegmentFileStateHandle):
-                    kept.add(entry.version)
-                else:
-                    assert isinstance(stream, FileStateHandle)
-                    needed.add(stream.path.removeprefix(f"{self.directory}/"))
-        # All attempts at a version whose changes are still used stay together.
-        return needed | {
-            name
-            for name in names
-            if name.startswith("chk-") and int(name[4:].split("/")[0].split("_")[0]) in kept
-        }
-
-    # Instances come and go
-
-    @precondition(lambda self: len(self.instances) < 4)
-    @rule()
-    def move_to_another_executor(self) -> None:
-        self.instances.append(self.new_instance())
-
-    @precondition(lambda self: len(self.current) > 1)
-    @rule(data=st.data())
-    def lose_executor(self, data: st.DataObject) -> None:
-        self.instances.remove(self.draw(data, self.current))
-
-    @precondition(lambda self: self.version > 0)
-    @rule(data=st.data(), linger=st.booleans())
-    def restart_the_query(self, data: st.DataObject, linger: bool) -> None:
-        lowest = max(self.highest - self.retained, self.horizon, 0)
-        versions = [v for v in [0, *self.timeline] if lowest <= v <= self.version]
-        if not versions:
-            return
-        self.version = data.draw(st.sampled_from(sorted(versions, reverse=True)))
-        self.timeline = {v: name for v, name in self.timeline.items() if v <= self.version}
-        self.pending = []
-        for instance in self.instances:
-            instance.outdated = True
-        self.instances = [self.new_instance(), *(self.instances[:2] if linger else [])]
-
-    # What must hold
-
-    @rule()
-    def check_promised(self) -> None:
-        fresh = self.new_instance().store
-        for version, name in self.timeline.items():
-            if version >= self.horizon:
-                assert load(fresh, name) == self.stored[name][0], name
-        for name in self.pending:
-            assert load(fresh, name) == self.stored[name][0], name
-
-    def teardown(self) -> None:
-        try:
-            if self.instances:
-                self.check_promised()
-        finally:
-            self.scratch.cleanup()
+    options = IN_MEMORY
 
 
-STORAGES = {
-    "files": StorageOptions(file_state_threshold=512, compression=None),
-    "memory": StorageOptions(storage="memory"),
-    "memory-with-directory": StorageOptions(storage="memory", checkpoints_dir="given"),
-}
+class CrashingMemoryStorageMachine(CrashingVersionStoreMachine):
+    """Memory storage with its metadata in files that fail."""
+
+    options = IN_MEMORY
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
-def test_a_store_is_a_dict_of_versions(storage: str, with_ids: bool) -> None:
-    machine = type("Machine", (VersionsMachine,), {"options": STORAGES[storage], "with_ids": with_ids})
-    examples = 300 if storage == "files" else 60
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [
+        (VersionStoreMachine, 100),
+        (SyncedMachine, 20),
+        (MemoryStorageMachine, 40),
+        (FsspecMemoryMachine, 60),
+        (CrashingVersionStoreMachine, 100),
+        (CrashingMemoryStorageMachine, 40),
+    ],
+)
+def test_a_store_is_a_dict_of_versions(
+    machine: type[VersionStoreMachine], examples: int, with_ids: bool
+) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=examples * EFFORT, stateful_step_count=40)
+        type(machine.__name__, (machine,), {"with_ids": with_ids}),
+        settings=settings(max_examples=examples * EFFORT, stateful_step_count=40),
     )

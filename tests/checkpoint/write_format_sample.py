@@ -9,16 +9,43 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from spark_statestore.checkpoint.files import MemoryFileSystem
-from spark_statestore.checkpoint.metadata import NamedState, StoreId
+import pyarrow as pa
+
+from spark_statestore.checkpoint.completed.properties import CheckpointProperties
+from spark_statestore.checkpoint.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.checkpoint.metadata import NamedState, OperatorsMetadata, StoreId, encode_operators
 from spark_statestore.checkpoint.pending import PendingSnapshot
-from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.storage import (
+    CheckpointName,
+    FsCheckpointStorage,
+    FsCheckpointStorageLocation,
+)
+from spark_statestore.checkpoint.streams import CheckpointedStateScope
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
-from spark_statestore.state.handles import IncrementalStateHandle
+from spark_statestore.state.handles import (
+    IncrementalStateHandle,
+    Mode,
+    OperatorStateHandle,
+    OperatorStreamStateHandle,
+    StateMetaInfo,
+    StreamStateHandle,
+)
+from spark_statestore.state.handles.codec import HandleContext
+from spark_statestore.state.objects import StateObject
+from spark_statestore.state.operator import (
+    BytesSerializer,
+    DefaultOperatorStateBackend,
+    ListStateDescriptor,
+    MapStateDescriptor,
+)
+from spark_statestore.state.operator_state import OperatorState
 from tests.checkpoint.stores import message
 
 Content = dict[str, dict[bytes, bytes]]
@@ -105,6 +132,99 @@ def grow(sample: Sample) -> None:
     sample.commit(9, small, small)
 
 
+def write_operators(directory: Path) -> OperatorsMetadata:
+    """A checkpoint of operators, of lists, maps and plain bytes, in the metadata and in files."""
+    storage = FsCheckpointStorage(LocalFileSystem(), str(directory), 64)
+    location = storage.initialize_location_for_checkpoint(1)
+    subtasks: dict[int, StateObject] = {}
+    for subtask, count in ((0, 3), (2, 200)):
+        states = {
+            "offsets": StateMetaInfo(tuple(range(0, 3 * count, 3)), Mode.SPLIT_DISTRIBUTE),
+            "rules": StateMetaInfo((3 * count,), Mode.BROADCAST),
+            "united": StateMetaInfo((), Mode.UNION),
+        }
+        subtasks[subtask] = OperatorStreamStateHandle(
+            state_name_to_partition_offsets=states,
+            delegate_state_handle=_stream(location, b"%d, " % subtask * (count + 1)),
+        )
+    operators = {
+        "source": OperatorState("source", 3, 128, subtasks),
+        "sink, of bytes": OperatorState(
+            "sink, of bytes", 2, 2, {1: _stream(location, b"small"), 0: _stream(location, bytes(300))}
+        ),
+        "finished": OperatorState("finished", 7, 7, {}),
+        "backend": OperatorState("backend", 1, 128, {0: _snapshot(location)}),
+    }
+    properties = CheckpointProperties.for_savepoint().to_json()
+    metadata = OperatorsMetadata(1, f"{1:016x}", int(time.time() * 1000), operators, properties)
+    with location.create_metadata_output_stream() as out:
+        out.write(encode_operators(metadata, HandleContext(storage.files, location.checkpoint_directory)))
+        out.close_and_finalize_checkpoint()
+    return metadata
+
+
+NUMBERS = ListStateDescriptor("numbers", pa.int64())
+NAMES = ListStateDescriptor("names", pa.utf8())
+RULES = MapStateDescriptor("rules", pa.utf8(), pa.list_(pa.int64()))
+RAW = ListStateDescriptor("raw", BytesSerializer())
+
+
+def _snapshot(location: FsCheckpointStorageLocation) -> OperatorStateHandle:
+    backend = DefaultOperatorStateBackend()
+    backend.get_list_state(NUMBERS).update([1, -2, 2**62])
+    backend.get_union_list_state(NAMES).update(["a", "", "\u00e4"])
+    backend.get_list_state(RAW).update([b"", b"raw"])
+    backend.get_broadcast_state(RULES).put_all({"even": [2, 4], "none": []})
+    backend.get_list_state(ListStateDescriptor("empty", pa.float64()))
+    future = backend.snapshot(1, 0, location)
+    future.run()
+    handle = future.result().job_manager_owned
+    assert handle is not None
+    return handle
+
+
+def restored(handle: OperatorStateHandle) -> list[Any]:
+    """The states in a snapshot of `_snapshot`."""
+    backend = DefaultOperatorStateBackend([handle])
+    return [
+        backend.get_list_state(NUMBERS).get(),
+        backend.get_union_list_state(NAMES).get(),
+        [raw.hex() for raw in backend.get_list_state(RAW).get()],
+        dict(backend.get_broadcast_state(RULES).items()),
+        sorted(backend.registered_state_names),
+    ]
+
+
+def _stream(location: FsCheckpointStorageLocation, data: bytes) -> StreamStateHandle:
+    with location.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE) as out:
+        out.write(data)
+        handle = out.close_and_get_handle()
+    assert handle is not None
+    return handle
+
+
+def describe_operators(metadata: OperatorsMetadata) -> dict[str, Any]:
+    """What a checkpoint of operators says, and the bytes of its streams."""
+    handle = metadata.operator_states["backend"].subtasks[0]
+    assert isinstance(handle, OperatorStateHandle)
+    described: dict[str, Any] = {
+        "properties": dict(metadata.properties),
+        "backend": restored(handle),
+        "states": [],
+    }
+    for name, state in metadata.operator_states.items():
+        subtasks = []
+        for number, handle in state.subtasks.items():
+            infos = getattr(handle, "state_name_to_partition_offsets", {})
+            with handle.open_input_stream() as stream:
+                data = stream.read()
+            assert (len(data), zlib.crc32(data)) == (handle.state_size, handle.checksum)
+            names = [[n, int(info.distribution_mode), list(info.offsets)] for n, info in infos.items()]
+            subtasks.append([number, names, data.hex()])
+        described["states"].append([name, state.parallelism, state.max_parallelism, subtasks])
+    return described
+
+
 def main(directory: Path) -> None:
     """Write the sample."""
     directory.mkdir(parents=True)
@@ -119,6 +239,7 @@ def main(directory: Path) -> None:
                 contents.append(rows)
             versions.setdefault(f"0/{partition}", {})[name] = contents.index(rows)
     described = {
+        "operators": describe_operators(write_operators(directory / "operators")),
         "versions": versions,
         "rows": [
             {state: {k.hex(): v.hex() for k, v in content.items()} for state, content in rows.items()}

@@ -1,0 +1,60 @@
+"""The versions of a store against plain dicts, while its file system fails and its machine crashes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import hypothesis.strategies as st
+from hypothesis.stateful import rule
+
+from spark_statestore.errors import StateStoreError
+from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from spark_statestore.testing.version_machine import VersionStoreMachine
+
+__all__ = ["CrashingVersionStoreMachine"]
+
+T = TypeVar("T")
+
+_kinds: st.SearchStrategy[FaultKind] = st.sampled_from(["fail", "fail_after", "tear", "lose_unsynced"])
+
+
+class CrashingVersionStoreMachine(VersionStoreMachine):
+    """A `VersionStoreMachine` whose operations are cut short at any of their calls to storage.
+
+    After a crash all instances are new ones. An operation that failed may have been done or not,
+    and whichever it is, no other version may suffer from it.
+    """
+
+    def make_file_system(self) -> FaultInjectingFileSystem:
+        """The file system, for one run."""
+        return FaultInjectingFileSystem()
+
+    def make_directory(self) -> str:
+        self.fs = self.make_file_system()
+        self.fault: Fault | None = None
+        return self.fs.url(f"{self.store.operator}/{self.store.partition}")
+
+    def remove_directory(self) -> None:
+        self.fs.restart()
+
+    @rule(kind=_kinds, at=st.integers(1, 12))
+    def trouble_ahead(self, kind: FaultKind, at: int) -> None:
+        """The next operation is cut short at a call, if it makes so many."""
+        self.fault = Fault(kind, at)
+
+    def perform(self, operation: Callable[[], T]) -> T | None:
+        fault, self.fault = self.fault, None
+        if fault is None:
+            return operation()
+        self.fs.inject(fault)
+        try:
+            return operation()
+        except StateStoreError:
+            return None
+        except CrashedError:
+            self.fs.restart()
+            self.instances = [self.new_instance()]
+            return None
+        finally:
+            self.fs.inject()

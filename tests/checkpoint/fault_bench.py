@@ -1,0 +1,403 @@
+"""Operations of a store that are cut short at every call, and what must hold then."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.versions import VersionStore
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, StateStoreError
+from spark_statestore.options import StorageOptions
+from spark_statestore.state.handles import IncrementalStateHandle
+from spark_statestore.testing.faults import Call, CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from tests.checkpoint.stores import attempt, commit, message, named, open_store, rows_of
+
+Rows = dict[bytes, bytes]
+
+KINDS: tuple[FaultKind, ...] = ("fail", "fail_after", "tear", "lose_unsynced")
+TEARABLE = {"write", "pipe_file", "rm"}
+READ_ONLY = {"cat_file", "read", "info", "find", "ls"}
+ABSENT = "absent"
+TORN = "torn"
+LAST = 9
+
+LARGE = {b"large": b"x" * 2000}
+# More than what is collected before it is written, so that there is a file before the end.
+HUGE = {b"huge": b"y" * (1 << 20)}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What storage does in a crash, and whether this package syncs."""
+
+    fs: FaultInjectingFileSystem
+    fsync: bool
+    # Whether a file can be seen before it is finished.
+    shows_parts: bool
+    kinds: tuple[FaultKind, ...] = KINDS
+    outlives_crashes: bool = True
+
+    def options(self, storage: str = "filesystem") -> StorageOptions:
+        return StorageOptions(
+            storage=storage,
+            checkpoints_dir="given",
+            file_state_threshold=512,
+            compression=None,
+            fsync=self.fsync,
+        )
+
+
+MODELS = {
+    "objects": Model(FaultInjectingFileSystem(), False, False),
+    "disk": Model(FaultInjectingFileSystem(durability="synced"), True, True),
+    "disk-that-keeps-names": Model(
+        FaultInjectingFileSystem(durability="synced", empty_names=True), True, True, ("lose_unsynced",)
+    ),
+    # Not synced, so only for processes that go on.
+    "unsynced-disk": Model(
+        FaultInjectingFileSystem(durability="synced"), False, True, ("fail", "tear"), outlives_crashes=False
+    ),
+}
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Bench:
+    """One store, what it acknowledged, and what a cut-off operation may have left."""
+
+    model: Model
+    storage: str = "filesystem"
+    ids: bool = False
+    promised: dict[CheckpointName, Rows] = field(default_factory=dict)
+    possible: dict[CheckpointName, tuple[Rows | str, ...]] = field(default_factory=dict)
+    handles: dict[CheckpointName, IncrementalStateHandle] = field(default_factory=dict)
+    names: dict[int, CheckpointName] = field(default_factory=dict)
+    attempts: dict[CheckpointName, str] = field(default_factory=dict)
+    # A snapshot that waits for its commit, in the process that wrote it.
+    base: IncrementalStateHandle | None = None
+
+    def __post_init__(self) -> None:
+        self.fs = self.model.fs
+        self.fs.restart()
+        self.directory = f"{next(_numbers)}/0/3"
+        self.store = self.instance()
+
+    def instance(self) -> VersionStore:
+        return open_store(self.fs.url(self.directory), self.model.options(self.storage))
+
+    def commit(
+        self, version: int, put: Rows, *, on: int | None = None, base: IncrementalStateHandle | None = None,
+        by: str | None = None, store: VersionStore | None = None,
+    ) -> None:  # fmt: skip
+        """Commit a version, and note what is promised from when on."""
+        by = by or attempt()
+        name = CheckpointName(version, by if self.ids else None)
+        parent = None if on is None else self.names[on]
+        rows = put if parent is None else self.promised[parent] | put
+        before = self.promised.pop(name, None)
+        outcomes: tuple[Rows | str, ...] = (before or ABSENT, rows)
+        if self.model.shows_parts and before is None:
+            # Known by its checksum, and no obstacle to the next attempt.
+            outcomes += (TORN,)
+        self.possible[name] = outcomes + self.possible.get(name, ())
+        done = commit(
+            store or self.store, name, put, parent=parent and self.handles[parent], base=base, by=by
+        )
+        del self.possible[name]
+        self.promised[name] = rows
+        self.handles[name] = done.handle
+        self.names[version] = name
+        self.attempts[name] = by
+
+    def cleanup(self, retain_from: int, newest: int, most: int = 0) -> None:
+        """Discard what is older, which may then be there or not."""
+        for name in [name for name in self.promised if name.version < retain_from]:
+            self.possible[name] = (self.promised.pop(name), ABSENT)
+        name = self.names[newest]
+        self.store.cleanup(name, self.attempts[name], retain_from, most)
+
+    def found(self, name: CheckpointName, store: VersionStore) -> Rows | str:
+        try:
+            return rows_of(store, name)
+        except CheckpointNotFoundError:
+            return ABSENT
+        except CorruptCheckpointError:
+            return TORN
+
+    def check(self, since: int = 0) -> None:
+        """Every promised version is there, and of the others all or nothing."""
+        fresh = self.instance()
+        for name, rows in self.promised.items():
+            if name.version < since:
+                continue
+            found = self.found(name, fresh)
+            assert found == rows, f"{name}: {brief(found)} instead of {brief(rows)}"
+        for name, outcomes in self.possible.items():
+            found = self.found(name, fresh)
+            assert found in outcomes, f"{name}: {brief(found)} is none of {[brief(one) for one in outcomes]}"
+
+    def tidy(self) -> None:
+        """Go on until everything above is below the horizon: then nothing of it is left."""
+        self.commit(LAST, {b"last": b"z" * 600})
+        self.cleanup(LAST, LAST)
+        self.check(since=LAST)
+        last = self.names[LAST].directory
+        left = [path for path in self.files() if not path.startswith((f"{last}/", f"shared/{LAST}-"))]
+        assert left == []
+
+    def files(self) -> list[str]:
+        path = self.fs.url(self.directory).removeprefix("faulty://")
+        return sorted(name.removeprefix(f"/{path}/") for name in self.fs.wrapped.find(path))
+
+    def remove(self) -> None:
+        self.fs.restart()
+        root = self.fs.url(self.directory.partition("/")[0]).removeprefix("faulty://")
+        if self.fs.wrapped.exists(root):
+            self.fs.wrapped.rm(root, recursive=True)
+
+
+def brief(found: Rows | str) -> str:
+    return found if isinstance(found, str) else str({k.decode(): v[:8] for k, v in found.items()})
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that is cut short.
+
+    Attributes
+    ----------
+    prepare
+        Makes what was there before.
+    operate
+        The operation; called again, it is a retry.
+    gives_up
+        Whether it removes its own files: those that it fails to remove, the next instance does.
+    """
+
+    prepare: Callable[[Bench], None]
+    operate: Callable[[Bench], None]
+    ids: bool = False
+    storage: str = "filesystem"
+    gives_up: bool = False
+
+    def bench(self, model: Model) -> Bench:
+        bench = Bench(model, self.storage, self.ids)
+        self.prepare(bench)
+        return bench
+
+    def calls(self, model: Model) -> list[Call]:
+        """Calls of the operation when nothing goes wrong, which is checked on the way."""
+        bench = self.bench(model)
+        bench.fs.inject()
+        self.operate(bench)
+        calls = bench.fs.calls
+        if model.outlives_crashes:
+            bench.fs.crash()
+        bench.fs.restart()
+        bench.check()
+        assert not [name for name in bench.possible if name.version > 3]
+        bench.store = bench.instance()
+        bench.tidy()
+        bench.remove()
+        return calls
+
+    def faults(self, model: Model, *, survives: bool) -> Iterator[Fault]:
+        for call in self.calls(model):
+            for kind in model.kinds:
+                if survives and kind == "lose_unsynced":
+                    continue
+                # Otherwise the same as a call that fails.
+                if kind == "tear" and call.operation not in TEARABLE:
+                    continue
+                if kind == "fail_after" and call.operation in READ_ONLY:
+                    continue
+                yield Fault(kind, call.number)
+
+    def run(self, model: Model, fault: Fault, *, survives: bool) -> None:
+        """Cut the operation short and see whether everything is as it was promised.
+
+        Parameters
+        ----------
+        survives
+            Whether the process goes on after an error, instead of ending with the machine.
+        """
+        bench = self.bench(model)
+        bench.fs.inject(fault)
+        told, calls = "", []
+        try:
+            try:
+                self.operate(bench)
+            except StateStoreError as error:
+                told = f"{type(error).__name__}: {error}"
+            except CrashedError as error:
+                told = str(error)
+                survives = False
+            finally:
+                calls = bench.fs.calls
+            if not survives:
+                bench.fs.crash()
+            bench.fs.restart()
+            bench.check()
+            if not survives:
+                bench.store, bench.base = bench.instance(), None
+            self.operate(bench)
+            bench.check(since=3)
+            if self.gives_up:
+                bench.store = bench.instance()
+            bench.tidy()
+        except BaseException as error:
+            error.add_note(f"fault: {fault}; process survives: {survives}; told: {told or 'nothing'}")
+            start = bench.fs.url(bench.directory).removeprefix("faulty://") + "/"
+            error.add_note("calls: " + "; ".join(str(call).replace(start, "") for call in calls))
+            error.add_note("files: " + ", ".join(bench.files()))
+            raise
+        bench.remove()
+
+
+# What was there before
+
+
+def three_versions(bench: Bench) -> None:
+    bench.commit(1, {b"a": b"1"} | LARGE)
+    bench.commit(2, {b"b": b"2"}, on=1)
+    bench.commit(3, {b"c": b"3" * 600}, on=2)
+    # From here on this instance looks for no strays but those that it expects.
+    bench.cleanup(1, 3)
+
+
+def a_version_that_others_build_on(bench: Bench) -> None:
+    three_versions(bench)
+    other = bench.instance()
+    bench.commit(4, {b"old": b"4"}, on=3, store=other)
+    bench.commit(5, {b"e": b"5"}, on=4, store=other)
+
+
+def two_chains(bench: Bench, stray: bool = True) -> None:
+    bench.commit(1, {b"a": b"1"} | LARGE)
+    bench.commit(2, {b"b": b"2" * 600}, on=1)
+    bench.commit(3, {b"c": b"3"} | LARGE)
+    bench.commit(4, {b"d": b"4"}, on=3)
+    if stray:
+        zombie = bench.instance().begin_snapshot(2, named())
+        zombie.write(0, message(LARGE))
+        zombie.finish()
+
+
+def a_replaced_version_in_the_old_chain(bench: Bench) -> None:
+    bench.commit(1, {b"a": b"1"} | LARGE)
+    bench.commit(2, {b"old": b"2"} | LARGE, on=1, store=bench.instance())
+    bench.commit(2, {b"new": b"2"} | LARGE, on=1)
+    bench.commit(3, {b"c": b"3"} | LARGE)
+    bench.commit(4, {b"d": b"4"}, on=3)
+
+
+def two_chains_known(bench: Bench) -> None:
+    two_chains(bench, stray=False)
+    bench.cleanup(1, 4)
+
+
+# What is cut short
+
+
+def commits(put: Rows) -> Callable[[Bench], None]:
+    return lambda bench: bench.commit(4, put, on=3)
+
+
+def commits_as_one_attempt(put: Rows) -> Callable[[Bench], None]:
+    # The shim repeats a request whose connection broke.
+    return lambda bench: bench.commit(4, put, on=3, by="00000000000000aa")
+
+
+def commits_all(bench: Bench) -> None:
+    bench.commit(4, {b"d": b"4"} | LARGE)
+
+
+def commits_with_a_base(bench: Bench) -> None:
+    if bench.base is None:
+        pending = bench.store.begin_snapshot(3, named())
+        pending.write(0, message(bench.promised[bench.names[3]]))
+        bench.base = pending.finish()
+    bench.commit(4, {b"d": b"4"}, on=3, base=bench.base)
+
+
+def abandons(put: Rows) -> Callable[[Bench], None]:
+    def operate(bench: Bench) -> None:
+        by = attempt()
+        pending = bench.store.begin(CheckpointName(4, by if bench.ids else None), by, named())
+        pending.write(0, message(put))
+        pending.write(0, message({b"d": b"4"}))
+        pending.abandon()
+
+    return operate
+
+
+def abandons_a_snapshot(bench: Bench) -> None:
+    pending = bench.store.begin_snapshot(3, named())
+    pending.write(0, message(HUGE))
+    pending.abandon()
+
+
+def loads(bench: Bench) -> None:
+    name = bench.names[3]
+    assert rows_of(bench.store, name) == bench.promised[name]
+
+
+def loads_what_is_missing(bench: Bench) -> None:
+    try:
+        bench.store.load(CheckpointName(7))
+    except CheckpointNotFoundError as error:
+        assert "has the versions 1 to 3" in str(error)  # noqa: PT017 - or another error of this package
+    else:
+        raise AssertionError("found what is not there")
+
+
+def cleans(most: int = 0) -> Callable[[Bench], None]:
+    return lambda bench: bench.cleanup(3, 4, most)
+
+
+def takes_over_and_cleans(bench: Bench) -> None:
+    bench.store = bench.instance()
+    bench.store.load(bench.names[4])
+    bench.cleanup(3, 4)
+
+
+SMALL = {b"d": b"4"}
+
+OPERATIONS = {
+    "a-small-commit": Operation(three_versions, commits(SMALL)),
+    "a-small-commit-with-id": Operation(three_versions, commits(SMALL), ids=True),
+    "a-small-commit-in-memory-storage": Operation(three_versions, commits(LARGE), storage="memory"),
+    "a-small-commit-asked-for-again": Operation(three_versions, commits_as_one_attempt(SMALL)),
+    "a-large-commit": Operation(three_versions, commits(LARGE)),
+    "a-large-commit-with-id": Operation(three_versions, commits(LARGE), ids=True),
+    "a-large-commit-asked-for-again": Operation(three_versions, commits_as_one_attempt(LARGE)),
+    "a-huge-commit": Operation(three_versions, commits(HUGE | LARGE)),
+    "a-commit-of-everything": Operation(three_versions, commits_all),
+    "a-commit-without-changes": Operation(three_versions, commits({})),
+    "a-replacing-commit": Operation(a_version_that_others_build_on, commits(SMALL)),
+    "a-large-replacing-commit": Operation(a_version_that_others_build_on, commits(LARGE)),
+    "a-replacing-commit-asked-for-again": Operation(
+        a_version_that_others_build_on, commits_as_one_attempt(SMALL)
+    ),
+    "a-replacing-commit-in-memory-storage": Operation(
+        a_version_that_others_build_on, commits(LARGE), storage="memory"
+    ),
+    "a-commit-with-a-base": Operation(three_versions, commits_with_a_base),
+    "a-commit-with-a-base-and-id": Operation(three_versions, commits_with_a_base, ids=True),
+    "giving-up": Operation(three_versions, abandons(SMALL), gives_up=True),
+    "giving-up-with-id": Operation(three_versions, abandons(SMALL), ids=True, gives_up=True),
+    "giving-up-something-huge": Operation(three_versions, abandons(HUGE), gives_up=True),
+    "giving-up-something-huge-with-id": Operation(three_versions, abandons(HUGE), ids=True, gives_up=True),
+    "giving-up-a-snapshot": Operation(three_versions, abandons_a_snapshot, gives_up=True),
+    "a-load": Operation(three_versions, loads),
+    "a-load-of-what-is-missing": Operation(three_versions, loads_what_is_missing),
+    "a-cleanup": Operation(two_chains, cleans()),
+    "a-cleanup-of-one": Operation(two_chains, cleans(1)),
+    "a-cleanup-of-what-is-known": Operation(two_chains_known, cleans()),
+    "a-cleanup-with-ids": Operation(two_chains, cleans(), ids=True),
+    "a-cleanup-by-another-instance": Operation(two_chains, takes_over_and_cleans),
+    "a-cleanup-of-a-replaced-version": Operation(a_replaced_version_in_the_old_chain, cleans()),
+}
