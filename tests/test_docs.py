@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
 README = (ROOT / "README.md").read_text()
 FORMAT = (ROOT / "docs/format.md").read_text()
+MODEL = (ROOT / "docs/storage-model.md").read_text()
 
 
 def test_the_readme_has_the_table_of_options() -> None:
@@ -70,3 +71,17 @@ def test_every_column_of_a_stored_schema_is_described() -> None:
 def test_both_halves_speak_the_same_protocol() -> None:
     frames = (SHIM / "io/Frames.scala").read_text()
     assert f"ProtocolVersion = {PROTOCOL_VERSION}\n" in frames
+
+
+def test_the_storage_model_names_classes_and_tests_that_are_there() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "spark_statestore").rglob("*.py"))
+    rows = [line.split("|") for line in MODEL.splitlines() if line.startswith("| `")]
+    assert len(rows) > 25
+    for _, names, tests, *_ in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class|def) {name}\b", sources, re.MULTILINE), name
+        paths = re.findall(r"`([\w/.]+)`", tests)
+        assert paths, names
+        for path in paths:
+            base = ROOT / "spark_statestore" if path.startswith("testing/") else ROOT
+            assert (base / path).exists(), path

@@ -80,11 +80,10 @@ class Ledger:
         self,
         name: CheckpointName,
         handle: IncrementalStateHandle,
-        files: Iterable[str] = (),
         *,
         attempt: str | None = None,
     ) -> None:
-        """Note a checkpoint, the streams it uses and the files in its directory.
+        """Note a checkpoint and the streams it uses.
 
         Parameters
         ----------
@@ -92,7 +91,7 @@ class Ledger:
             The attempt of this instance that was just published.
         """
         with self._lock:
-            self._checkpoints.setdefault(name, {METADATA_FILE_NAME}).update(files)
+            self._checkpoints.setdefault(name, {METADATA_FILE_NAME})
             if attempt is not None and name.id is None:
                 self._unconfirmed[name] = attempt
             if not handle.is_registered_with(self._registry):
@@ -148,7 +147,7 @@ class Ledger:
             in_use = self._registry.checkpoints_in_use(version)
             expired = sorted(
                 (name for name in self._checkpoints if name.version < version and name.version not in in_use),
-                key=lambda name: (name.version, name.id or ""),
+                key=lambda name: name.version,
             )
             if 0 < most < len(expired):
                 version = min(version, expired[most].version)

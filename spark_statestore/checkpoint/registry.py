@@ -316,7 +316,9 @@ class SharedStateRegistry:
     def _merge(self, entry: _Entry, new: _Entry, checkpoint_id: int) -> _Entry | None:
         """Settle which of two handles under one key stays; returns what goes."""
         unwanted = None
-        if isinstance(new.handle, PlaceholderStreamStateHandle) or _same(entry.handle, new.handle):
+        if isinstance(new.handle, PlaceholderStreamStateHandle) or (
+            entry.handle.stream_state_handle_id == new.handle.stream_state_handle_id
+        ):
             pass
         elif entry.confirmed:
             # A confirmation was late, and the task has written the state once more.
@@ -384,7 +386,3 @@ class SharedStateRegistry:
     def __contains__(self, key: object) -> bool:
         with self._lock:
             return key in self._entries
-
-
-def _same(one: StreamStateHandle, other: StreamStateHandle) -> bool:
-    return one is other or one == other or one.stream_state_handle_id == other.stream_state_handle_id

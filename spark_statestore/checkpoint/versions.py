@@ -396,7 +396,7 @@ class VersionStore:
             data = self._files.read(path)
         except FileNotFoundError:
             return
-        ledger.note(name, self._decode(data, name).handle, [file])
+        ledger.note(name, self._decode(data, name).handle)
 
     def _decode(self, data: bytes, name: CheckpointName) -> CheckpointMetadata:
         metadata = decode_metadata(data, self.context, self.where(name))
@@ -428,7 +428,7 @@ class VersionStore:
 
     def _cannot_write(self, name: CheckpointName, error: OSError) -> CheckpointIOError:
         return CheckpointIOError(
-            f"{self.where(name)} cannot be written: {error}. Check that the directory is writable for "
+            f"{self.where(name)} cannot be written: {error.__cause__ or error}. Check that the directory is writable for "
             f"the user that runs the executors (uid {os.getuid()}) and that the storage has space."
         )
 

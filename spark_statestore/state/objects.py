@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from spark_statestore.checkpoint.registry import SharedStateRegistry
 
-__all__ = ["CompositeStateHandle", "StateObject", "discard_all"]
+__all__ = ["CompositeStateHandle", "StateObject", "discard_all", "raise_first", "try_all"]
 
 
 class StateObject(ABC):
@@ -58,20 +58,24 @@ class CompositeStateHandle(StateObject):
 
 
 def discard_all(objects: Iterable[StateObject | None]) -> None:
-    """Discard every object, trying all before the first failure is raised.
+    """Discard every object, see `try_all`."""
+    try_all(state.discard_state for state in objects if state is not None)
 
-    Later failures are notes of the first one.
-    """
-    failure: Exception | None = None
-    for state in objects:
-        if state is None:
-            continue
+
+def try_all(actions: Iterable[Callable[[], None]]) -> None:
+    """Do everything before the first failure is raised; later failures are notes of it."""
+    failures: list[Exception] = []
+    for action in actions:
         try:
-            state.discard_state()
+            action()
         except Exception as error:  # noqa: BLE001 - all are tried before the first is raised
-            if failure is None:
-                failure = error
-            else:
-                failure.add_note(f"also: {error!r}")
-    if failure is not None:
-        raise failure
+            failures.append(error)
+    raise_first(failures)
+
+
+def raise_first(failures: list[Exception]) -> None:
+    """Raise the first of some failures, if there is one; the others are notes of it."""
+    if failures:
+        for failure in failures[1:]:
+            failures[0].add_note(f"also: {failure!r}")
+        raise failures[0]

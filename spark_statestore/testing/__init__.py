@@ -13,9 +13,9 @@ this package by a class with a few fixtures::
             return "/an/empty/directory"
 
 What an implementation does not promise is said by a class attribute, such as
-``creates_exclusively``; every test can be overridden too. State machines of whole stores, and a file
-system that fails where it is told to, are in modules of their own: ``version_machine``,
-``crash_machine``, ``operator_machine``, ``registry_machine`` and ``faults``.
+``creates_exclusively``; every test can be overridden too. The state machines take a storage through
+methods to override, and compare what they find with a plain model; `FaultInjectingFileSystem` fails
+where it is told to.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ _ASSERTING = (
 # So that a failing assertion shows its values, as in a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _ASSERTING))
 
+from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
+from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
 from spark_statestore.testing.file_systems import FileSystemTests
+from spark_statestore.testing.operator_machine import OperatorStateMachine
+from spark_statestore.testing.registry_machine import SharedStateRegistryMachine
 from spark_statestore.testing.storages import CheckpointStorageTests
 from spark_statestore.testing.storages_by_kind import (
     FsCheckpointStorageTests,
@@ -56,14 +60,22 @@ from spark_statestore.testing.streams_by_kind import (
     FsCheckpointStreamTests,
     MemoryCheckpointStreamTests,
 )
+from spark_statestore.testing.version_machine import VersionStoreMachine
 
 __all__ = [
     "CheckpointStorageTests",
     "CheckpointStreamMachine",
     "CheckpointStreamTests",
+    "CrashedError",
+    "CrashingVersionStoreMachine",
+    "Fault",
+    "FaultInjectingFileSystem",
     "FileSystemTests",
     "FsCheckpointStorageTests",
     "FsCheckpointStreamTests",
     "MemoryCheckpointStorageTests",
     "MemoryCheckpointStreamTests",
+    "OperatorStateMachine",
+    "SharedStateRegistryMachine",
+    "VersionStoreMachine",
 ]

@@ -29,8 +29,6 @@ from tests.checkpoint.fault_bench import READ_ONLY, TEARABLE, Model
 
 STATE = b"s" * 300
 METADATA = b"m" * 200
-# Calls whose errors reach the caller as the file system raises them.
-PASSED_ON = {"makedirs", "info", "rm"}
 
 _numbers = itertools.count()
 # Each of them is crashed.
@@ -185,10 +183,7 @@ def check_cut_short(place: Place, operate: Callable[[Place], str | None], fault:
                 continue
             assert data == METADATA or place.fs_shows_parts
         place.remove()
-    except OSError as error:
-        if not isinstance(error, StateStoreError):
-            # Of directories, which are told by the file system's own error.
-            assert place.fs.calls[fault.at - 1].operation in PASSED_ON
+    except StateStoreError:
         place.tidy_up()
         assert place.left() == []
     else:

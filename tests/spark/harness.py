@@ -13,6 +13,9 @@ Row = tuple[Any, ...]
 KEY = "a string, b bigint"
 VALUE = "v bigint, s string"
 
+# Otherwise Spark has clean-ups wait until a number of versions can go at once.
+CLEAN_AT_ONCE = {"spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint": "0"}
+
 
 class Provider:
     """One instance of a provider, as one executor holds it for one run of a query.
@@ -48,7 +51,8 @@ class Provider:
             k: v for k, v in spark.conf.getAll.items() if k.startswith("spark.sql.streaming.stateStore.")
         }
         settings = session | {
-            "spark.sql.streaming.stateStore." + k.replace("__", "."): v for k, v in confs.items()
+            k if k.startswith("spark.") else "spark.sql.streaming.stateStore." + k.replace("__", "."): v
+            for k, v in confs.items()
         }
         self._harness = self._jvm.org.apache.spark.sql.statestore.ProviderHarness(
             provider, f"{location}/state", operator, partition, store, key, value, prefix_columns, settings

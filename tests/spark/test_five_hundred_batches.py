@@ -19,7 +19,7 @@ from tests.spark.counting import (
     start_counting,
     wait_for_batch,
 )
-from tests.spark.harness import Provider
+from tests.spark.harness import CLEAN_AT_ONCE, Provider
 
 RETAINED = 5
 KEYS = 2_000
@@ -71,7 +71,7 @@ def test_five_hundred_versions_leave_the_backend_as_it_was(
             partition=partition,
             backend__numRetained=str(RETAINED),
             backend__snapshotInterval="10",
-            minVersionsToDelete="1",
+            **CLEAN_AT_ONCE,
         )
         for partition in range(partitions)
     ]

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 )
 
 from tests.effort import EFFORT
-from tests.spark.harness import Provider, RowIterator, Store
+from tests.spark.harness import CLEAN_AT_ONCE, Provider, RowIterator, Store
 
 RETAINED = 4
 
@@ -68,7 +68,7 @@ class ProviderMachine(RuleBasedStateMachine):
             backend__snapshotInterval="2",
             backend__numRetained=str(RETAINED),
             backend__fileStateThreshold="1k",
-            minVersionsToDelete="1",
+            **CLEAN_AT_ONCE,
         )
         self.providers.append(provider)
         return provider

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from tests.spark.harness import Provider, Row, Store
+from tests.spark.harness import CLEAN_AT_ONCE, Provider, Row, Store
 
 Open = Callable[..., Provider]
 
@@ -45,7 +45,7 @@ def instance(spark: Any, tmp_path: Path, checkpoint_format: int) -> Iterator[Ope
     opened = []
 
     def open_instance(**confs: str) -> Provider:
-        settings = {"checkpointFormatVersion": str(checkpoint_format), "minVersionsToDelete": "1"} | confs
+        settings = {"checkpointFormatVersion": str(checkpoint_format)} | CLEAN_AT_ONCE | confs
         opened.append(Provider(spark, f"file:{tmp_path}", **settings))
         return opened[-1]
 

@@ -15,7 +15,7 @@ from spark_statestore.checkpoint.completed.properties import (
 )
 from spark_statestore.checkpoint.registry import RestoreMode, SharedStateRegistry, runner
 from spark_statestore.errors import IllegalStateError
-from spark_statestore.state.objects import StateObject
+from spark_statestore.state.objects import StateObject, raise_first
 from spark_statestore.state.operator_state import OperatorState
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class CompletedCheckpoint:
         for state in states:
             self._try_state(state, failures)
         self._try(self.storage_location.dispose_storage_location, failures)
-        _raise(failures)
+        raise_first(failures)
 
     def discard_async(self, executor: Executor) -> Future[None]:
         """Remove it with several threads: the metadata, then all states at once, then the location.
@@ -189,7 +189,7 @@ class CompletedCheckpoint:
         def dispose() -> None:
             self._try(self.storage_location.dispose_storage_location, failures)
             try:
-                _raise(failures)
+                raise_first(failures)
             except Exception as failure:  # noqa: BLE001 - goes to whoever waits
                 done.set_exception(failure)
             else:
@@ -229,27 +229,20 @@ class CompletedCheckpoint:
             return states
 
     def _try_state(self, state: StateObject, failures: list[Exception]) -> None:
-        before = len(failures)
-        self._try(state.discard_state, failures)
-        if len(failures) > before:
+        if not self._try(state.discard_state, failures):
             with self._lock:
                 self._left = [*(self._left or ()), state]
 
-    def _try(self, remove: Callable[[], None], failures: list[Exception]) -> None:
+    def _try(self, remove: Callable[[], None], failures: list[Exception]) -> bool:
         try:
             remove()
         except Exception as error:  # noqa: BLE001 - all is tried before the first is raised
             failures.append(error)
+            return False
+        return True
 
     def __repr__(self) -> str:
         return (
             f"{self.properties.snapshot_type.value} {self.checkpoint_id} @ {self.timestamp} located at "
             f"{self.external_pointer}"
         )
-
-
-def _raise(failures: list[Exception]) -> None:
-    if failures:
-        for failure in failures[1:]:
-            failures[0].add_note(f"also: {failure!r}")
-        raise failures[0]

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Final
 
 from spark_statestore.checkpoint.files.base import FileSystem
+from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.state.handles.base import StreamStateHandle
 from spark_statestore.state.handles.file import FileStateHandle
 from spark_statestore.state.handles.memory import ByteStreamStateHandle
@@ -46,7 +47,7 @@ class CompletedCheckpointStorageLocation(ABC):
 
         Raises
         ------
-        OSError
+        CheckpointIOError
             If something is left in the location, or it cannot be removed.
         """
 
@@ -90,7 +91,8 @@ class FsCompletedCheckpointStorageLocation(CompletedCheckpointStorageLocation):
         return self._metadata_handle
 
     def dispose_storage_location(self, *, recursive: bool = False) -> None:
-        self.files.delete_directory(self.exclusive_directory, recursive=recursive)
+        with failing_to("remove the directory", self.files, self.exclusive_directory):
+            self.files.delete_directory(self.exclusive_directory, recursive=recursive)
 
     def __repr__(self) -> str:
         return f"FsCompletedCheckpointStorageLocation({self._pointer!r})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-__all__ = ["FileOutput", "FileStatus", "FileSystem", "join", "parent_of"]
+__all__ = ["FileOutput", "FileStatus", "FileSystem", "join", "parent_of", "write_whole"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -60,6 +60,16 @@ class FileOutput(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """Stop writing and remove the file; safe to call after a failure."""
+
+
+def write_whole(output: FileOutput, data: Buffer) -> None:
+    """Write a new file in place; nothing is left of it if that fails."""
+    try:
+        output.write(data)
+        output.close()
+    except BaseException:
+        output.abandon()
+        raise
 
 
 class FileSystem(ABC):

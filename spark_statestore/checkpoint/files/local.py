@@ -17,6 +17,7 @@ from spark_statestore.checkpoint.files.base import (
     FileStatus,
     FileSystem,
     parent_of,
+    write_whole,
 )
 
 __all__ = ["LocalFileSystem"]
@@ -144,13 +145,7 @@ class LocalFileSystem(FileSystem):
             return
         if self._hard_links and self._create_linked(path, data):
             return
-        output = self.open_output(path)
-        try:
-            output.write(data)
-            output.close()
-        except BaseException:
-            output.abandon()
-            raise
+        write_whole(self.open_output(path), data)
 
     def replace(self, path: str, data: Buffer) -> None:
         staging = self._stage(path, data)

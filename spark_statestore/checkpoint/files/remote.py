@@ -9,7 +9,15 @@ import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from spark_statestore.checkpoint.files.base import Buffer, FileOutput, FileStatus, FileSystem, join, parent_of
+from spark_statestore.checkpoint.files.base import (
+    Buffer,
+    FileOutput,
+    FileStatus,
+    FileSystem,
+    join,
+    parent_of,
+    write_whole,
+)
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -180,10 +188,4 @@ class FsspecFileSystem(FileSystem):
             yield FileStatus(name, int(detail.get("size") or 0))
 
     def _write_synced(self, path: str, data: Buffer, mode: str) -> None:
-        output = _FsspecOutput(self._fs, path, mode, fsync=True)
-        try:
-            output.write(data)
-            output.close()
-        except BaseException:
-            output.abandon()
-            raise
+        write_whole(_FsspecOutput(self._fs, path, mode, fsync=True), data)

@@ -86,11 +86,8 @@ def check_url(url: str) -> None:
         )
     if scheme in registry:
         return
-    module = str(known_implementations[scheme]["class"]).rpartition(".")[0]
-    if module.startswith("fsspec."):
-        return
-    if importlib.util.find_spec(module.partition(".")[0]) is None:
-        package = _PACKAGES.get(scheme, module.partition(".")[0])
+    package = str(known_implementations[scheme]["class"]).partition(".")[0]
+    if importlib.util.find_spec(package) is None:
         raise MissingDriverError(
             f"{url!r} needs the fsspec driver for {scheme!r}, which is not installed for this "
             f"interpreter: pip install {package}. The backend on every executor needs it too."

@@ -152,7 +152,13 @@ class CheckpointStorageCoordinatorView(ABC):
 
     @abstractmethod
     def initialize_base_locations_for_checkpoint(self) -> None:
-        """Make the directories that all checkpoints share; fine to repeat."""
+        """Make the directories that all checkpoints share; fine to repeat.
+
+        Raises
+        ------
+        CheckpointIOError
+            If one cannot be made.
+        """
 
     @abstractmethod
     def initialize_location_for_checkpoint(
@@ -164,6 +170,8 @@ class CheckpointStorageCoordinatorView(ABC):
         ------
         ValueError
             If the number is negative.
+        CheckpointIOError
+            If its directory cannot be made.
         """
 
     @abstractmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
+from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.storage.abstract_fs import AbstractFsCheckpointStorage
 from spark_statestore.checkpoint.storage.base import (
     CHECKPOINT_SHARED_STATE_DIR,
@@ -85,13 +86,16 @@ class FsCheckpointStorage(AbstractFsCheckpointStorage):
 
     def initialize_base_locations_for_checkpoint(self) -> None:
         for name in (CHECKPOINT_SHARED_STATE_DIR, CHECKPOINT_TASK_OWNED_STATE_DIR):
-            self.files.make_directory(join(self.directory, name))
+            directory = join(self.directory, name)
+            with failing_to("make the directory", self.files, directory):
+                self.files.make_directory(directory)
 
     def initialize_location_for_checkpoint(
         self, checkpoint: CheckpointName | int
     ) -> FsCheckpointStorageLocation:
         location = self._location(CheckpointName.of(checkpoint))
-        self.files.make_directory(location.checkpoint_directory)
+        with failing_to("make the directory", self.files, location.checkpoint_directory):
+            self.files.make_directory(location.checkpoint_directory)
         return location
 
     def resolve_checkpoint_storage_location(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_statestore.checkpoint.files.base import FileSystem, join
+from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.storage.base import METADATA_FILE_NAME, CheckpointStorageLocation
 from spark_statestore.checkpoint.storage.references import CheckpointStorageLocationReference
 from spark_statestore.checkpoint.streams.filesystem import FsCheckpointStreamFactory
@@ -19,7 +20,27 @@ __all__ = [
 ]
 
 
-class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLocation):
+class _FileMetadataLocation(CheckpointStorageLocation):
+    """A checkpoint whose metadata is a file in a directory of its own."""
+
+    files: FileSystem
+    checkpoint_directory: str
+    _look_first: bool
+
+    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
+        return FsCheckpointMetadataOutputStream(
+            self.files,
+            join(self.checkpoint_directory, METADATA_FILE_NAME),
+            self.checkpoint_directory,
+            look_first=self._look_first,
+        )
+
+    def dispose_on_failure(self) -> None:
+        with failing_to("remove the directory", self.files, self.checkpoint_directory):
+            self.files.delete_directory(self.checkpoint_directory, recursive=True)
+
+
+class FsCheckpointStorageLocation(FsCheckpointStreamFactory, _FileMetadataLocation):
     """A checkpoint in files.
 
     Parameters
@@ -55,23 +76,12 @@ class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLo
         self._reference = reference
         self._look_first = look_first
 
-    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
-        return FsCheckpointMetadataOutputStream(
-            self.files,
-            join(self.checkpoint_directory, METADATA_FILE_NAME),
-            self.checkpoint_directory,
-            look_first=self._look_first,
-        )
-
-    def dispose_on_failure(self) -> None:
-        self.files.delete_directory(self.checkpoint_directory, recursive=True)
-
     @property
     def location_reference(self) -> CheckpointStorageLocationReference:
         return self._reference
 
 
-class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
+class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, _FileMetadataLocation):
     """A checkpoint whose state is inside its metadata, and whose metadata is a file.
 
     Parameters
@@ -98,17 +108,6 @@ class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, Ch
         self.files = files
         self.checkpoint_directory = checkpoint_directory
         self._look_first = look_first
-
-    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
-        return FsCheckpointMetadataOutputStream(
-            self.files,
-            join(self.checkpoint_directory, METADATA_FILE_NAME),
-            self.checkpoint_directory,
-            look_first=self._look_first,
-        )
-
-    def dispose_on_failure(self) -> None:
-        self.files.delete_directory(self.checkpoint_directory, recursive=True)
 
     @property
     def location_reference(self) -> CheckpointStorageLocationReference:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
+from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.storage.abstract_fs import AbstractFsCheckpointStorage
 from spark_statestore.checkpoint.storage.base import CheckpointName
 from spark_statestore.checkpoint.storage.locations import (
@@ -79,7 +80,8 @@ class MemoryBackendCheckpointStorage(AbstractFsCheckpointStorage):
         if self.files is None:
             return NonPersistentMetadataCheckpointStorageLocation(self.max_state_size)
         directory = join(self.directory, name.directory)
-        self.files.make_directory(directory)
+        with failing_to("make the directory", self.files, directory):
+            self.files.make_directory(directory)
         return PersistentMetadataCheckpointStorageLocation(
             self.files, directory, self.max_state_size, look_first=self._look_first
         )

@@ -10,6 +10,7 @@ from spark_statestore.checkpoint.completed.location import (
     NonPersistentCompletedCheckpointStorageLocation,
 )
 from spark_statestore.checkpoint.files.base import Buffer, FileSystem, parent_of
+from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.streams.base import CheckpointMetadataOutputStream
 from spark_statestore.errors import CheckpointExistsError, CheckpointIOError
 from spark_statestore.state.handles.file import FileStateHandle
@@ -79,6 +80,8 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
     ------
     CheckpointExistsError
         If there is metadata at the target already.
+    CheckpointIOError
+        If the target cannot be looked at.
     """
 
     def __init__(
@@ -94,8 +97,10 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
         self._files = files
         self._path = metadata_path
         self._directory = exclusive_checkpoint_directory
-        if look_first and files.exists(metadata_path):
-            raise _exists(url)
+        if look_first:
+            with failing_to("look for", files, metadata_path):
+                if files.exists(metadata_path):
+                    raise _exists(url)
 
     def close_and_finalize_checkpoint(self) -> FsCompletedCheckpointStorageLocation:
         data = self._take()

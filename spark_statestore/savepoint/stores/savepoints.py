@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from spark_statestore.checkpoint.completed.checkpoint import CompletedCheckpoint
 from spark_statestore.savepoint.stores.base import StateStore
 from spark_statestore.savepoint.stores.heap import HeapStateStore
+from spark_statestore.state.objects import try_all
 
 __all__ = ["SavepointStore", "discard_savepoint"]
 
@@ -61,19 +63,8 @@ class SavepointStore(StateStore[T]):
             If the state of one could not be removed. All were tried, and later failures are notes
             of the first one.
         """
-        failure: Exception | None = None
-        if isinstance(self._store, HeapStateStore):
-            for savepoint in self._store.clear_all():
-                try:
-                    self._discard(savepoint)
-                except Exception as error:  # noqa: BLE001 - all are tried before the first is raised
-                    if failure is None:
-                        failure = error
-                    else:
-                        failure.add_note(f"also: {error!r}")
-        self._store.stop()
-        if failure is not None:
-            raise failure
+        kept_here = self._store.clear_all() if isinstance(self._store, HeapStateStore) else ()
+        try_all([*(partial(self._discard, savepoint) for savepoint in kept_here), self._store.stop])
 
     def put_state(self, state: T) -> str:
         return self._store.put_state(state)

@@ -6,6 +6,7 @@ import threading
 from typing import Protocol
 
 from spark_statestore.errors import CheckpointIOError
+from spark_statestore.state.objects import try_all
 
 __all__ = ["Closeable", "CloseableRegistry"]
 
@@ -77,14 +78,4 @@ class CloseableRegistry:
         with self._lock:
             self._closed = True
             registered, self._registered = self._registered, {}
-        failure: Exception | None = None
-        for closeable in reversed(registered.values()):
-            try:
-                closeable.close()
-            except Exception as error:  # noqa: BLE001 - all are tried before the first is raised
-                if failure is None:
-                    failure = error
-                else:
-                    failure.add_note(f"also: {error!r}")
-        if failure is not None:
-            raise failure
+        try_all(closeable.close for closeable in reversed(registered.values()))
