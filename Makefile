@@ -46,7 +46,7 @@ soak: jar ## run the long tests too: more examples, more batches
 # Without Spark: what the model itself is tested by.
 coverage: $(READY) ## lines and branches of state/, checkpoint/ and savepoint/ that tests reach
 	$(PY) -m pytest tests/checkpoint tests/state tests/savepoint tests/test_edge_cases.py \
-	  tests/test_edge_cases_state.py --cov --cov-report=term
+	  tests/test_edge_cases_state.py tests/test_edge_cases_savepoints.py --cov --cov-report=term
 
 mutation: $(READY) ## break checkpoint/ in every small way, and see which breaks no test notices
 	$(PY) -m pip install --quiet --no-build-isolation --editable '.[mutation]'

@@ -26,7 +26,8 @@
         ├── CorruptCheckpointError  (ValueError)         its bytes are not what was written
         ├── UnsupportedFormatError  (ValueError)         a newer release wrote it
         ├── StateMigrationError     (TypeError)          it does not fit what its state is declared as now
-        └── StateTooLargeError      (ValueError)         more state than the storage may hold
+        ├── StateTooLargeError      (ValueError)         more state than the storage may hold
+        └── SavepointError          (RuntimeError)       a savepoint that was asked for was not taken
 
 Each message says what happened, why, and what to do next.
 """
@@ -48,6 +49,7 @@ __all__ = [
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "SavepointError",
     "SavepointNotFoundError",
     "SessionError",
     "StateLostError",
@@ -164,3 +166,7 @@ class StateMigrationError(CheckpointError, TypeError):
 
 class StateTooLargeError(CheckpointError, ValueError):
     """Raised when a state is larger than its storage may hold."""
+
+
+class SavepointError(CheckpointError, RuntimeError):
+    """Raised when a savepoint that was asked for was not taken."""

@@ -1,14 +1,6 @@
 """The edge cases of Flink's storage model, each test with the number of its point in the list of them.
 
-Points without a test here, and why:
-
-* 21, state of operators that the program does not have, and changes of the largest parallelism: a
-  decision of whoever restores a program from a savepoint. It comes with the savepoint commands; what
-  they will decide by, the operators and parallelisms in the metadata, is in point 20.
-* 24, promises of savepoints that were triggered: a matter of whoever triggers them, which comes with
-  the savepoint commands too. The stores that such savepoints are put into are in point 23.
-
-Points 15 to 19, 22 and 23 are in test_edge_cases_state.py.
+Points 15 to 19, 22 and 23 are in test_edge_cases_state.py, 21 and 24 in test_edge_cases_savepoints.py.
 
 The contracts in `spark_statestore.testing` have many of the same cases for every kind of storage;
 here each is shown once, in its smallest form.

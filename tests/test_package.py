@@ -31,6 +31,7 @@ EXPORTED = [
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "SavepointError",
     "SavepointNotFoundError",
     "SessionError",
     "StateLostError",
