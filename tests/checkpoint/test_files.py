@@ -11,6 +11,8 @@ import fsspec
 import pytest
 
 from spark_statestore.checkpoint.files import (
+    FileStatus,
+    FileSystem,
     FsspecFileSystem,
     LocalFileSystem,
     MemoryFileSystem,
@@ -19,6 +21,7 @@ from spark_statestore.checkpoint.files import (
     open_file_system,
     parent_of,
     split_url,
+    urls,
 )
 from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
 from spark_statestore.testing import FileSystemTests
@@ -93,6 +96,43 @@ class TestFsspecLocalFilesThatAreSynced(LocalTests):
     @pytest.fixture
     def files(self) -> FsspecFileSystem:
         return FsspecFileSystem(fsspec.filesystem("local"), "local", fsync=True)
+
+
+ANYWHERE = pytest.mark.parametrize(
+    "files",
+    [LocalFileSystem(), MemoryFileSystem(), FsspecFileSystem(fsspec.filesystem("memory"), "memory")],
+    ids=lambda files: files.scheme,
+)
+
+
+@ANYWHERE
+def test_a_file_can_be_read_from_its_second_byte(files: FileSystem, tmp_path: Path) -> None:
+    path = f"{tmp_path}/file"
+    files.create(path, b"0123")
+    assert files.read(path, 1) == b"123"
+    assert files.read(path, 0, 2) == b"01"
+
+
+@ANYWHERE
+def test_a_listing_is_of_the_very_directory_with_sizes(files: FileSystem, tmp_path: Path) -> None:
+    for name in ("dir/X", "dir/X2"):
+        files.make_directory(f"{tmp_path}/{name}")
+        files.create(f"{tmp_path}/{name}/empty", b"")
+    assert list(files.list_files(f"{tmp_path}/dir/X/")) == [FileStatus(f"{tmp_path}/dir/X/empty", 0)]
+
+
+def test_errors_of_memory_name_the_file() -> None:
+    files = MemoryFileSystem()
+    files.create("/d/file", b"1")
+    for error, fail in [
+        (FileNotFoundError, lambda: files.read("/d/none")),
+        (FileNotFoundError, lambda: files.delete("/d/none")),
+        (FileExistsError, lambda: files.create("/d/file", b"2")),
+        (FileExistsError, lambda: files.make_directory("/d", exist_ok=False)),
+        (IsADirectoryError, lambda: files.size("/d")),
+    ]:
+        with pytest.raises(error, match="/d"):
+            fail()
 
 
 def test_a_directory_that_is_not_empty_stays(tmp_path: Path) -> None:
@@ -206,17 +246,18 @@ def test_synced_files_are_synced_with_the_directories_that_name_them(
         ("memory:/x", ("memory", "/x")),
         ("/data/with:colon", ("file", "/data/with:colon")),
         ("c:/data", ("file", "c:/data")),
+        ("X", ("file", "X")),
     ],
 )
 def test_urls_are_understood_as_spark_writes_them(url: str, split: tuple[str, str]) -> None:
     assert split_url(url) == split
 
 
-@pytest.mark.parametrize("url", ["file:/a%20b/c d", "file:///a%20b/c d", "/a%20b/c d"])
+@pytest.mark.parametrize("url", ["file:/X%20b/../c d", "file:///X%20b/../c d", "/X%20b/../c d"])
 def test_a_local_path_is_taken_as_it_is_written(url: str) -> None:
     files, path = open_file_system(url)
     assert isinstance(files, LocalFileSystem)
-    assert path == "/a%20b/c d"
+    assert path == "/X%20b/../c d"
 
 
 def test_a_relative_path_is_relative_to_here() -> None:
@@ -239,10 +280,16 @@ def test_a_scheme_that_cannot_hold_state_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("url", "package"),
-    [("gs://b/x", "gcsfs"), ("abfss://c@a.dfs.core.windows.net/x", "adlfs"), ("oss://b/x", "ossfs")],
+    [
+        ("gs://b/x", "gcsfs"),
+        ("abfss://c@a.dfs.core.windows.net/x", "adlfs"),
+        ("webdav://host/x", "webdav4"),
+    ],
 )
 def test_a_missing_driver_is_named(url: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    installed = {"fsspec": object()}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else installed[name])
+    check_url("memory:/x")
     for check in (check_url, open_file_system):
         with pytest.raises(MissingDriverError, match=f"pip install {package}") as raised:
             check(url)
@@ -257,18 +304,29 @@ def test_a_driver_that_cannot_open_its_file_system_is_told_with_the_url() -> Non
     assert "sftp://nobody@localhost:1/x" in str(raised.value)
 
 
-def test_a_file_system_is_opened_once() -> None:
-    name = uuid.uuid4()
-    first, path = open_file_system(f"memory://{name}/a")
-    again, other = open_file_system(f"memory://{name}/b")
+def test_a_file_system_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_opened", {})
+    first, path = open_file_system("memory://a/x")
+    again, deeper = open_file_system("memory://a/y/z")
+    assert isinstance(first, FsspecFileSystem)
     assert first is again
-    assert (path, other) == (f"/{name}/a", f"/{name}/b")
-    assert open_file_system("/x")[0] is open_file_system("file:/y")[0]
-    assert open_file_system("/x", fsync=True)[0] is not open_file_system("/x")[0]
+    assert (path, deeper) == ("/a/x", "/a/y/z")
+    assert first.scheme == "memory"
+    # The authority may be an account.
+    for other in ("b", "Xa"):
+        assert open_file_system(f"memory://{other}/x")[0] is not first
+    local = open_file_system("/x")[0]
+    assert isinstance(local, LocalFileSystem)
+    assert open_file_system("file:/y")[0] is local
+    for url, unsynced in (("/x", local), ("memory://a/x", first)):
+        synced = open_file_system(url, fsync=True)[0]
+        assert synced is not unsynced
+        assert (synced._fsync, unsynced._fsync) == (True, False)
 
 
 def test_paths_are_joined_and_taken_apart() -> None:
-    assert join("/a/", "b", "c") == "/a/b/c"
-    assert parent_of("/a/b/") == "/a"
+    assert join("/aX/", "b", "c") == "/aX/b/c"
+    assert parent_of("/aX/b/") == parent_of("/aX/bX") == "/aX"
+    assert parent_of("/aX/X") == "/aX"
     assert LocalFileSystem().url("/a") == "file:///a"
     assert FsspecFileSystem(fsspec.filesystem("memory"), "s3").url("bucket/a") == "s3://bucket/a"

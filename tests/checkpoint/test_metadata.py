@@ -35,6 +35,7 @@ from spark_statestore.state.handles import (
     FileStateHandle,
     Mode,
     OperatorStreamStateHandle,
+    PlaceholderStreamStateHandle,
     RelativeFileStateHandle,
     SegmentFileStateHandle,
     StateMetaInfo,
@@ -303,8 +304,8 @@ def test_a_body_that_makes_no_sense_is_refused_although_its_checksum_is_right(
 
 def test_an_unknown_kind_is_refused() -> None:
     for decode in (decode_metadata, decode_operators):
-        with pytest.raises(CorruptCheckpointError, match="99 is not a valid MetadataKind"):
-            decode(sealed(body_of({}), kind=99), CONTEXT, "here")
+        with pytest.raises(CorruptCheckpointError, match=r"at the sea .*99 is not a valid MetadataKind"):
+            decode(sealed(body_of({}), kind=99), CONTEXT, "the one at the sea")
 
 
 def operators_of(handles: int = 2, **changes: object) -> bytes:
@@ -349,9 +350,14 @@ def test_a_store_has_one_handle_and_no_negative_sizes() -> None:
         "writtenBy": "0.2", "states": [],
     }  # fmt: skip
     assert decode_metadata(sealed(body_of(properties, handle)), CONTEXT, "here").version == 1
-    for handles in ([], [handle, handle], [encode_handle(ByteStreamStateHandle("a", b""), CONTEXT)], [b"x"]):
-        with pytest.raises(CorruptCheckpointError):
-            decode_metadata(sealed(body_of(properties, *handles)), CONTEXT, "here")
+    for handles in ([], [handle, handle], [encode_handle(ByteStreamStateHandle("a", b""), CONTEXT)]):
+        with pytest.raises(CorruptCheckpointError, match="at the sea"):
+            decode_metadata(sealed(body_of(properties, *handles)), CONTEXT, "the one at the sea")
+    with pytest.raises(CorruptCheckpointError):
+        decode_metadata(sealed(body_of(properties, b"x")), CONTEXT, "here")
+    # Compressed data that lacks its own checksum has all of the body.
+    with pytest.raises(CorruptCheckpointError, match="cut off"):
+        decode_metadata(sealed(body_of(properties, handle)[:-1]), CONTEXT, "here")
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 1000, 2**32 - 1])
@@ -416,6 +422,16 @@ def test_the_first_format_is_still_read() -> None:
         decode_metadata(first_format(SAMPLE)[:-9] + first_format(SAMPLE)[-8:], CONTEXT, "here")
 
 
+def test_what_came_with_a_later_format_is_not_read_from_the_first() -> None:
+    placeholder = PlaceholderStreamStateHandle("sent before", 1)
+    state = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=placeholder)
+    metadata = replace(decode_metadata(SAMPLE, CONTEXT, "here"), handle=chain.start(7, state))
+    data = encode_metadata(metadata, b"", encode_handle(metadata.handle, CONTEXT))
+    assert decode_metadata(data, CONTEXT, "here").handle == metadata.handle
+    with pytest.raises(CorruptCheckpointError, match="format 1 does not have"):
+        decode_metadata(first_format(data), CONTEXT, "here")
+
+
 def test_a_newer_format_is_refused_with_both_numbers() -> None:
     newer = SAMPLE[:8] + struct.pack("<H", 99) + b"whatever a later release makes of the rest"
     for decode in (decode_metadata, decode_operators):
@@ -437,6 +453,12 @@ def test_damage_on_disk_is_told_with_its_place_and_left_as_it_is(tmp_path: Path)
     for part in ("operator 0, partition 3", "version 1", str(path.parent), "backup"):
         assert part in str(raised.value)
     assert path.read_bytes() == damaged
+
+
+def test_what_is_reserved_is_zero_and_operators_have_no_state_inside() -> None:
+    operators = operators_sample()
+    assert [struct.unpack_from("<I", data, 12) for data in (sample(b"inside"), operators)] == [(0,)] * 2
+    assert struct.unpack_from("<Q", operators, 24) == (0,)
 
 
 def test_bytes_that_are_no_metadata_have_no_owner() -> None:

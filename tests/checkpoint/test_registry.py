@@ -178,6 +178,26 @@ def test_at_the_end_only_what_the_remaining_checkpoints_use_stays(
     assert {key for key in users if key in registry} == kept
 
 
+@pytest.mark.parametrize("numbers", [range(1, 9), range(8, 0, -1)])
+def test_a_long_row_of_users_takes_no_more_room_than_a_short_one(numbers: range) -> None:
+    registry = SharedStateRegistry()
+    for number in numbers:
+        registry.register_reference("s", handle("s"), number)
+    assert registry._entries["s"].users == [(1, 8)]
+
+
+@pytest.mark.parametrize("numbers", [(3, 5), (5, 3)])
+def test_a_checkpoint_between_two_users_is_none(numbers: tuple[int, int]) -> None:
+    registry = SharedStateRegistry()
+    for number in numbers:
+        registry.register_reference("s", handle("s"), number, created_by=1, keeps_creator=True)
+    assert [registry.checkpoints_needed_by([number]) for number in (2, 3, 4, 5, 6)] == [
+        set(), {1}, set(), {1}, set()
+    ]  # fmt: skip
+    assert registry.checkpoints_in_use(1) == set()
+    assert registry.checkpoints_in_use(2) == {1}
+
+
 def test_nothing_to_register_is_fine() -> None:
     registry = SharedStateRegistry()
     registry.register_all(None, 1)
@@ -207,6 +227,19 @@ def test_before_a_checkpoint_has_it_a_stream_is_replaced(tmp_path: Path) -> None
     assert names(tmp_path) == {"new"}
     registry.unregister_unused_state(3)
     assert names(tmp_path) == set()
+
+
+def test_of_a_stream_that_was_replaced_nothing_is_kept_but_its_key(tmp_path: Path) -> None:
+    registry = SharedStateRegistry()
+    registry.register_all_after_restored(restored(1), RestoreMode.CLAIM)
+    for key, keeps in (("a", False), ("b", True)):
+        registry.register_reference(key, file(tmp_path, f"{key}-old"), 2, True, created_by=1)
+        registry.register_reference(key, file(tmp_path, f"{key}-new"), 3, created_by=1, keeps_creator=keeps)
+    assert registry.checkpoints_needed_by([2]) == set()
+    registry.register_reference("b", PlaceholderStreamStateHandle("b"), 4)
+    assert registry.checkpoints_in_use(3) == {1}
+    registry.register_reference("a", PlaceholderStreamStateHandle("a"), 5)
+    assert registry.checkpoints_in_use(5) == set()
 
 
 def test_once_a_checkpoint_has_it_a_stream_stays(tmp_path: Path) -> None:
@@ -274,10 +307,13 @@ def test_only_a_claimed_snapshot_is_ever_deleted(tmp_path: Path, mode: RestoreMo
     assert names(tmp_path) == (set() if mode is RestoreMode.CLAIM else {"old"})
 
 
-def test_what_an_unclaimed_checkpoint_left_under_earlier_numbers_stays_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("creator", [5, 7])
+def test_what_an_unclaimed_checkpoint_left_under_its_number_or_earlier_ones_stays_too(
+    tmp_path: Path, creator: int
+) -> None:
     registry = SharedStateRegistry()
     registry.register_all_after_restored(restored(7), RestoreMode.NO_CLAIM)
-    registry.register_reference("s", file(tmp_path, "old"), 8, created_by=5)
+    registry.register_reference("s", file(tmp_path, "old"), 8, created_by=creator)
     registry.unregister_unused_state(9)
     assert names(tmp_path) == {"old"}
 

@@ -11,11 +11,14 @@ from spark_statestore.checkpoint.storage import (
     CheckpointName,
     CheckpointStorageLocationReference,
     FsCheckpointStorage,
+    FsCompletedCheckpointStorageLocation,
     MemoryBackendCheckpointStorage,
     decode_path_from_reference,
     encode_path_as_reference,
 )
+from spark_statestore.checkpoint.streams import FsCheckpointMetadataOutputStream
 from spark_statestore.errors import CheckpointIOError, StorageURLError
+from spark_statestore.state.handles import ByteStreamStateHandle
 from spark_statestore.testing import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.checkpoint.places import FsspecMemory, Local, ProcessMemory, Synced
 
@@ -120,6 +123,41 @@ def test_a_target_that_is_a_file_is_told(tmp_path: Path) -> None:
         assert str(tmp_path / "file") in str(raised.value)
 
 
+class Forbidding(LocalFileSystem):
+    """Lets nothing of directories be changed, or looked at."""
+
+    def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
+        raise PermissionError("not allowed")
+
+    def delete_directory(self, path: str, *, recursive: bool = False) -> None:
+        raise PermissionError("not allowed")
+
+    def exists(self, path: str) -> bool:
+        raise PermissionError("not allowed")
+
+
+def test_what_could_not_be_done_is_told_with_its_place(tmp_path: Path) -> None:
+    files, directory, chk = Forbidding(), str(tmp_path), f"{tmp_path}/chk-1"
+    in_files = FsCheckpointStorage(files, directory, 0)
+    in_memory = MemoryBackendCheckpointStorage(files, directory, 1)
+    location = FsCheckpointStorage(LocalFileSystem(), directory, 0).initialize_location_for_checkpoint(1)
+    location.files = files
+    completed = FsCompletedCheckpointStorageLocation(files, chk, ByteStreamStateHandle("m", b""), chk)
+    for attempt, what in [
+        (in_files.initialize_base_locations_for_checkpoint, f"make the directory file://{directory}/shared"),
+        (lambda: in_files.initialize_location_for_checkpoint(1), f"make the directory file://{chk}"),
+        (lambda: in_memory.initialize_location_for_checkpoint(1), f"make the directory file://{chk}"),
+        (location.dispose_on_failure, f"remove the directory file://{chk}"),
+        (completed.dispose_storage_location, f"remove the directory file://{chk}"),
+        (
+            lambda: FsCheckpointMetadataOutputStream(files, f"{chk}/_metadata", chk),
+            f"look for file://{chk}/_metadata",
+        ),
+    ]:
+        with pytest.raises(CheckpointIOError, match=f"could not {what}: not allowed"):
+            attempt()
+
+
 # Pointers
 
 
@@ -134,10 +172,11 @@ def test_a_pointer_that_names_no_file_system_is_told_apart_from_a_missing_checkp
 
 def test_a_pointer_may_be_relative_to_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "chk").mkdir()
-    (tmp_path / "chk" / "_metadata").write_bytes(b"1")
+    (tmp_path / "chkX").mkdir()
+    (tmp_path / "chkX" / "_metadata").write_bytes(b"1")
     storage = FsCheckpointStorage(LocalFileSystem(), str(tmp_path), 0)
-    assert storage.resolve_checkpoint("chk").external_pointer == f"file://{tmp_path}/chk"
+    for pointer in ("chkX", "chkX/"):
+        assert storage.resolve_checkpoint(pointer).external_pointer == f"file://{tmp_path}/chkX"
 
 
 def test_a_pointer_that_cannot_be_looked_at_is_told() -> None:
@@ -201,10 +240,23 @@ def test_names_of_checkpoints_come_back_from_their_directories() -> None:
         assert CheckpointName.parse(name.directory) == name
         assert CheckpointName.of(name) is name
     assert CheckpointName.of(7) == CheckpointName(7)
-    for directory in ("chk-", "chk--1", "chk-x", "chk-1_ä/b", "shared", "chk-²", "savepoint-1"):
+    others = (
+        "chk-",
+        "chk--1",
+        "chk-+1",
+        "chk-x",
+        "chk-1_ä/b",
+        "shared",
+        "chk-²",
+        "chk-\u0663",
+        "savepoint-1",
+    )
+    for directory in others:
         assert CheckpointName.parse(directory) is None
-    with pytest.raises(ValueError, match="letters and digits"):
-        CheckpointName(1, "../..")
+    for wrong in ("../..", "", "x" * 65):
+        with pytest.raises(ValueError, match="letters and digits"):
+            CheckpointName(1, wrong)
+    assert [str(CheckpointName(7)), str(CheckpointName(7, "0a"))] == ["version 7", "version 7 (id 0a)"]
 
 
 def test_a_storage_says_where_it_is() -> None:
@@ -212,3 +264,15 @@ def test_a_storage_says_where_it_is() -> None:
         "FsCheckpointStorage {file:///data, fileStateThreshold=7}"
     )
     assert "fileSystem=none" in str(MemoryBackendCheckpointStorage(None, "job", 7))
+    assert "fileSystem=file" in str(MemoryBackendCheckpointStorage(LocalFileSystem(), "/data", 7))
+
+
+def test_a_job_without_an_id_is_told_by_its_place() -> None:
+    def memory(files: LocalFileSystem | None, directory: str) -> str:
+        return MemoryBackendCheckpointStorage(files, directory, 1).job_id
+
+    def file(directory: str) -> str:
+        return FsCheckpointStorage(LocalFileSystem(), directory, 0).job_id
+
+    assert file("/a") == file("/a") == memory(LocalFileSystem(), "/a")
+    assert len({file("/a"), file("/b"), memory(None, "/a"), memory(None, "/b")}) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import tempfile
+import uuid
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -193,7 +194,7 @@ def test_a_stream_that_could_not_be_written_is_removed_and_closed(size: int) -> 
         out.write(bytes(size))
     assert files.calls[-1] == "abandon"
     for again in (lambda: out.write(b"1"), out.close_and_get_handle, out.flush):
-        with pytest.raises(CheckpointIOError, match="closed"):
+        with pytest.raises(CheckpointIOError, match=r"process-memory:///d .*closed"):
             again()
     assert files.calls.count("abandon") == 1
 
@@ -336,8 +337,12 @@ def test_metadata_that_could_not_be_published_leaves_nothing() -> None:
 
 def test_metadata_in_memory_is_its_handle() -> None:
     with MemoryCheckpointMetadataOutputStream() as out:
+        out.write(b"zero")
         completed = out.close_and_finalize_checkpoint()
-    assert completed.metadata_handle.data == b""
+    assert completed.metadata_handle.data == b"zero"
+    assert completed.metadata_handle.checksum == zlib.crc32(b"zero")
+    nameless = MemoryCheckpointMetadataOutputStream().close_and_finalize_checkpoint()
+    assert nameless.metadata_handle.stream_state_handle_id != completed.metadata_handle.stream_state_handle_id
     with pytest.raises(CheckpointIOError, match="closed"):
         out.close_and_finalize_checkpoint()
     other = MemoryCheckpointMetadataOutputStream()
@@ -355,3 +360,29 @@ def test_the_handle_of_exclusive_state_knows_its_name_in_the_directory(tmp_path:
     handle = out.close_and_get_handle()
     assert isinstance(handle, RelativeFileStateHandle)
     assert [path.name for path in tmp_path.iterdir()] == [handle.relative_path]
+    assert str(uuid.UUID(handle.relative_path)) == handle.relative_path
+
+
+def test_a_buffer_is_filled_and_never_overfilled(tmp_path: Path) -> None:
+    with FsCheckpointStateOutputStream(LocalFileSystem(), str(tmp_path), 10, 0) as out:
+        out.write(bytes(6))
+        out.write(bytes(4))
+        assert list(tmp_path.iterdir()) == []
+        out.write(bytes(5))
+        (path,) = tmp_path.iterdir()
+        assert str(uuid.UUID(path.name)) == path.name
+        assert path.stat().st_size == 10
+        out.write(bytes(6))
+        assert path.stat().st_size == 15
+        out.flush()
+        assert path.stat().st_size == 21
+
+
+def test_a_flush_writes_what_is_too_much_for_memory(tmp_path: Path) -> None:
+    with FsCheckpointStateOutputStream(LocalFileSystem(), str(tmp_path), 10, 5) as out:
+        out.write(bytes(5))
+        out.flush()
+        assert list(tmp_path.iterdir()) == []
+        out.write(b"1")
+        out.flush()
+        assert [path.stat().st_size for path in tmp_path.iterdir()] == [6]

@@ -33,9 +33,12 @@ def test_a_checkpoint_knows_its_times_sizes_and_place(tmp_path: Path) -> None:
     assert repr(found) == f"checkpoint 3 @ 100 located at file://{tmp_path}/chk-3"
 
 
-@pytest.mark.parametrize("numbers", [(-1, 0, 0), (0, -1, 0), (0, 0, -1)])
-def test_negative_numbers_are_refused(numbers: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="-1, but it must be 0 or more"):
+@pytest.mark.parametrize(
+    ("what", "numbers"),
+    [("number", (-1, 0, 0)), ("timestamp", (0, -1, 0)), ("completion timestamp", (0, 0, -1))],
+)
+def test_negative_numbers_are_refused(what: str, numbers: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match=f"the {what} of checkpoint .* -1, but it must be 0 or more"):
         CompletedCheckpoint(*numbers, {}, CHECKPOINT, LOCATION)
 
 
@@ -88,18 +91,20 @@ def test_all_is_tried_before_the_first_failure_is_raised_and_what_failed_is_trie
     tmp_path: Path, threads: int
 ) -> None:
     files = Files()
-    files.stubborn = {"1-metadata", "1-state-1"}
-    found = checkpoint(files, tmp_path, 1, private=3)
+    files.stubborn = {"1-metadata", "1-state-1", "1-state-3"}
+    found = checkpoint(files, tmp_path, 1, private=5)
     with pytest.raises(OSError, match="1-metadata could not be deleted") as raised:
         run(found, threads)
     notes = "\n".join(raised.value.__notes__)
     assert "1-state-1" in notes
     assert "not empty" in notes
-    assert left(tmp_path) == {"1-metadata", "1-state-1"}
+    assert left(tmp_path) == files.stubborn
     assert found.operator_states == {}
     files.stubborn = set()
+    files.log.clear()
     run(found, threads)
     assert left(tmp_path) == set()
+    assert sorted(files.log) == ["1-metadata", "1-state-1", "1-state-3", "chk-1"]
 
 
 def test_states_are_discarded_at_the_same_time(tmp_path: Path) -> None:

@@ -18,40 +18,49 @@ from spark_statestore.checkpoint.completed.properties import (
 )
 
 POLICY = CheckpointRetentionPolicy
-NEVER = CheckpointProperties.for_checkpoint(POLICY.NEVER_RETAIN_AFTER_TERMINATION)
-ON_FAILURE = CheckpointProperties.for_checkpoint(POLICY.RETAIN_ON_FAILURE)
-ON_CANCELLATION = CheckpointProperties.for_checkpoint(POLICY.RETAIN_ON_CANCELLATION)
-SAVEPOINT = CheckpointProperties.for_savepoint()
-SUSPEND = CheckpointProperties.for_sync_savepoint()
-TERMINATE = CheckpointProperties.for_sync_savepoint(terminate=True)
-UNCLAIMED = CheckpointProperties.for_unclaimed_snapshot()
-NATIVE = CheckpointProperties.for_savepoint(forced=False, savepoint_format=SavepointFormatType.NATIVE)
-FULL = CheckpointProperties.for_checkpoint(full=True)
-ALL = (NEVER, ON_FAILURE, ON_CANCELLATION, SAVEPOINT, SUSPEND, TERMINATE, UNCLAIMED, NATIVE, FULL)
+KINDS = {
+    "never": lambda: CheckpointProperties.for_checkpoint(POLICY.NEVER_RETAIN_AFTER_TERMINATION),
+    "on failure": lambda: CheckpointProperties.for_checkpoint(POLICY.RETAIN_ON_FAILURE),
+    "on cancellation": lambda: CheckpointProperties.for_checkpoint(POLICY.RETAIN_ON_CANCELLATION),
+    "full": lambda: CheckpointProperties.for_checkpoint(full=True),
+    "savepoint": CheckpointProperties.for_savepoint,
+    "suspend": CheckpointProperties.for_sync_savepoint,
+    "terminate": lambda: CheckpointProperties.for_sync_savepoint(terminate=True),
+    "unclaimed": CheckpointProperties.for_unclaimed_snapshot,
+    "native": lambda: CheckpointProperties.for_savepoint(
+        forced=False, savepoint_format=SavepointFormatType.NATIVE
+    ),
+    "native suspend": lambda: CheckpointProperties.for_sync_savepoint(
+        forced=False, savepoint_format=SavepointFormatType.NATIVE
+    ),
+}
+
+
+def a(kind: str) -> CheckpointProperties:
+    return KINDS[kind]()
 
 
 @pytest.mark.parametrize(
-    ("properties", "discarded"),
+    ("kind", "discarded"),
     [
-        (NEVER, "subsumed finished canceled failed suspended"),
-        (ON_FAILURE, "subsumed finished canceled suspended"),
-        (ON_CANCELLATION, "subsumed finished"),
-        (SAVEPOINT, ""),
-        (SUSPEND, ""),
-        (TERMINATE, ""),
-        (UNCLAIMED, ""),
+        ("never", "subsumed finished canceled failed suspended"),
+        ("on failure", "subsumed finished canceled suspended"),
+        ("on cancellation", "subsumed finished"),
+        ("full", "subsumed finished canceled failed suspended"),
+        ("savepoint", ""),
+        ("suspend", ""),
+        ("terminate", ""),
+        ("unclaimed", ""),
     ],
 )
-def test_each_kind_is_discarded_when_the_table_says_so(
-    properties: CheckpointProperties, discarded: str
-) -> None:
-    found = ["subsumed"] if properties.discarded_on_subsume else []
-    found += [status.value for status in JobStatus if properties.discard_on(status)]
+def test_each_kind_is_discarded_when_the_table_says_so(kind: str, discarded: str) -> None:
+    found = ["subsumed"] if a(kind).discarded_on_subsume else []
+    found += [status.value for status in JobStatus if a(kind).discard_on(status)]
     assert found == discarded.split()
 
 
 def test_a_checkpoint_is_not_retained_unless_asked_for() -> None:
-    assert CheckpointProperties.for_checkpoint() == NEVER
+    assert CheckpointProperties.for_checkpoint() == a("never")
     assert {option.name: option.policy for option in ExternalizedCheckpointRetention} == {
         "NO_EXTERNALIZED_CHECKPOINTS": POLICY.NEVER_RETAIN_AFTER_TERMINATION,
         "DELETE_ON_CANCELLATION": POLICY.RETAIN_ON_FAILURE,
@@ -70,27 +79,48 @@ def test_savepoints_share_no_files() -> None:
         SnapshotType.TERMINATE_SAVEPOINT: (True, True, SharingFilesStrategy.NO_SHARING),
     }
     assert [strategy.shares_files for strategy in SharingFilesStrategy] == [True, True, False]
-    assert FULL.snapshot_type is SnapshotType.FULL_CHECKPOINT
-    assert [p.is_synchronous for p in (SAVEPOINT, SUSPEND, TERMINATE)] == [False, True, True]
+    assert {kind: a(kind).snapshot_type.value for kind in KINDS} == {
+        "never": "checkpoint",
+        "on failure": "checkpoint",
+        "on cancellation": "checkpoint",
+        "full": "full-checkpoint",
+        "savepoint": "savepoint",
+        "suspend": "suspend-savepoint",
+        "terminate": "terminate-savepoint",
+        "unclaimed": "savepoint",
+        "native": "savepoint",
+        "native suspend": "suspend-savepoint",
+    }
+    assert [a(kind).is_synchronous for kind in ("savepoint", "suspend", "terminate")] == [False, True, True]
+    assert [kind for kind in KINDS if a(kind).unclaimed is not False] == ["unclaimed"]
+    assert a("unclaimed").unclaimed is True
 
 
 def test_savepoints_are_forced_and_canonical_unless_told_otherwise() -> None:
-    assert (SAVEPOINT.forced, SAVEPOINT.savepoint_format) == (True, SavepointFormatType.CANONICAL)
-    assert (NATIVE.forced, NATIVE.savepoint_format) == (False, SavepointFormatType.NATIVE)
-    assert (NEVER.forced, NEVER.savepoint_format) == (False, None)
+    def found(kind: str) -> tuple[bool, SavepointFormatType | None]:
+        return a(kind).forced, a(kind).savepoint_format
+
+    for kind in ("savepoint", "suspend", "terminate"):
+        assert found(kind) == (True, SavepointFormatType.CANONICAL)
+    for kind in ("native", "native suspend"):
+        assert found(kind) == (False, SavepointFormatType.NATIVE)
+    assert found("unclaimed") == (False, SavepointFormatType.CANONICAL)
+    assert found("never") == (False, None)
 
 
 def test_being_unclaimed_does_not_count_for_equality() -> None:
-    assert dataclasses.replace(UNCLAIMED, unclaimed=False) == UNCLAIMED
-    assert dataclasses.replace(UNCLAIMED, forced=True) != UNCLAIMED
+    unclaimed = a("unclaimed")
+    assert dataclasses.replace(unclaimed, unclaimed=False) == unclaimed
+    assert dataclasses.replace(unclaimed, forced=True) != unclaimed
 
 
 def test_only_suspension_is_no_end() -> None:
     assert [status for status in JobStatus if not status.is_globally_terminal] == [JobStatus.SUSPENDED]
 
 
-@pytest.mark.parametrize("properties", ALL)
-def test_properties_come_back_from_json_as_they_were(properties: CheckpointProperties) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_properties_come_back_from_json_as_they_were(kind: str) -> None:
+    properties = a(kind)
     again = CheckpointProperties.from_json(json.loads(json.dumps(properties.to_json())))
     assert again == properties
     assert again.unclaimed == properties.unclaimed
@@ -109,6 +139,6 @@ def test_properties_come_back_from_json_as_they_were(properties: CheckpointPrope
 )
 def test_damaged_json_is_refused(damage: dict[str, object]) -> None:
     with pytest.raises((TypeError, ValueError)):
-        CheckpointProperties.from_json(SAVEPOINT.to_json() | damage)
+        CheckpointProperties.from_json(a("savepoint").to_json() | damage)
     with pytest.raises(KeyError):
         CheckpointProperties.from_json({})

@@ -151,6 +151,16 @@ def test_what_cannot_be_discarded_is_tried_again(
     assert left(tmp_path) == files_of(2)
 
 
+def test_what_could_not_be_discarded_before_the_end_is_tried_again_then(tmp_path: Path) -> None:
+    store, files = StandaloneCompletedCheckpointStore(1), Files()
+    files.stubborn = {"1-metadata"}
+    for number in (1, 2):
+        store.add_checkpoint_and_subsume_oldest_one(checkpoint(files, tmp_path, number))
+    files.stubborn = set()
+    store.shutdown(JobStatus.FINISHED)
+    assert left(tmp_path) == set()
+
+
 def test_an_executor_discards_later(tmp_path: Path) -> None:
     tasks: list[object] = []
     store, files = StandaloneCompletedCheckpointStore(1, executor=tasks.append), Files()
@@ -218,15 +228,16 @@ def test_a_newer_checkpoint_than_a_kept_one_goes_if_nothing_needs_it(tmp_path: P
     assert left(tmp_path) == files_of(1, 3)
 
 
-def test_a_savepoint_lets_no_stream_of_a_pending_checkpoint_go(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_savepoint_lets_no_stream_of_a_pending_checkpoint_go(tmp_path: Path, number: int) -> None:
     registry, files = SharedStateRegistry(), Files()
     store = StandaloneCompletedCheckpointStore(1, registry)
-    pending = checkpoint(files, tmp_path, 1, shared=[write(files, tmp_path / "shared")])
-    registry.register_all(pending.operator_states.values(), 1)
+    pending = checkpoint(files, tmp_path, number, shared=[write(files, tmp_path / "shared")])
+    registry.register_all(pending.operator_states.values(), number)
     store.add_checkpoint_and_subsume_oldest_one(checkpoint(files, tmp_path, 2, SAVEPOINT))
     assert "shared" in left(tmp_path)
     store.add_checkpoint_and_subsume_oldest_one(pending)
-    assert left(tmp_path) == files_of(1, 2) | {"shared"}
+    assert left(tmp_path) == files_of(number, 2) | {"shared"}
     stop = checkpoint(files, tmp_path, 3, CheckpointProperties.for_sync_savepoint())
     store.add_checkpoint_and_subsume_oldest_one(stop)
     assert left(tmp_path) == files_of(2, 3)
