@@ -20,10 +20,10 @@ from spark_statestore.checkpoint.files import join, open_file_system
 from spark_statestore.checkpoint.metadata import OperatorsMetadata, decode_operators, encode_operators
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName, FsCheckpointStorage
 from spark_statestore.errors import (
-    CheckpointError,
     CheckpointExistsError,
     CheckpointIOError,
     CheckpointNotFoundError,
+    CorruptCheckpointError,
     IllegalStateError,
     SessionError,
     StateStoreError,
@@ -221,7 +221,6 @@ class QueryOperatorState:
 
     def _checkpoint(self, name: CheckpointName, backend: OperatorStateBackend) -> None:
         try:
-            self._storage.initialize_base_locations_for_checkpoint()
             location = self._storage.initialize_location_for_checkpoint(name)
         except OSError as error:
             raise CheckpointIOError(
@@ -291,11 +290,18 @@ class QueryOperatorState:
         metadata = decode_operators(data, self._context(name), where)
         state = metadata.operator_states.get(self.operator)
         if state is None or metadata.checkpoint_id != name.version:
-            raise CheckpointError(
+            raise CorruptCheckpointError(
                 f"{where} holds the state of {sorted(metadata.operator_states)} for batch {metadata.checkpoint_id}: "
                 "files were moved or mixed up. Put the right ones back; nothing was changed."
             )
-        handles = [handle for handle in state.subtasks.values() if isinstance(handle, OperatorStateHandle)]
+        handles: list[OperatorStateHandle] = []
+        for handle in state.subtasks.values():
+            if not isinstance(handle, OperatorStateHandle):
+                raise CorruptCheckpointError(
+                    f"{where} has a {type(handle).__name__} in the place of operator state. Put the right file back "
+                    "from a backup, or set the query back by a batch; nothing was changed."
+                )
+            handles.append(handle)
         return DefaultOperatorStateBackend(handles)
 
     def _completed(self, name: CheckpointName) -> CompletedCheckpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -11,6 +12,8 @@ import pyarrow as pa
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from spark_statestore.checkpoint.files import LocalFileSystem
+from spark_statestore.checkpoint.metadata import decode_operators, encode_operators
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
 from spark_statestore.errors import (
     CheckpointError,
@@ -20,7 +23,10 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     IllegalStateError,
 )
+from spark_statestore.state.handles import ByteStreamStateHandle
+from spark_statestore.state.handles.codec import HandleContext
 from spark_statestore.state.operator import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
+from spark_statestore.state.operator_state import OperatorState
 from tests.trees import files_below
 
 OFFSETS = ListStateDescriptor("offsets", pa.int64())
@@ -108,19 +114,20 @@ def test_batches_without_state_and_batches_left_out_are_fine(location: str) -> N
     assert list(opened(location).read(0).registered_state_names) == []
 
 
-def test_state_beyond_the_threshold_lies_in_a_file_of_its_checkpoint(tmp_path: Path) -> None:
+def test_state_beyond_the_threshold_lies_in_a_file_of_its_checkpoint_and_moves_with_it(
+    tmp_path: Path,
+) -> None:
     large = ListStateDescriptor("large", pa.binary())
-    state = opened(str(tmp_path))
+    old, new = tmp_path / "old", tmp_path / "new"
+    state = opened(str(old))
     for batch in range(3):
         with state.batch(batch) as store:
             store.get_list_state(large).update([b"%d" % batch * 30_000])
-    files = files_below(tmp_path)
+    files = files_below(old)
     assert len(files) == 6
     assert {Path(name).parts[:2] for name in files} == {("operator-state", "rules")}
-    moved = tmp_path / "moved"
-    (tmp_path / "operator-state").rename(moved)
-    moved.rename(tmp_path / "operator-state")
-    assert opened(str(tmp_path)).read().get_list_state(large).get() == [b"2" * 30_000]
+    old.rename(new)
+    assert opened(str(new)).read().get_list_state(large).get() == [b"2" * 30_000]
 
 
 def test_no_more_than_asked_for_is_kept(location: str) -> None:
@@ -197,6 +204,19 @@ def test_damage_is_told_with_its_place_and_nothing_is_changed(tmp_path: Path) ->
     assert files_below(tmp_path) == before
     # Set back by one, the query goes on from what is whole.
     assert add(opened(str(tmp_path)), 1, 11) == [0, 11]
+
+
+def test_state_of_another_kind_is_refused(tmp_path: Path) -> None:
+    state = opened(str(tmp_path))
+    add(state, 0, 0)
+    (path,) = (tmp_path / "operator-state" / "rules").glob(f"chk-*/{METADATA_FILE_NAME}")
+    context = HandleContext(LocalFileSystem(), str(path.parent))
+    metadata = decode_operators(path.read_bytes(), context, "here")
+    other = OperatorState("rules", 1, 1, {0: ByteStreamStateHandle("bytes", b"1")})
+    path.write_bytes(encode_operators(replace(metadata, operator_states={"rules": other}), context))
+    with pytest.raises(CorruptCheckpointError, match="ByteStreamStateHandle in the place of") as raised:
+        add(opened(str(tmp_path)), 1, 1)
+    assert str(path) in str(raised.value)
 
 
 def test_a_place_that_cannot_be_written_fails_the_batch(tmp_path: Path) -> None:
