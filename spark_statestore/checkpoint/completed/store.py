@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Executor
 
 from spark_statestore.checkpoint.completed.checkpoint import CompletedCheckpoint
@@ -93,6 +93,8 @@ class StandaloneCompletedCheckpointStore(CompletedCheckpointStore):
     shared_state_registry
         Keeps their streams. A checkpoint's states are registered with it by whoever makes the
         checkpoint; those of a savepoint are not, being the savepoint's own.
+    recovered
+        Checkpoints to begin with, oldest first; their states are registered by whoever found them.
     persist
         Makes a checkpoint durable, before anything older is let go.
     executor
@@ -109,6 +111,7 @@ class StandaloneCompletedCheckpointStore(CompletedCheckpointStore):
         max_number_of_retained_checkpoints: int,
         shared_state_registry: SharedStateRegistry | None = None,
         *,
+        recovered: Iterable[CompletedCheckpoint] = (),
         persist: Callable[[CompletedCheckpoint], None] | None = None,
         executor: Executor | Execute | None = None,
     ) -> None:
@@ -118,7 +121,7 @@ class StandaloneCompletedCheckpointStore(CompletedCheckpointStore):
         self._persist = persist
         self._run = runner(executor)
         self._lock = threading.RLock()
-        self._retained: list[CompletedCheckpoint] = []
+        self._retained = list(recovered)
         self._pending: list[CompletedCheckpoint] = []
         # The streams that no checkpoint from this number on uses can go.
         self._lowest = 0

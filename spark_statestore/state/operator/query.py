@@ -259,9 +259,10 @@ class QueryOperatorState:
             _logger.warning("could not remove what failed of batch %s of %s: %s", name.version, self, error)
 
     def _retain(self, earlier: list[CheckpointName], name: CheckpointName) -> None:
-        store = StandaloneCompletedCheckpointStore(self._num_retained)
-        for known in [*earlier, name]:
-            store.add_checkpoint_and_subsume_oldest_one(self._completed(known))
+        store = StandaloneCompletedCheckpointStore(
+            self._num_retained, recovered=map(self._completed, earlier)
+        )
+        store.add_checkpoint_and_subsume_oldest_one(self._completed(name))
 
     def _list(self) -> list[CheckpointName]:
         """The checkpoints that exist, oldest first."""

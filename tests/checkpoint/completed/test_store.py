@@ -59,6 +59,17 @@ def test_the_newest_checkpoints_are_kept_in_order_and_older_ones_discarded(tmp_p
     assert left(tmp_path) == files_of(3, 4)
 
 
+def test_what_a_store_begins_with_goes_as_newer_checkpoints_come(tmp_path: Path) -> None:
+    files = Files()
+    recovered = [checkpoint(files, tmp_path, number) for number in (1, 2, 3)]
+    store = StandaloneCompletedCheckpointStore(2, recovered=iter(recovered))
+    assert ids(store) == [1, 2, 3]
+    assert left(tmp_path) == files_of(1, 2, 3)
+    store.add_checkpoint_and_subsume_oldest_one(checkpoint(files, tmp_path, 4))
+    assert ids(store) == [3, 4]
+    assert left(tmp_path) == files_of(3, 4)
+
+
 def test_a_checkpoint_is_persisted_before_older_ones_go(tmp_path: Path) -> None:
     seen: list[set[str]] = []
     store = StandaloneCompletedCheckpointStore(1, persist=lambda _: seen.append(left(tmp_path)))
