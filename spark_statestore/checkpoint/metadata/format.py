@@ -9,7 +9,8 @@ import enum
 import json
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -21,9 +22,9 @@ __all__ = [
     "METADATA_FORMAT_VERSION",
     "MetadataKind",
     "MetadataObject",
-    "corrupt",
     "decode_object",
     "encode_object",
+    "reading",
 ]
 
 METADATA_FORMAT_VERSION: Final = 2
@@ -118,7 +119,7 @@ def decode_object(data: bytes, where: str) -> MetadataObject:
     """
     if len(data) < _HEADER.size or data[: len(METADATA_MAGIC)] != METADATA_MAGIC:
         what = "is empty" if not data else f"does not start as metadata does ({len(data)} bytes)"
-        raise corrupt(where, what)
+        raise _corrupt(where, what)
     _, version, kind, _, attempt, inline_length, body_length = _HEADER.unpack_from(data)
     if version > METADATA_FORMAT_VERSION:
         raise UnsupportedFormatError(
@@ -126,24 +127,40 @@ def decode_object(data: bytes, where: str) -> MetadataObject:
             f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was changed."
         )
     if len(data) != _HEADER.size + inline_length + body_length + _FOOTER.size:
-        raise corrupt(where, f"is {len(data)} bytes long, which is not the length it was written with")
+        raise _corrupt(where, f"is {len(data)} bytes long, which is not the length it was written with")
     checksum, end = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
     if end != _END or checksum != zlib.crc32(memoryview(data)[: -_FOOTER.size]):
-        raise corrupt(where, "does not match its checksum")
+        raise _corrupt(where, "does not match its checksum")
     start = _HEADER.size + inline_length
-    try:
+    with reading(where):
         body = _inflate(data[start : start + body_length])
         described, *handles = _split_first(body) if version == 1 else _split(body)
         properties = json.loads(described)
         if not isinstance(properties, dict):
             raise TypeError(f"its properties are a JSON {type(properties).__name__}")
         return MetadataObject(version, MetadataKind(kind), attempt.hex(), properties, tuple(handles))
-    except (TypeError, ValueError, RecursionError, struct.error, zlib.error) as error:
-        raise corrupt(where, f"cannot be read: {error}") from error
 
 
-def corrupt(where: str, what: str) -> CorruptCheckpointError:
-    """The error for an object that is not what was written."""
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Raise a `CorruptCheckpointError` for whatever goes wrong with an object's content within."""
+    try:
+        yield
+    except (CorruptCheckpointError, UnsupportedFormatError):
+        raise
+    except (
+        KeyError,
+        RecursionError,
+        StopIteration,
+        TypeError,
+        ValueError,
+        struct.error,
+        zlib.error,
+    ) as error:
+        raise _corrupt(where, f"cannot be read: {error}") from error
+
+
+def _corrupt(where: str, what: str) -> CorruptCheckpointError:
     return CorruptCheckpointError(
         f"{where} {what}: it is damaged or only a part of it was written. Copy it back from a backup, or start "
         "from an earlier version; nothing was changed."

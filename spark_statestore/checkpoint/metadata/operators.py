@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_statestore._version import __version__
-from spark_statestore.checkpoint.metadata.format import MetadataKind, corrupt, decode_object, encode_object
-from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.checkpoint.metadata.format import MetadataKind, decode_object, encode_object, reading
 from spark_statestore.state.handles.codec import HandleContext, decode_handle, encode_handle
 from spark_statestore.state.operator_state import OperatorState
 
@@ -91,7 +90,7 @@ def decode_operators(data: bytes, context: HandleContext, where: str) -> Operato
     found = decode_object(data, where)
     properties = found.properties
     handles = iter(found.handles)
-    try:
+    with reading(where):
         if found.kind is not MetadataKind.OPERATORS:
             raise ValueError(f"it describes {found.kind.name}, not the state of operators")
         if properties["checkpoint"] < 0:
@@ -118,7 +117,3 @@ def decode_operators(data: bytes, context: HandleContext, where: str) -> Operato
             properties=properties["properties"],
             written_by=properties["writtenBy"],
         )
-    except (KeyError, TypeError, ValueError, StopIteration) as error:
-        if isinstance(error, CorruptCheckpointError | UnsupportedFormatError):
-            raise
-        raise corrupt(where, f"cannot be read: {error}") from error

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spark_statestore.checkpoint.metadata.format import MetadataKind, corrupt, decode_object, encode_object
-from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.checkpoint.metadata.format import MetadataKind, decode_object, encode_object, reading
 from spark_statestore.state.handles.codec import HandleContext, decode_handle
 from spark_statestore.state.handles.incremental import IncrementalStateHandle
 
@@ -148,7 +147,7 @@ def decode_metadata(data: bytes, context: HandleContext, where: str) -> Checkpoi
     """
     found = decode_object(data, where)
     properties = found.properties
-    try:
+    with reading(where):
         if found.kind is not MetadataKind.STORE_VERSION:
             raise ValueError(f"it describes {found.kind.name}, not a version of a store")
         (handle,) = found.handles
@@ -165,7 +164,3 @@ def decode_metadata(data: bytes, context: HandleContext, where: str) -> Checkpoi
             states=tuple(NamedState.from_json(node) for node in properties["states"]),
             handle=decoded,
         )
-    except (KeyError, TypeError, ValueError) as error:
-        if isinstance(error, CorruptCheckpointError | UnsupportedFormatError):
-            raise
-        raise corrupt(where, f"cannot be read: {error}") from error

@@ -111,9 +111,9 @@ class CheckpointStorageLocation(CheckpointStreamFactory):
         """Remove what only this checkpoint has; shared state is its owner's to discard."""
 
     @property
-    @abstractmethod
     def location_reference(self) -> CheckpointStorageLocationReference:
         """What those who write a part of the checkpoint need to find the place."""
+        return CheckpointStorageLocationReference.default()
 
 
 class CheckpointStorageCoordinatorView(ABC):

@@ -109,10 +109,6 @@ class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, _F
         self.checkpoint_directory = checkpoint_directory
         self._look_first = look_first
 
-    @property
-    def location_reference(self) -> CheckpointStorageLocationReference:
-        return CheckpointStorageLocationReference.default()
-
 
 class NonPersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
     """A checkpoint whose state and metadata are in the handle that comes back, and nowhere else."""
@@ -122,7 +118,3 @@ class NonPersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory,
 
     def dispose_on_failure(self) -> None:
         """Nothing to do: nothing was written anywhere."""
-
-    @property
-    def location_reference(self) -> CheckpointStorageLocationReference:
-        return CheckpointStorageLocationReference.default()

@@ -12,7 +12,7 @@ from spark_statestore.errors import (
     CheckpointNotFoundError,
     IllegalStateError,
 )
-from spark_statestore.state.handles.operator import Mode, OperatorStateHandle
+from spark_statestore.state.handles.operator import Mode, OperatorStateHandle, StateMetaInfo
 from spark_statestore.state.operator.content import RestoredBroadcast, RestoredList
 from spark_statestore.state.operator.format import (
     BroadcastMetaInfo,
@@ -77,21 +77,9 @@ class OperatorStateRestoreOperation:
         reader = Reader(data, where)
         offsets = dict(handle.state_name_to_partition_offsets)
         for meta in lists:
-            part = offsets.pop(meta.name, None)
-            if part is not None and part.distribution_mode is not meta.mode:
-                raise corrupt(
-                    where,
-                    f"calls {meta.name!r} {meta.mode.name}, but its handle says {part.distribution_mode.name}",
-                )
-            self._restore_list(meta, reader, part.offsets if part else ())
+            self._restore_list(meta, reader, _take(offsets, meta.name, meta.mode, where))
         for broadcast in broadcasts:
-            part = offsets.pop(broadcast.name, None)
-            if part is not None and part.distribution_mode is not Mode.BROADCAST:
-                raise corrupt(
-                    where,
-                    f"calls {broadcast.name!r} BROADCAST, but its handle says {part.distribution_mode.name}",
-                )
-            self._restore_broadcast(broadcast, reader, part.offsets if part else ())
+            self._restore_broadcast(broadcast, reader, _take(offsets, broadcast.name, Mode.BROADCAST, where))
         if offsets:
             raise corrupt(where, f"does not know {sorted(offsets)}, which its handle says are in it")
 
@@ -137,6 +125,16 @@ class OperatorStateRestoreOperation:
                 f"{where} could not be read{aborted}: {error}. Nothing was changed; restore it again when the "
                 "storage can be reached."
             ) from error
+
+
+def _take(states: dict[str, StateMetaInfo], name: str, mode: Mode, where: str) -> tuple[int, ...]:
+    """The offsets that a handle has of a state, none if its content is other subtasks'."""
+    part = states.pop(name, None)
+    if part is None:
+        return ()
+    if part.distribution_mode is not mode:
+        raise corrupt(where, f"calls {name!r} {mode.name}, but its handle says {part.distribution_mode.name}")
+    return part.offsets
 
 
 def _conflict(name: str, before: str, now: str) -> IllegalStateError:
