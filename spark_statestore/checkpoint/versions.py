@@ -195,16 +195,19 @@ class VersionStore:
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The changes that make up a version, in the order in which they apply.
 
-        Sound only once the iterator has ended, see `read_changes`.
+        Changes of states that were removed since are left out. Sound only once the iterator has ended, see `read_changes`.
 
         Raises
         ------
         CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
             If a stream cannot be read.
         """
+        since = {state.name: state.since for state in metadata.states}
         for entry in metadata.handle:
             try:
-                yield from read_changes(entry.state, f"{self.store}, {name}")
+                for state, batch in read_changes(entry.state, f"{self.store}, {name}"):
+                    if state in since and since[state] <= entry.version:
+                        yield state, batch
             except FileNotFoundError as error:
                 raise CorruptCheckpointError(
                     f"{self.where(name)} needs the state stream {entry.state.stream_state_handle_id}, which is "

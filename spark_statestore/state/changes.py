@@ -1,4 +1,4 @@
-"""Streams of changes: Arrow record batches of puts and removals, in the order they apply.
+"""Streams of changes: Arrow record batches of puts, removals and appends, in the order they apply.
 
 A stream is a 16-byte header and then record batch messages, each of one named state. Their schema
 is fixed by the format version. docs/format.md shows the layout.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from spark_statestore.checkpoint.streams.base import CheckpointStateOutputStream
 
 __all__ = [
+    "APPEND",
     "CHANGE_FORMAT_VERSION",
     "CHANGE_SCHEMA",
     "PUT",
@@ -29,7 +30,7 @@ __all__ = [
     "read_changes",
 ]
 
-CHANGE_FORMAT_VERSION: Final = 1
+CHANGE_FORMAT_VERSION: Final = 2
 
 CHANGE_SCHEMA: Final = pa.schema(
     [
@@ -41,10 +42,13 @@ CHANGE_SCHEMA: Final = pa.schema(
 """One row a change; keys and values are the bytes of Spark's UnsafeRow."""
 
 PUT: Final = 0
-"""The row replaces what its key had."""
+"""The row replaces what its key had, all values of it."""
 
 REMOVE: Final = 1
-"""The key is removed; the value is null."""
+"""The key is removed with all its values; the value is null."""
+
+APPEND: Final = 2
+"""The value comes after those that its key has. Since format version 2."""
 
 _MAGIC: Final = b"\x89SSTS\r\n\x1a"
 _HEADER: Final = struct.Struct("<8sHHI")

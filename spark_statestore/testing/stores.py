@@ -11,12 +11,13 @@ from spark_statestore.checkpoint.metadata import NamedState
 from spark_statestore.checkpoint.pending import Committed
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
-from spark_statestore.state.changes import CHANGE_SCHEMA, PUT, REMOVE
+from spark_statestore.state.changes import APPEND, CHANGE_SCHEMA, PUT, REMOVE
 from spark_statestore.state.handles import IncrementalStateHandle
 
 __all__ = ["Rows", "attempt", "commit", "load", "message", "named", "rows_of", "snapshot"]
 
 Rows = Mapping[bytes, bytes]
+"""Keys and their values; several values of a key are joined."""
 
 
 def attempt() -> str:
@@ -24,17 +25,16 @@ def attempt() -> str:
     return secrets.token_hex(8)
 
 
-def message(put: Rows, removed: Iterable[bytes] = ()) -> pa.Buffer:
+def message(put: Rows, removed: Iterable[bytes] = (), appended: Rows | None = None) -> pa.Buffer:
     """A batch of changes, as the shim sends it."""
-    gone = list(removed)
-    return pa.record_batch(
-        [
-            pa.array([PUT] * len(put) + [REMOVE] * len(gone), pa.uint8()),
-            pa.array([*put, *gone], pa.binary()),
-            pa.array([*put.values(), *[None] * len(gone)], pa.binary()),
-        ],
-        schema=CHANGE_SCHEMA,
-    ).serialize()
+    changes: list[tuple[int, bytes, bytes | None]] = [(PUT, key, value) for key, value in put.items()]
+    changes += [(REMOVE, key, None) for key in removed]
+    changes += [(APPEND, key, value) for key, value in (appended or {}).items()]
+    arrays = [
+        pa.array([change[column] for change in changes], field.type)
+        for column, field in enumerate(CHANGE_SCHEMA)
+    ]
+    return pa.record_batch(arrays, schema=CHANGE_SCHEMA).serialize()
 
 
 def named(*names: str, rows: int = 0) -> tuple[NamedState, ...]:
@@ -75,10 +75,13 @@ def load(store: VersionStore, name: CheckpointName) -> dict[str, dict[bytes, byt
     # Nothing of it may be used before all of it was checked.
     for state, batch in list(store.read(name, metadata)):
         for change in batch.to_pylist():
+            key, value = change["key"], change["value"]
             if change["op"] == PUT:
-                rows[state][change["key"]] = change["value"]
+                rows[state][key] = value
+            elif change["op"] == APPEND:
+                rows[state][key] += value
             else:
-                del rows[state][change["key"]]
+                del rows[state][key]
     return rows
 
 

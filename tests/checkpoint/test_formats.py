@@ -40,6 +40,9 @@ VERSIONS = [
 ]
 WITH_OPERATORS = [number for number, described in ROWS.items() if "operators" in described]
 
+# Since format 3: ordered and internal states, and several values of a key.
+LATER_STATES = [("$times", "range", (0,), None, True, 0), ("list", "timestampPostfix", (), 26, False, 1)]
+
 each_format = pytest.mark.parametrize("number", SAMPLES)
 
 
@@ -108,10 +111,13 @@ def test_metadata_says_what_the_states_are(number: int) -> None:
     )
     assert metadata.created_ms > 1_700_000_000_000
     assert metadata.written_by
-    first, second = metadata.states
+    first, second, *later = metadata.states
     assert (first.name, first.rows, first.key_encoder, first.prefix_columns) == ("default", 60, "hash", 0)
     assert (second.name, second.rows, second.key_encoder, second.prefix_columns) == ("timers", 6, "prefix", 1)
     assert (first.key_schema, first.value_schema) == (KEY_SCHEMA, VALUE_SCHEMA)
+    assert not first.has_multiple_values
+    described = [(s.name, s.key_encoder, s.ordering_columns, s.values, s.internal, s.since) for s in later]
+    assert described == ([] if number < 3 else LATER_STATES)
 
 
 @pytest.mark.parametrize("number", WITH_OPERATORS)

@@ -55,8 +55,12 @@ states = st.builds(
     rows=st.integers(0, 2**62),
     key_schema=texts,
     value_schema=texts,
-    key_encoder=st.sampled_from(["hash", "prefix"]),
+    key_encoder=st.sampled_from(["hash", "prefix", "range", "timestampPrefix", "timestampPostfix"]),
     prefix_columns=st.integers(0, 9),
+    ordering_columns=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    values=st.none() | st.integers(0, 2**62),
+    internal=st.booleans(),
+    since=st.integers(0, 2**62),
 )
 metadatas = st.builds(
     CheckpointMetadata,

@@ -50,6 +50,8 @@ from tests.checkpoint.stores import message
 
 Content = dict[str, dict[bytes, bytes]]
 
+STATES = ("default", "timers", "$times", "list")
+
 KEY_SCHEMA = '{"type":"struct","fields":[{"name":"k","type":"long","nullable":true,"metadata":{}}]}'
 VALUE_SCHEMA = '{"type":"struct","fields":[{"name":"v","type":"string","nullable":true,"metadata":{}}]}'
 
@@ -65,15 +67,24 @@ class Sample:
         self.versions: dict[str, Content] = {}
 
     def write(self, pending: PendingSnapshot, put: Content, removed: list[bytes]) -> None:
-        for number, state in enumerate(("default", "timers")):
+        for number, state in enumerate(STATES):
             gone = removed if state == "default" else []
-            if put.get(state) or gone:
-                pending.write(number, message(put.get(state, {}), gone))
+            # Each value of several letters goes as two, the first one put and the rest appended.
+            rest = {k: v[1:] for k, v in put.get(state, {}).items() if state == "list" and len(v) > 1}
+            whole = {k: v[:1] if k in rest else v for k, v in put.get(state, {}).items()}
+            if whole or gone:
+                pending.write(number, message(whole, gone, rest))
 
-    def states(self, rows: Content) -> tuple[NamedState, ...]:
+    def states(self, version: int, rows: Content) -> tuple[NamedState, ...]:
+        described = {name: (name, len(rows[name]), KEY_SCHEMA, VALUE_SCHEMA) for name in STATES}
+        values = sum(1 + (len(value) > 1) for value in rows["list"].values())
+        # Version 8 has another state of that name, created anew.
+        since = 8 if version >= 8 else 1
         return (
-            NamedState("default", len(rows["default"]), KEY_SCHEMA, VALUE_SCHEMA, "hash", 0),
-            NamedState("timers", len(rows["timers"]), KEY_SCHEMA, VALUE_SCHEMA, "prefix", 1),
+            NamedState(*described["default"], "hash", 0),
+            NamedState(*described["timers"], "prefix", 1),
+            NamedState(*described["$times"], "range", 0, (0,), None, True),
+            NamedState(*described["list"], "timestampPostfix", 0, (), values, False, since),
         )
 
     def commit(
@@ -89,14 +100,14 @@ class Sample:
         self._attempts += 1
         attempt = f"{self._attempts:016x}"
         name = CheckpointName(version, attempt if self._with_ids else None)
-        pending = self._store.begin(name, attempt, self.states(rows))
+        pending = self._store.begin(name, attempt, self.states(version, rows))
         self.write(pending, put, removed or [])
         handle = pending.publish(parent, None, base).handle
         self.versions[name.directory] = rows
         return handle
 
     def snapshot(self, version: int, rows: Content) -> IncrementalStateHandle:
-        pending = self._store.begin_snapshot(version, self.states(rows))
+        pending = self._store.begin_snapshot(version, self.states(version, rows))
         self.write(pending, rows, [])
         return pending.finish()
 
@@ -107,29 +118,33 @@ def row(number: int) -> dict[bytes, bytes]:
 
 def grow(sample: Sample) -> None:
     """A base in a shared file, changes inside of metadata, a replaced attempt, an empty version."""
-    first: Content = {"default": {}, "timers": {}}
+    empty: Content = {name: {} for name in STATES}
+    first: Content = {name: {} for name in STATES}
     for number in range(60):
         first["default"] |= row(number)
         first["timers"] |= row(1000 + number // 10)
+        first["$times"] |= row(number // 3)
+        first["list"] |= row(number // 4)
     one = sample.commit(1, first, first)
-    second = {"default": first["default"] | row(300), "timers": first["timers"]}
+    second = first | {"default": first["default"] | row(300)}
     gone = next(iter(row(7)))
     del second["default"][gone]
     two = sample.commit(2, second, {"default": row(300)}, [gone], parent=one)
     base = sample.snapshot(2, second)
-    third = {"default": second["default"], "timers": second["timers"] | row(400)}
+    third = second | {"timers": second["timers"] | row(400)}
     three = sample.commit(3, third, {"timers": row(400)}, parent=two, base=base)
-    fourth = {"default": third["default"] | row(501), "timers": third["timers"]}
+    fourth = third | {"default": third["default"] | row(501)}
     four = sample.commit(4, fourth, {"default": row(501)}, parent=three)
-    again = {"default": third["default"] | row(502), "timers": third["timers"]}
+    again = third | {"default": third["default"] | row(502)}
     sample.commit(4, again, {"default": row(502)}, parent=three)
     # Built on the attempt that was replaced, if the version alone is the name.
     five = sample.commit(5, fourth, {}, parent=four)
-    six = sample.commit(6, {"default": {}, "timers": {}}, {})
-    sample.commit(7, {"default": row(1), "timers": {}}, {"default": row(1)}, parent=six)
-    sample.commit(8, {**fourth, "default": fourth["default"] | row(600)}, {"default": row(600)}, parent=five)
-    small = {"default": row(1), "timers": {}}
-    sample.commit(9, small, small)
+    six = sample.commit(6, empty, {})
+    alone = empty | {"default": row(1)}
+    sample.commit(7, alone, {"default": row(1)}, parent=six)
+    eighth = fourth | {"default": fourth["default"] | row(600), "list": row(601)}
+    sample.commit(8, eighth, {"default": row(600), "list": row(601)}, parent=five)
+    sample.commit(9, alone, alone)
 
 
 def write_operators(directory: Path) -> OperatorsMetadata:

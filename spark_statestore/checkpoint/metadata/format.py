@@ -27,7 +27,7 @@ __all__ = [
     "reading",
 ]
 
-METADATA_FORMAT_VERSION: Final = 2
+METADATA_FORMAT_VERSION: Final = 3
 
 _END: Final = b"SSTE"
 # Magic, format version, kind, unused, attempt, bytes of inline state, bytes of the body.
@@ -73,6 +73,11 @@ class MetadataObject:
     attempt: str
     properties: dict[str, Any]
     handles: tuple[bytes, ...]
+
+    @property
+    def handle_version(self) -> int:
+        """The format of its handles, which did not change with format version 3."""
+        return min(self.format_version, 2)
 
 
 def encode_object(

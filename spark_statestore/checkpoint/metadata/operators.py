@@ -101,7 +101,7 @@ def decode_operators(data: bytes, context: HandleContext, where: str) -> Operato
                 parallelism=node["parallelism"],
                 max_parallelism=node["maxParallelism"],
                 subtasks={
-                    subtask: decode_handle(next(handles), context, found.format_version)
+                    subtask: decode_handle(next(handles), context, found.handle_version)
                     for subtask in node["subtasks"]
                 },
             )

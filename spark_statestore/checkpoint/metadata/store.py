@@ -37,9 +37,19 @@ class NamedState:
     key_schema, value_schema
         Spark's schemas, as Spark's JSON.
     key_encoder
-        How keys are indexed: ``hash`` or ``prefix``.
+        How keys are indexed: ``hash``, ``prefix``, ``range``, ``timestampPrefix`` or
+        ``timestampPostfix``; Spark's key state encoder specs.
     prefix_columns
-        Leading key columns that prefix scans use; 0 for ``hash``.
+        Leading key columns that prefix scans use; 0 unless the encoder is ``prefix``.
+    ordering_columns
+        Key columns by which ``range`` orders, by position, the first one first.
+    values
+        Values of all keys where a key may have several, None where each has one.
+    internal
+        Whether Spark keeps it for itself, and does not count its keys.
+    since
+        The version whose commit created it. What older entries of a chain hold under its name was
+        another state's, which was removed.
     """
 
     name: str
@@ -48,10 +58,19 @@ class NamedState:
     value_schema: str
     key_encoder: str
     prefix_columns: int
+    ordering_columns: tuple[int, ...] = ()
+    values: int | None = None
+    internal: bool = False
+    since: int = 0
+
+    @property
+    def has_multiple_values(self) -> bool:
+        """Whether a key may have several values."""
+        return self.values is not None
 
     @classmethod
     def from_json(cls, node: dict[str, Any]) -> NamedState:
-        """Read what the shim or a metadata object says of a state."""
+        """Read what the shim or a metadata object says of a state; formats 1 and 2 say less."""
         return cls(
             name=node["name"],
             rows=node["rows"],
@@ -59,6 +78,10 @@ class NamedState:
             value_schema=node["valueSchema"],
             key_encoder=node["keyEncoder"],
             prefix_columns=node["prefixColumns"],
+            ordering_columns=tuple(node.get("orderingColumns", ())),
+            values=node.get("values"),
+            internal=node.get("internal", False),
+            since=node.get("since", 0),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -70,6 +93,10 @@ class NamedState:
             "valueSchema": self.value_schema,
             "keyEncoder": self.key_encoder,
             "prefixColumns": self.prefix_columns,
+            "orderingColumns": list(self.ordering_columns),
+            "values": self.values,
+            "internal": self.internal,
+            "since": self.since,
         }
 
 
@@ -151,7 +178,7 @@ def decode_metadata(data: bytes, context: HandleContext, where: str) -> Checkpoi
         if found.kind is not MetadataKind.STORE_VERSION:
             raise ValueError(f"it describes {found.kind.name}, not a version of a store")
         (handle,) = found.handles
-        decoded = decode_handle(handle, context, found.format_version)
+        decoded = decode_handle(handle, context, found.handle_version)
         if not isinstance(decoded, IncrementalStateHandle):
             raise TypeError(f"the handle is a {type(decoded).__name__}")
         return CheckpointMetadata(
