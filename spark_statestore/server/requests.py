@@ -69,7 +69,7 @@ class Requests:
         metadata = store.load(name)
         positions = {state.name: i for i, state in enumerate(metadata.states)}
         answer = _describe(metadata.handle, metadata.attempt)
-        answer["states"] = [{"name": state.name, "rows": state.rows} for state in metadata.states]
+        answer["states"] = [state.to_json() for state in metadata.states]
         answer["bytesRead"] = metadata.handle.state_size
         connection.send_json(Kind.CONTROL, answer)
         connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))

@@ -13,8 +13,9 @@ import org.apache.spark.sql.types.StructType
  * Reading one version of a store.
  *
  * Guarantees: rows are byte-identical to what was put; a row from `get` is good until the next
- * read, a row from an iterator until its `next`, also across writes. Any thread may call, one at a
- * time. Released at the latest when its task ends; releasing twice is fine.
+ * read, a row from an iterator until its `next`, also across writes. An iterator shows what was there
+ * when it was made, and nothing of later writes. Any thread may call, one at a time. Released at
+ * the latest when its task ends; releasing twice is fine.
  */
 private[statestore] sealed abstract class ContentStore(
     provider: CheckpointStateStoreProvider,
@@ -23,71 +24,136 @@ private[statestore] sealed abstract class ContentStore(
 
   // Spark's Python state server calls from a second thread that alternates with the task's: the
   // release after a write and the acquire before a read make the one see what the other did.
-  private val visibility = new AtomicLong
+  private val writes = new AtomicLong
 
   override def id: StateStoreId = provider.stateStoreId
 
   override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = {
     requireKey(key)
-    reading(colFamilyName).get(key)
+    reading("get", colFamilyName).get(key)
+  }
+
+  override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] = {
+    keys.foreach(requireKey)
+    val table = reading("multiGet", colFamilyName)
+    keys.iterator.map(table.get)
   }
 
   override def keyExists(key: UnsafeRow, colFamilyName: String): Boolean = {
     requireKey(key)
-    reading(colFamilyName).contains(key)
+    reading("keyExists", colFamilyName).contains(key)
+  }
+
+  override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] = {
+    requireKey(key)
+    lists("valuesIterator", colFamilyName).valuesOf(key)
   }
 
   override def iterator(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
-    new StateStoreIterator(reading(colFamilyName).iterator())
+    new StateStoreIterator(reading("iterator", colFamilyName).iterator())
+
+  override def iteratorWithMultiValues(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    new StateStoreIterator(lists("iteratorWithMultiValues", colFamilyName).iterator(everyValue = true))
 
   override def prefixScan(prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
     requireKey(prefixKey)
-    if (!provider.scansPrefixes) {
-      throw StateStoreErrors.unsupportedOperationException("prefixScan", provider.toString)
-    }
-    new StateStoreIterator(reading(colFamilyName).prefixScan(prefixKey))
+    new StateStoreIterator(prefixed("prefixScan", reading("prefixScan", colFamilyName)).prefixScan(prefixKey))
   }
 
-  override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] =
-    throw unsupported("several values per key")
-
   override def prefixScanWithMultiValues(
-      prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
-    throw unsupported("several values per key")
+      prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    requireKey(prefixKey)
+    val table = prefixed("prefixScanWithMultiValues", lists("prefixScanWithMultiValues", colFamilyName))
+    new StateStoreIterator(table.prefixScan(prefixKey, everyValue = true))
+  }
 
-  override def iteratorWithMultiValues(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
-    throw unsupported("several values per key")
+  override def rangeScan(
+      startKey: Option[UnsafeRow], endKey: Option[UnsafeRow],
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val table = ordered("rangeScan", reading("rangeScan", colFamilyName))
+    new StateStoreIterator(table.rangeScan(startKey, endKey))
+  }
+
+  override def rangeScanWithMultiValues(
+      startKey: Option[UnsafeRow], endKey: Option[UnsafeRow],
+      colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val table = ordered("rangeScanWithMultiValues", lists("rangeScanWithMultiValues", colFamilyName))
+    new StateStoreIterator(table.rangeScan(startKey, endKey, everyValue = true))
+  }
 
   override def registerColFamily(
       colFamilyName: String, keySchema: StructType, valueSchema: StructType,
       keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean,
-      isInternal: Boolean): Unit = throw unsupported("column families")
+      isInternal: Boolean): Unit = {
+    requireOpen()
+    requireFamilies("registerColFamily")
+    provider.register(content, FamilySchema(
+      colFamilyName, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal))
+  }
 
-  override def allColumnFamilyNames: Set[String] = Set(StateStore.DEFAULT_COL_FAMILY_NAME)
+  override def allColumnFamilyNames: Set[String] = {
+    visibility()
+    content.families.map(_.name).toSet
+  }
 
   override def toString: String = s"version $version of $provider"
 
   /** Fails unless operations are allowed in the present state. */
   protected def requireOpen(): Unit
 
-  protected def reading(colFamilyName: String): StateTable = {
+  protected def reading(operation: String, colFamilyName: String): StateTable = {
     requireOpen()
-    visibility.getAcquire()
-    tableOf(colFamilyName)
+    visibility()
+    val family = content.family(colFamilyName)
+    if (family != null) family.table else absent(operation, colFamilyName)
   }
 
-  protected def written(): Unit = visibility.setRelease(1L)
+  protected def visibility(): Unit = writes.getAcquire()
 
-  protected def tableOf(colFamilyName: String): StateTable =
-    if (colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME) content.table
-    else throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily("access", colFamilyName)
+  protected def written(): Unit = writes.setRelease(1L)
+
+  /** The table of a column family whose keys may have several values. */
+  protected def lists(operation: String, colFamilyName: String): StateTable = {
+    val table = reading(operation, colFamilyName)
+    if (!table.hasLists) {
+      throw new IllegalStateException(
+        s"$operation needs a column family with several values per key, and $colFamilyName has one: $this")
+    }
+    table
+  }
+
+  protected def ordered(operation: String, table: StateTable): StateTable = {
+    if (!table.isOrdered) throw StateStoreErrors.unsupportedOperationException(operation, provider.toString)
+    table
+  }
+
+  protected def requireFamilies(operation: String): Unit =
+    if (!provider.usesColumnFamilies) {
+      throw StateStoreErrors.unsupportedOperationException(
+        operation, s"a store that was opened without column families, $provider,")
+    }
 
   protected def requireKey(key: UnsafeRow): Unit =
     if (key == null) throw new IllegalArgumentException(s"the key must not be null: $this")
 
-  protected def unsupported(what: String): UnsupportedFeatureException =
-    new UnsupportedFeatureException(
-      s"$what are not supported yet by ${classOf[CheckpointStateStoreProvider].getName}: $this")
+  protected def requireValue(value: UnsafeRow): Unit =
+    if (value == null) throw new IllegalArgumentException(s"the value must not be null: $this")
+
+  private def prefixed(operation: String, table: StateTable): StateTable = {
+    if (!table.scansPrefixes) throw StateStoreErrors.unsupportedOperationException(operation, provider.toString)
+    table
+  }
+
+  private def absent(operation: String, colFamilyName: String): StateTable = {
+    val described = provider.registered.get(colFamilyName)
+    if (described != null) {
+      described.table
+    } else {
+      requireFamilies(operation)
+      FamilyNames.require(operation, colFamilyName)
+      throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily(operation, colFamilyName)
+    }
+  }
 }
 
 /** A read-only store; several may share a content. */
@@ -122,7 +188,8 @@ private[statestore] final class CheckpointStateStore(
     version: Long,
     val checkpointId: Option[String],
     val forceSnapshot: Boolean,
-    val counters: StoreCounters) extends ContentStore(provider, content, version) with StateStore {
+    val counters: StoreCounters)
+  extends ContentStore(provider, content, version) with StateStore with SupportsReusableIterator {
   import CheckpointStateStore._
 
   @volatile private var state = Updating
@@ -131,20 +198,80 @@ private[statestore] final class CheckpointStateStore(
 
   override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
     requireKey(key)
-    if (value == null) throw new IllegalArgumentException(s"the value must not be null: $this")
-    reading(colFamilyName).put(key, value)
+    requireValue(value)
+    reading("put", colFamilyName).put(key, value)
     written()
   }
 
   override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
     requireKey(key)
-    reading(colFamilyName).remove(key)
+    reading("remove", colFamilyName).remove(key)
     written()
+  }
+
+  override def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = {
+    requireKey(key)
+    values.foreach(requireValue)
+    val table = lists("putList", colFamilyName)
+    // There is no empty list.
+    if (values.isEmpty) table.remove(key) else table.put(key, values(0))
+    values.iterator.drop(1).foreach(table.add(key, _))
+    written()
+  }
+
+  override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
+    requireKey(key)
+    requireValue(value)
+    lists("merge", colFamilyName).add(key, value)
+    written()
+  }
+
+  override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = {
+    requireKey(key)
+    values.foreach(requireValue)
+    val table = lists("mergeList", colFamilyName)
+    values.foreach(table.add(key, _))
+    written()
+  }
+
+  override def deleteRange(beginKey: UnsafeRow, endKey: UnsafeRow, colFamilyName: String): Unit = {
+    requireKey(beginKey)
+    requireKey(endKey)
+    ordered("deleteRange", reading("deleteRange", colFamilyName)).removeRange(beginKey, endKey)
+    written()
+  }
+
+  override def reusableIterator(colFamilyName: String): ReusableIterator[UnsafeRowPair] = {
+    reading("reusableIterator", colFamilyName)
+    new SeekingIterator(() => ordered("reusableIterator", reading("reusableIterator", colFamilyName)))
+  }
+
+  override def createColFamilyIfAbsent(
+      colFamilyName: String, keySchema: StructType, valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean,
+      isInternal: Boolean): Unit = {
+    requireOpen()
+    requireFamilies("create_col_family")
+    FamilyNames.requireFree("create_col_family", colFamilyName, isInternal)
+    visibility()
+    provider.create(content, version + 1, FamilySchema(
+      colFamilyName, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal))
+    written()
+  }
+
+  override def removeColFamilyIfExists(colFamilyName: String): Boolean = {
+    requireOpen()
+    requireFamilies("remove_col_family")
+    FamilyNames.requireFree("remove_col_family", colFamilyName, isInternal = false)
+    visibility()
+    val removed = content.remove(colFamilyName)
+    written()
+    removed
   }
 
   override def commit(): Long = {
     requireOpen()
-    reading(StateStore.DEFAULT_COL_FAMILY_NAME)
+    visibility()
     val stored = provider.commit(this, content)
     info = StateStoreCheckpointInfo(id.partitionId, version + 1, stored, checkpointId)
     measured = provider.measure(content, counters, version + 1)
@@ -176,23 +303,6 @@ private[statestore] final class CheckpointStateStore(
     }
     info
   }
-
-  override def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
-    throw unsupported("several values per key")
-
-  override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit =
-    throw unsupported("several values per key")
-
-  override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
-    throw unsupported("several values per key")
-
-  override def createColFamilyIfAbsent(
-      colFamilyName: String, keySchema: StructType, valueSchema: StructType,
-      keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean,
-      isInternal: Boolean): Unit = throw unsupported("column families")
-
-  override def removeColFamilyIfExists(colFamilyName: String): Boolean =
-    throw unsupported("column families")
 
   /** Ends with its task, however that ends. */
   def watch(context: TaskContext): Unit =

@@ -10,7 +10,6 @@ import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.io._
 import org.apache.spark.sql.statestore.memory.CheckpointKeeper
-import org.apache.spark.sql.statestore.table.StateTable
 import org.apache.spark.sql.types.StructType
 
 /**
@@ -29,7 +28,8 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   import CheckpointStateStoreProvider._
 
   private var id: StateStoreId = _
-  private var schemas: StoreSchemas = _
+  private var schema: FamilySchema = _
+  private var hasFamilies = false
   private var conf: StateStoreConf = _
   private var hadoopConf: Configuration = _
   private var options: BackendOptions = _
@@ -63,10 +63,12 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     this.conf = storeConfs
     this.hadoopConf = hadoopConf
     this.runId = hadoopConf.get("sql.streaming.runId", "")
-    requireSupported(useColumnFamilies, useMultipleValuesPerKey, storeConfs)
+    this.hasFamilies = useColumnFamilies
+    requireSupported(useMultipleValuesPerKey, storeConfs)
     this.options = BackendOptions.parse(storeConfs.sqlConfs)
     this.keeper = if (options.isKeptOnDriver) Some(CheckpointKeeper.find()) else None
-    this.schemas = StoreSchemas(keyStateEncoderSpec, valueSchema, toString)
+    this.schema = FamilySchema(
+      StateStore.DEFAULT_COL_FAMILY_NAME, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal = false)
   }
 
   override def stateStoreId: StateStoreId = id
@@ -151,7 +153,34 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
         id.storeCheckpointLocation()
     }
 
-  private[statestore] def scansPrefixes: Boolean = schemas.prefixColumns > 0
+  private[statestore] def usesColumnFamilies: Boolean = hasFamilies
+
+  /** Creates a column family, or adopts what its operator says of it now. */
+  private[statestore] def create(of: StoreContent, since: Long, wanted: FamilySchema): Unit = {
+    val present = of.family(wanted.name)
+    if (present == null) of.create(wanted, since)
+    else if (!present.schema.isSame(wanted)) adopt(present, wanted)
+  }
+
+  /** Makes a column family known to this reader and the next ones of this provider. */
+  private[statestore] def register(of: StoreContent, wanted: FamilySchema): Unit = {
+    val present = of.family(wanted.name)
+    if (present == null) registered.put(wanted.name, emptyFamily(wanted, 0L))
+    else if (!present.schema.isSame(wanted)) adopt(present, wanted)
+  }
+
+  private def adopt(present: ColumnFamily, wanted: FamilySchema): Unit = {
+    if (!present.schema.fits(wanted)) {
+      throw new UnsupportedFeatureException(
+        s"the column family ${wanted.name} has ${present.schema}, and the query wants it with $wanted. Its rows " +
+          "cannot be taken over: give the query back what it had, or use another name for the new state. Nothing " +
+          s"was changed: $this")
+    }
+    present.schema = wanted
+  }
+
+  /** Families that a reader described and no version has, empty. */
+  private[statestore] val registered = new java.util.concurrent.ConcurrentHashMap[String, ColumnFamily]
 
   /** Publishes what the store changed; returns the new checkpoint id in format v2. */
   private[statestore] def commit(store: CheckpointStateStore, of: StoreContent): Option[String] = {
@@ -221,8 +250,8 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       StoreMetrics.Restarts -> client.backend.takeRestarts(),
       StoreMetrics.BackendMemory -> StoreMetrics.claimMemory(operator, version, client.backend))
     StateStoreMetrics(
-      of.table.numKeys,
-      of.table.memoryBytes,
+      of.numKeys,
+      of.memoryBytes,
       custom,
       Map[StateStoreInstanceMetric, Long](
         StateStoreSnapshotLastUploadInstanceMetric(Some(id.partitionId), id.storeName) ->
@@ -268,26 +297,34 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     by
   }
 
-  private def emptyContent(version: Long): StoreContent = {
-    val table = schemas.newTable()
-    new StoreContent(table, StoreContent.emptyMark(version, table), versionsInMemory)
-  }
+  private def emptyContent(version: Long): StoreContent =
+    new StoreContent(version, None, Seq(emptyFamily(schema, version)), None, versionsInMemory)
+
+  private def emptyFamily(of: FamilySchema, since: Long): ColumnFamily = new ColumnFamily(of, of.newTable(), since)
 
   private def load(version: Long, ckptId: Option[String], counters: StoreCounters): StoreContent = {
-    var table: StateTable = null
-    val found = client.load(version, ckptId, (_, rows) => {
-      table = schemas.newTable()
-      table.reserve(rows)
-      table
+    var families = Seq.empty[ColumnFamily]
+    val found = client.load(version, ckptId, states => {
+      families = states.map { state =>
+        // The operator says what its plain state is.
+        val described = if (state.path("name").asText == schema.name) schema else FamilySchema.read(state)
+        val family = emptyFamily(described, state.path("since").asLong)
+        family.table.reserve(state.path("rows").asLong)
+        family
+      }
+      families.map(_.table)
     })
     counters.roundTrips += 1
     counters.loadBytes += found.bytesRead
-    if (table == null) table = schemas.newTable()
-    if (table.wantsCompaction) {
-      table.compact()
-      counters.compactions += 1
+    families.foreach { family =>
+      // With column families the schema of the plain state is a dummy, those of the others are stored.
+      if (!hasFamilies) FormatValidation(family, id, conf)
+      if (family.table.wantsCompaction) {
+        family.table.compact()
+        counters.compactions += 1
+      }
     }
-    new StoreContent(table, new VersionMark(version, ckptId, table.view, table.numKeys, Some(found.stored)), versionsInMemory)
+    new StoreContent(version, ckptId, families, Some(found.stored), versionsInMemory)
   }
 
   private def publish(
@@ -297,26 +334,26 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       base: Option[StoredBase],
       attempt: String,
       newId: Option[String]): CommitReply = {
-    val table = of.table
     val full = SnapshotPolicy.fullOnCommit(
-      parent.stored.fold(0)(_.chainLength), snapshotInterval, table.liveBytes, table.tail - parent.tail,
+      parent.stored.fold(0)(_.chainLength), snapshotInterval, of.liveBytes, of.changedBytes(parent),
       store.forceSnapshot, takesSnapshotsInBackground)
     def send(everything: Boolean): CommitReply = {
-      val view = table.view
-      val state =
+      val states = of.families.map { family =>
+        val mark = family.mark()
         if (everything) {
-          new NamedState(schemas.name, schemas.describe(table.numKeys),
-            () => table.scan(view), RecordSelection.Live)
+          NamedState.whole(mark)
         } else {
-          new NamedState(schemas.name, schemas.describe(table.numKeys),
-            () => table.scan(view, parent.tail), new RecordSelection.Changes(table.existedAt(parent.tail, _)))
+          val from = parent.tailOf(family)
+          new NamedState(mark.describe(), () => family.table.scan(mark.content.view, from),
+            new RecordSelection.Changes(family.table.existedAt(from, _)))
         }
+      }
       store.counters.roundTrips += 1
       client.commit(
         store.version + 1, attempt, newId.isDefined,
         if (everything) None else parent.stored,
         if (everything) None else base,
-        Seq(state))
+        states.toSeq)
     }
     try send(full) catch {
       // The driver does not keep the parent any more; the table still has everything.
@@ -336,8 +373,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     }
     if (of != null) {
       try maintaining {
-        val base = client.materialise(mark.version, Seq(new NamedState(
-          schemas.name, schemas.describe(mark.rows), () => of.table.scan(mark.view), RecordSelection.Live)))
+        val base = client.materialise(mark.version, mark.families.map(NamedState.whole))
         // Still a version of this content's past: `rewind` does not go behind it meanwhile.
         synchronized { of.pendingBase = Some(base) }
       } finally {
@@ -351,7 +387,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     takesSnapshotsInBackground && of.materialising.isEmpty && of.pendingBase.isEmpty &&
       of.newest.stored.exists { stored =>
         SnapshotPolicy.dueInBackground(
-          stored.chainLength, snapshotInterval, of.table.liveBytes, stored.baseBytes, stored.deltaBytes, tick)
+          stored.chainLength, snapshotInterval, of.liveBytes, stored.baseBytes, stored.deltaBytes, tick)
       }
 
   private def cleanup(): Unit = {
@@ -393,12 +429,14 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       throw new IllegalStateException(s"the provider was closed, Spark opens another one: $this")
     }
 
-  private def requireSupported(columnFamilies: Boolean, multipleValues: Boolean, confs: StateStoreConf): Unit = {
-    def refuse(what: String): Nothing = throw new UnsupportedFeatureException(
-      s"${classOf[CheckpointStateStoreProvider].getName} does not support $what yet: $this")
-    if (columnFamilies || multipleValues) refuse("column families, which this operator needs")
+  private def requireSupported(multipleValues: Boolean, confs: StateStoreConf): Unit = {
+    if (multipleValues && !hasFamilies) {
+      throw new IllegalArgumentException(s"several values per key need column families: $this")
+    }
     if (confs.stateStoreEncodingFormat == "avro") {
-      refuse("spark.sql.streaming.stateStore.encodingFormat=avro; set it to unsaferow")
+      throw new UnsupportedFeatureException(
+        s"${classOf[CheckpointStateStoreProvider].getName} does not support Avro encoding of state, " +
+          s"spark.sql.streaming.stateStore.encodingFormat=avro; set it to unsaferow: $this")
     }
   }
 

@@ -1,31 +1,47 @@
 package org.apache.spark.sql.statestore
 
+import scala.jdk.CollectionConverters._
+
 import org.apache.spark.sql.statestore.io.{StoredBase, StoredVersion}
-import org.apache.spark.sql.statestore.table.{Log, LogView, StateTable}
+import org.apache.spark.sql.statestore.table.Log
 
 /**
- * A committed version that the table still knows: the offset that names it in memory and the
+ * A committed version that the tables still know: the offsets that name it in memory and the
  * handle that names it in storage.
  */
 private[statestore] final class VersionMark(
     val version: Long,
     val id: Option[String],
-    val view: LogView,
-    val rows: Long,
+    val families: Seq[FamilyMark],
     val stored: Option[StoredVersion]) {
 
-  def tail: Long = view.end
+  /** Where a family's log ended, the start of the log for one that came later. */
+  def tailOf(family: ColumnFamily): Long = {
+    val known = families.find(_.family eq family)
+    if (known.isDefined) known.get.content.tail else Log.FirstOffset
+  }
 }
 
 /**
- * One store's state in memory, at a version, with the recent versions it can return to.
+ * One store's state in memory, at a version, with the recent versions it can return to: which column
+ * families there are, and the rows of each.
  *
  * Guarantees: at most one writer; a writer has it alone but for the read store it grew from. Who
  * finds it taken loads a content of his own, so no lock is needed while rows are read and written.
- * All methods are called under the provider's lock.
+ * All methods but `family`, `families`, `create`, `remove` and the sizes, which are the holder's,
+ * are called under the provider's lock.
  */
-private[statestore] final class StoreContent(val table: StateTable, loaded: VersionMark, versionsInMemory: Int) {
-  private var marks = List(loaded)
+private[statestore] final class StoreContent(
+    version: Long,
+    id: Option[String],
+    loaded: Seq[ColumnFamily],
+    stored: Option[StoredVersion],
+    versionsInMemory: Int) {
+
+  private val byName = new java.util.LinkedHashMap[String, ColumnFamily]
+  loaded.foreach(family => byName.put(family.name, family))
+
+  private var marks = List(markAs(version, id, stored))
   private var writer: AnyRef = _
   private val readers = java.util.Collections.newSetFromMap(
     new java.util.IdentityHashMap[AnyRef, java.lang.Boolean])
@@ -36,10 +52,33 @@ private[statestore] final class StoreContent(val table: StateTable, loaded: Vers
   /** The version of which a snapshot is being written, none if no one is. */
   var materialising: Option[Long] = None
 
+  /** The newest version that Spark is known to have accepted: it asked for it by name. */
+  var accepted: VersionMark = newest
+
   def newest: VersionMark = marks.head
 
-  /** The newest version that Spark is known to have accepted: it asked for it by name. */
-  var accepted: VersionMark = loaded
+  /** The column family of a name, null when there is none. */
+  def family(name: String): ColumnFamily = byName.get(name)
+
+  def families: Iterable[ColumnFamily] = byName.values.asScala
+
+  /** Adds an empty column family, which the commit of `since` creates. */
+  def create(schema: FamilySchema, since: Long): Unit =
+    byName.put(schema.name, new ColumnFamily(schema, schema.newTable(), since))
+
+  /** Removes a column family with its rows. */
+  def remove(name: String): Boolean = byName.remove(name) != null
+
+  /** Keys of the families that Spark counts. */
+  def numKeys: Long = families.iterator.filterNot(_.schema.isInternal).map(_.table.numKeys).sum
+
+  def memoryBytes: Long = families.iterator.map(_.table.memoryBytes).sum
+
+  def liveBytes: Long = families.iterator.map(_.table.liveBytes).sum
+
+  /** Bytes written since a version. */
+  def changedBytes(since: VersionMark): Long =
+    families.iterator.map(family => family.table.tail - since.tailOf(family)).sum
 
   def isWriter(store: AnyRef): Boolean = writer eq store
 
@@ -76,7 +115,13 @@ private[statestore] final class StoreContent(val table: StateTable, loaded: Vers
   }
 
   /** Undoes what was not committed. */
-  def rollback(): Unit = table.rollbackTo(newest.tail)
+  def rollback(): Unit = {
+    byName.clear()
+    newest.families.foreach { mark =>
+      mark.family.table.rollbackTo(mark.content)
+      byName.put(mark.family.name, mark.family)
+    }
+  }
 
   /**
    * Returns to a recent version, forgetting the later ones; false when it is not known here, or
@@ -98,24 +143,18 @@ private[statestore] final class StoreContent(val table: StateTable, loaded: Vers
   }
 
   def committed(version: Long, id: Option[String], stored: StoredVersion): Unit = {
-    marks = (new VersionMark(version, id, table.view, table.numKeys, Some(stored)) :: marks).take(versionsInMemory)
+    marks = (markAs(version, id, Some(stored)) :: marks).take(versionsInMemory)
     pendingBase = pendingBase.filter(_.version > stored.baseVersion)
   }
 
-  /** Compacts the log if most of it is dead; only the newest version stays known. */
-  def compactIfWanted(): Boolean =
-    if (table.wantsCompaction) {
-      table.compact()
-      marks = List(new VersionMark(newest.version, newest.id, table.view, table.numKeys, newest.stored))
-      true
-    } else {
-      false
-    }
-}
-
-private[statestore] object StoreContent {
-  def emptyMark(version: Long, table: StateTable): VersionMark = {
-    require(table.tail == Log.FirstOffset, "an empty table has no records")
-    new VersionMark(version, None, table.view, 0L, None)
+  /** Compacts the logs that are mostly dead; only the newest version stays known. */
+  def compactIfWanted(): Boolean = {
+    val wanting = families.filter(_.table.wantsCompaction)
+    wanting.foreach(_.table.compact())
+    if (wanting.nonEmpty) marks = List(markAs(newest.version, newest.id, newest.stored))
+    wanting.nonEmpty
   }
+
+  private def markAs(version: Long, id: Option[String], stored: Option[StoredVersion]): VersionMark =
+    new VersionMark(version, id, families.map(_.mark()).toList, stored)
 }

@@ -12,7 +12,7 @@ import org.apache.spark.sql.util.ArrowUtils
 import org.apache.spark.unsafe.Platform
 
 /**
- * One Arrow record batch of changes, schema version 1: op (uint8), key (binary), value (binary,
+ * One Arrow record batch of changes, schema version 2: op (uint8), key (binary), value (binary,
  * null for a removal). All its buffers lie in one piece of off-heap memory, laid out as the body
  * of the message. `close` gives the memory back.
  */
@@ -46,11 +46,14 @@ private[io] final class ChangeBatch(rows: Int, nulls: Int, body: ArrowBuf, buffe
 }
 
 private[statestore] object ChangeBatch {
-  /** The row was put: it replaces what its key had. */
+  /** The row was put: it replaces all that its key had. */
   final val Put: Byte = 0
 
   /** The key was removed. */
   final val Remove: Byte = 1
+
+  /** The value comes after those that the key has. */
+  final val Append: Byte = 2
 
   /** A batch is sent once it has so many rows or bytes. */
   final val TargetRows = 1 << 16
@@ -69,17 +72,17 @@ private[statestore] object RecordSelection {
   /** The rows that are alive at the end of the view: a full snapshot. */
   object Live extends RecordSelection {
     override def selects(records: LogScan): Boolean =
-      records.kind == Record.Row && records.isAlive
+      (records.kind == Record.Row || records.kind == Record.Append) && records.isAlive
   }
 
   /**
-   * The net changes behind a committed tail: the last record of each key. A key that was put and
+   * The net changes behind a committed tail: the last record of each value. A key that was put and
    * removed since the tail is no change; `existed` answers whether a record's key had a row there.
    */
   final class Changes(existed: LogScan => Boolean) extends RecordSelection {
     override def selects(records: LogScan): Boolean =
       records.isAlive && (records.kind match {
-        case Record.Row => true
+        case Record.Row | Record.Append => true
         case Record.Tombstone => existed(records)
         case _ => false
       })
@@ -182,7 +185,7 @@ private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSele
         if (filling.kind == Record.Tombstone) {
           Platform.putByte(null, base + opAt + row, Remove)
         } else {
-          Platform.putByte(null, base + opAt + row, Put)
+          Platform.putByte(null, base + opAt + row, if (filling.kind == Record.Append) Append else Put)
           val valueLength = filling.valueLength
           if (value.toLong + valueLength > valueBytes) throw scansDiffer()
           Platform.copyMemory(

@@ -10,7 +10,7 @@ import org.apache.spark.sql.statestore.table.StateTable
 import org.apache.spark.unsafe.Platform
 
 /**
- * Applies an Arrow record batch of changes, schema version 1, to a table. Every buffer's place and
+ * Applies an Arrow record batch of changes, schema version 2, to a table. Every buffer's place and
  * every row's place is checked against the message before it is read, since what lies outside of
  * it is not ours to read.
  */
@@ -45,13 +45,18 @@ private[io] object ChangeReader {
       val keyEnd = Platform.getInt(null, keyOffsets + 4 * row + 4)
       if (keyAt < 0 || keyEnd < keyAt || keyEnd > keyBytes) throw malformed(s"key of row $row")
       Platform.getByte(null, ops + row) match {
-        case ChangeBatch.Put =>
+        case op @ (ChangeBatch.Put | ChangeBatch.Append) =>
           val valueAt = Platform.getInt(null, valueOffsets + 4 * row)
           val valueEnd = Platform.getInt(null, valueOffsets + 4 * row + 4)
           if (valueAt < 0 || valueEnd < valueAt || valueEnd > valueBytes) {
             throw malformed(s"value of row $row")
           }
-          table.put(null, keys + keyAt, keyEnd - keyAt, null, values + valueAt, valueEnd - valueAt)
+          if (op == ChangeBatch.Put) {
+            table.put(null, keys + keyAt, keyEnd - keyAt, null, values + valueAt, valueEnd - valueAt)
+          } else {
+            if (!table.hasLists) throw malformed("a further value where a key has one")
+            table.add(null, keys + keyAt, keyEnd - keyAt, null, values + valueAt, valueEnd - valueAt)
+          }
         case ChangeBatch.Remove =>
           table.remove(null, keys + keyAt, keyEnd - keyAt)
         case op =>

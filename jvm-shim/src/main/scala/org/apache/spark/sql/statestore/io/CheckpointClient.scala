@@ -3,7 +3,7 @@ package org.apache.spark.sql.statestore.io
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 import com.fasterxml.jackson.databind.node.ObjectNode
 
-import org.apache.spark.sql.statestore.BackendException
+import org.apache.spark.sql.statestore.{BackendException, FamilyMark}
 import org.apache.spark.sql.statestore.memory.{CheckpointKeeper, HeldChain, HeldVersion}
 import org.apache.spark.sql.statestore.table.{LogScan, StateTable}
 
@@ -42,12 +42,17 @@ private[statestore] final class CommitReply(val stored: StoredVersion, val cost:
 /** What `load` found before its rows arrive. */
 private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
 
-/** One named state of a commit: which records go, and what describes them. */
+/** One named state of a commit: what describes it, and which records go. */
 private[statestore] final class NamedState(
-    val name: String,
     val description: ObjectNode,
     val scan: () => LogScan,
     val selection: RecordSelection)
+
+private[statestore] object NamedState {
+  /** Everything that a family had at a version. */
+  def whole(mark: FamilyMark): NamedState =
+    new NamedState(mark.describe(), () => mark.family.table.scan(mark.content.view), RecordSelection.Live)
+}
 
 /**
  * What the shim asks of the backend for one store; each call is one exchange and blocks until the
@@ -65,10 +70,10 @@ private[statestore] final class CheckpointClient(
     s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText}"
 
   /**
-   * Loads a version. `tableOf` is called with the name and row count of each state before its rows
-   * arrive, possibly again from the start if the connection broke: it must give an empty table.
+   * Loads a version. `tablesOf` is called with the descriptions of its states before their rows
+   * arrive, possibly again if the connection broke: it must give an empty table for each.
    */
-  def load(version: Long, id: Option[String], tableOf: (String, Long) => StateTable): LoadedVersion = {
+  def load(version: Long, id: Option[String], tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
     val request = newRequest("load")
     request.put("version", version)
     id.foreach(request.put("id", _))
@@ -79,9 +84,7 @@ private[statestore] final class CheckpointClient(
       connection.end()
       val found = Backend.answer(connection)
       val states = found.path("states")
-      val tables = Array.tabulate(states.size) { i =>
-        tableOf(states.get(i).path("name").asText, states.get(i).path("rows").asLong)
-      }
+      val tables = tablesOf(Seq.tabulate(states.size)(states.get)).toArray
       var handle: Array[Byte] = null
       connection.receive()
       while (connection.kind != Frames.End) {
@@ -225,13 +228,15 @@ private[statestore] final class CheckpointClient(
   }
 
   // Checksums cover what was written; this covers what was made of it.
-  private def requireRows(version: Long, state: JsonNode, table: StateTable): Unit =
-    if (table.numKeys != state.path("rows").asLong) {
+  private def requireRows(version: Long, state: JsonNode, table: StateTable): Unit = {
+    val values = state.path("values").asLong(table.numValues)
+    if (table.numKeys != state.path("rows").asLong || table.numValues != values) {
       throw new BackendException("CorruptCheckpointError",
-        s"version $version of $where gave ${table.numKeys} rows of the state ${state.path("name").asText}, and was committed with " +
-          s"${state.path("rows").asText}. It is not used, and nothing was changed: copy the checkpoint back from a " +
+        s"version $version of $where gave ${table.numKeys} keys and ${table.numValues} values of the state " +
+          s"${state.path("name").asText}, and was committed with ${state.path("rows").asText} and $values. It is not used, and nothing was changed: copy the checkpoint back from a " +
           "backup, or start from an earlier version.")
     }
+  }
 
   private def newRequest(op: String): ObjectNode = {
     val request = mapper.createObjectNode()

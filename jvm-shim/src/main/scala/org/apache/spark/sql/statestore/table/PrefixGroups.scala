@@ -7,12 +7,12 @@ import org.apache.spark.unsafe.Platform
 /**
  * The rows of each key prefix, as a ring of records around a `Group` record that holds the prefix.
  *
- * Guarantees: a ring holds exactly the newest, not removed record of each key with that prefix, in
- * the order in which the keys were first put. A record that leaves its ring keeps its own
+ * Guarantees: a ring holds exactly the first value of each key with that prefix, in the order in
+ * which the keys were first put. A record that leaves its ring keeps its own
  * pointers, so every change can be undone exactly, as long as changes are undone newest first.
  */
-private[statestore] final class PrefixGroups(log: Log, val projection: PrefixProjection) {
-  private val index = new HashIndex(log, Record.PrefixHeader)
+private[statestore] final class PrefixGroups(log: Log, header: Int, val projection: PrefixProjection) {
+  private val index = new HashIndex(log, header)
 
   def memoryBytes: Long = index.memoryBytes
 

@@ -6,18 +6,20 @@ package org.apache.spark.sql.statestore.table
  *
  * {{{
  *   0 deadAt : Long   offset of the record that superseded this one, 0 while nothing did
- *   8 prev   : Long   offset of the record that this one supersedes, 0 when there is none
+ *   8 prev   : Long   offset of the record that this one supersedes or follows, 0 when there is none
  *  16 hash   : Int    hash of the key bytes
  *  20 keyLen : Int    bytes of the key
  *  24 valLen : Int    bytes of the value
- *  28 kind   : Int    Row, Tombstone or Group
+ *  28 kind   : Int    Row, Tombstone, Group or Append
  *  32 next   : Long   prefix tables only: the next member of the prefix group
  *  40 before : Long   prefix tables only: the previous member of the prefix group
+ *  .. head   : Long   tables with several values per key only: the key's first value
+ *  .. more   : Long   likewise: the key's next value, 0 when there is none
  *     key bytes, value bytes
  * }}}
  *
- * Everything but `deadAt`, `next` and `before` is written once. Records start at multiples of
- * eight bytes, since UnsafeRow reads words.
+ * Everything but `deadAt`, `next`, `before` and `more` is written once. Records start at multiples
+ * of eight bytes, since UnsafeRow reads words.
  */
 private[statestore] object Record {
   final val DeadAt = 0
@@ -30,9 +32,10 @@ private[statestore] object Record {
   final val Before = 40
 
   final val PlainHeader = 32
-  final val PrefixHeader = 48
+  final val RingBytes = 16
+  final val ListBytes = 16
 
-  /** A key and its value. */
+  /** A key and its value, the first one if it has several. */
   final val Row = 0
 
   /** A key that was removed; it has no value. */
@@ -40,6 +43,9 @@ private[statestore] object Record {
 
   /** The head of a prefix group: its key is the prefix, it belongs to no change. */
   final val Group = 2
+
+  /** A key and a further value of it. */
+  final val Append = 3
 
   /** No record: offsets of records start at 8. */
   final val None = 0L

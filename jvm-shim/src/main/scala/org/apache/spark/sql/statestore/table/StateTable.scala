@@ -6,9 +6,18 @@ import org.apache.spark.unsafe.Platform
 import org.apache.spark.unsafe.array.ByteArrayMethods
 import org.apache.spark.unsafe.hash.Murmur3_x86_32
 
+/** The content of a table at one moment, to return to. */
+private[statestore] final class TableMark(
+    val view: LogView, val keys: Long, val values: Long, val order: OrderedTree.Snapshot) {
+
+  def tail: Long = view.end
+}
+
 /**
  * The live state of one column family: a log of immutable records and an index to the newest
- * record of each key.
+ * record of each key; for prefix scans also the groups of keys, for range scans their order. Where a
+ * key may have several values, its first one is a `Row` record, which names the next one, and
+ * so on.
  *
  * Guarantees:
  *  - a version is an offset: `tail` after a commit names it, `rollbackTo` returns to it exactly;
@@ -17,30 +26,46 @@ import org.apache.spark.unsafe.hash.Murmur3_x86_32
  *  - an iterator sees the table as it was when the iterator was made, and nothing of later writes;
  *  - putting the value that a key already has changes nothing and is no change.
  *
- * Not thread-safe: its store lets one thread in at a time. `view` and what is read through it may
+ * Not thread-safe: its store lets one thread in at a time. `mark` and what is read through it may
  * be used by another thread that received it safely.
+ *
+ * @param hasLists  whether a key may have several values
  */
 private[statestore] final class StateTable(
     val keyFields: Int,
     val valueFields: Int,
-    prefix: Option[PrefixProjection]) {
+    val hasLists: Boolean = false,
+    prefix: Option[PrefixProjection] = None,
+    order: Option[KeyOrder] = None) {
 
-  private val header = if (prefix.isDefined) Record.PrefixHeader else Record.PlainHeader
+  private val head = Record.PlainHeader + (if (prefix.isDefined) Record.RingBytes else 0)
+  private val more = head + 8
+  private val header = head + (if (hasLists) Record.ListBytes else 0)
   private var log = new Log
   private var index = new HashIndex(log, header)
-  private var groups = prefix.map(new PrefixGroups(log, _)).orNull
+  private var groups = prefix.map(new PrefixGroups(log, header, _)).orNull
+  private var tree = order.map(new OrderedTree(log, header, _)).orNull
   private var keys = 0L
+  private var values = 0L
   private var live = 0L
   private var groupBytes = 0L
   private var total = 0L
   private val got = new UnsafeRow(valueFields)
 
-  /** Rows in the table. */
+  def isOrdered: Boolean = tree != null
+
+  def scansPrefixes: Boolean = groups != null || tree != null && tree.order.scansPrefixes
+
+  /** Keys in the table. */
   def numKeys: Long = keys
 
-  /** Heap that the table holds: log pages and index, in bytes. */
+  /** Values of all keys. */
+  def numValues: Long = values
+
+  /** Heap that the table holds: log pages and indexes, in bytes. */
   def memoryBytes: Long =
-    log.heldBytes + index.memoryBytes + (if (groups == null) 0L else groups.memoryBytes)
+    log.heldBytes + index.memoryBytes + (if (groups == null) 0L else groups.memoryBytes) +
+      (if (tree == null) 0L else tree.memoryBytes)
 
   /** Bytes of the records that are not superseded, headers included. */
   def liveBytes: Long = live
@@ -48,36 +73,32 @@ private[statestore] final class StateTable(
   /** The offset that names the present content. */
   def tail: Long = log.tail
 
-  /** A view that may be scanned later, on any thread. */
-  def view: LogView = log.view
+  /** The present content. */
+  def mark(): TableMark = new TableMark(log.view, keys, values, if (tree == null) null else tree.snapshot())
 
   def scan(of: LogView, from: Long = Log.FirstOffset): LogScan = new LogScan(of, header, from)
 
-  /** The value of the key or null; the row is reused by the next call. */
+  /** The first value of the key or null; the row is reused by the next call. */
   def get(key: UnsafeRow): UnsafeRow = {
-    val slot = find(key)
-    if (slot < 0) {
+    val first = firstOf(newestOf(key))
+    if (first == Record.None) {
       null
     } else {
-      val offset = index.offsetAt(slot)
-      val page = log.page(offset)
-      val record = Log.address(offset)
-      if (Platform.getInt(page, record + Record.Kind) == Record.Tombstone) {
-        null
-      } else {
-        val keyLength = Platform.getInt(page, record + Record.KeyLength)
-        got.pointTo(page, record + header + keyLength,
-          Platform.getInt(page, record + Record.ValueLength))
-        got
-      }
+      val page = log.page(first)
+      val record = Log.address(first)
+      got.pointTo(page, record + header + Platform.getInt(page, record + Record.KeyLength),
+        Platform.getInt(page, record + Record.ValueLength))
+      got
     }
   }
 
-  def contains(key: UnsafeRow): Boolean = {
-    val slot = find(key)
-    slot >= 0 && kindOf(index.offsetAt(slot)) == Record.Row
-  }
+  def contains(key: UnsafeRow): Boolean = isLive(newestOf(key))
 
+  /** All values of the key as of now, in the order in which they came. */
+  def valuesOf(key: UnsafeRow): Iterator[UnsafeRow] =
+    new ValuesIterator(firstOf(newestOf(key)), log.view, header, more, new UnsafeRow(valueFields))
+
+  /** Gives the key this value alone. */
   def put(key: UnsafeRow, value: UnsafeRow): Unit =
     put(key.getBaseObject, key.getBaseOffset, key.getSizeInBytes,
       value.getBaseObject, value.getBaseOffset, value.getSizeInBytes)
@@ -88,21 +109,50 @@ private[statestore] final class StateTable(
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
-    val overwrites = old != Record.None && kindOf(old) == Record.Row
-    if (!(overwrites && hasValue(old, keyLength, valueBase, valueOffset, valueLength))) {
+    val first = firstOf(old)
+    val isSame = first != Record.None && first == old &&
+      hasValue(old, keyLength, valueBase, valueOffset, valueLength)
+    if (!isSame) {
       // The group goes into the log first, so that it is taken back after its first member.
-      val group = if (groups == null || overwrites) Record.None else groupOf(keyBase, keyOffset, keyLength)
+      val group = if (groups == null || first != Record.None) Record.None else groupOf(keyBase, keyOffset, keyLength)
       val at = append(hash, Record.Row, old, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
-      live += sizeOf(at)
       if (slot < 0) index.insert(hash, at) else index.replaceAt(slot, at)
-      if (overwrites) {
-        live -= sizeOf(old)
-        if (groups != null) groups.substitute(old, at)
+      if (first != Record.None) {
+        supersede(first, at)
+        if (groups != null) groups.substitute(first, at)
       } else {
         keys += 1
         if (groups != null) groups.link(group, at)
+        if (old != Record.None) setDeadAt(old, at)
       }
-      if (old != Record.None) setDeadAt(old, at)
+      if (tree != null) tree.put(at)
+      live += sizeOf(at)
+      values += 1
+    }
+  }
+
+  /** Gives the key one more value, after those that it has. */
+  def add(key: UnsafeRow, value: UnsafeRow): Unit =
+    add(key.getBaseObject, key.getBaseOffset, key.getSizeInBytes,
+      value.getBaseObject, value.getBaseOffset, value.getSizeInBytes)
+
+  def add(
+      keyBase: Object, keyOffset: Long, keyLength: Int,
+      valueBase: Object, valueOffset: Long, valueLength: Int): Unit = {
+    if (!hasLists) throw new IllegalStateException("a key of this column family has one value")
+    val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
+    val slot = index.find(hash, keyBase, keyOffset, keyLength)
+    val last = if (slot < 0) Record.None else index.offsetAt(slot)
+    val first = firstOf(last)
+    if (first == Record.None) {
+      put(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+    } else {
+      val at = append(hash, Record.Append, last, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+      setLong(at, head, first)
+      setLong(last, more, at)
+      index.replaceAt(slot, at)
+      live += sizeOf(at)
+      values += 1
     }
   }
 
@@ -112,30 +162,86 @@ private[statestore] final class StateTable(
   def remove(keyBase: Object, keyOffset: Long, keyLength: Int): Unit = {
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
-    if (slot >= 0 && kindOf(index.offsetAt(slot)) == Record.Row) {
-      val old = index.offsetAt(slot)
+    val old = if (slot < 0) Record.None else index.offsetAt(slot)
+    val first = firstOf(old)
+    if (first != Record.None) {
       val at = append(hash, Record.Tombstone, old, keyBase, keyOffset, keyLength, null, 0L, 0)
-      live -= sizeOf(old)
+      supersede(first, at)
       keys -= 1
-      if (groups != null) groups.unlink(old)
+      if (groups != null) groups.unlink(first)
+      if (tree != null) tree.remove(first)
       index.replaceAt(slot, at)
-      setDeadAt(old, at)
     }
+  }
+
+  /** Removes the keys from `start` on and before `end`. */
+  def removeRange(start: UnsafeRow, end: UnsafeRow): Unit = {
+    val rows = rangeScan(Some(start), Some(end))
+    while (rows.hasNext) remove(rows.next().key)
   }
 
   /** Whether the key of a record had a row when the log ended at `mark`. */
   def existedAt(mark: Long, records: LogScan): Boolean = {
     var old = records.prev
-    while (old >= mark) old = Platform.getLong(log.page(old), Log.address(old) + Record.Prev)
-    old != Record.None && kindOf(old) == Record.Row
+    while (old >= mark) old = long(old, Record.Prev)
+    isLive(old)
   }
 
-  /** Every row, in append order, as of now. */
-  def iterator(): Iterator[UnsafeRowPair] =
-    new TableIterator(scan(view), new UnsafeRow(keyFields), new UnsafeRow(valueFields))
+  /**
+   * Every key with its first value, as of now: in order where there is one, else as they came.
+   *
+   * @param everyValue  gives all values of each key, here and below
+   */
+  def iterator(everyValue: Boolean = false): Iterator[UnsafeRowPair] =
+    if (tree != null) range(null, null, through = false, everyValue)
+    else rows(new LogCursor(scan(log.view)), everyValue)
 
-  /** The rows whose first columns are byte-equal to `prefixKey`, as of now. */
-  def prefixScan(prefixKey: UnsafeRow): Iterator[UnsafeRowPair] = {
+  /** The keys that start with `prefixKey`, as of now. */
+  def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
+    if (tree != null) {
+      val bound = new OrderedTree.Bound(tree.order, tree.order.keyOf(prefixKey), leading = true)
+      range(bound, bound, through = true, everyValue)
+    } else {
+      groupScan(prefixKey, everyValue)
+    }
+
+  /** The keys from `start` on and before `end`, in order, as of now. */
+  def rangeScan(
+      start: Option[UnsafeRow], end: Option[UnsafeRow], everyValue: Boolean = false): Iterator[UnsafeRowPair] =
+    range(
+      start.map(new OrderedTree.Bound(tree.order, _, leading = false)).orNull,
+      end.map(new OrderedTree.Bound(tree.order, _, leading = false)).orNull,
+      through = false, everyValue)
+
+  /** The keys from the first one on that starts with `prefixKey`, or comes after those, as of now. */
+  def scanFrom(prefixKey: Option[UnsafeRow]): Iterator[UnsafeRowPair] =
+    range(
+      prefixKey.map(key => new OrderedTree.Bound(tree.order, tree.order.keyOf(key), leading = true)).orNull,
+      null, through = false, everyValue = false)
+
+  private def rows(cursor: RowCursor, everyValue: Boolean): Iterator[UnsafeRowPair] =
+    new RowIterator(cursor, log.view, header, if (everyValue && hasLists) more else 0,
+      new UnsafeRow(keyFields), new UnsafeRow(valueFields))
+
+  private def range(
+      start: OrderedTree.Bound, end: OrderedTree.Bound, through: Boolean, everyValue: Boolean)
+    : Iterator[UnsafeRowPair] = {
+    val pages = log.view.pages
+    // Few offsets are noted: nodes in a snapshot would have to be copied by the next write.
+    val offsets = new Array[Long](StateTable.FewRows)
+    val looking = new OrderedTree.Cursor(tree.current, pages, header, start, end, through)
+    var count = 0
+    while (count < offsets.length && looking.advance()) {
+      offsets(count) = looking.offset
+      count += 1
+    }
+    rows(
+      if (count < offsets.length) new OffsetsCursor(offsets, count)
+      else new OrderedTree.Cursor(tree.snapshot(), pages, header, start, end, through),
+      everyValue)
+  }
+
+  private def groupScan(prefixKey: UnsafeRow, everyValue: Boolean): Iterator[UnsafeRowPair] = {
     if (groups == null) {
       throw new IllegalStateException("this column family has no prefix index")
     }
@@ -153,17 +259,16 @@ private[statestore] final class StateTable(
         count += 1
         member = groups.next(member)
       }
-      new OffsetsIterator(view, header, offsets, count,
-        new UnsafeRow(keyFields), new UnsafeRow(valueFields))
+      rows(new OffsetsCursor(offsets, count), everyValue)
     }
   }
 
-  /** Returns to the content that had this tail, undoing every later record, newest first. */
-  def rollbackTo(mark: Long): Unit = {
-    if (mark < log.tail) {
+  /** Returns to a former content, undoing every later record, newest first. */
+  def rollbackTo(mark: TableMark): Unit = {
+    if (mark.tail < log.tail) {
       var offsets = new Array[Long](64)
       var count = 0
-      val records = scan(view, mark)
+      val records = scan(log.view, mark.tail)
       while (records.advance()) {
         if (count == offsets.length) offsets = java.util.Arrays.copyOf(offsets, count * 2)
         offsets(count) = records.offset
@@ -173,7 +278,8 @@ private[statestore] final class StateTable(
         count -= 1
         undo(offsets(count))
       }
-      log.truncate(mark)
+      log.truncate(mark.tail)
+      if (tree != null) tree.restore(mark.order)
     }
   }
 
@@ -184,31 +290,38 @@ private[statestore] final class StateTable(
   def wantsCompaction: Boolean =
     total > StateTable.SmallestCompaction && total > 2 * (live + groupBytes)
 
-  /** Rewrites the log with what is alive. Offsets change: earlier tails name nothing any more. */
+  /** Rewrites the log with what is alive. Offsets change: earlier marks name nothing any more. */
   def compact(): Unit = {
-    val from = log
-    val fromView = log.view
+    val from = log.view
     val fromGroups = groups
+    val fromTree = tree
     log = new Log
     index = new HashIndex(log, header)
     index.reserve(math.min(keys, Int.MaxValue.toLong).toInt)
+    keys = 0L
+    values = 0L
     live = 0L
     total = 0L
     groupBytes = 0L
-    if (fromGroups == null) {
-      val records = scan(fromView)
-      while (records.advance()) {
-        if (records.kind == Record.Row && records.isAlive) copyRecord(records)
-      }
+    if (fromGroups != null) {
+      groups = new PrefixGroups(log, header, fromGroups.projection)
+      compactGroups(from, fromGroups)
     } else {
-      groups = new PrefixGroups(log, fromGroups.projection)
-      compactGroups(from, fromView, fromGroups)
+      if (fromTree != null) tree = new OrderedTree(log, header, fromTree.order)
+      val cursor =
+        if (fromTree == null) new LogCursor(scan(from))
+        else new OrderedTree.Cursor(fromTree.current, from.pages, header, null, null, through = false)
+      val record = new LogRecord(header)
+      while (cursor.advance()) {
+        val first = copyList(from, cursor.offset, record)
+        if (tree != null) tree.append(first)
+      }
     }
   }
 
-  private def compactGroups(from: Log, fromView: LogView, fromGroups: PrefixGroups): Unit = {
-    val heads = scan(fromView)
-    val member = new LogRecord(header)
+  private def compactGroups(from: LogView, fromGroups: PrefixGroups): Unit = {
+    val heads = scan(from)
+    val record = new LogRecord(header)
     while (heads.advance()) {
       if (heads.kind == Record.Group) {
         val oldGroup = heads.offset
@@ -216,14 +329,7 @@ private[statestore] final class StateTable(
         if (at != oldGroup) {
           val group = appendGroup(heads.hash, heads.page, heads.keyAddress, heads.keyLength)
           while (at != oldGroup) {
-            member.pointTo(from.page(at), Log.address(at))
-            val copied = append(
-              member.hash, Record.Row, Record.None,
-              member.page, member.keyAddress, member.keyLength,
-              member.page, member.valueAddress, member.valueLength)
-            live += sizeOf(copied)
-            index.insert(member.hash, copied)
-            groups.link(group, copied)
+            groups.link(group, copyList(from, at, record))
             at = fromGroups.next(at)
           }
         }
@@ -231,51 +337,90 @@ private[statestore] final class StateTable(
     }
   }
 
-  private def copyRecord(records: LogScan): Unit = {
-    val at = append(
-      records.hash, Record.Row, Record.None,
-      records.page, records.keyAddress, records.keyLength,
-      records.page, records.valueAddress, records.valueLength)
-    live += sizeOf(at)
-    index.insert(records.hash, at)
+  // Copies all values of a key; returns the offset of the first one.
+  private def copyList(from: LogView, first: Long, record: LogRecord): Long = {
+    var copiedFirst = Record.None
+    var last = Record.None
+    var at = first
+    while (at != Record.None) {
+      record.pointTo(from, at)
+      val copied = append(
+        record.hash, if (at == first) Record.Row else Record.Append, last,
+        record.page, record.keyAddress, record.keyLength,
+        record.page, record.valueAddress, record.valueLength)
+      live += sizeOf(copied)
+      values += 1
+      if (at == first) {
+        index.insert(record.hash, copied)
+        copiedFirst = copied
+      } else {
+        setLong(copied, head, copiedFirst)
+        setLong(last, more, copied)
+        index.replace(record.hash, last, copied)
+      }
+      last = copied
+      at = if (hasLists) record.long(more) else Record.None
+    }
+    keys += 1
+    copiedFirst
   }
 
   private def undo(at: Long): Unit = {
-    val page = log.page(at)
-    val record = Log.address(at)
-    val hash = Platform.getInt(page, record + Record.Hash)
-    val old = Platform.getLong(page, record + Record.Prev)
-    val overwrote = old != Record.None && kindOf(old) == Record.Row
+    val hash = int(at, Record.Hash)
+    val old = long(at, Record.Prev)
     total -= sizeOf(at)
-    Platform.getInt(page, record + Record.Kind) match {
+    kindOf(at) match {
       case Record.Group =>
         groupBytes -= sizeOf(at)
         groups.drop(hash, at)
       case Record.Row =>
         live -= sizeOf(at)
-        if (overwrote) {
-          if (groups != null) groups.relink(old)
-          live += sizeOf(old)
+        values -= 1
+        if (isLive(old)) {
+          if (groups != null) groups.relink(firstOf(old))
         } else {
           if (groups != null) groups.unlink(at)
           keys -= 1
         }
         revive(hash, at, old)
       case Record.Tombstone =>
-        if (groups != null) groups.relink(old)
-        live += sizeOf(old)
+        if (groups != null) groups.relink(firstOf(old))
         keys += 1
         revive(hash, at, old)
+      case Record.Append =>
+        live -= sizeOf(at)
+        values -= 1
+        setLong(old, more, Record.None)
+        index.replace(hash, at, old)
     }
   }
 
+  // The order comes back as a whole.
   private def revive(hash: Int, at: Long, old: Long): Unit =
     if (old == Record.None) {
       index.remove(hash, at)
     } else {
       index.replace(hash, at, old)
-      setDeadAt(old, Record.None)
+      var value = firstOf(old)
+      if (value == Record.None) setDeadAt(old, Record.None)
+      while (value != Record.None) {
+        setDeadAt(value, Record.None)
+        live += sizeOf(value)
+        values += 1
+        value = following(value)
+      }
     }
+
+  // All values of a key make room for a record.
+  private def supersede(first: Long, by: Long): Unit = {
+    var value = first
+    while (value != Record.None) {
+      setDeadAt(value, by)
+      live -= sizeOf(value)
+      values -= 1
+      value = following(value)
+    }
+  }
 
   private def groupOf(keyBase: Object, keyOffset: Long, keyLength: Int): Long = {
     val prefixKey = groups.projection.of(keyBase, keyOffset, keyLength)
@@ -316,6 +461,10 @@ private[statestore] final class StateTable(
     Platform.putInt(page, record + Record.KeyLength, keyLength)
     Platform.putInt(page, record + Record.ValueLength, valueLength)
     Platform.putInt(page, record + Record.Kind, kind)
+    if (hasLists) {
+      Platform.putLong(page, record + head, Record.None)
+      Platform.putLong(page, record + more, Record.None)
+    }
     Platform.copyMemory(keyBase, keyOffset, page, record + header, keyLength.toLong)
     if (valueLength > 0) {
       Platform.copyMemory(valueBase, valueOffset, page, record + header + keyLength, valueLength.toLong)
@@ -323,11 +472,22 @@ private[statestore] final class StateTable(
     at
   }
 
-  private def find(key: UnsafeRow): Int = {
+  private def newestOf(key: UnsafeRow): Long = {
     val length = key.getSizeInBytes
     val hash = StateTable.hashOf(key.getBaseObject, key.getBaseOffset, length)
-    index.find(hash, key.getBaseObject, key.getBaseOffset, length)
+    val slot = index.find(hash, key.getBaseObject, key.getBaseOffset, length)
+    if (slot < 0) Record.None else index.offsetAt(slot)
   }
+
+  // The first value of a key whose newest record this is, none if it was removed.
+  private def firstOf(newest: Long): Long =
+    if (!isLive(newest)) Record.None
+    else if (kindOf(newest) == Record.Append) long(newest, head)
+    else newest
+
+  private def isLive(newest: Long): Boolean = newest != Record.None && kindOf(newest) != Record.Tombstone
+
+  private def following(value: Long): Long = if (hasLists) long(value, more) else Record.None
 
   private def hasValue(at: Long, keyLength: Int, base: Object, offset: Long, length: Int): Boolean = {
     val page = log.page(at)
@@ -336,10 +496,16 @@ private[statestore] final class StateTable(
       ByteArrayMethods.arrayEquals(page, record + header + keyLength, base, offset, length.toLong)
   }
 
-  private def kindOf(at: Long): Int = Platform.getInt(log.page(at), Log.address(at) + Record.Kind)
+  private def kindOf(at: Long): Int = int(at, Record.Kind)
 
-  private def setDeadAt(at: Long, dead: Long): Unit =
-    Platform.putLong(log.page(at), Log.address(at) + Record.DeadAt, dead)
+  private def setDeadAt(at: Long, dead: Long): Unit = setLong(at, Record.DeadAt, dead)
+
+  private def int(at: Long, field: Int): Int = Platform.getInt(log.page(at), Log.address(at) + field)
+
+  private def long(at: Long, field: Int): Long = Platform.getLong(log.page(at), Log.address(at) + field)
+
+  private def setLong(at: Long, field: Int, to: Long): Unit =
+    Platform.putLong(log.page(at), Log.address(at) + field, to)
 
   private def sizeOf(at: Long): Int = {
     val page = log.page(at)
@@ -351,6 +517,9 @@ private[statestore] final class StateTable(
 
 private[statestore] object StateTable {
   private final val LargestRecord = Int.MaxValue - (1 << 20)
+
+  /** A scan of fewer rows notes where they lie. */
+  private final val FewRows = 32
 
   /** Below this many bytes a log is not worth compacting. */
   private final val SmallestCompaction = 2L * Log.PageBytes

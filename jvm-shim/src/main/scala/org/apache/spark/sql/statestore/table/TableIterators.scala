@@ -9,9 +9,9 @@ private[statestore] final class LogRecord(header: Int) {
   var page: Array[Byte] = _
   private var position = 0L
 
-  def pointTo(inPage: Array[Byte], at: Long): Unit = {
-    page = inPage
-    position = at
+  def pointTo(view: LogView, offset: Long): Unit = {
+    page = view.pages((offset >>> Log.PageBits).toInt)
+    position = Log.address(offset)
   }
 
   def hash: Int = Platform.getInt(page, position + Record.Hash)
@@ -19,23 +19,70 @@ private[statestore] final class LogRecord(header: Int) {
   def valueLength: Int = Platform.getInt(page, position + Record.ValueLength)
   def keyAddress: Long = position + header
   def valueAddress: Long = position + header + keyLength
+  def long(field: Int): Long = Platform.getLong(page, position + field)
 }
 
-/**
- * The rows that were alive at the end of a scan's view. The pair and its rows are reused: a row
- * is good until the next call of `next`, also when its key is removed meanwhile.
- */
-private[table] final class TableIterator(scan: LogScan, key: UnsafeRow, value: UnsafeRow)
-  extends Iterator[UnsafeRowPair] {
+/** Walks the first record of each of some keys: after `advance()` returned true, `offset` is one. */
+private[table] trait RowCursor {
+  def advance(): Boolean
+  def offset: Long
+}
 
-  private val pair = new UnsafeRowPair(key, value)
-  private var found = false
+/** The keys that were alive at the end of a scan's view, in append order. */
+private[table] final class LogCursor(scan: LogScan) extends RowCursor {
   private var exhausted = false
 
-  override def hasNext: Boolean = {
+  override def offset: Long = scan.offset
+
+  override def advance(): Boolean = {
+    var found = false
     while (!found && !exhausted) {
       if (!scan.advance()) exhausted = true
       else found = scan.kind == Record.Row && scan.isAlive
+    }
+    found
+  }
+}
+
+/** Noted offsets. */
+private[table] final class OffsetsCursor(offsets: Array[Long], count: Int) extends RowCursor {
+  private var at = -1
+
+  override def offset: Long = offsets(at)
+
+  override def advance(): Boolean = {
+    if (at < count) at += 1
+    at < count
+  }
+}
+
+/**
+ * The rows of a cursor; with `lists`, all values of each key, one after the other. The pair and its
+ * rows are reused: a row is good until the next call of `next`, also when its key is removed
+ * meanwhile. Values that come to a key after the view are not seen.
+ *
+ * @param more  where a record says which value comes next, 0 for the first values alone
+ */
+private[table] final class RowIterator(
+    cursor: RowCursor, view: LogView, header: Int, more: Int, key: UnsafeRow, value: UnsafeRow)
+  extends Iterator[UnsafeRowPair] {
+
+  private val pair = new UnsafeRowPair(key, value)
+  private val record = new LogRecord(header)
+  private var found = false
+  private var exhausted = false
+  private var next_ = Record.None
+
+  override def hasNext: Boolean = {
+    if (!found && !exhausted) {
+      if (next_ != Record.None) {
+        found = true
+      } else if (cursor.advance()) {
+        next_ = cursor.offset
+        found = true
+      } else {
+        exhausted = true
+      }
     }
     found
   }
@@ -43,30 +90,36 @@ private[table] final class TableIterator(scan: LogScan, key: UnsafeRow, value: U
   override def next(): UnsafeRowPair = {
     if (!hasNext) throw new NoSuchElementException("no more rows in this scan")
     found = false
-    key.pointTo(scan.page, scan.keyAddress, scan.keyLength)
-    value.pointTo(scan.page, scan.valueAddress, scan.valueLength)
+    record.pointTo(view, next_)
+    key.pointTo(record.page, record.keyAddress, record.keyLength)
+    value.pointTo(record.page, record.valueAddress, record.valueLength)
+    next_ = if (more == 0) Record.None else RowIterator.following(record, more, view)
     pair
   }
 }
 
-/** The rows at noted offsets, with the same reuse of rows as `TableIterator`. */
-private[table] final class OffsetsIterator(
-    view: LogView, header: Int, offsets: Array[Long], count: Int, key: UnsafeRow, value: UnsafeRow)
-  extends Iterator[UnsafeRowPair] {
+private[table] object RowIterator {
+  /** The offset of the value that comes next for a record's key, as of a view. */
+  def following(record: LogRecord, more: Int, view: LogView): Long = {
+    val next = record.long(more)
+    if (next < view.end) next else Record.None
+  }
+}
 
-  private val pair = new UnsafeRowPair(key, value)
+/** The values of one key from a first one on, with the same reuse of rows. */
+private[table] final class ValuesIterator(
+    first: Long, view: LogView, header: Int, more: Int, value: UnsafeRow) extends Iterator[UnsafeRow] {
+
   private val record = new LogRecord(header)
-  private var at = 0
+  private var next_ = first
 
-  override def hasNext: Boolean = at < count
+  override def hasNext: Boolean = next_ != Record.None
 
-  override def next(): UnsafeRowPair = {
-    if (!hasNext) throw new NoSuchElementException("no more rows in this scan")
-    val offset = offsets(at)
-    at += 1
-    record.pointTo(view.pages((offset >>> Log.PageBits).toInt), Log.address(offset))
-    key.pointTo(record.page, record.keyAddress, record.keyLength)
+  override def next(): UnsafeRow = {
+    if (!hasNext) throw new NoSuchElementException("no more values of this key")
+    record.pointTo(view, next_)
     value.pointTo(record.page, record.valueAddress, record.valueLength)
-    pair
+    next_ = RowIterator.following(record, more, view)
+    value
   }
 }

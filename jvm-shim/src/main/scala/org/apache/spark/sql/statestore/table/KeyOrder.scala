@@ -1,0 +1,175 @@
+package org.apache.spark.sql.statestore.table
+
+import org.apache.spark.sql.catalyst.expressions.{BoundReference, Expression, Literal, UnsafeProjection, UnsafeRow, XXH64}
+import org.apache.spark.sql.types._
+import org.apache.spark.unsafe.Platform
+
+/**
+ * A total order of keys, told by their bytes: keys stand as their words do, and those of the same
+ * word as `compare` says.
+ *
+ * Guarantees: `compare` is 0 for equal bytes alone, and agrees with `compareLeading` as far as that
+ * looks. Keys that `compareLeading` takes for equal have the same word.
+ */
+private[statestore] sealed abstract class KeyOrder {
+  /** The key's word, the first thing that orders it. */
+  def word(base: Object, offset: Long, length: Int): Long
+
+  def compare(a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int
+
+  /** Compares only what a prefix scan gives. */
+  def compareLeading(a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int
+
+  /** Whether prefix scans are allowed. */
+  def scansPrefixes: Boolean
+
+  /** A key that starts with what a prefix scan gives; it is reused by the next call. */
+  def keyOf(prefix: UnsafeRow): UnsafeRow
+}
+
+/**
+ * Spark's order for range scans: by the ordering columns, each with negative numbers first and nulls
+ * last; floating point numbers by sign and bits, so -0.0 comes before 0.0 and NaN after
+ * infinity. Ties are broken by the bytes of the key.
+ *
+ * @param ordinals  the ordering columns, the first one first
+ */
+private[statestore] final class ColumnOrder(
+    schema: StructType, ordinals: Array[Int], override val scansPrefixes: Boolean) extends KeyOrder {
+  import KeyOrder._
+
+  private val kinds = ordinals.map(ordinal => kindOf(schema(ordinal)))
+  private val places = ordinals.map(ordinal => UnsafeRow.calculateBitSetWidthInBytes(schema.length) + 8L * ordinal)
+  private lazy val complete = {
+    val columns = schema.fields.toSeq.zipWithIndex.map[Expression] { case (field, i) =>
+      val at = ordinals.indexOf(i)
+      if (at >= 0) BoundReference(at, field.dataType, nullable = true) else Literal(null, field.dataType)
+    }
+    UnsafeProjection.create(columns)
+  }
+
+  override def word(base: Object, offset: Long, length: Int): Long =
+    if (isNull(base, offset, ordinals(0))) Long.MaxValue else valueOf(base, offset, 0)
+
+  override def compare(
+      a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int = {
+    val leading = compareLeading(a, aOffset, aLength, b, bOffset, bLength)
+    if (leading != 0) leading else compareBytes(a, aOffset, aLength, b, bOffset, bLength)
+  }
+
+  override def compareLeading(
+      a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int = {
+    var i = 0
+    var result = 0
+    while (result == 0 && i < ordinals.length) {
+      val aNull = isNull(a, aOffset, ordinals(i))
+      val bNull = isNull(b, bOffset, ordinals(i))
+      result =
+        if (aNull || bNull) java.lang.Boolean.compare(aNull, bNull)
+        else java.lang.Long.compare(valueOf(a, aOffset, i), valueOf(b, bOffset, i))
+      i += 1
+    }
+    result
+  }
+
+  override def keyOf(prefix: UnsafeRow): UnsafeRow = complete(prefix)
+
+  private def isNull(base: Object, offset: Long, ordinal: Int): Boolean =
+    (Platform.getLong(base, offset + ((ordinal >> 6) << 3)) >>> (ordinal & 63) & 1L) != 0L
+
+  private def valueOf(base: Object, offset: Long, i: Int): Long = {
+    val at = offset + places(i)
+    kinds(i) match {
+      case Bytes1 => Platform.getByte(base, at).toLong
+      case Bytes2 => Platform.getShort(base, at).toLong
+      case Bytes4 => Platform.getInt(base, at).toLong
+      case Bytes8 => Platform.getLong(base, at)
+      case Float4 =>
+        val bits = Platform.getInt(base, at)
+        (bits ^ ((bits >> 31) & Int.MaxValue)).toLong
+      case Float8 =>
+        val bits = Platform.getLong(base, at)
+        bits ^ ((bits >> 63) & Long.MaxValue)
+    }
+  }
+}
+
+/**
+ * Keys grouped by all columns but the last, a timestamp that orders them within their group. In
+ * which order the groups come is by hash, and means nothing.
+ */
+private[statestore] final class TimestampLastOrder(schema: StructType) extends KeyOrder {
+  import KeyOrder._
+
+  private val place = UnsafeRow.calculateBitSetWidthInBytes(schema.length) + 8L * (schema.length - 1)
+  private lazy val complete = {
+    val columns = schema.fields.toSeq.dropRight(1).zipWithIndex.map[Expression] { case (field, i) =>
+      BoundReference(i, field.dataType, nullable = true)
+    }
+    UnsafeProjection.create(columns :+ Literal(Long.MinValue, LongType))
+  }
+
+  override def scansPrefixes: Boolean = true
+
+  override def word(base: Object, offset: Long, length: Int): Long = {
+    val before = XXH64.hashUnsafeWords(base, offset, place.toInt, Seed)
+    XXH64.hashUnsafeWords(base, offset + place + 8, length - place.toInt - 8, before)
+  }
+
+  override def compare(
+      a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int = {
+    val leading = compareLeading(a, aOffset, aLength, b, bOffset, bLength)
+    if (leading != 0) leading
+    else java.lang.Long.compare(Platform.getLong(a, aOffset + place), Platform.getLong(b, bOffset + place))
+  }
+
+  override def compareLeading(
+      a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int = {
+    val before = compareBytes(a, aOffset, place.toInt, b, bOffset, place.toInt)
+    if (before != 0) {
+      before
+    } else {
+      val behind = place + 8
+      compareBytes(a, aOffset + behind, aLength - behind.toInt, b, bOffset + behind, bLength - behind.toInt)
+    }
+  }
+
+  override def keyOf(prefix: UnsafeRow): UnsafeRow = complete(prefix)
+}
+
+private[statestore] object KeyOrder {
+  private[table] final val Bytes1 = 0
+  private[table] final val Bytes2 = 1
+  private[table] final val Bytes4 = 2
+  private[table] final val Bytes8 = 3
+  private[table] final val Float4 = 4
+  private[table] final val Float8 = 5
+
+  private[table] final val Seed = 0x5ca1ab1eL
+
+  private[table] def kindOf(field: StructField): Int = field.dataType match {
+    case ByteType | BooleanType => Bytes1
+    case ShortType => Bytes2
+    case IntegerType | DateType | _: YearMonthIntervalType => Bytes4
+    case LongType | TimestampType | TimestampNTZType | _: DayTimeIntervalType => Bytes8
+    case FloatType => Float4
+    case DoubleType => Float8
+    case other => throw new IllegalArgumentException(
+      s"the column ${field.name} is ${other.sql}, by which a state cannot be ordered: it must have a fixed size")
+  }
+
+  private[table] def compareBytes(
+      a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int = {
+    val common = math.min(aLength, bLength)
+    var i = 0
+    // Rows are whole words; the first word that differs is compared byte by byte, as stored.
+    while (i + 8 <= common && Platform.getLong(a, aOffset + i) == Platform.getLong(b, bOffset + i)) i += 8
+    while (i < common && Platform.getByte(a, aOffset + i) == Platform.getByte(b, bOffset + i)) i += 1
+    if (i < common) {
+      java.lang.Integer.compare(
+        Platform.getByte(a, aOffset + i) & 0xff, Platform.getByte(b, bOffset + i) & 0xff)
+    } else {
+      java.lang.Integer.compare(aLength, bLength)
+    }
+  }
+}

@@ -1,0 +1,353 @@
+package org.apache.spark.sql.statestore.table
+
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.unsafe.Platform
+
+/**
+ * The rows of a table in the order of their keys: a B+ tree over record offsets, whose nodes are
+ * copied before they are changed once a snapshot has them.
+ *
+ * Guarantees: it holds exactly one entry for each key that was put and not removed. A snapshot costs
+ * nothing when it is taken, stays as it was, and can be returned to. Keys are read from the
+ * log only where their words do not tell them apart.
+ */
+private[statestore] final class OrderedTree(log: Log, header: Int, val order: KeyOrder) {
+  import OrderedTree._
+
+  private var root = new Node(null, null)
+  // Nodes of another owner are part of a snapshot.
+  private var owner = new Object
+  private var nodes = 1L
+
+  // The way to the entry that is worked on, from the root down.
+  private val path = new Array[Node](MaxDepth)
+  private val places = new Array[Int](MaxDepth)
+  private var depth = 0
+
+  root.owner = owner
+
+  def memoryBytes: Long = nodes * NodeBytes
+
+  /** The tree as it is now. */
+  def snapshot(): Snapshot = {
+    owner = new Object
+    current
+  }
+
+  /** The tree as it is now, to be read before the next change only. */
+  def current: Snapshot = new Snapshot(root, nodes)
+
+  /** Returns to a snapshot. */
+  def restore(to: Snapshot): Unit = {
+    root = to.root
+    nodes = to.nodes
+    owner = new Object
+  }
+
+  /** Enters a record, in the place of the one that its key had. */
+  def put(offset: Long): Unit = {
+    val word = descend(offset)
+    val leaf = path(depth)
+    val at = places(depth)
+    val known = at < leaf.count && compare(leaf, at, word, log.page(offset), keyAddress(offset), keyLength(offset)) == 0
+    makeWritable()
+    if (known) path(depth).offsets(at) = offset
+    else insert(depth, at, word, offset, null)
+  }
+
+  /** Removes the entry of a record's key. */
+  def remove(offset: Long): Unit = {
+    val word = descend(offset)
+    val leaf = path(depth)
+    val at = places(depth)
+    if (at >= leaf.count ||
+      compare(leaf, at, word, log.page(offset), keyAddress(offset), keyLength(offset)) != 0) {
+      throw new IllegalStateException(s"the order has no entry for the record at $offset")
+    }
+    makeWritable()
+    removeAt(depth)
+    while (root.children != null && root.count == 1) {
+      root = root.children(0)
+      nodes -= 1
+    }
+  }
+
+  /** Enters a record whose key comes after all others. */
+  def append(offset: Long): Unit = {
+    depth = 0
+    var node = root
+    while (node.children != null) {
+      path(depth) = node
+      places(depth) = node.count - 1
+      node = node.children(node.count - 1)
+      depth += 1
+    }
+    path(depth) = node
+    places(depth) = node.count
+    makeWritable()
+    insert(depth, node.count, wordOf(offset), offset, null)
+  }
+
+  private def wordOf(offset: Long): Long =
+    order.word(log.page(offset), keyAddress(offset), keyLength(offset))
+
+  private def keyAddress(offset: Long): Long = Log.address(offset) + header
+
+  private def keyLength(offset: Long): Int =
+    Platform.getInt(log.page(offset), Log.address(offset) + Record.KeyLength)
+
+  // Notes the way to the place of a record's key; returns the key's word.
+  private def descend(offset: Long): Long = {
+    val base = log.page(offset)
+    val key = keyAddress(offset)
+    val length = keyLength(offset)
+    val word = order.word(base, key, length)
+    depth = 0
+    var node = root
+    while (node.children != null) {
+      // The last child that does not start behind the key; what the first one starts with says nothing.
+      var low = 1
+      var high = node.count
+      while (low < high) {
+        val middle = (low + high) >>> 1
+        if (compare(node, middle, word, base, key, length) <= 0) low = middle + 1 else high = middle
+      }
+      path(depth) = node
+      places(depth) = low - 1
+      node = node.children(low - 1)
+      depth += 1
+    }
+    var low = 0
+    var high = node.count
+    while (low < high) {
+      val middle = (low + high) >>> 1
+      if (compare(node, middle, word, base, key, length) < 0) low = middle + 1 else high = middle
+    }
+    path(depth) = node
+    places(depth) = low
+    word
+  }
+
+  private def compare(node: Node, at: Int, word: Long, base: Object, key: Long, length: Int): Int = {
+    val words = java.lang.Long.compare(node.words(at), word)
+    if (words != 0) {
+      words
+    } else {
+      val offset = node.offsets(at)
+      order.compare(log.page(offset), keyAddress(offset), keyLength(offset), base, key, length)
+    }
+  }
+
+  private def makeWritable(): Unit = {
+    var d = 0
+    while (d <= depth) {
+      if (path(d).owner ne owner) {
+        val copy = path(d).copy(owner)
+        if (d == 0) root = copy else path(d - 1).children(places(d - 1)) = copy
+        path(d) = copy
+      }
+      d += 1
+    }
+  }
+
+  private def insert(d: Int, at: Int, word: Long, offset: Long, child: Node): Unit = {
+    val node = path(d)
+    if (node.count < Capacity) {
+      node.insert(at, word, offset, child)
+    } else {
+      // What comes in order fills its nodes.
+      val middle = if (at == node.count) node.count else node.count / 2
+      val right = node.split(middle)
+      nodes += 1
+      if (at < middle) node.insert(at, word, offset, child)
+      else right.insert(at - middle, word, offset, child)
+      if (d > 0) {
+        insert(d - 1, places(d - 1) + 1, right.words(0), right.offsets(0), right)
+      } else {
+        root = new Node(owner, new Array[Node](Capacity))
+        nodes += 1
+        root.insert(0, node.words(0), node.offsets(0), node)
+        root.insert(1, right.words(0), right.offsets(0), right)
+      }
+    }
+  }
+
+  private def removeAt(d: Int): Unit = {
+    val node = path(d)
+    node.remove(places(d))
+    if (node.count == 0) {
+      if (d > 0) {
+        nodes -= 1
+        removeAt(d - 1)
+      } else if (node.children != null) {
+        root = new Node(owner, null)
+      }
+    }
+  }
+}
+
+private[statestore] object OrderedTree {
+  private final val Capacity = 32
+  private final val MaxDepth = 32
+  private final val NodeBytes = 2L * (16 + 8 * Capacity) + 40
+
+  /**
+   * Some entries in order, or, if it has children, where each of them starts.
+   *
+   * @param owner  who may change it
+   */
+  final class Node private[OrderedTree] (var owner: AnyRef, val children: Array[Node]) {
+    val words = new Array[Long](Capacity)
+    val offsets = new Array[Long](Capacity)
+    var count = 0
+
+    def copy(by: AnyRef): Node = {
+      val made = new Node(by, if (children == null) null else new Array[Node](Capacity))
+      moveTo(made, 0)
+      made
+    }
+
+    /** Moves the entries from `at` on into a new node. */
+    def split(at: Int): Node = {
+      val right = new Node(owner, if (children == null) null else new Array[Node](Capacity))
+      moveTo(right, at)
+      if (children != null) java.util.Arrays.fill(children.asInstanceOf[Array[Object]], at, count, null)
+      count = at
+      right
+    }
+
+    def insert(at: Int, word: Long, offset: Long, child: Node): Unit = {
+      shift(at, at + 1)
+      words(at) = word
+      offsets(at) = offset
+      if (children != null) children(at) = child
+      count += 1
+    }
+
+    def remove(at: Int): Unit = {
+      shift(at + 1, at)
+      count -= 1
+      if (children != null) children(count) = null
+    }
+
+    private def shift(from: Int, to: Int): Unit = {
+      val moved = count - from
+      System.arraycopy(words, from, words, to, moved)
+      System.arraycopy(offsets, from, offsets, to, moved)
+      if (children != null) System.arraycopy(children, from, children, to, moved)
+    }
+
+    private def moveTo(other: Node, from: Int): Unit = {
+      other.count = count - from
+      System.arraycopy(words, from, other.words, 0, other.count)
+      System.arraycopy(offsets, from, other.offsets, 0, other.count)
+      if (children != null) System.arraycopy(children, from, other.children, 0, other.count)
+    }
+  }
+
+  /** A tree at one moment. */
+  final class Snapshot private[OrderedTree] (private[OrderedTree] val root: Node, private[OrderedTree] val nodes: Long)
+
+  /**
+   * One end of a range. It keeps a copy of its key, since callers use their rows again.
+   *
+   * @param leading  whether the end is before, or after, all keys that start as this one
+   */
+  private[table] final class Bound(order: KeyOrder, key: UnsafeRow, leading: Boolean) {
+    private val length = key.getSizeInBytes
+    private val bytes = key.getBytes.clone()
+    private val word = order.word(bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)
+
+    /** How an entry stands to the bound. */
+    def compare(pages: Array[Array[Byte]], header: Int, entryWord: Long, offset: Long): Int = {
+      val words = java.lang.Long.compare(entryWord, word)
+      if (words != 0) {
+        words
+      } else {
+        val page = pages((offset >>> Log.PageBits).toInt)
+        val record = Log.address(offset)
+        val keyLength = Platform.getInt(page, record + Record.KeyLength)
+        if (leading) {
+          order.compareLeading(page, record + header, keyLength, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)
+        } else {
+          order.compare(page, record + header, keyLength, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)
+        }
+      }
+    }
+  }
+
+  /**
+   * Walks the entries of a tree that does not change meanwhile, from `start` on and before `end`;
+   * null stands for no bound. With `through` the entries that are equal to `end` are included.
+   */
+  private[table] final class Cursor(
+      tree: Snapshot, pages: Array[Array[Byte]], header: Int, start: Bound, end: Bound, through: Boolean)
+    extends RowCursor {
+
+    private val path = new Array[Node](MaxDepth)
+    private val places = new Array[Int](MaxDepth)
+    private var depth = 0
+    private var ended = false
+
+    private var found = Record.None
+
+    seek()
+
+    override def offset: Long = found
+
+    override def advance(): Boolean = {
+      if (!ended) {
+        while (depth > 0 && places(depth) >= path(depth).count) climb()
+        val leaf = path(depth)
+        val at = places(depth)
+        if (leaf.children != null || at >= leaf.count || isBeyond(leaf, at)) {
+          ended = true
+        } else {
+          found = leaf.offsets(at)
+          places(depth) = at + 1
+        }
+      }
+      !ended
+    }
+
+    private def isBeyond(leaf: Node, at: Int): Boolean = end != null && {
+      val stands = end.compare(pages, header, leaf.words(at), leaf.offsets(at))
+      if (through) stands > 0 else stands >= 0
+    }
+
+    // To the next leaf, or to an ancestor that has no more children.
+    private def climb(): Unit = {
+      depth -= 1
+      places(depth) += 1
+      while (path(depth).children != null && places(depth) < path(depth).count) {
+        path(depth + 1) = path(depth).children(places(depth))
+        depth += 1
+        places(depth) = 0
+      }
+    }
+
+    private def seek(): Unit = {
+      var node = tree.root
+      while (node.children != null) {
+        path(depth) = node
+        places(depth) = if (start == null) 0 else math.max(0, firstFrom(node, 1) - 1)
+        node = node.children(places(depth))
+        depth += 1
+      }
+      path(depth) = node
+      places(depth) = if (start == null) 0 else firstFrom(node, 0)
+    }
+
+    // The first entry from `low` on that is not before the start.
+    private def firstFrom(node: Node, from: Int): Int = {
+      var low = from
+      var high = node.count
+      while (low < high) {
+        val middle = (low + high) >>> 1
+        if (start.compare(pages, header, node.words(middle), node.offsets(middle)) < 0) low = middle + 1
+        else high = middle
+      }
+      low
+    }
+  }
+}
