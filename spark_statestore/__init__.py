@@ -36,6 +36,7 @@ from spark_statestore.errors import (
 )
 from spark_statestore.session import (
     EXTENSIONS_CLASS,
+    JOIN_PROVIDER_CLASS,
     PLUGIN_CLASS,
     PROVIDER_CLASS,
     attach,
@@ -45,6 +46,7 @@ from spark_statestore.session import (
 
 __all__ = [
     "EXTENSIONS_CLASS",
+    "JOIN_PROVIDER_CLASS",
     "PLUGIN_CLASS",
     "PROVIDER_CLASS",
     "AuthenticationError",

@@ -23,10 +23,22 @@ if TYPE_CHECKING:
 
     Builder = TypeVar("Builder", bound="SparkSession.Builder")
 
-__all__ = ["EXTENSIONS_CLASS", "PLUGIN_CLASS", "PROVIDER_CLASS", "attach", "configure", "jar_path"]
+__all__ = [
+    "EXTENSIONS_CLASS",
+    "JOIN_PROVIDER_CLASS",
+    "PLUGIN_CLASS",
+    "PROVIDER_CLASS",
+    "attach",
+    "configure",
+    "jar_path",
+]
 
 PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStoreProvider"
 """For ``spark.sql.streaming.stateStore.providerClass``."""
+
+JOIN_PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointJoinStateStoreProvider"
+"""The same store, for queries with stream-stream joins of state format 3 or 4: Spark 4.3 takes
+those only on a class that extends its RocksDB provider, and goes back to format 2 otherwise."""
 
 EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
 """For ``spark.sql.extensions``: checks the options on the driver."""
@@ -35,6 +47,7 @@ PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
 """For ``spark.plugins``: starts each executor's backend with the executor, and lets the driver keep
 the state of ``storage=memory`` without ``checkpointsDir``, which on a cluster needs it."""
 
+_PROVIDERS = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
 _PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 _JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
 
@@ -78,7 +91,8 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
 
     Adds the jar and the Python half to what the session ships, and sets provider, extension,
     interpreter and options. What was set before is kept: lists are appended to, and a setting
-    that says something else is an error.
+    that says something else is an error. The provider is `PROVIDER_CLASS`, unless the builder or
+    spark-defaults.conf already names `JOIN_PROVIDER_CLASS`.
 
     With ``storage="memory"`` and no ``checkpoints_dir`` the driver keeps the state of all executors,
     until the application ends. They reach it through `PLUGIN_CLASS`, which is then added to
@@ -125,7 +139,8 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
         )
     defaults = _spark_defaults()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    settings = {_PROVIDER_KEY: PROVIDER_CLASS}
+    provider = given.get(_PROVIDER_KEY) or defaults.get(_PROVIDER_KEY)
+    settings = {_PROVIDER_KEY: provider if provider in _PROVIDERS else PROVIDER_CLASS}
     settings |= {OPTION_PREFIX + name: value for name, value in values.items()}
     python = _interpreter(given, defaults)
     if python is not None and OPTION_PREFIX + "python" not in settings | given:
@@ -179,7 +194,7 @@ def attach(spark: SparkSession) -> None:
             "    builder = spark_statestore.configure(SparkSession.builder)\n"
             f"or   spark-submit --jars {_jar_or_hint(spark.version)} ..."
         )
-    if spark.conf.get(_PROVIDER_KEY, None) != PROVIDER_CLASS:
+    if spark.conf.get(_PROVIDER_KEY, None) not in _PROVIDERS:
         missing.append(
             "the provider is another one. Before the query's first start:\n"
             f'    spark.conf.set("{_PROVIDER_KEY}", "{PROVIDER_CLASS}")'

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import spark_statestore
 
 OURS = spark_statestore.PROVIDER_CLASS
+OURS_FOR_JOINS = spark_statestore.JOIN_PROVIDER_CLASS
 SPARKS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 STATE_STORE = "spark.sql.streaming.stateStore."
@@ -142,7 +143,7 @@ class Query:
 
     def _check_provider(self) -> None:
         metrics = [operator["customMetrics"] for p in self.progress for operator in p["stateOperators"]]
-        ours = self._provider == OURS
+        ours = self._provider in (OURS, OURS_FOR_JOINS)
         assert all(("checkpointBytesWritten" in names) == ours for names in metrics), (
             "not the wanted provider"
         )

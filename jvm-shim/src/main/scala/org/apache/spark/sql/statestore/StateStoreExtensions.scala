@@ -23,9 +23,13 @@ private[statestore] object StateStoreExtensions {
   private val ProviderKey = "spark.sql.streaming.stateStore.providerClass"
 
   def check(session: SparkSession, plan: LogicalPlan): Unit =
-    if (plan.isStreaming && session.conf.getOption(ProviderKey).contains(
-      classOf[CheckpointStateStoreProvider].getName)) {
+    if (plan.isStreaming && session.conf.getOption(ProviderKey).exists(isOurs)) {
       // Of a stateless query too: whether a plan keeps state shows only when it is run.
       if (BackendOptions.parse(session.conf.getAll).isKeptOnDriver) CheckpointKeeper.require(session.sparkContext)
     }
+
+  /** Whether a provider class keeps its state in this store. */
+  def isOurs(className: String): Boolean =
+    className == classOf[CheckpointStateStoreProvider].getName ||
+      className == classOf[CheckpointJoinStateStoreProvider].getName
 }
