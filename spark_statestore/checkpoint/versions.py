@@ -195,7 +195,8 @@ class VersionStore:
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
         """The changes that make up a version, in the order in which they apply.
 
-        Changes of states that were removed since are left out. Sound only once the iterator has ended, see `read_changes`.
+        Changes of states that were removed since are left out. Sound only once the iterator has
+        ended, see `read_changes`.
 
         Raises
         ------

@@ -108,6 +108,13 @@ private[statestore] sealed abstract class ContentStore(
     if (family != null) family.table else absent(operation, colFamilyName)
   }
 
+  /** Stands in for a column family that the version does not have, or fails. */
+  protected def absent(operation: String, colFamilyName: String): StateTable = {
+    requireFamilies(operation)
+    FamilyNames.require(operation, colFamilyName)
+    throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily(operation, colFamilyName)
+  }
+
   protected def visibility(): Unit = writes.getAcquire()
 
   protected def written(): Unit = writes.setRelease(1L)
@@ -143,17 +150,6 @@ private[statestore] sealed abstract class ContentStore(
     if (!table.scansPrefixes) throw StateStoreErrors.unsupportedOperationException(operation, provider.toString)
     table
   }
-
-  private def absent(operation: String, colFamilyName: String): StateTable = {
-    val described = provider.registered.get(colFamilyName)
-    if (described != null) {
-      described.table
-    } else {
-      requireFamilies(operation)
-      FamilyNames.require(operation, colFamilyName)
-      throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily(operation, colFamilyName)
-    }
-  }
 }
 
 /** A read-only store; several may share a content. */
@@ -175,6 +171,11 @@ private[statestore] final class CheckpointReadStateStore(
       released = true
       provider.release(content, this)
     }
+  }
+
+  override protected def absent(operation: String, colFamilyName: String): StateTable = {
+    val described = provider.registered.get(colFamilyName)
+    if (described == null) super.absent(operation, colFamilyName) else described.table
   }
 
   override protected def requireOpen(): Unit =
