@@ -1,0 +1,205 @@
+"""What may happen to the versions of a store, as rules; what a store holds is for the subclass to say."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+import spark_statestore
+from tests.effort import EFFORT
+from tests.spark.harness import CLEAN_AT_ONCE, Provider, Store
+
+RETAINED = 4
+
+
+class VersionsMachine(RuleBasedStateMachine):
+    """Opens, commits, aborts, loses and reloads one store; a model says what each version must hold."""
+
+    spark: Any = None
+    checkpoint_format = 1
+    provider_class = spark_statestore.PROVIDER_CLASS
+    settings: dict[str, str] = {}  # noqa: RUF012 - for subclasses to set
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.location = tempfile.mkdtemp(prefix="statestore-machine-")
+        self.providers: list[Provider] = []
+        # Of every version that may be asked for: what it holds, and its id in format v2.
+        self.committed: dict[int, Any] = {0: self.empty()}
+        self.ids: dict[int, str | None] = {0: None}
+        self.highest = 0
+        self.store: Store | None = None
+        self.version = 0
+        self.content: Any = None
+
+    # For the subclass
+
+    def empty(self) -> Any:
+        """What version 0 holds."""
+        raise NotImplementedError
+
+    def copied(self, content: Any) -> Any:
+        raise NotImplementedError
+
+    def provider_options(self) -> dict[str, Any]:
+        return {}
+
+    def number_of_keys(self) -> int:
+        raise NotImplementedError
+
+    def check_all(self, store: Store, content: Any, *, writing: bool) -> None:
+        """Compare all that a store holds; if it was just opened, declare what has to be declared."""
+        raise NotImplementedError
+
+    # Opening
+
+    @property
+    def ours(self) -> bool:
+        return self.provider_class == spark_statestore.PROVIDER_CLASS
+
+    @property
+    def provider(self) -> Provider:
+        return self.providers[-1]
+
+    def new_provider(self) -> Provider:
+        provider = Provider(
+            self.spark,
+            f"file:{self.location}",
+            provider=self.provider_class,
+            checkpointFormatVersion=str(self.checkpoint_format),
+            backend__snapshotInterval="2",
+            backend__numRetained=str(RETAINED),
+            backend__fileStateThreshold="1k",
+            **CLEAN_AT_ONCE,
+            **self.settings,
+            **self.provider_options(),
+        )
+        self.providers.append(provider)
+        return provider
+
+    @initialize()
+    def start(self) -> None:
+        self.new_provider()
+
+    def begin(self, store: Store, version: int) -> None:
+        self.store = store
+        self.version = version
+        self.content = self.copied(self.committed[version])
+        self.check_all(store, self.content, writing=True)
+
+    def pick(self, data: st.DataObject) -> int:
+        newest = max(self.committed)
+        lowest = max(0, self.highest - RETAINED)
+        older = [v for v in sorted(self.committed) if v >= lowest]
+        return data.draw(st.sampled_from([newest, newest, newest, *older]))
+
+    def open_newest(self) -> None:
+        version = max(self.committed)
+        self.begin(self.provider.open(version, self.ids[version]), version)
+
+    @precondition(lambda self: self.store is None)
+    @rule(data=st.data(), how=st.sampled_from(["write", "write", "upgrade", "force"]))
+    def open(self, data: st.DataObject, how: str) -> None:
+        version = self.pick(data)
+        checkpoint_id = self.ids[version]
+        if how == "write":
+            self.begin(self.provider.open(version, checkpoint_id), version)
+        elif how == "force":
+            self.begin(self.provider.open_forced(version, checkpoint_id), version)
+        else:
+            read = self.provider.open_read(version, checkpoint_id)
+            self.check_all(read, self.committed[version], writing=False)
+            self.begin(self.provider.upgrade(read, version, checkpoint_id), version)
+            # RocksDB makes one of the other, so that both would end.
+            if self.ours:
+                read.release()
+
+    @precondition(lambda self: self.store is None)
+    @rule(data=st.data())
+    def read(self, data: st.DataObject) -> None:
+        self.read_version(self.provider, self.pick(data))
+
+    def read_version(self, provider: Provider, version: int) -> None:
+        read = provider.open_read(version, self.ids[version])
+        self.check_all(read, self.committed[version], writing=False)
+        read.release()
+
+    # Ending
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def commit(self) -> None:
+        assert self.store.commit() == self.version + 1
+        assert self.store.has_committed
+        assert self.store.metrics["numKeys"] == self.number_of_keys()
+        assert self.store.metrics["memoryUsedBytes"] > 0
+        checkpoint_id = self.store.checkpoint_id
+        assert (checkpoint_id is None) == (self.checkpoint_format == 1)
+        assert self.store.base_checkpoint_id == self.ids[self.version]
+        self.committed = {v: content for v, content in self.committed.items() if v <= self.version}
+        self.committed[self.version + 1] = self.content
+        self.ids[self.version + 1] = checkpoint_id
+        self.highest = max(self.highest, self.version + 1)
+        self.store = None
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def abort(self) -> None:
+        self.store.abort()
+        self.store.abort()
+        assert not self.store.has_committed
+        self.store = None
+
+    # What else may happen at any moment
+
+    @precondition(lambda self: len(self.committed) > 1)
+    @rule()
+    def move_to_another_instance(self) -> None:
+        if self.ours:
+            # The task that held the store, if any, is gone without a word.
+            self.store = None
+        elif self.store is not None:
+            self.abort()
+        if len(self.providers) > (2 if self.ours else 0):
+            self.providers.pop(0).close()
+        self.new_provider()
+
+    @precondition(lambda self: len(self.committed) > 1)
+    @rule(data=st.data())
+    def maintain(self, data: st.DataObject) -> None:
+        provider = data.draw(st.sampled_from(self.providers))
+        if data.draw(st.booleans()):
+            provider.snapshot()
+        else:
+            provider.cleanup()
+
+    def teardown(self) -> None:
+        try:
+            if self.providers:
+                if self.store is not None and not self.ours:
+                    self.store.abort()
+                fresh = self.new_provider()
+                for version in sorted(self.committed):
+                    if version >= max(0, self.highest - RETAINED):
+                        self.read_version(fresh, version)
+        finally:
+            for provider in self.providers:
+                provider.close()
+            shutil.rmtree(self.location, ignore_errors=True)
+
+
+def run_machine(machine: type[VersionsMachine], examples: int, *, steps: int = 40, **attributes: Any) -> None:
+    """Run a machine with some of its attributes set."""
+    chosen = settings(max_examples=examples * EFFORT, stateful_step_count=steps)
+    run_state_machine_as_test(type("Machine", (machine,), attributes), settings=chosen)
