@@ -3,7 +3,6 @@ package org.apache.spark.sql.statestore.table
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.UnsafeRowPair
 import org.apache.spark.unsafe.Platform
-import org.apache.spark.unsafe.array.ByteArrayMethods
 import org.apache.spark.unsafe.hash.Murmur3_x86_32
 
 /** The content of a table at one moment, to return to. */
@@ -38,13 +37,11 @@ private[statestore] final class StateTable(
     prefix: Option[PrefixProjection] = None,
     order: Option[KeyOrder] = None) {
 
-  private val head = Record.PlainHeader + (if (prefix.isDefined) Record.RingBytes else 0)
-  private val more = head + 8
-  private val header = head + (if (hasLists) Record.ListBytes else 0)
-  private var log = new Log
-  private var index = new HashIndex(log, header)
-  private var groups = prefix.map(new PrefixGroups(log, header, _)).orNull
-  private var tree = order.map(new OrderedTree(log, header, _)).orNull
+  private var records = new Records(new Log, prefix.isDefined, hasLists)
+  private val header = records.header
+  private var index = new HashIndex(records.log, header)
+  private var groups = prefix.map(new PrefixGroups(records.log, header, _)).orNull
+  private var tree = order.map(new OrderedTree(records.log, header, _)).orNull
   private var keys = 0L
   private var values = 0L
   private var live = 0L
@@ -64,27 +61,27 @@ private[statestore] final class StateTable(
 
   /** Heap that the table holds: log pages and indexes, in bytes. */
   def memoryBytes: Long =
-    log.heldBytes + index.memoryBytes + (if (groups == null) 0L else groups.memoryBytes) +
+    records.log.heldBytes + index.memoryBytes + (if (groups == null) 0L else groups.memoryBytes) +
       (if (tree == null) 0L else tree.memoryBytes)
 
   /** Bytes of the records that are not superseded, headers included. */
   def liveBytes: Long = live
 
   /** The offset that names the present content. */
-  def tail: Long = log.tail
+  def tail: Long = records.log.tail
 
   /** The present content. */
-  def mark(): TableMark = new TableMark(log.view, keys, values, if (tree == null) null else tree.snapshot())
+  def mark(): TableMark = new TableMark(records.log.view, keys, values, if (tree == null) null else tree.snapshot())
 
   def scan(of: LogView, from: Long = Log.FirstOffset): LogScan = new LogScan(of, header, from)
 
   /** The first value of the key or null; the row is reused by the next call. */
   def get(key: UnsafeRow): UnsafeRow = {
-    val first = firstOf(newestOf(key))
+    val first = records.firstOf(newestOf(key))
     if (first == Record.None) {
       null
     } else {
-      val page = log.page(first)
+      val page = records.log.page(first)
       val record = Log.address(first)
       got.pointTo(page, record + header + Platform.getInt(page, record + Record.KeyLength),
         Platform.getInt(page, record + Record.ValueLength))
@@ -92,11 +89,11 @@ private[statestore] final class StateTable(
     }
   }
 
-  def contains(key: UnsafeRow): Boolean = isLive(newestOf(key))
+  def contains(key: UnsafeRow): Boolean = records.isLive(newestOf(key))
 
   /** All values of the key as of now, in the order in which they came. */
   def valuesOf(key: UnsafeRow): Iterator[UnsafeRow] =
-    new ValuesIterator(firstOf(newestOf(key)), log.view, header, more, new UnsafeRow(valueFields))
+    new ValuesIterator(records.firstOf(newestOf(key)), records.log.view, header, records.more, new UnsafeRow(valueFields))
 
   /** Gives the key this value alone. */
   def put(key: UnsafeRow, value: UnsafeRow): Unit =
@@ -109,9 +106,9 @@ private[statestore] final class StateTable(
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
-    val first = firstOf(old)
+    val first = records.firstOf(old)
     val isSame = first != Record.None && first == old &&
-      hasValue(old, keyLength, valueBase, valueOffset, valueLength)
+      records.hasValue(old, keyLength, valueBase, valueOffset, valueLength)
     if (!isSame) {
       // The group goes into the log first, so that it is taken back after its first member.
       val group = if (groups == null || first != Record.None) Record.None else groupOf(keyBase, keyOffset, keyLength)
@@ -123,10 +120,10 @@ private[statestore] final class StateTable(
       } else {
         keys += 1
         if (groups != null) groups.link(group, at)
-        if (old != Record.None) setDeadAt(old, at)
+        if (old != Record.None) records.setDeadAt(old, at)
       }
       if (tree != null) tree.put(at)
-      live += sizeOf(at)
+      live += records.sizeOf(at)
       values += 1
     }
   }
@@ -143,15 +140,14 @@ private[statestore] final class StateTable(
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val last = if (slot < 0) Record.None else index.offsetAt(slot)
-    val first = firstOf(last)
+    val first = records.firstOf(last)
     if (first == Record.None) {
       put(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
     } else {
       val at = append(hash, Record.Append, last, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
-      setLong(at, head, first)
-      setLong(last, more, at)
+      records.chain(first, last, at)
       index.replaceAt(slot, at)
-      live += sizeOf(at)
+      live += records.sizeOf(at)
       values += 1
     }
   }
@@ -163,7 +159,7 @@ private[statestore] final class StateTable(
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
-    val first = firstOf(old)
+    val first = records.firstOf(old)
     if (first != Record.None) {
       val at = append(hash, Record.Tombstone, old, keyBase, keyOffset, keyLength, null, 0L, 0)
       supersede(first, at)
@@ -181,10 +177,10 @@ private[statestore] final class StateTable(
   }
 
   /** Whether the key of a record had a row when the log ended at `mark`. */
-  def existedAt(mark: Long, records: LogScan): Boolean = {
-    var old = records.prev
-    while (old >= mark) old = long(old, Record.Prev)
-    isLive(old)
+  def existedAt(mark: Long, scan: LogScan): Boolean = {
+    var old = scan.prev
+    while (old >= mark) old = records.prevOf(old)
+    records.isLive(old)
   }
 
   /**
@@ -194,7 +190,7 @@ private[statestore] final class StateTable(
    */
   def iterator(everyValue: Boolean = false): Iterator[UnsafeRowPair] =
     if (tree != null) range(null, null, through = false, everyValue)
-    else rows(new LogCursor(scan(log.view)), everyValue)
+    else rows(new LogCursor(scan(records.log.view)), everyValue)
 
   /** The keys that start with `prefixKey`, as of now. */
   def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
@@ -220,13 +216,13 @@ private[statestore] final class StateTable(
       null, through = false, everyValue = false)
 
   private def rows(cursor: RowCursor, everyValue: Boolean): Iterator[UnsafeRowPair] =
-    new RowIterator(cursor, log.view, header, if (everyValue && hasLists) more else 0,
+    new RowIterator(cursor, records.log.view, header, if (everyValue && hasLists) records.more else 0,
       new UnsafeRow(keyFields), new UnsafeRow(valueFields))
 
   private def range(
       start: OrderedTree.Bound, end: OrderedTree.Bound, through: Boolean, everyValue: Boolean)
     : Iterator[UnsafeRowPair] = {
-    val pages = log.view.pages
+    val pages = records.log.view.pages
     // Few offsets are noted: nodes in a snapshot would have to be copied by the next write.
     val offsets = new Array[Long](StateTable.FewRows)
     val looking = new OrderedTree.Cursor(tree.current, pages, header, start, end, through)
@@ -265,20 +261,20 @@ private[statestore] final class StateTable(
 
   /** Returns to a former content, undoing every later record, newest first. */
   def rollbackTo(mark: TableMark): Unit = {
-    if (mark.tail < log.tail) {
+    if (mark.tail < records.log.tail) {
       var offsets = new Array[Long](64)
       var count = 0
-      val records = scan(log.view, mark.tail)
-      while (records.advance()) {
+      val behind = scan(records.log.view, mark.tail)
+      while (behind.advance()) {
         if (count == offsets.length) offsets = java.util.Arrays.copyOf(offsets, count * 2)
-        offsets(count) = records.offset
+        offsets(count) = behind.offset
         count += 1
       }
       while (count > 0) {
         count -= 1
         undo(offsets(count))
       }
-      log.truncate(mark.tail)
+      records.log.truncate(mark.tail)
       if (tree != null) tree.restore(mark.order)
     }
   }
@@ -292,11 +288,11 @@ private[statestore] final class StateTable(
 
   /** Rewrites the log with what is alive. Offsets change: earlier marks name nothing any more. */
   def compact(): Unit = {
-    val from = log.view
+    val from = records.log.view
     val fromGroups = groups
     val fromTree = tree
-    log = new Log
-    index = new HashIndex(log, header)
+    records = records.onNewLog()
+    index = new HashIndex(records.log, header)
     index.reserve(math.min(keys, Int.MaxValue.toLong).toInt)
     keys = 0L
     values = 0L
@@ -304,10 +300,10 @@ private[statestore] final class StateTable(
     total = 0L
     groupBytes = 0L
     if (fromGroups != null) {
-      groups = new PrefixGroups(log, header, fromGroups.projection)
+      groups = new PrefixGroups(records.log, header, fromGroups.projection)
       compactGroups(from, fromGroups)
     } else {
-      if (fromTree != null) tree = new OrderedTree(log, header, fromTree.order)
+      if (fromTree != null) tree = new OrderedTree(records.log, header, fromTree.order)
       val cursor =
         if (fromTree == null) new LogCursor(scan(from))
         else new OrderedTree.Cursor(fromTree.current, from.pages, header, null, null, through = false)
@@ -348,49 +344,48 @@ private[statestore] final class StateTable(
         record.hash, if (at == first) Record.Row else Record.Append, last,
         record.page, record.keyAddress, record.keyLength,
         record.page, record.valueAddress, record.valueLength)
-      live += sizeOf(copied)
+      live += records.sizeOf(copied)
       values += 1
       if (at == first) {
         index.insert(record.hash, copied)
         copiedFirst = copied
       } else {
-        setLong(copied, head, copiedFirst)
-        setLong(last, more, copied)
+        records.chain(copiedFirst, last, copied)
         index.replace(record.hash, last, copied)
       }
       last = copied
-      at = if (hasLists) record.long(more) else Record.None
+      at = if (hasLists) record.long(records.more) else Record.None
     }
     keys += 1
     copiedFirst
   }
 
   private def undo(at: Long): Unit = {
-    val hash = int(at, Record.Hash)
-    val old = long(at, Record.Prev)
-    total -= sizeOf(at)
-    kindOf(at) match {
+    val hash = records.hashOf(at)
+    val old = records.prevOf(at)
+    total -= records.sizeOf(at)
+    records.kindOf(at) match {
       case Record.Group =>
-        groupBytes -= sizeOf(at)
+        groupBytes -= records.sizeOf(at)
         groups.drop(hash, at)
       case Record.Row =>
-        live -= sizeOf(at)
+        live -= records.sizeOf(at)
         values -= 1
-        if (isLive(old)) {
-          if (groups != null) groups.relink(firstOf(old))
+        if (records.isLive(old)) {
+          if (groups != null) groups.relink(records.firstOf(old))
         } else {
           if (groups != null) groups.unlink(at)
           keys -= 1
         }
         revive(hash, at, old)
       case Record.Tombstone =>
-        if (groups != null) groups.relink(firstOf(old))
+        if (groups != null) groups.relink(records.firstOf(old))
         keys += 1
         revive(hash, at, old)
       case Record.Append =>
-        live -= sizeOf(at)
+        live -= records.sizeOf(at)
         values -= 1
-        setLong(old, more, Record.None)
+        records.unchain(old)
         index.replace(hash, at, old)
     }
   }
@@ -401,13 +396,13 @@ private[statestore] final class StateTable(
       index.remove(hash, at)
     } else {
       index.replace(hash, at, old)
-      var value = firstOf(old)
-      if (value == Record.None) setDeadAt(old, Record.None)
+      var value = records.firstOf(old)
+      if (value == Record.None) records.setDeadAt(old, Record.None)
       while (value != Record.None) {
-        setDeadAt(value, Record.None)
-        live += sizeOf(value)
+        records.setDeadAt(value, Record.None)
+        live += records.sizeOf(value)
         values += 1
-        value = following(value)
+        value = records.following(value)
       }
     }
 
@@ -415,10 +410,10 @@ private[statestore] final class StateTable(
   private def supersede(first: Long, by: Long): Unit = {
     var value = first
     while (value != Record.None) {
-      setDeadAt(value, by)
-      live -= sizeOf(value)
+      records.setDeadAt(value, by)
+      live -= records.sizeOf(value)
       values -= 1
-      value = following(value)
+      value = records.following(value)
     }
   }
 
@@ -436,7 +431,7 @@ private[statestore] final class StateTable(
 
   private def appendGroup(hash: Int, base: Object, offset: Long, length: Int): Long = {
     val at = append(hash, Record.Group, Record.None, base, offset, length, null, 0L, 0)
-    groupBytes += sizeOf(at)
+    groupBytes += records.sizeOf(at)
     groups.add(hash, at)
     at
   }
@@ -445,30 +440,8 @@ private[statestore] final class StateTable(
       hash: Int, kind: Int, prev: Long,
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
-    if (header.toLong + keyLength + valueLength > StateTable.LargestRecord) {
-      throw new IllegalArgumentException(
-        s"a row of ${keyLength.toLong + valueLength} bytes is larger than one record may be")
-    }
-    val size = Record.align(header + keyLength + valueLength)
-    val at = log.append(size)
-    total += size
-    val page = log.page(at)
-    val record = Log.address(at)
-    // Pages are reused after a rollback, so every field is written.
-    Platform.putLong(page, record + Record.DeadAt, Record.None)
-    Platform.putLong(page, record + Record.Prev, prev)
-    Platform.putInt(page, record + Record.Hash, hash)
-    Platform.putInt(page, record + Record.KeyLength, keyLength)
-    Platform.putInt(page, record + Record.ValueLength, valueLength)
-    Platform.putInt(page, record + Record.Kind, kind)
-    if (hasLists) {
-      Platform.putLong(page, record + head, Record.None)
-      Platform.putLong(page, record + more, Record.None)
-    }
-    Platform.copyMemory(keyBase, keyOffset, page, record + header, keyLength.toLong)
-    if (valueLength > 0) {
-      Platform.copyMemory(valueBase, valueOffset, page, record + header + keyLength, valueLength.toLong)
-    }
+    val at = records.write(hash, kind, prev, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+    total += records.sizeOf(at)
     at
   }
 
@@ -478,46 +451,9 @@ private[statestore] final class StateTable(
     val slot = index.find(hash, key.getBaseObject, key.getBaseOffset, length)
     if (slot < 0) Record.None else index.offsetAt(slot)
   }
-
-  // The first value of a key whose newest record this is, none if it was removed.
-  private def firstOf(newest: Long): Long =
-    if (!isLive(newest)) Record.None
-    else if (kindOf(newest) == Record.Append) long(newest, head)
-    else newest
-
-  private def isLive(newest: Long): Boolean = newest != Record.None && kindOf(newest) != Record.Tombstone
-
-  private def following(value: Long): Long = if (hasLists) long(value, more) else Record.None
-
-  private def hasValue(at: Long, keyLength: Int, base: Object, offset: Long, length: Int): Boolean = {
-    val page = log.page(at)
-    val record = Log.address(at)
-    Platform.getInt(page, record + Record.ValueLength) == length &&
-      ByteArrayMethods.arrayEquals(page, record + header + keyLength, base, offset, length.toLong)
-  }
-
-  private def kindOf(at: Long): Int = int(at, Record.Kind)
-
-  private def setDeadAt(at: Long, dead: Long): Unit = setLong(at, Record.DeadAt, dead)
-
-  private def int(at: Long, field: Int): Int = Platform.getInt(log.page(at), Log.address(at) + field)
-
-  private def long(at: Long, field: Int): Long = Platform.getLong(log.page(at), Log.address(at) + field)
-
-  private def setLong(at: Long, field: Int, to: Long): Unit =
-    Platform.putLong(log.page(at), Log.address(at) + field, to)
-
-  private def sizeOf(at: Long): Int = {
-    val page = log.page(at)
-    val record = Log.address(at)
-    Record.align(header + Platform.getInt(page, record + Record.KeyLength) +
-      Platform.getInt(page, record + Record.ValueLength))
-  }
 }
 
 private[statestore] object StateTable {
-  private final val LargestRecord = Int.MaxValue - (1 << 20)
-
   /** A scan of fewer rows notes where they lie. */
   private final val FewRows = 32
 
