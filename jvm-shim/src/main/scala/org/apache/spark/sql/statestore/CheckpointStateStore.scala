@@ -265,7 +265,7 @@ private[statestore] final class CheckpointStateStore(
     requireFamilies("remove_col_family")
     FamilyNames.requireFree("remove_col_family", colFamilyName, isInternal = false)
     visibility()
-    val removed = content.remove(colFamilyName)
+    val removed = provider.remove(content, colFamilyName)
     written()
     removed
   }

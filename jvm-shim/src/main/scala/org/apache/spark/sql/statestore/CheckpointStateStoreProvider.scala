@@ -156,27 +156,19 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   private[statestore] def usesColumnFamilies: Boolean = hasFamilies
 
   /** Creates a column family, or adopts what its operator says of it now. */
-  private[statestore] def create(of: StoreContent, since: Long, wanted: FamilySchema): Unit = {
+  private[statestore] def create(of: StoreContent, since: Long, wanted: FamilySchema): Unit = synchronized {
     val present = of.family(wanted.name)
-    if (present == null) of.create(wanted, since)
-    else if (!present.schema.isSame(wanted)) adopt(present, wanted)
+    if (present == null) of.create(wanted, since) else present.adopt(wanted, toString)
   }
+
+  /** Removes a column family with its rows; false if there is none. */
+  private[statestore] def remove(of: StoreContent, name: String): Boolean = synchronized(of.remove(name))
 
   /** Makes a column family known to this reader and the next ones of this provider. */
   private[statestore] def register(of: StoreContent, wanted: FamilySchema): Unit = {
     val present = of.family(wanted.name)
-    if (present == null) registered.put(wanted.name, emptyFamily(wanted, 0L))
-    else if (!present.schema.isSame(wanted)) adopt(present, wanted)
-  }
-
-  private def adopt(present: ColumnFamily, wanted: FamilySchema): Unit = {
-    if (!present.schema.fits(wanted)) {
-      throw new UnsupportedFeatureException(
-        s"the column family ${wanted.name} has ${present.schema}, and the query wants it with $wanted. Its rows " +
-          "cannot be taken over: give the query back what it had, or use another name for the new state. Nothing " +
-          s"was changed: $this")
-    }
-    present.schema = wanted
+    if (present == null) registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
+    else present.adopt(wanted, toString)
   }
 
   /** Families that a reader described and no version has, empty. */
@@ -298,9 +290,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   }
 
   private def emptyContent(version: Long): StoreContent =
-    new StoreContent(version, None, Seq(emptyFamily(schema, version)), None, versionsInMemory)
-
-  private def emptyFamily(of: FamilySchema, since: Long): ColumnFamily = new ColumnFamily(of, of.newTable(), since)
+    new StoreContent(version, None, Seq(ColumnFamily.empty(schema, version)), None, versionsInMemory)
 
   private def load(version: Long, ckptId: Option[String], counters: StoreCounters): StoreContent = {
     var families = Seq.empty[ColumnFamily]
@@ -308,7 +298,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       families = states.map { state =>
         // The operator says what its plain state is.
         val described = if (state.path("name").asText == schema.name) schema else FamilySchema.read(state)
-        val family = emptyFamily(described, state.path("since").asLong)
+        val family = ColumnFamily.empty(described, state.path("since").asLong)
         family.table.reserve(state.path("rows").asLong)
         family
       }

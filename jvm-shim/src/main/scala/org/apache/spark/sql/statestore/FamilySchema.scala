@@ -152,19 +152,3 @@ private[statestore] object FamilySchema {
       DataType.equalsStructurally(x.dataType, y.dataType, ignoreNullability = true)
     }
 }
-
-/**
- * A column family that exists: its schema as the operator gave it last, and its rows.
- *
- * @param since  the version whose commit creates it
- */
-private[statestore] final class ColumnFamily(var schema: FamilySchema, val table: StateTable, val since: Long) {
-  def name: String = schema.name
-
-  def mark(): FamilyMark = new FamilyMark(this, table.mark())
-}
-
-/** A column family at a committed version. */
-private[statestore] final class FamilyMark(val family: ColumnFamily, val content: TableMark) {
-  def describe(): ObjectNode = family.schema.describe(content.keys, content.values, family.since)
-}

@@ -28,8 +28,7 @@ private[statestore] final class VersionMark(
  *
  * Guarantees: at most one writer; a writer has it alone but for the read store it grew from. Who
  * finds it taken loads a content of his own, so no lock is needed while rows are read and written.
- * All methods but `family`, `families`, `create`, `remove` and the sizes, which are the holder's,
- * are called under the provider's lock.
+ * What changes something is called under the provider's lock; what a holder reads is not.
  */
 private[statestore] final class StoreContent(
     version: Long,
@@ -64,7 +63,7 @@ private[statestore] final class StoreContent(
 
   /** Adds an empty column family, which the commit of `since` creates. */
   def create(schema: FamilySchema, since: Long): Unit =
-    byName.put(schema.name, new ColumnFamily(schema, schema.newTable(), since))
+    byName.put(schema.name, ColumnFamily.empty(schema, since))
 
   /** Removes a column family with its rows. */
   def remove(name: String): Boolean = byName.remove(name) != null

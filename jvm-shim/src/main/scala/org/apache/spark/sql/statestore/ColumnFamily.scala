@@ -1,0 +1,42 @@
+package org.apache.spark.sql.statestore
+
+import com.fasterxml.jackson.databind.node.ObjectNode
+
+import org.apache.spark.sql.statestore.table.{StateTable, TableMark}
+
+/**
+ * A column family that exists: what it is, as its operator said last, and its rows.
+ *
+ * Guarantees: its rows are what its schema says; another schema is adopted only if they are that, too.
+ *
+ * @param since  the version whose commit creates it
+ */
+private[statestore] final class ColumnFamily private (
+    private var described: FamilySchema, val table: StateTable, val since: Long) {
+  def schema: FamilySchema = described
+
+  def name: String = described.name
+
+  def mark(): FamilyMark = new FamilyMark(this, table.mark())
+
+  /** Takes over what an operator says of the family now. */
+  def adopt(wanted: FamilySchema, store: String): Unit =
+    if (!described.isSame(wanted)) {
+      if (!described.fits(wanted)) {
+        throw new UnsupportedFeatureException(
+          s"the column family $name has $described, and the query wants it with $wanted. Its rows cannot be taken " +
+            "over: give the query back what it had, or use another name for the new state. Nothing was changed: " +
+            store)
+      }
+      described = wanted
+    }
+}
+
+private[statestore] object ColumnFamily {
+  def empty(schema: FamilySchema, since: Long): ColumnFamily = new ColumnFamily(schema, schema.newTable(), since)
+}
+
+/** A column family at a committed version. */
+private[statestore] final class FamilyMark(val family: ColumnFamily, val content: TableMark) {
+  def describe(): ObjectNode = family.schema.describe(content.keys, content.values, family.since)
+}
