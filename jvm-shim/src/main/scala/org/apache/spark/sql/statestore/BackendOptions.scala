@@ -19,7 +19,10 @@ private[statestore] final class BackendOptions private (values: Map[String, Stri
   def checkpointsDir: Option[String] = values.get("checkpointsDir")
 
   /** Whether neither state nor metadata lies in files: then the driver keeps both. */
-  def isKeptOnDriver: Boolean = get("storage").contains("memory") && checkpointsDir.isEmpty
+  def isKeptOnDriver: Boolean = isMemory && checkpointsDir.isEmpty
+
+  /** Whether state lies inside of metadata. */
+  def isMemory: Boolean = get("storage").contains("memory")
 
   def snapshotInterval(sparks: Int): Int = values.get("snapshotInterval").map(_.toInt).getOrElse(sparks)
 

@@ -40,13 +40,12 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   // Guarded by `this`.
   private var content: StoreContent = _
   private var closed = false
-  private var cleanedBelow = -1L
 
-  private val maintenance = new Object
-
-  private lazy val reports = new CoordinatorReports(id, runId, conf, hadoopConf, snapshotInterval)
+  private lazy val reports = new CoordinatorReports(id, runId, conf, hadoopConf, maintenance.snapshotInterval)
 
   private lazy val client: CheckpointClient = newClient()
+
+  private lazy val maintenance = new StoreMaintenance(this, client, conf, options)
 
   override def init(
       stateStoreId: StateStoreId,
@@ -137,9 +136,9 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     doCleanupMaintenance()
   }
 
-  override def doSnapshotMaintenance(): Unit = quietly("a snapshot")(materialise(tick = true))
+  override def doSnapshotMaintenance(): Unit = maintenance.takeSnapshot(tick = true)
 
-  override def doCleanupMaintenance(): Unit = quietly("a cleanup")(maintaining(cleanup()))
+  override def doCleanupMaintenance(): Unit = maintenance.cleanUp()
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = StoreMetrics.supported
 
@@ -152,6 +151,9 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       s"state store operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
         id.storeCheckpointLocation()
     }
+
+  /** What is in memory now, null if nothing is. Asked for under the lock. */
+  private[statestore] def inMemory: StoreContent = content
 
   private[statestore] def usesColumnFamilies: Boolean = hasFamilies
 
@@ -193,13 +195,13 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     val due = synchronized {
       requireCurrent(store, of)
       of.committed(next, newId, reply.stored)
-      isDue(of, tick = false)
+      maintenance.isDue(of, tick = false)
     }
     store.counters.cost = reply.cost
     store.counters.full = reply.stored.baseVersion == next
     reports.committed(next)
     reports.snapshot(reply.stored.baseVersion)
-    if (due) Background.submit(() => quietly("a snapshot")(materialise(tick = false)))
+    if (due) Background.submit(() => maintenance.takeSnapshot(tick = false))
     newId
   }
 
@@ -325,8 +327,8 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       attempt: String,
       newId: Option[String]): CommitReply = {
     val full = SnapshotPolicy.fullOnCommit(
-      parent.stored.fold(0)(_.chainLength), snapshotInterval, of.liveBytes, of.changedBytes(parent),
-      store.forceSnapshot, takesSnapshotsInBackground)
+      parent.stored.fold(0)(_.chainLength), maintenance.snapshotInterval, of.liveBytes, of.changedBytes(parent),
+      store.forceSnapshot, maintenance.takesSnapshots)
     def send(everything: Boolean): CommitReply = {
       val states = of.families.map { family =>
         val mark = family.mark()
@@ -349,61 +351,6 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       // The driver does not keep the parent any more; the table still has everything.
       case e: BackendException if e.kind == "StateLostError" && !full => send(everything = true)
     }
-  }
-
-  private def materialise(tick: Boolean): Unit = {
-    var of: StoreContent = null
-    var mark: VersionMark = null
-    synchronized {
-      if (content != null && isDue(content, tick)) {
-        of = content
-        mark = of.newest
-        of.materialising = Some(mark.version)
-      }
-    }
-    if (of != null) {
-      try maintaining {
-        val base = client.materialise(mark.version, mark.families.map(NamedState.whole))
-        // Still a version of this content's past: `rewind` does not go behind it meanwhile.
-        synchronized { of.pendingBase = Some(base) }
-      } finally {
-        synchronized { of.materialising = None }
-      }
-    }
-  }
-
-  // Called under the lock.
-  private def isDue(of: StoreContent, tick: Boolean): Boolean =
-    takesSnapshotsInBackground && of.materialising.isEmpty && of.pendingBase.isEmpty &&
-      of.newest.stored.exists { stored =>
-        SnapshotPolicy.dueInBackground(
-          stored.chainLength, snapshotInterval, of.liveBytes, stored.baseBytes, stored.deltaBytes, tick)
-      }
-
-  private def cleanup(): Unit = {
-    var mark: VersionMark = null
-    var below = -1L
-    synchronized {
-      // A snapshot that no metadata names yet would look like nobody's.
-      if (content != null && content.materialising.isEmpty && content.pendingBase.isEmpty) mark = content.accepted
-      below = cleanedBelow
-    }
-    if (mark != null) {
-      val horizon = mark.version - numRetained
-      // Deleting files costs requests, so that many go at once; the driver's memory is given back soon.
-      val least = if (keeper.isDefined) 1L else math.max(1L, conf.minVersionsToDelete)
-      val enough = below < 0 || horizon - below >= least
-      if (horizon > 0 && enough) {
-        mark.stored.foreach(stored => discardBefore(horizon, mark, stored))
-      }
-    }
-  }
-
-  private def discardBefore(horizon: Long, mark: VersionMark, stored: StoredVersion): Unit = {
-    val deleted = client.cleanup(
-      mark.version, stored.attempt, mark.id, horizon, conf.maxVersionsToDeletePerMaintenance)
-    synchronized { cleanedBelow = horizon }
-    logInfo(s"discarded $deleted objects of versions before $horizon of $this")
   }
 
   private def requireCurrent(store: CheckpointStateStore, of: StoreContent): Unit =
@@ -430,14 +377,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     }
   }
 
-  // Memory storage keeps state inside metadata, where a snapshot ahead of its commit has no place.
-  private def takesSnapshotsInBackground: Boolean = !options.get("storage").contains("memory")
-
   private def versionsInMemory: Int = math.max(2, conf.maxVersionsToRetainInMemory)
-
-  private def snapshotInterval: Int = options.snapshotInterval(conf.minDeltasForSnapshot)
-
-  private def numRetained: Int = options.numRetained(conf.minVersionsToRetain)
 
   private def newClient(): CheckpointClient = {
     val location = StoreLocation.of(id, options, hadoopConf)
@@ -463,14 +403,6 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     }
   }
 
-  // Snapshots and cleanups of one store take turns: a cleanup must not meet half a snapshot.
-  private def maintaining[T](body: => T): T = maintenance.synchronized(body)
-
-  // Spark closes a provider whose maintenance throws.
-  private def quietly(what: String)(body: => Unit): Unit =
-    try body catch {
-      case NonFatal(e) => logWarning(s"$what in the background failed and will be tried again: $this", e)
-    }
 }
 
 private[statestore] object CheckpointStateStoreProvider {

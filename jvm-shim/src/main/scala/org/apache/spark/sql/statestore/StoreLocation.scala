@@ -12,7 +12,7 @@ import org.apache.spark.sql.statestore.io.CheckpointClient
 private[statestore] object StoreLocation {
   def of(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
     val sparks = id.storeCheckpointLocation()
-    val elsewhere = options.checkpointsDir.isDefined || options.get("storage").contains("memory")
+    val elsewhere = options.checkpointsDir.isDefined || options.isMemory
     // The state data source counts partitions by these directories.
     if (elsewhere) sparks.getFileSystem(hadoopConf).mkdirs(sparks)
     options.checkpointsDir match {
