@@ -178,16 +178,28 @@ class VersionStore:
         CorruptCheckpointError, UnsupportedFormatError
             If it cannot be read.
         """
-        path = self.metadata_path(name)
-        try:
-            data = self._files.read(path)
-        except FileNotFoundError as error:
-            raise self._not_found(name) from error
-        except OSError as error:
-            raise CheckpointIOError(f"{self.where(name)} cannot be read: {error}") from error
-        metadata = self._decode(data, name)
+        metadata = self.metadata(name)
         self._ledger = Ledger(self._files, self._directory)
         self._ledger.note(name, metadata.handle)
+        return metadata
+
+    def metadata(self, name: CheckpointName, attempt: str | None = None) -> CheckpointMetadata:
+        """The metadata of a version, as `load` gives it, to look at only.
+
+        Parameters
+        ----------
+        attempt
+            The attempt at it that is meant, which another one may have replaced; by default the one that counts.
+        """
+        path = self.metadata_path(name)
+        try:
+            metadata = self._decode(self._files.read(path), name)
+            if attempt is not None and metadata.attempt != attempt:
+                metadata = self._decode(self._files.read(f"{path}.{attempt}"), name)
+        except FileNotFoundError as error:
+            raise self._not_found(name, attempt) from error
+        except OSError as error:
+            raise CheckpointIOError(f"{self.where(name)} cannot be read: {error}") from error
         return metadata
 
     def read(
@@ -436,7 +448,7 @@ class VersionStore:
             f"the user that runs the executors (uid {os.getuid()}) and that the storage has space."
         )
 
-    def _not_found(self, name: CheckpointName) -> CheckpointError:
+    def _not_found(self, name: CheckpointName, attempt: str | None = None) -> CheckpointError:
         if self.options.is_kept_elsewhere:
             return self._not_kept(name)
         start = self._directory.rstrip("/") + "/"
@@ -461,7 +473,7 @@ class VersionStore:
         )
         has = f"the versions {present[0]} to {present[-1]}" if present else "no version at all"
         return CheckpointNotFoundError(
-            f"{self.where(name)} is not there; the store has {has}. It was removed, is older than what is retained "
+            f"{self.where(name)}{f' (attempt {attempt})' if attempt else ''} is not there; the store has {has}. It was removed, is older than what is retained "
             "(spark.sql.streaming.stateStore.backend.numRetained), the checkpoint was copied without it, or the "
             "query was started with another checkpointsDir. Copy it back from a backup, set that option as it was, "
             "or start from a version that is there."

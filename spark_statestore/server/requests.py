@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_statestore.checkpoint import history
 from spark_statestore.checkpoint.files import MemoryFileSystem, join
 from spark_statestore.checkpoint.metadata import NamedState, StoreId
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
@@ -36,6 +37,8 @@ class Requests:
         self._lock = threading.Lock()
         self._served: dict[str, Callable[[dict[str, Any], FrameSocket], None]] = {
             "load": self._load,
+            "lineage": self._lineage,
+            "changes": self._changes,
             "commit": self._commit,
             "materialise": self._materialise,
             "cleanup": self._cleanup,
@@ -67,6 +70,8 @@ class Requests:
             store = self._store(request["store"])
         name = CheckpointName(request["version"], request.get("id"))
         metadata = store.load(name)
+        if "from" in request:
+            metadata = history.replay(store, CheckpointName(request["from"], request.get("fromId")), name)
         positions = {state.name: i for i, state in enumerate(metadata.states)}
         answer = _describe(metadata.handle, metadata.attempt)
         answer["states"] = [state.to_json() for state in metadata.states]
@@ -75,6 +80,34 @@ class Requests:
         connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))
         for state, batch in store.read(name, metadata):
             connection.send(Kind.DATA, batch.serialize(), positions[state])
+        connection.send(Kind.END)
+
+    def _lineage(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        _expect_end(connection)
+        store = self._store(request["store"])
+        past = history.lineage(
+            store, CheckpointName(request["version"], request.get("id")), request["oldest"]
+        )
+        state = history.described_state(store, past, request["state"])
+        connection.send_json(
+            Kind.CONTROL,
+            {
+                "attempts": [version.metadata.attempt for version in past],
+                "keySchema": state.key_schema,
+                "valueSchema": state.value_schema,
+            },
+        )
+        connection.send(Kind.END)
+
+    def _changes(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        _expect_end(connection)
+        store = self._store(request["store"])
+        attempt, wanted = request["attempt"], request["state"]
+        name = CheckpointName(request["version"], attempt if request["idInPath"] else None)
+        version = history.past_version(store, name, attempt)
+        connection.send_json(Kind.CONTROL, {})
+        for _, batch in history.changes(store, version, [wanted]):
+            connection.send(Kind.DATA, batch.serialize())
         connection.send(Kind.END)
 
     def _commit(self, request: dict[str, Any], connection: FrameSocket) -> None:

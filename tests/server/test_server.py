@@ -205,6 +205,28 @@ def test_a_snapshot_becomes_the_base_of_a_commit_and_old_versions_go(
         assert (loaded.error, len(loaded.of(Kind.DATA))) == (None, 2)
 
 
+def test_the_past_of_a_version_is_told(backend: Backend, tmp_path: Path) -> None:
+    with backend.client() as client:
+        parent: list[tuple[Kind, bytes, int]] = []
+        changed = [{b"a": b"1"}, {b"b": b"2"}, {b"a": b"3"}]
+        for version, rows in enumerate(changed, 1):
+            request = commit(tmp_path, version, f"{version:016x}", hasParent=bool(parent))
+            answer = client.ask(request, *parent, data(rows))
+            parent = [(Kind.HANDLE, answer.of(Kind.HANDLE)[0], 0)]
+        asked = {"store": store(tmp_path), "state": "default"}
+        past = client.ask(asked | {"op": "lineage", "version": 3, "oldest": 2})
+        assert past.control == {
+            "attempts": [f"{2:016x}", f"{3:016x}"],
+            "keySchema": "{}",
+            "valueSchema": "{}",
+        }
+        asked |= {"op": "changes", "version": 2, "attempt": past.control["attempts"][0], "idInPath": False}
+        assert client.ask(asked).of(Kind.DATA) == [message(changed[1]).to_pybytes()]
+        replayed = {"op": "load", "store": store(tmp_path), "version": 3, "from": 2}
+        assert [client.ask(replayed | {"from": start}).control["chainLength"] for start in (1, 3)] == [3, 3]
+        assert client.ask(replayed | {"fromId": "0"}).error["type"] == "CheckpointNotFoundError"
+
+
 def test_requests_are_served_side_by_side(backend: Backend, tmp_path: Path) -> None:
     with backend.client() as slow:
         # Half a commit: its thread waits for the rest.
