@@ -475,7 +475,7 @@ class VersionStore:
         return CheckpointNotFoundError(
             f"{self.where(name)}{f' (attempt {attempt})' if attempt else ''} is not there; the store has {has}. It was removed, is older than what is retained "
             "(spark.sql.streaming.stateStore.backend.numRetained), the checkpoint was copied without it, or the "
-            "query was started with another checkpointsDir. Copy it back from a backup, set that option as it was, "
+            "query was started with another storage or checkpointsDir. Copy it back from a backup, set the option as it was, "
             "or start from a version that is there."
         )
 

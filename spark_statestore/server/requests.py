@@ -93,8 +93,7 @@ class Requests:
             Kind.CONTROL,
             {
                 "attempts": [version.metadata.attempt for version in past],
-                "keySchema": state.key_schema,
-                "valueSchema": state.value_schema,
+                "state": state.to_json(),
             },
         )
         connection.send(Kind.END)

@@ -215,11 +215,8 @@ def test_the_past_of_a_version_is_told(backend: Backend, tmp_path: Path) -> None
             parent = [(Kind.HANDLE, answer.of(Kind.HANDLE)[0], 0)]
         asked = {"store": store(tmp_path), "state": "default"}
         past = client.ask(asked | {"op": "lineage", "version": 3, "oldest": 2})
-        assert past.control == {
-            "attempts": [f"{2:016x}", f"{3:016x}"],
-            "keySchema": "{}",
-            "valueSchema": "{}",
-        }
+        assert past.control["attempts"] == [f"{2:016x}", f"{3:016x}"]
+        assert past.control["state"].items() >= state().items()
         asked |= {"op": "changes", "version": 2, "attempt": past.control["attempts"][0], "idInPath": False}
         assert client.ask(asked).of(Kind.DATA) == [message(changed[1]).to_pybytes()]
         replayed = {"op": "load", "store": store(tmp_path), "version": 3, "from": 2}

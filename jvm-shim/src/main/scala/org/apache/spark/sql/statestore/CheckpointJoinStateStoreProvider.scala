@@ -59,19 +59,24 @@ class CheckpointJoinStateStoreProvider extends RocksDBStateStoreProvider {
       endVersion: Long,
       readOnly: Boolean,
       snapshotVersionStateStoreCkptId: Option[String],
-      endVersionStateStoreCkptId: Option[String]): StateStore = throw unsupported
+      endVersionStateStoreCkptId: Option[String]): StateStore =
+    provider.replayStateFromSnapshot(
+      snapshotVersion, endVersion, readOnly, snapshotVersionStateStoreCkptId, endVersionStateStoreCkptId)
 
   override def replayReadStateFromSnapshot(
       snapshotVersion: Long,
       endVersion: Long,
       snapshotVersionStateStoreCkptId: Option[String],
-      endVersionStateStoreCkptId: Option[String]): ReadStateStore = throw unsupported
+      endVersionStateStoreCkptId: Option[String]): ReadStateStore =
+    provider.replayReadStateFromSnapshot(
+      snapshotVersion, endVersion, snapshotVersionStateStoreCkptId, endVersionStateStoreCkptId)
 
   override def getStateStoreChangeDataReader(
       startVersion: Long,
       endVersion: Long,
       colFamilyNameOpt: Option[String],
-      endVersionStateStoreCkptId: Option[String]): StateStoreChangeDataReader = throw unsupported
+      endVersionStateStoreCkptId: Option[String]): StateStoreChangeDataReader =
+    provider.getStateStoreChangeDataReader(startVersion, endVersion, colFamilyNameOpt, endVersionStateStoreCkptId)
 
   override def close(): Unit = provider.close()
 
@@ -86,9 +91,6 @@ class CheckpointJoinStateStoreProvider extends RocksDBStateStoreProvider {
   override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] = provider.supportedInstanceMetrics
 
   override def toString: String = provider.toString
-
-  private def unsupported: UnsupportedFeatureException =
-    new UnsupportedFeatureException(s"replaying changes is not supported yet: $this")
 }
 
 /** A read store with the type of a store that can write: all reads are the store's own, writes fail. */

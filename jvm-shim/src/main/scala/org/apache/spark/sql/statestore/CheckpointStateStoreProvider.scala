@@ -24,7 +24,7 @@ import org.apache.spark.sql.types.StructType
  * Nothing here does I/O before the first `getStore`: `init` runs under a lock that every task of
  * the executor takes, and the constructor and the metric lists are used on the driver as well.
  */
-class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
+class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointReplay with Logging {
   import CheckpointStateStoreProvider._
 
   private var id: StateStoreId = _
@@ -77,6 +77,18 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       stateStoreCkptId: Option[String],
       forceSnapshotOnCommit: Boolean,
       loadEmpty: Boolean): StateStore = loading(version) {
+    openStore(version, stateStoreCkptId, None, forceSnapshotOnCommit, loadEmpty)
+  }
+
+  override def getReadStore(version: Long, stateStoreCkptId: Option[String]): ReadStateStore =
+    loading(version)(openReadStore(version, stateStoreCkptId, None))
+
+  private[statestore] def openStore(
+      version: Long,
+      stateStoreCkptId: Option[String],
+      from: Option[ReplayStart],
+      forceSnapshotOnCommit: Boolean,
+      loadEmpty: Boolean): StateStore = {
     val counters = new StoreCounters
     var store: CheckpointStateStore = null
     def hold(found: StoreContent): Unit = {
@@ -85,15 +97,16 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       found.write(store)
     }
     if (loadEmpty) synchronized(hold(replaceContent(emptyContent(version))))
-    else acquire(version, stateStoreCkptId, counters, forWriting = true, hold)
+    else acquire(version, stateStoreCkptId, from, counters, forWriting = true, hold)
     Option(TaskContext.get()).foreach(store.watch)
     store
   }
 
-  override def getReadStore(version: Long, stateStoreCkptId: Option[String]): ReadStateStore = loading(version) {
+  private[statestore] def openReadStore(
+      version: Long, stateStoreCkptId: Option[String], from: Option[ReplayStart]): ReadStateStore = {
     val counters = new StoreCounters
     var store: CheckpointReadStateStore = null
-    acquire(version, stateStoreCkptId, counters, forWriting = false, found => {
+    acquire(version, stateStoreCkptId, from, counters, forWriting = false, found => {
       store = new CheckpointReadStateStore(this, found, version, stateStoreCkptId, counters)
       found.read(store)
     })
@@ -156,6 +169,12 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   private[statestore] def inMemory: StoreContent = content
 
   private[statestore] def usesColumnFamilies: Boolean = hasFamilies
+
+  private[statestore] def isKeptOnDriver: Boolean = keeper.isDefined
+
+  private[statestore] def newChangeReader(
+      startVersion: Long, endVersion: Long, endId: Option[String], family: String): CheckpointChangeReader =
+    new CheckpointChangeReader(id, conf, client, startVersion, endVersion, endId, family)
 
   /** Creates a column family, or adopts what its operator says of it now. */
   private[statestore] def create(of: StoreContent, since: Long, wanted: FamilySchema): Unit = synchronized {
@@ -258,13 +277,14 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   private def acquire(
       version: Long,
       ckptId: Option[String],
+      from: Option[ReplayStart],
       counters: StoreCounters,
       forWriting: Boolean,
       hold: StoreContent => Unit): Unit = {
     val start = System.nanoTime()
     val found = synchronized {
       requireNotClosed()
-      val usable = content != null && {
+      val usable = from.isEmpty && content != null && {
         if (content.isIdle) content.rewind(version, ckptId)
         else !forWriting && content.canRead(version, ckptId)
       }
@@ -278,7 +298,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       usable
     }
     if (!found) {
-      val loaded = if (version == 0) emptyContent(0L) else load(version, ckptId, counters)
+      val loaded = if (version == 0) emptyContent(0L) else load(version, ckptId, from, counters)
       synchronized(hold(replaceContent(loaded)))
     }
     if (version == 0) client.backend.prestart()
@@ -294,9 +314,10 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
   private def emptyContent(version: Long): StoreContent =
     new StoreContent(version, None, Seq(ColumnFamily.empty(schema, version)), None, versionsInMemory)
 
-  private def load(version: Long, ckptId: Option[String], counters: StoreCounters): StoreContent = {
+  private def load(
+      version: Long, ckptId: Option[String], from: Option[ReplayStart], counters: StoreCounters): StoreContent = {
     var families = Seq.empty[ColumnFamily]
-    val found = client.load(version, ckptId, states => {
+    val found = client.load(version, ckptId, from, states => {
       families = states.map { state =>
         // The operator says what its plain state is.
         val described = if (state.path("name").asText == schema.name) schema else FamilySchema.read(state)
@@ -344,6 +365,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
       client.commit(
         store.version + 1, attempt, newId.isDefined,
         if (everything) None else parent.stored,
+        parent.stored.map(_.attempt),
         if (everything) None else base,
         states.toSeq)
     }
@@ -391,14 +413,17 @@ class CheckpointStateStoreProvider extends StateStoreProvider with Logging {
     new CheckpointClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), store, keeper)
   }
 
-  private def loading[T](version: Long)(body: => T): T = {
+  /** Runs what loads a version; its failures become Spark's, with the condition that belongs to them. */
+  private[statestore] def loading[T](
+      version: Long, conditionOf: Throwable => Option[String] = _ => None)(body: => T): T = {
     if (version < 0) throw QueryExecutionErrors.unexpectedStateStoreVersion(version)
     try body catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
       case NonFatal(e) =>
+        val condition = conditionOf(e).getOrElse(CannotLoad)
         // Python shows the outermost message alone, so ours must be part of it.
         throw new SparkException(
-          s"[$CannotLoad] An error occurred during loading state: ${e.getMessage}", e, Some(CannotLoad),
+          s"[$condition] An error occurred during loading state: ${e.getMessage}", e, Some(condition),
           Map.empty[String, String], Array.empty[QueryContext], None)
     }
   }

@@ -6,16 +6,16 @@ import org.apache.arrow.flatbuf.{Message, MessageHeader, RecordBatch}
 import org.apache.arrow.memory.ArrowBuf
 
 import org.apache.spark.sql.statestore.BackendException
-import org.apache.spark.sql.statestore.table.StateTable
+import org.apache.spark.sql.statestore.table.ChangeSink
 import org.apache.spark.unsafe.Platform
 
 /**
- * Applies an Arrow record batch of changes, schema version 2, to a table. Every buffer's place and
+ * Hands on an Arrow record batch of changes, schema version 2, to who takes them. Every buffer's place and
  * every row's place is checked against the message before it is read, since what lies outside of
  * it is not ours to read.
  */
 private[io] object ChangeReader {
-  def apply(message: ArrowBuf, length: Long, table: StateTable): Long = {
+  def apply(message: ArrowBuf, length: Long, to: ChangeSink): Long = {
     val batch = recordBatch(message, length)
     val bodyAt = 8L + metadataBytes(message)
     val bodyBytes = length - bodyAt
@@ -52,13 +52,13 @@ private[io] object ChangeReader {
             throw malformed(s"value of row $row")
           }
           if (op == ChangeBatch.Put) {
-            table.put(null, keys + keyAt, keyEnd - keyAt, null, values + valueAt, valueEnd - valueAt)
+            to.put(null, keys + keyAt, keyEnd - keyAt, null, values + valueAt, valueEnd - valueAt)
           } else {
-            if (!table.hasLists) throw malformed("a further value where a key has one")
-            table.add(null, keys + keyAt, keyEnd - keyAt, null, values + valueAt, valueEnd - valueAt)
+            if (!to.hasLists) throw malformed("a further value where a key has one")
+            to.add(null, keys + keyAt, keyEnd - keyAt, null, values + valueAt, valueEnd - valueAt)
           }
         case ChangeBatch.Remove =>
-          table.remove(null, keys + keyAt, keyEnd - keyAt)
+          to.remove(null, keys + keyAt, keyEnd - keyAt)
         case op =>
           throw malformed(s"operation $op")
       }

@@ -5,7 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.sql.statestore.{BackendException, FamilyMark}
 import org.apache.spark.sql.statestore.memory.{CheckpointKeeper, HeldChain, HeldVersion}
-import org.apache.spark.sql.statestore.table.{LogScan, StateTable}
+import org.apache.spark.sql.statestore.table.{ChangeSink, LogScan, StateTable}
 
 /**
  * A version as it is stored: the handle that the backend gave for it, opaque here, and what the
@@ -42,6 +42,12 @@ private[statestore] final class CommitReply(val stored: StoredVersion, val cost:
 /** What `load` found before its rows arrive. */
 private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
 
+/** The version that a replay starts from. */
+private[statestore] final class ReplayStart(val version: Long, val id: Option[String])
+
+/** The attempts that led to a version, the oldest first, and what describes one of its states. */
+private[statestore] final class Lineage(val attempts: Seq[String], val state: JsonNode)
+
 /** One named state of a commit: what describes it, and which records go. */
 private[statestore] final class NamedState(
     val description: ObjectNode,
@@ -72,11 +78,21 @@ private[statestore] final class CheckpointClient(
   /**
    * Loads a version. `tablesOf` is called with the descriptions of its states before their rows
    * arrive, possibly again if the connection broke: it must give an empty table for each.
+   *
+   * @param from  replay the changes since this version, instead of reading what was made of them
    */
-  def load(version: Long, id: Option[String], tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
+  def load(
+      version: Long,
+      id: Option[String],
+      from: Option[ReplayStart],
+      tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
     val request = newRequest("load")
     request.put("version", version)
     id.foreach(request.put("id", _))
+    from.foreach { start =>
+      request.put("from", start.version)
+      start.id.foreach(request.put("fromId", _))
+    }
     val objects = keeper.fold(Seq.empty[Array[Byte]])(collect(_, version, id, request))
     backend.exchange { connection =>
       connection.send(Frames.Control, mapper.writeValueAsBytes(request))
@@ -101,17 +117,65 @@ private[statestore] final class CheckpointClient(
     }
   }
 
+  /** The attempts at the versions from `oldest` to a version, and what describes one of its states. */
+  def lineage(version: Long, id: Option[String], oldest: Long, state: String): Lineage = {
+    val request = newRequest("lineage")
+    request.put("version", version)
+    id.foreach(request.put("id", _))
+    request.put("oldest", oldest)
+    request.put("state", state)
+    backend.exchange { connection =>
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      connection.end()
+      val reply = Backend.answer(connection)
+      expectEnd(connection)
+      val attempts = reply.path("attempts")
+      new Lineage(Seq.tabulate(attempts.size)(attempts.get(_).asText), reply.path("state"))
+    }
+  }
+
+  /**
+   * What one attempt at a version changed in a state. `newSink` is called before the changes
+   * arrive, possibly again if the connection broke.
+   */
+  def changes[S <: ChangeSink](
+      version: Long, attempt: String, idInPath: Boolean, state: String, newSink: () => S): S = {
+    val request = newRequest("changes")
+    request.put("version", version)
+    request.put("attempt", attempt)
+    request.put("idInPath", idInPath)
+    request.put("state", state)
+    backend.exchange { connection =>
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      connection.end()
+      Backend.answer(connection)
+      val sink = newSink()
+      connection.receive()
+      while (connection.kind != Frames.End) {
+        connection.kind match {
+          case Frames.Data => receive(connection, sink)
+          case Frames.Error => throw Backend.failure(mapper.readTree(connection.payload()))
+          case _ => throw unexpected(connection)
+        }
+        connection.receive()
+      }
+      sink
+    }
+  }
+
   /**
    * Publishes a version; when this returns it is durable, or kept by the keeper.
    *
-   * @param parent  the version that the changes apply to, None for a full snapshot
-   * @param base    a snapshot of an earlier version to start the chain from
+   * @param parent         the version that the changes apply to, None for a full snapshot
+   * @param parentAttempt  the attempt that wrote the version before, whether it is needed or not
+   * @param base           a snapshot of an earlier version to start the chain from
    */
   def commit(
       version: Long,
       attempt: String,
       idInPath: Boolean,
       parent: Option[StoredVersion],
+      parentAttempt: Option[String],
       base: Option[StoredBase],
       states: Seq[NamedState]): CommitReply = {
     val request = newRequest("commit")
@@ -119,7 +183,7 @@ private[statestore] final class CheckpointClient(
     request.put("attempt", attempt)
     request.put("idInPath", idInPath)
     request.put("hasParent", parent.isDefined)
-    parent.foreach(p => request.put("parentAttempt", p.attempt))
+    parentAttempt.foreach(request.put("parentAttempt", _))
     request.put("hasBase", base.isDefined)
     val described = request.putArray("states")
     states.foreach(state => described.add(state.description))
@@ -281,10 +345,14 @@ private[statestore] final class CheckpointClient(
 
   private def receive(connection: BackendConnection, tables: Array[StateTable]): Unit = {
     if (connection.state >= tables.length) throw unexpected(connection)
+    receive(connection, tables(connection.state))
+  }
+
+  private def receive(connection: BackendConnection, sink: ChangeSink): Unit = {
     val message = ChangeBatch.allocator.buffer(connection.length)
     try {
       connection.payload(message)
-      ChangeReader(message, connection.length, tables(connection.state))
+      ChangeReader(message, connection.length, sink)
     } finally {
       message.close()
     }

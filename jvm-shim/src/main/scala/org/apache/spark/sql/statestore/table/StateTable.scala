@@ -35,7 +35,7 @@ private[statestore] final class StateTable(
     val valueFields: Int,
     val hasLists: Boolean = false,
     prefix: Option[PrefixProjection] = None,
-    order: Option[KeyOrder] = None) {
+    order: Option[KeyOrder] = None) extends ChangeSink {
 
   private var records = new Records(new Log, prefix.isDefined, hasLists)
   private val header = records.header

@@ -1,0 +1,374 @@
+"""Spark's state data source over this store: it reads what it reads of Spark's own stores, or says why not."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore.options import OPTION_PREFIX
+from tests.spark import events
+from tests.spark.harness import Provider
+from tests.spark.queries import OURS, OURS_FOR_JOINS, SPARKS, STATE_STORE, Query, configured
+
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+
+Asked = Mapping[str, Mapping[str, Any]]
+
+
+def busy_windows(stream: Any) -> Any:
+    """Two operators: an outer join, and a count of what it gives."""
+    from pyspark.sql import functions as F
+
+    timely = stream.withWatermark("ts", "10 minutes")
+    left = timely.selectExpr("id % 20 as l", "ts as left_ts", "who")
+    right = timely.selectExpr("id % 20 as r", "ts as right_ts", "k")
+    near = F.expr("l = r and right_ts between left_ts and left_ts + interval 5 minutes")
+    joined = left.join(right, near, "left_outer")
+    return joined.groupBy(F.window("left_ts", "10 minutes"), "k").agg(F.count("*"), F.max("who"))
+
+
+COUNTS, JOIN = {"operatorId": 0}, {"operatorId": 1}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same query on a store of Spark's and on ours, and what of its state is read."""
+
+    theirs: str
+    ours: str
+    checkpoint_format: int
+    join_format: str
+    stores: Asked
+    options: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def session(self) -> dict[str, str]:
+        """Settings with which both can be read."""
+        confs = {STATE_STORE + "checkpointFormatVersion": str(self.checkpoint_format)}
+        return confs | {OPTION_PREFIX + name: value for name, value in self.options.items()}
+
+
+PAIRS = {
+    "v1, join of format 2": Pair(
+        SPARKS,
+        OURS,
+        1,
+        "2",
+        {
+            "counts": COUNTS,
+            "numbers": JOIN | {"storeName": "left-keyToNumValues"},
+            "values": JOIN | {"storeName": "right-keyWithIndexToValue"},
+        },
+    ),
+    "v2, join of format 4": Pair(
+        ROCKSDB,
+        OURS_FOR_JOINS,
+        2,
+        "4",
+        {
+            "counts": COUNTS,
+            "values": JOIN | {"storeName": "left-keyWithTsToValues"},
+            "times": JOIN | {"storeName": "right-tsWithKey"},
+        },
+    ),
+}
+
+Made = Callable[..., Query]
+
+
+@pytest.fixture(scope="module")
+def made(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Queries that have run; those on our store in format v2 have their state in another directory."""
+    known: dict[tuple[Any, ...], Query] = {}
+
+    def run(pair: Pair, provider: str, **options: str) -> Query:
+        key = (provider, *options.items())
+        if key not in known:
+            confs = {
+                JOIN_FORMAT: pair.join_format,
+                STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true",
+            }
+            query = Query(
+                spark,
+                tmp_path_factory.mktemp("query"),
+                busy_windows,
+                "append",
+                events.SCHEMA,
+                provider=provider,
+                checkpoint_format=pair.checkpoint_format,
+                confs=confs | {OPTION_PREFIX + name: value for name, value in options.items()},
+            )
+            query.feed(*events.batches(4, rows=12))
+            query.run()
+            known[key] = query
+        return known[key]
+
+    return run
+
+
+@pytest.fixture(scope="module", params=list(PAIRS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    found = PAIRS[request.param]
+    if found.checkpoint_format == 1:
+        return found
+    return replace(found, options={"checkpointsDir": str(tmp_path_factory.mktemp("elsewhere"))})
+
+
+@pytest.fixture
+def theirs(made: Made, pair: Pair) -> Query:
+    return made(pair, pair.theirs)
+
+
+@pytest.fixture
+def ours(made: Made, pair: Pair, spark: Any) -> Iterator[Query]:
+    query = made(pair, pair.ours, **pair.options)
+    with configured(spark, pair.session):
+        yield query
+
+
+def load(query: Query, options: Mapping[str, Any]) -> Any:
+    return query.spark.read.format("statestore").options(**options).load(str(query.checkpoint))
+
+
+def read(query: Query, asked: Asked) -> dict[str, list[Any]]:
+    """The rows of several reads, keys and values as JSON, all in one job."""
+    from pyspark.sql import functions as F
+
+    def column(name: str) -> Any:
+        text = F.to_json(F.struct(name), {"ignoreNullFields": "false"})
+        return (text if name in ("key", "value") else F.col(name)).alias(name)
+
+    frames = {name: load(query, options) for name, options in asked.items()}
+    named = (
+        frame.select(F.lit(name).alias("name"), *map(column, frame.columns)) for name, frame in frames.items()
+    )
+    found: dict[str, list[Any]] = {name: [] for name in frames}
+    for row in reduce(lambda one, other: one.unionByName(other), named).collect():
+        found[row.name].append(row)
+    return found
+
+
+def counted(found: list[Any], partition: int | None = None) -> Counter[tuple[str, str, int]]:
+    rows = ((row.key, row.value, row.partition_id) for row in found)
+    return Counter(row for row in rows if partition in (None, row[2]))
+
+
+def batches(query: Query) -> range:
+    return range(int(query.commits[-1].name) + 1)
+
+
+@pytest.mark.slow
+def test_a_batch_is_read_as_of_sparks_own_store(pair: Pair, theirs: Query, ours: Query) -> None:
+    assert batches(theirs) == batches(ours)
+    asked = {
+        f"{name} {batch}": store | {"batchId": batch}
+        for name, store in pair.stores.items()
+        for batch in (0, 2, batches(ours)[-1])
+    }
+    expected, found = (read(query, asked) for query in (theirs, ours))
+    assert {name: counted(rows) for name, rows in found.items()} == {
+        name: counted(rows) for name, rows in expected.items()
+    }
+    assert len({len(rows) for rows in found.values()}) > 2
+    assert {row.partition_id for rows in found.values() for row in rows} == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_replay_gives_the_version(pair: Pair, ours: Query) -> None:
+    newest = batches(ours)[-1]
+    ends = (3, newest)
+    asked = {
+        f"{name} {start} {end}": store
+        | {"batchId": end, "snapshotStartBatchId": start, "snapshotPartitionId": start % 2}
+        for name, store in pair.stores.items()
+        for start, end in ((1, 3), (0, newest), (3, newest), (newest, newest))
+    }
+    whole = {f"{name} {end}": s | {"batchId": end} for name, s in pair.stores.items() for end in ends}
+    found = read(ours, asked | whole)
+    for name, options in asked.items():
+        store, _, end = name.split()
+        partition = options["snapshotPartitionId"]
+        assert counted(found[name]) == counted(found[f"{store} {end}"], partition), name
+
+
+def states_of(feed: list[Any]) -> list[dict[tuple[int, str], list[str]]]:
+    """The state after each batch of a change feed: the values of each key."""
+    state: dict[tuple[int, str], list[str]] = {}
+    states = []
+    for batch in sorted({change.batch_id for change in feed}):
+        for change in feed:
+            if change.batch_id != batch:
+                continue
+            key = (change.partition_id, change.key)
+            if change.change_type == "delete":
+                state.pop(key, None)
+            elif change.change_type == "append":
+                state.setdefault(key, []).append(change.value)
+            else:
+                state[key] = [change.value]
+        states.append({key: list(values) for key, values in state.items()})
+    return states
+
+
+@pytest.mark.slow
+def test_the_change_feed_makes_the_same_states_as_sparks(pair: Pair, theirs: Query, ours: Query) -> None:
+    every = {"readChangeFeed": "true", "changeStartBatchId": 0}
+    asked = {name: store | every for name, store in pair.stores.items()}
+    expected, found = read(theirs, asked), read(ours, asked)
+    for name in asked:
+        assert states_of(found[name]) == states_of(expected[name]), name
+        assert {change.change_type for change in found[name]} >= {"update", "delete"}
+
+
+@pytest.mark.slow
+def test_the_change_feed_has_the_net_change_of_each_key(pair: Pair, ours: Query) -> None:
+    every = {"readChangeFeed": "true", "changeStartBatchId": 0}
+    some = every | {"changeStartBatchId": 1, "changeEndBatchId": 2}
+    asked = {name: store | every for name, store in pair.stores.items()}
+    found = read(ours, asked | {f"{name} some": store | some for name, store in pair.stores.items()})
+    for name in asked:
+        feed = found[name]
+        # A key that comes and goes within a batch is not in it.
+        first = Counter((c.batch_id, c.partition_id, c.key) for c in feed if c.change_type != "append")
+        assert max(first.values()) == 1, name
+        before: dict[tuple[int, str], list[str]] = {}
+        for batch, state in zip(sorted({c.batch_id for c in feed}), states_of(feed), strict=True):
+            for change in feed:
+                key = (change.partition_id, change.key)
+                if change.batch_id == batch and change.change_type != "append":
+                    assert state.get(key) != before.get(key), (name, change)
+            before = state
+        part = [change[1:] for change in feed if change.batch_id in (1, 2)]
+        assert Counter(part) == Counter(change[1:] for change in found[f"{name} some"])
+
+
+@pytest.mark.slow
+def test_the_operators_are_described_as_on_sparks_own_store(theirs: Query, ours: Query) -> None:
+    rows = [q.spark.read.format("state-metadata").load(str(q.checkpoint)).collect() for q in (theirs, ours)]
+    assert sorted(rows[0]) == sorted(rows[1])
+    assert {row.operatorName for row in rows[1]} == {"stateStoreSave", "symmetricHashJoin"}
+
+
+WRONG = [
+    {"batchId": 99},
+    {"batchId": -1},
+    {"operatorId": 7},
+    {"storeName": "nothing"},
+    {"joinSide": "left"},
+    {"joinSide": "middle"},
+    {"stateVarName": "x"},
+    {"readRegisteredTimers": "true"},
+    {"snapshotStartBatchId": 1},
+    {"snapshotPartitionId": 1},
+    {"snapshotStartBatchId": 3, "snapshotPartitionId": 0, "batchId": 2},
+    {"snapshotStartBatchId": 1, "snapshotPartitionId": 9},
+    {"readChangeFeed": "true"},
+    {"readChangeFeed": "true", "changeStartBatchId": 3, "changeEndBatchId": 2},
+    {"readChangeFeed": "true", "changeStartBatchId": 0, "changeEndBatchId": 99},
+    {"readChangeFeed": "true", "changeStartBatchId": 0, "batchId": 2},
+    {"readChangeFeed": "true", "changeStartBatchId": 0, "joinSide": "left", "operatorId": 1},
+    # For Spark's own rewriting of state to other partitions, which takes its RocksDB provider alone.
+    {"_readAllColumnFamilies": "true"},
+]
+
+
+@pytest.mark.slow
+def test_wrong_options_are_refused_as_on_sparks_own_store(pair: Pair, theirs: Query, ours: Query) -> None:
+    for options in WRONG:
+        if "_readAllColumnFamilies" in options and pair.theirs == ROCKSDB:
+            continue
+        said = [message(query, options) for query in (theirs, ours)]
+        assert said[0] == said[1], options
+
+
+def message(query: Query, options: Mapping[str, Any]) -> str:
+    """What reading says that fails, up to what differs between two queries."""
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is what the test is about
+        load(query, options).collect()
+    text = str(caught.value)
+    start = text.index("[ST" if "[ST" in text else "[CANNOT")
+    text = text[start:].split("SQLSTATE")[0]
+    assert "is not supported" in text or "UNSUPPORTED_PROVIDER" not in text
+    for differs in (str(query.checkpoint), query._provider):
+        text = text.replace(differs, "<>")
+    return text
+
+
+@contextmanager
+def refused(*texts: str) -> Iterator[None]:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Spark wraps ours
+        yield
+    for text in texts:
+        assert text in str(caught.value), str(caught.value)
+
+
+@pytest.mark.slow
+def test_batches_that_are_not_retained_are_named(made: Made, tmp_path: Path) -> None:
+    pair = PAIRS["v1, join of format 2"]
+    query = made(pair, pair.ours)
+    checkpoint = tmp_path / "checkpoint"
+    shutil.copytree(query.checkpoint, checkpoint)
+    shutil.rmtree(checkpoint / "state" / "0" / "1" / "chk-2")
+    where = "operator 0, partition 1, store default, version 2"
+    reader = query.spark.read.format("statestore")
+    with refused(where, "CANNOT_LOAD_STATE_STORE.UNCATEGORIZED", "numRetained"):
+        reader.options(batchId=1).load(str(checkpoint)).collect()
+    missing = "CANNOT_LOAD_STATE_STORE.CANNOT_READ_MISSING_SNAPSHOT_FILE"
+    replayed = {"snapshotStartBatchId": 1, "snapshotPartitionId": 1, "batchId": 3}
+    fed = {"readChangeFeed": "true", "changeStartBatchId": 1, "changeEndBatchId": 3}
+    for options in (replayed, fed):
+        with refused(where, missing, "numRetained"):
+            query.spark.read.format("statestore").options(**options).load(str(checkpoint)).collect()
+
+
+@pytest.mark.slow
+def test_state_on_the_driver_is_read_without_its_past(made: Made) -> None:
+    pair = PAIRS["v1, join of format 2"]
+    memory = made(pair, pair.ours, storage="memory")
+    asked = {f"{batch}": {"batchId": batch} for batch in batches(memory)}
+    with configured(memory.spark, {OPTION_PREFIX + "storage": "memory"}):
+        found = read(memory, asked)
+        for options in (
+            {"readChangeFeed": "true", "changeStartBatchId": 0},
+            {"snapshotStartBatchId": 0, "snapshotPartitionId": 1},
+        ):
+            with refused("kept on the driver", "batchId alone", "operator 0, partition"):
+                load(memory, options).collect()
+    expected = read(made(pair, pair.ours), asked)
+    assert {name: counted(rows) for name, rows in found.items()} == {
+        name: counted(rows) for name, rows in expected.items()
+    }
+    # The data source takes the options of its session, and cannot know what the query had.
+    with refused("operator 0, partition", "the store has no version at all", "storage or checkpointsDir"):
+        load(memory, {}).collect()
+
+
+def test_a_replayed_version_can_be_changed(spark: Any, tmp_path: Path) -> None:
+    provider = Provider(spark, str(tmp_path))
+    for version in range(3):
+        store = provider.open(version)
+        store.put(("k", version), (version, "v"))
+        store.commit()
+    none = getattr(spark._jvm, "scala.None$").__getattr__("MODULE$")
+    replay = Provider(spark, str(tmp_path))._harness.provider().replayStateFromSnapshot
+    for start, end in ((0, 1), (2, 1), (-1, 1)):
+        with pytest.raises(Exception, match="UNEXPECTED_VERSION"):
+            replay(start, end, False, none, none)
+    read_only = replay(1, 2, True, none, none)
+    with pytest.raises(Exception, match="opened to be read"):
+        read_only.commit()
+    changed = replay(1, 2, False, none, none)
+    assert changed.commit() == 3
+    assert sorted(Provider(spark, str(tmp_path)).open_read(3).rows()) == [
+        (("k", 0), (0, "v")),
+        (("k", 1), (1, "v")),
+    ]
