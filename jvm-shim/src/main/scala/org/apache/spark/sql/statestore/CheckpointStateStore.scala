@@ -87,6 +87,7 @@ private[statestore] sealed abstract class ContentStore(
       isInternal: Boolean): Unit = {
     requireOpen()
     requireFamilies("registerColFamily")
+    FamilyNames.requireFree("register_col_family", colFamilyName, isInternal)
     provider.register(content, FamilySchema(
       colFamilyName, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal))
   }
@@ -238,7 +239,12 @@ private[statestore] final class CheckpointStateStore(
   override def deleteRange(beginKey: UnsafeRow, endKey: UnsafeRow, colFamilyName: String): Unit = {
     requireKey(beginKey)
     requireKey(endKey)
-    ordered("deleteRange", reading("deleteRange", colFamilyName)).removeRange(beginKey, endKey)
+    val table = ordered("deleteRange", reading("deleteRange", colFamilyName))
+    // Behind the keys of a timestamp last, from one key to another means nothing.
+    content.family(colFamilyName).schema.spec match {
+      case _: RangeKeyScanStateEncoderSpec => table.removeRange(beginKey, endKey)
+      case _ => throw StateStoreErrors.unsupportedOperationException("deleteRange", provider.toString)
+    }
     written()
   }
 
