@@ -132,6 +132,10 @@ class Provider:
     def cleanup(self) -> None:
         self._harness.cleanupMaintenance()
 
+    def end_stores(self) -> None:
+        """End what is open still: RocksDB cannot be closed before."""
+        self._harness.endStores()
+
     def close(self) -> None:
         self._harness.close()
 

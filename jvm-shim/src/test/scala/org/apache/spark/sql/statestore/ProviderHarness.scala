@@ -78,6 +78,12 @@ class ProviderHarness(
     TaskContext.unset()
   }
 
+  /** Aborts the stores that neither committed nor aborted, and releases the others. */
+  def endStores(): Unit = stores.values.forEach {
+    case store: StateStore => if (!store.hasCommitted) scala.util.Try(store.abort())
+    case read => scala.util.Try(read.release())
+  }
+
   def snapshotMaintenance(): Unit = provider.doSnapshotMaintenance()
 
   def cleanupMaintenance(): Unit = provider.doCleanupMaintenance()

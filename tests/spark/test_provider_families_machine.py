@@ -1,0 +1,356 @@
+"""Column families of every kind against sorted dicts, on this provider and on Spark's own."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
+
+from tests.spark.families_model import (
+    FamilyModel,
+    column_types,
+    copy_of,
+    families_of,
+    order_key,
+    prefix_of,
+)
+from tests.spark.harness import ROCKSDB, Family, Row, RowIterator, Script, Store
+from tests.spark.versions_machine import VersionsMachine, run_machine
+
+
+def double(value: float) -> int:
+    return struct.unpack("<q", struct.pack("<d", value))[0]
+
+
+def single(value: float) -> int:
+    return struct.unpack("<i", struct.pack("<f", value))[0]
+
+
+# Few of each, so that what is done to one key meets what was done to it before.
+COLUMNS: dict[str, list[Any]] = {
+    "void": [None],
+    "string": [None, "", "größe"],
+    "binary": [None, "", "00ff"],
+    "tinyint": [None, -1, 5],
+    "smallint": [None, -300, 300],
+    "bigint": [None, -(2**63), -1, 0, 1, 2**63 - 1],
+    "float": [None, *(single(v) for v in (float("-inf"), -0.0, 0.0, 1.5))],
+    "double": [None, *(double(v) for v in (float("-inf"), -1.5, -0.0, 0.0, float("nan"))), -1],
+}
+DECLARATIONS = [
+    ("", ("none",)),
+    ("k void", ("none",)),
+    ("a string, b bigint", ("none",)),
+    ("a string, b bigint", ("prefix", 1)),
+    ("a tinyint, b binary, c string", ("prefix", 2)),
+    ("t bigint, a string", ("range", 0)),
+    ("a string, d double, s smallint", ("range", 1, 2)),
+    ("f float, a binary, b tinyint", ("range", 2, 0)),
+    ("a tinyint, b smallint", ("range", 0, 1)),
+    ("a string, t bigint", ("timestampPrefix",)),
+    ("a string, b binary, t bigint", ("timestampPostfix",)),
+]
+# With a $ in front a family is internal.
+NAMES = ["one", "two", "$three"]
+# Some are larger than what stays inside the metadata.
+values = st.tuples(st.integers(0, 9), st.sampled_from([None, "", "x", 1_500]))
+
+# A thread beside the task's, as Spark's Python state server has one.
+_second_thread = ThreadPoolExecutor(1)
+
+
+def keys(family: Family) -> st.SearchStrategy[Row]:
+    pools = [COLUMNS[kind] for kind in column_types(family.key)]
+    if family.spec[0].startswith("timestamp"):
+        pools[-1] = [value for value in pools[-1] if value is not None]
+    return st.tuples(*map(st.sampled_from, pools))
+
+
+@st.composite
+def families(draw: st.DrawFn, name: str) -> Family:
+    key, spec = draw(st.sampled_from(DECLARATIONS))
+    internal = name.startswith("$") or draw(st.booleans())
+    return Family(name, key=key, spec=spec, multiple=draw(st.booleans()), internal=internal)
+
+
+@st.composite
+def scans(draw: st.DrawFn, model: FamilyModel) -> Row:
+    """A kind of iterator that the family has, and its arguments."""
+    kinds = ["all"]
+    kinds += ["prefix"] if model.scans_prefixes else []
+    kinds += ["range", "range"] if model.scans_ranges else []
+    if model.family.multiple:
+        kinds += [kind + "Values" for kind in kinds] + ["values"]
+    kind = draw(st.sampled_from(kinds))
+    key = keys(model.family)
+    if kind.startswith("range"):
+        start, end = draw(st.none() | key), draw(st.none() | key)
+        if model.family.spec[0] == "timestampPostfix":
+            # Between timestamps of one key; from one key to another means nothing.
+            one = draw(key)
+            start, end = (*one[:-1], start[-1] if start else -(2**63)), (*one[:-1], end[-1] if end else 0)
+        return (kind, start, end)
+    if kind.startswith("prefix"):
+        return (kind, prefix_of(model.family, draw(key)))
+    return (kind, draw(key)) if kind == "values" else (kind,)
+
+
+@dataclass
+class Opened:
+    """An open iterator, and what it has still to give."""
+
+    store: Store
+    iterator: RowIterator
+    model: FamilyModel
+    kind: str
+    wanted: list[Any]
+
+    def check(self, found: list[Any], limit: int) -> None:
+        assert len(found) == min(limit, len(self.wanted))
+        for row in found:
+            assert row == self.wanted.pop(self.position(row))
+
+    def position(self, row: Any) -> int:
+        """Where that stands which may come next in the row's group."""
+        if self.kind == "values":
+            return 0
+        return [self.model.group(key) for key, _ in self.wanted].index(self.model.group(row[0]))
+
+
+Check = Callable[[Any], None]
+
+
+def wants(wanted: Any) -> Check:
+    def check(result: Any) -> None:
+        assert result == wanted
+
+    return check
+
+
+def wants_scan(model: FamilyModel, *scan: Any) -> Check:
+    then = FamilyModel(model.family, dict(model.lists))
+
+    def check(result: Any) -> None:
+        assert then.gives(result, *scan)
+
+    return check
+
+
+class FamiliesMachine(VersionsMachine):
+    """Creates, fills, reads and removes column families in every version of a store."""
+
+    default = Family()
+
+    iterators = Bundle("iterators")
+
+    def __init__(self) -> None:
+        super().__init__()
+        # RocksDB keeps a name's first encoder, also when the family is removed and made anew.
+        self.declared: dict[str, Family] = {}
+        # Nor does it count what goes with a range.
+        self.uncounted = False
+
+    def empty(self) -> dict[str, FamilyModel]:
+        return families_of(self.default)
+
+    def copied(self, content: dict[str, FamilyModel]) -> dict[str, FamilyModel]:
+        return copy_of(content)
+
+    def provider_options(self) -> dict[str, Any]:
+        return {"families": True, "default": self.default}
+
+    def number_of_keys(self) -> int | None:
+        if self.uncounted and not self.ours:
+            return None
+        return sum(len(model.lists) for model in self.content.values() if not model.family.internal)
+
+    def check_all(self, store: Store, content: dict[str, FamilyModel], *, writing: bool) -> None:
+        script = store.script()
+        for name, model in content.items():
+            if name != "default" and writing:
+                script.create(model.family)
+            elif name != "default":
+                script.register(model.family)
+        declared = len(content) - 1
+        script.families()
+        scans = [(model, scan) for model in content.values() for scan in self.whole_scans(model)]
+        for model, scan in scans:
+            script.scan(*scan, family=model.family.name)
+        names, *found = script.run()[declared:]
+        assert names == set(content)
+        for (model, scan), rows in zip(scans, found, strict=True):
+            assert model.gives(rows, *scan)
+
+    def whole_scans(self, model: FamilyModel) -> list[Row]:
+        end = "Values" if model.family.multiple else ""
+        if model.scans_ranges and model.family.spec[0] != "timestampPostfix":
+            return [("all",), ("range" + end, None, None)]
+        return [("all" + end,)]
+
+    # Families
+
+    @precondition(lambda self: self.store is not None)
+    @rule(data=st.data(), name=st.sampled_from(NAMES))
+    def create(self, data: st.DataObject, name: str) -> None:
+        if name in self.content:
+            family = self.content[name].family
+        else:
+            family = data.draw(families(name))
+            if not self.ours:
+                family = self.declared.setdefault(name, family)
+            self.content |= families_of(family)
+        self.store.create(family)
+
+    @precondition(lambda self: self.store is not None)
+    @rule(name=st.sampled_from([name for name in NAMES if not name.startswith("$")]))
+    def remove_family(self, name: str) -> None:
+        assert self.store.remove_family(name) == (self.content.pop(name, None) is not None)
+
+    # Rows
+
+    @precondition(lambda self: self.store is not None)
+    @rule(data=st.data(), elsewhere=st.booleans())
+    def work(self, data: st.DataObject, elsewhere: bool) -> None:
+        """Some operations on one family in one go, on the task's thread or on another."""
+        model = self.content[data.draw(st.sampled_from(sorted(self.content)))]
+        script = self.store.script()
+        checks = [self.operate(data, model, script) for _ in range(data.draw(st.integers(1, 8)))]
+        results = _second_thread.submit(script.run).result() if elsewhere else script.run()
+        for check, result in zip(checks, results, strict=True):
+            check(result)
+
+    def operate(self, data: st.DataObject, model: FamilyModel, script: Script) -> Check:
+        """One operation on the model and the script; gives the check of its result."""
+        name = model.family.name
+        kinds = ["put", "put", "put", "remove", "get", "exists", "multi_get", "scan", "scan"]
+        kinds += ["merge", "merge", "merge_list", "put_list"] if model.family.multiple else []
+        kinds += ["delete_range"] if model.family.spec[0] == "range" else []
+        kind = data.draw(st.sampled_from(kinds))
+        key = data.draw(keys(model.family))
+        if kind in ("put", "merge"):
+            value = data.draw(values)
+            getattr(script, kind)(key, value, name)
+            (model.put if kind == "put" else model.append)(key, value)
+        elif kind in ("put_list", "merge_list"):
+            several = data.draw(st.lists(values, min_size=1, max_size=4))
+            getattr(script, kind)(key, several, name)
+            (model.put if kind == "put_list" else model.append)(key, *several)
+        elif kind == "remove":
+            script.remove(key, name)
+            model.remove(key)
+        elif kind == "delete_range":
+            # RocksDB is broken for good by an end before the start.
+            bounds = sorted((key, data.draw(keys(model.family))), key=lambda k: order_key(model.family, k))
+            script.delete_range(*bounds, name)
+            model.delete_range(*bounds)
+            self.uncounted = True
+        elif kind == "get":
+            script.get(key, name)
+            return wants(model.get(key))
+        elif kind == "exists":
+            script.exists(key, name)
+            return wants(key in model.lists)
+        elif kind == "multi_get":
+            several = [key, *data.draw(st.lists(keys(model.family), max_size=3))]
+            script.multi_get(several, name)
+            return wants([model.get(k) for k in several])
+        else:
+            scan = data.draw(scans(model))
+            script.scan(*scan, family=name)
+            return wants_scan(model, *scan)
+        return wants(None)
+
+    @precondition(lambda self: self.store is not None)
+    @rule(data=st.data())
+    def churn(self, data: st.DataObject) -> None:
+        # Enough dead bytes for a compaction when the store is opened next.
+        model = self.content[data.draw(st.sampled_from(sorted(self.content)))]
+        key = data.draw(keys(model.family))
+        script = self.store.script()
+        for i in range(12):
+            script.put(key, (i, 60_000), model.family.name)
+        script.put(key, (0, "small"), model.family.name)
+        script.run()
+        model.put(key, (0, "small"))
+
+    @precondition(lambda self: self.store is None)
+    @rule(data=st.data(), name=st.sampled_from(NAMES), seen=st.booleans())
+    def batch(self, data: st.DataObject, name: str, seen: bool) -> None:
+        # What a query does most of the time, in one step, so that runs get to many versions.
+        self.open_newest()
+        self.create(data, name)
+        self.work(data, elsewhere=False)
+        self.work(data, elsewhere=False)
+        if seen:
+            self.check_all(self.store, self.content, writing=True)
+        self.commit()
+
+    # Iterators that live on while the store is written to
+
+    @precondition(lambda self: self.store is not None)
+    @rule(target=iterators, data=st.data())
+    def open_iterator(self, data: st.DataObject) -> Opened:
+        model = self.content[data.draw(st.sampled_from(sorted(self.content)))]
+        kind, *arguments = data.draw(scans(model))
+        iterator = self.store.open_iterator(kind, *arguments, family=model.family.name)
+        return Opened(self.store, iterator, model, kind, model.scan(kind, *arguments))
+
+    @rule(
+        target=iterators, opened=consumes(iterators), limit=st.sampled_from([1, 2, 99]), remove=st.booleans()
+    )
+    def step(self, opened: Opened, limit: int, remove: bool) -> Any:
+        if opened.store is not self.store:
+            # Its store was committed or aborted: nobody asks it any more.
+            opened.iterator.close()
+            return multiple()
+        if remove and opened.kind != "values" and self.content.get(opened.model.family.name) is opened.model:
+            found = opened.iterator.take_removed(limit)
+            for key, _ in found:
+                opened.model.remove(key)
+        else:
+            found = opened.iterator.take(limit)
+        opened.check(found, limit)
+        return opened
+
+
+ROCKSDB_SETTINGS = {
+    "rocksdb__changelogCheckpointing__enabled": "true",
+    "rocksdb__lockAcquireTimeoutMs": "1000",
+    "minDeltasForSnapshot": "2",
+}
+SPECS = {"hash": DECLARATIONS[2], "range": DECLARATIONS[5], "postfix": DECLARATIONS[10]}
+
+
+@pytest.mark.parametrize("default", SPECS)
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_families_are_sorted_dicts(spark: Any, checkpoint_format: int, default: str) -> None:
+    key, spec = SPECS[default]
+    run_machine(
+        FamiliesMachine,
+        40,
+        spark=spark,
+        checkpoint_format=checkpoint_format,
+        default=Family(key=key, spec=spec, multiple=default != "hash"),
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_so_they_are_in_sparks_own_store(spark: Any, checkpoint_format: int) -> None:
+    """The model is what the contract says, not what this provider does."""
+    key, spec = SPECS["range"]
+    run_machine(
+        FamiliesMachine,
+        5,
+        spark=spark,
+        provider_class=ROCKSDB,
+        checkpoint_format=checkpoint_format,
+        default=replace(Family(), key=key, spec=spec),
+        settings=ROCKSDB_SETTINGS,
+    )
