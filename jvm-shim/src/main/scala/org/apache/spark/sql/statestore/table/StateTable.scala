@@ -192,6 +192,27 @@ private[statestore] final class StateTable(
     if (tree != null) range(null, null, through = false, everyValue)
     else rows(new LogCursor(scan(records.log.view)), everyValue)
 
+  /** Every key with its first value, as of now; where there are prefixes, the keys of each one together. */
+  def groupedIterator(): Iterator[UnsafeRowPair] =
+    if (groups == null) {
+      iterator()
+    } else {
+      val offsets = new Array[Long](math.toIntExact(keys))
+      var count = 0
+      val heads = scan(records.log.view)
+      while (heads.advance()) {
+        if (heads.kind == Record.Group) {
+          var member = groups.next(heads.offset)
+          while (member != heads.offset) {
+            offsets(count) = member
+            count += 1
+            member = groups.next(member)
+          }
+        }
+      }
+      rows(new OffsetsCursor(offsets, count), everyValue = false)
+    }
+
   /** The keys that start with `prefixKey`, as of now. */
   def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
     if (tree != null) {
