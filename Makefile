@@ -55,6 +55,7 @@ mutation: $(READY) ## break checkpoint/ in every small way, and see which breaks
 
 bench: jar ## measure side by side with Spark's own stores
 	$(PY) -m tests.benchmarks
+	$(PY) -m tests.benchmarks.operators
 
 lint: $(READY) ## ruff, mypy in strict mode, scalac with every warning an error
 	$(PY) -m ruff check

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
+import json
 import os
 import platform
 import statistics
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.contest import OURS, Plan, Samples, Samplings
+
+RESULTS = Path(__file__).parent / "results"
 
 LARGE, SMALL = 1_000_000, 100_000
 MOST_OF_BUILT_IN = 1 / 8
@@ -114,9 +119,22 @@ def as_json(samples: Samplings, plan: Plan, about: dict[str, Any], judged: list[
     return {
         "environment": about,
         "plan": asdict(plan),
-        "criteria": [asdict(c) | {"met": c.met} for c in judged],
+        "criteria": verdicts(judged),
         "stores": [{"store": name, "keys": size} | _times(s) for (name, size), s in samples.items()],
     }
+
+
+def verdicts(judged: list[Criterion]) -> list[dict[str, Any]]:
+    """The bounds and what was measured, as JSON has them."""
+    return [asdict(c) | {"met": c.met} for c in judged]
+
+
+def save(name: str, text: str, found: dict[str, Any]) -> None:
+    """Keep the tables and the samples of a run."""
+    name = f"{datetime.date.today().isoformat()}-{name}"
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.md").write_text(f"# {name}\n\n{text}\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _times(of: Samples) -> dict[str, list[float]]:
@@ -133,8 +151,8 @@ def _batches(samples: Samplings, what: str, title: str) -> str:
         times: list[float] = getattr(of, what)
         if times:
             ratio = median(times) / median(getattr(samples[OURS, size], what))
-            rows.append([name, f"{size:,}", *_figures(median(times), min(times), p95(times)), f"{ratio:.2f}"])
-    return _table(title, ["store", "keys", "median", "min", "p95", "ratio to ours"], rows) if rows else ""
+            rows.append([name, f"{size:,}", *figures(median(times), min(times), p95(times)), f"{ratio:.2f}"])
+    return table(title, ["store", "keys", "median", "min", "p95", "ratio to ours"], rows) if rows else ""
 
 
 def _others(samples: Samplings) -> str:
@@ -146,13 +164,13 @@ def _others(samples: Samplings) -> str:
             [
                 name,
                 f"{size:,}",
-                *_figures(median(of.cold_load), min(of.cold_load)),
+                *figures(median(of.cold_load), min(of.cold_load)),
                 f"{median(of.cold_load) / median(ours.cold_load):.2f}",
-                *_figures(median(of.maintenance), memory),
+                *figures(median(of.maintenance), memory),
             ]
         )
     header = ["store", "keys", "cold load", "min", "ratio to ours", "maintenance", "memoryUsedBytes, MiB"]
-    return _table("Cold load, maintenance and memory", header, rows)
+    return table("Cold load, maintenance and memory", header, rows)
 
 
 def _ours(samples: Samplings, plan: Plan) -> str:
@@ -167,7 +185,7 @@ def _ours(samples: Samplings, plan: Plan) -> str:
             if metrics:
                 rows.append([f"{size:,}", f"{operations:,}", *_breakdown(times, metrics)])
     header = ["keys", "rows", "whole", *_STEPS, "operations and rest", "bytes written", "objects"]
-    return _table(f"Where a batch of {OURS} spends its time (medians)", header, rows)
+    return table(f"Where a batch of {OURS} spends its time (medians)", header, rows)
 
 
 def _compactions(samples: Samplings, plan: Plan) -> str:
@@ -176,7 +194,7 @@ def _compactions(samples: Samplings, plan: Plan) -> str:
     for (name, size), of in samples.items():
         if name == OURS:
             long = [t for t, m in zip(of.batch, of.metrics, strict=True) if m["stateTableCompactions"]]
-            took = f", which took {', '.join(_figures(*long))} ms" if long else ""
+            took = f", which took {', '.join(figures(*long))} ms" if long else ""
             said.append(f"at {size:,} keys in {len(long)} of {len(of.batch)} batches{took}")
     return (
         f"The log of the state is compacted in the first batch that finds more than half of it dead, about once in "
@@ -195,17 +213,19 @@ def _breakdown(times: list[float], metrics: list[dict[str, int]]) -> list[str]:
         t - sum(m[metric] for metric in _STEPS.values()) / 1000 for t, m in zip(times, metrics, strict=True)
     ]
     return [
-        *_figures(median(times), *steps.values(), median(rest)),
+        *figures(median(times), *steps.values(), median(rest)),
         f"{of('checkpointBytesWritten'):,.0f}",
         f"{of('checkpointObjectsWritten'):g}",
     ]
 
 
-def _figures(*values: float) -> list[str]:
+def figures(*values: float) -> list[str]:
+    """Numbers as a table has them."""
     return [f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in values]
 
 
-def _table(title: str, header: list[str], rows: list[list[str]]) -> str:
+def table(title: str, header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table with its columns aligned."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
 
     def line(cells: list[str]) -> str:

@@ -1,0 +1,146 @@
+"""The same streaming query on several state stores in one session, batch by batch in turn."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.spark.queries import STATE_STORE, configured
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A state store that takes part: its name, its class, and settings below ``STATE_STORE``."""
+
+    name: str
+    provider: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Race:
+    """A query, and the input that each of its batches gets.
+
+    Parameters
+    ----------
+    name
+        What the report calls it.
+    build
+        Makes the query out of the stream of the input.
+    table
+        The input of the batch with a number. That of number 0 fills the state.
+    entrants
+        The stores; the first is ours.
+    mode
+        The query's output mode.
+    confs
+        What else is set while the query starts.
+    """
+
+    name: str
+    build: Callable[[Any], Any]
+    table: Callable[[int], pa.Table]
+    entrants: tuple[Entrant, ...]
+    mode: str = "append"
+    confs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Lap:
+    """What one entrant took for the input of one batch, the batches without data after it included."""
+
+    milliseconds: float
+    steps: dict[str, float]
+    rows: int
+    input_rows: int
+
+
+Laps = dict[str, list[Lap]]
+
+
+def run(
+    spark: Any, directory: Path, race: Race, warmup: int, batches: int, say: Callable[[str], None]
+) -> Laps:
+    """Give every entrant the same input in turn, in changing order, and time those after the warm-up."""
+    laps: Laps = {entrant.name: [] for entrant in race.entrants}
+    shuffled = random.Random(1)
+    with ExitStack() as stack:
+        queries = {e.name: stack.enter_context(_running(spark, directory, race, e)) for e in race.entrants}
+        order = list(queries)
+        for number in range(1 + warmup + batches):
+            made = directory / f"{number:03}.parquet"
+            pq.write_table(race.table(number), made)
+            shuffled.shuffle(order)
+            for name in order:
+                lap = queries[name].batch(made)
+                assert lap.input_rows == queries[order[0]].last.input_rows, "the same input for all"
+                if number > warmup:
+                    laps[name].append(lap)
+                elif number == 0:
+                    say(f"{race.name}, {name}: {lap.rows:,} rows of state in {lap.milliseconds:,.0f} ms")
+            made.unlink()
+    return laps
+
+
+class _Running:
+    """A query that runs for as long as the race."""
+
+    def __init__(self, query: Any, watched: Path) -> None:
+        self._query = query
+        self._watched = watched
+        self._seen = -1
+        self.last = Lap(0, {}, 0, 0)
+
+    def batch(self, table: Path) -> Lap:
+        os.link(table, self._watched / table.name)
+        self._query.processAllAvailable()
+        found = [dict(p) for p in self._query.recentProgress if p.batchId > self._seen]
+        # Of a query that waits, Spark tells now and then too.
+        found = [p for p in found if "addBatch" in p["durationMs"]]
+        self._seen = max(p["batchId"] for p in found)
+        steps: dict[str, float] = {}
+        for progress in found:
+            for name, value in progress["durationMs"].items():
+                steps[name] = steps.get(name, 0) + value
+            for operator in progress["stateOperators"]:
+                # Sums over the partitions, so more than the batch's own time where they run at once.
+                for name in ("allUpdatesTimeMs", "allRemovalsTimeMs", "commitTimeMs"):
+                    steps[name] = steps.get(name, 0) + operator[name]
+        self.last = Lap(
+            milliseconds=steps["triggerExecution"],
+            steps=steps,
+            rows=sum(operator["numRowsTotal"] for operator in found[-1]["stateOperators"]),
+            input_rows=sum(p["numInputRows"] for p in found),
+        )
+        return self.last
+
+
+@contextmanager
+def _running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterator[_Running]:
+    root = directory / race.name.replace(" ", "-") / entrant.name.replace(" ", "-")
+    watched = root / "input"
+    watched.mkdir(parents=True)
+    store = {"providerClass": entrant.provider} | dict(entrant.settings)
+    confs = {STATE_STORE + key: value for key, value in store.items()} | dict(race.confs)
+    with configured(spark, confs):
+        schema = spark.createDataFrame(race.table(0).slice(0, 1)).schema
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(watched))
+        query = (
+            race.build(stream)
+            .writeStream.outputMode(race.mode)
+            .option("checkpointLocation", str(root / "checkpoint"))
+            .format("noop")
+            .start()
+        )
+    try:
+        yield _Running(query, watched)
+    finally:
+        query.stop()
