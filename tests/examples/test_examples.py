@@ -27,6 +27,14 @@ SAID = {
         "batch 1: cellar, 2 readings, at most 8.0",
         "batch 2: cellar, 3 readings, at most 9.5",
     ],
+    "transform_with_state.py": [
+        "batch 0: attic: north 19.5, south 21.0",
+        "batch 0: cellar: door 8.0",
+        "batch 1: attic: north 20.0, south 21.0",
+        "batch 1: cellar: door 7.5",
+        "batch 2: cellar: door 7.0",
+        "batch 3: attic: silent for half an hour, after north 20.0, south 21.0",
+    ],
     "operator_state.py": [
         "driver 1: batches 0, 1; killed in batch 2, before the state's checkpoint",
         "driver 2: batches 2, 3; killed in batch 4, after the state's checkpoint, before Spark's commit",
