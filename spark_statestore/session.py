@@ -41,7 +41,8 @@ JOIN_PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointJoinStat
 those only on a class that extends its RocksDB provider, and goes back to format 2 otherwise."""
 
 EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
-"""For ``spark.sql.extensions``: checks the options on the driver."""
+"""For ``spark.sql.extensions``: lets transformWithState run, which Spark otherwise refuses on every
+provider but its own RocksDB one, and checks the options on the driver."""
 
 PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
 """For ``spark.plugins``: starts each executor's backend with the executor, and lets the driver keep
