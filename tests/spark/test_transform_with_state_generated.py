@@ -1,0 +1,84 @@
+"""transformWithState by generated keys and values of many types, against Spark's RocksDB store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import Phase, given, note, settings
+
+from tests.effort import EFFORT
+from tests.spark.processors import SAID, Interpreter
+from tests.spark.processors_query import CHANGES, ROCKS, ProcessorQuery, life_of
+from tests.spark.queries import OURS, Rows
+from tests.spark.test_queries_generated import TYPES
+
+
+# Too long to be printed; Hypothesis tells how to get it again.
+@dataclass(repr=False)
+class Input:
+    schema: pa.Schema
+    parts: list[list[Rows]]
+    checkpoint_format: int
+
+
+@st.composite
+def inputs(draw: st.DrawFn) -> Input:
+    """Two batches: some keys of a few types, and values that have a column of each type."""
+    chosen = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=2))
+    columns = {f"k{number}": column for number, column in enumerate(chosen)}
+    columns |= {f"v{number}": column for number, column in enumerate(TYPES)}
+    row = {
+        name: st.sampled_from([None, *draw(st.lists(values, min_size=1, max_size=3))])
+        for name, (_, values) in columns.items()
+    }
+    row |= {"op": st.sampled_from(CHANGES), "n": st.integers(0, 7)}
+    parts = []
+    for _ in range(2):
+        rows = draw(st.lists(st.fixed_dictionaries(row), min_size=15, max_size=30))
+        parts.append([[made | {"seq": seq} for seq, made in enumerate(rows)]])
+    fields = [pa.field(name, type_) for name, (type_, _) in columns.items()]
+    fields += [("op", pa.string()), ("n", pa.int64()), ("seq", pa.int64())]
+    return Input(pa.schema(fields), parts, draw(st.sampled_from([1, 2])))
+
+
+def interpreted(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    keys = [name for name in stream.columns if name[0] == "k"]
+    values = F.struct(*(name for name in stream.columns if name[0] == "v"))
+    rows = stream.select(*keys, "op", "n", "seq", F.when(F.col("n") > 0, values).alias("v"))
+    value = rows.schema["v"].dataType.simpleString()
+    return rows.groupBy(*keys).transformWithState(Interpreter(value), SAID, "update", "none")
+
+
+@pytest.mark.slow
+def test_keys_and_values_of_every_type_are_kept_as_on_rocksdb(
+    spark: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    @settings(max_examples=2 * EFFORT, phases=[Phase.generate], database=None)
+    @given(inputs())
+    def compare(given_: Input) -> None:
+        note(str(given_.schema))
+
+        def live(provider: str, checkpoint_format: int) -> Any:
+            def make(_: Callable[[], int]) -> ProcessorQuery:
+                return ProcessorQuery(
+                    spark,
+                    tmp_path_factory.mktemp("generated"),
+                    interpreted,
+                    "update",
+                    given_.schema,
+                    provider=provider,
+                    checkpoint_format=checkpoint_format,
+                )
+
+            return life_of(make, given_.parts)
+
+        assert live(OURS, given_.checkpoint_format) == live(ROCKS, 1)
+
+    compare()

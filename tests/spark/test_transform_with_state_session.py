@@ -1,0 +1,156 @@
+"""transformWithState runs where the session extension lets it, and says what it does not support."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.processors import DAY, SAID, Interpreter
+from tests.spark.processors_query import (
+    NO_EMPTY_BATCHES,
+    ROCKS,
+    SCHEMA,
+    Build,
+    ProcessorQuery,
+    batches,
+    in_scala,
+)
+from tests.spark.queries import OURS, SPARKS, STATE_STORE, configured, unload_all
+
+REFUSED = "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS"
+
+# The other tests have both of these on.
+BARE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}
+
+scala = in_scala(["one,many,named"], [""], [0], "processingTime", "update")
+
+
+def python(stream: Any, run: int) -> Any:
+    return stream.groupBy("k").transformWithState(Interpreter("string"), SAID, "update", "none")
+
+
+def python_by_the_clock(stream: Any, run: int) -> Any:
+    processor = Interpreter("string", ttl=DAY, timers="processing")
+    return stream.groupBy("k").transformWithState(processor, SAID, "update", "processingTime")
+
+
+both = pytest.mark.parametrize("build", [python, scala], ids=["python", "scala"])
+
+
+def make(session: Any, directory: Path, build: Build, provider: str = OURS, **confs: str) -> ProcessorQuery:
+    return ProcessorQuery(
+        session,
+        directory,
+        lambda stream: build(stream, 0),
+        "update",
+        SCHEMA,
+        provider=provider,
+        confs=NO_EMPTY_BATCHES | confs,
+    )
+
+
+def without_extensions(spark: Any) -> Any:
+    """Another session of the same application, for which no extension was loaded."""
+    from pyspark.sql import SparkSession
+
+    jvm = spark._jvm
+    none = jvm.org.apache.spark.api.python.PythonUtils.toScalaMap({})
+    made = jvm.org.apache.spark.sql.classic.SparkSession(
+        spark.sparkContext._jsc.sc(),
+        jvm.scala.Option.apply(spark._jsparkSession.sharedState()),
+        jvm.scala.Option.empty(),
+        jvm.org.apache.spark.sql.SparkSessionExtensions(),
+        none,
+        none,
+    )
+    return SparkSession(spark.sparkContext, made)
+
+
+@pytest.mark.slow
+@both
+def test_without_the_extension_the_error_is_sparks_and_with_it_the_query_goes_on(
+    spark: Any, tmp_path: Path, build: Build
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    query = make(without_extensions(spark), tmp_path, build, **BARE)
+    query.feed(*batches(1))
+    with pytest.raises(StreamingQueryException, match=REFUSED):
+        query.run()
+    query.spark = spark
+    assert [number for number, rows in query.run() if rows] == [0]
+
+
+def test_a_provider_of_sparks_is_left_to_sparks_check(spark: Any, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    query = make(spark, tmp_path, scala, SPARKS)
+    query.feed(*batches(1))
+    with pytest.raises(StreamingQueryException, match=REFUSED):
+        query.run()
+
+
+@both
+@pytest.mark.parametrize("confs", [{}, BARE], ids=["usual", "bare"])
+def test_explain_tells_whose_operator_runs(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], build: Build, confs: dict[str, str]
+) -> None:
+    query = make(spark, tmp_path, build)
+    query.feed(*batches(1))
+    stream = spark.readStream.schema(spark.read.parquet(str(tmp_path / "input")).schema)
+    stream = stream.parquet(str(tmp_path / "input"))
+    told = {}
+    for provider in (OURS, ROCKS):
+        with configured(spark, confs | {STATE_STORE + "providerClass": provider}):
+            build(stream, 0).explain()
+        told[provider] = capsys.readouterr().out
+    assert told[OURS].count("CheckpointTransformWithState") == 1
+    assert "TransformWithState" in told[ROCKS]
+    assert "CheckpointTransformWithState" not in told[ROCKS]
+
+
+def test_avro_is_refused_by_the_name_of_its_option(spark: Any, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    query = make(spark, tmp_path, scala, **{STATE_STORE + "encodingFormat": "avro"})
+    query.feed(*batches(1))
+    with pytest.raises(StreamingQueryException) as raised:
+        query.run()
+    assert f"{STATE_STORE}encodingFormat=avro" in str(raised.value)
+    assert "set it to unsaferow" in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_processor_that_fails_in_the_middle_of_a_batch_leaves_nothing_behind(
+    spark: Any, tmp_path: Path
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    marker = tmp_path / "failed"
+    first, second = batches(2, timers=[1, 2, DAY])
+    # Its partition has other keys before it.
+    second.append(second[0] | {"k": "größe", "seq": len(second), "op": "fail_once", "v": str(marker)})
+
+    query = make(spark, tmp_path / "fails", python_by_the_clock)
+    query.feed(first)
+    outputs = query.run()
+    query.feed(second)
+    with pytest.raises(StreamingQueryException, match="this processor fails once"):
+        query.run()
+    assert marker.exists()
+    outputs += query.run()
+
+    never_fails = make(spark, tmp_path / "never-fails", python_by_the_clock)
+    never_fails.feed(first, second)
+    assert outputs == never_fails.run()
+    query.keeps_clock = never_fails.keeps_clock = True
+    state = query.state()
+    assert state == never_fails.state()
+
+    # A batch whose commit was lost is run again from the same state, and at the same time.
+    query.forget_newest_commit()
+    unload_all(spark)
+    assert query.run() == outputs[1:]
+    assert query.state() == state
