@@ -7,36 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.spark import events
 from tests.spark.counting import Program
 from tests.spark.harness import Provider
-from tests.spark.queries import OURS, OURS_FOR_JOINS, SPARKS, Query, run_with_restarts
-
-
-def near(stream: Any) -> Any:
-    from pyspark.sql import functions as F
-
-    timely = stream.withWatermark("ts", "15 minutes")
-    left = timely.selectExpr("id % 40 as l", "ts as left_ts", "who")
-    right = timely.where("k is not null").selectExpr("id % 40 as r", "ts as right_ts", "k")
-    return left.join(
-        right,
-        F.expr("l = r and right_ts between left_ts and left_ts + interval 5 minutes"),
-        "left_outer",
-    )
-
-
-@pytest.mark.slow
-def test_a_join_is_as_on_sparks_own_store(spark: Any, tmp_path: Path) -> None:
-    parts = [[batch] for batch in events.batches(2)]
-    outputs, states = [], []
-    for number, provider in enumerate([SPARKS, OURS_FOR_JOINS]):
-        query = Query(spark, tmp_path / str(number), near, "append", events.SCHEMA, provider=provider)
-        outputs.append(run_with_restarts(query, parts))
-        states.append(query.state())
-    assert outputs[0] == outputs[1]
-    assert states[0] == states[1]
-    assert sum(states[1].values()) > 0
+from tests.spark.queries import OURS, OURS_FOR_JOINS
 
 
 def test_either_class_opens_what_the_other_wrote(spark: Any, tmp_path: Path) -> None:
@@ -67,6 +40,6 @@ def test_a_read_store_cannot_be_changed(spark: Any, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_nothing_native_is_loaded(built: Path, tmp_path: Path) -> None:
-    with Program("join_provider", checkpoint=str(tmp_path), format="2") as program:
-        assert program.next("formats") == ["2"]
+    with Program("join_provider", checkpoint=str(tmp_path), format="4") as program:
+        assert program.next("formats") == ["4"]
         assert program.next("rocksdb") == []
