@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -218,7 +218,12 @@ class FamiliesMachine(VersionsMachine):
     @rule(data=st.data(), elsewhere=st.booleans())
     def work(self, data: st.DataObject, elsewhere: bool) -> None:
         """Some operations on one family in one go, on the task's thread or on another."""
-        model = self.content[data.draw(st.sampled_from(sorted(self.content)))]
+        self.work_on(self.draw_family(data), data, elsewhere=elsewhere)
+
+    def draw_family(self, data: st.DataObject) -> FamilyModel:
+        return self.content[data.draw(st.sampled_from(sorted(self.content)))]
+
+    def work_on(self, model: FamilyModel, data: st.DataObject, *, elsewhere: bool = False) -> None:
         script = self.store.script()
         checks = [self.operate(data, model, script) for _ in range(data.draw(st.integers(1, 8)))]
         results = _second_thread.submit(script.run).result() if elsewhere else script.run()
@@ -270,7 +275,7 @@ class FamiliesMachine(VersionsMachine):
     @rule(data=st.data())
     def churn(self, data: st.DataObject) -> None:
         # Enough dead bytes for a compaction when the store is opened next.
-        model = self.content[data.draw(st.sampled_from(sorted(self.content)))]
+        model = self.draw_family(data)
         key = data.draw(keys(model.family))
         script = self.store.script()
         for i in range(12):
@@ -285,8 +290,8 @@ class FamiliesMachine(VersionsMachine):
         # What a query does most of the time, in one step, so that runs get to many versions.
         self.open_newest()
         self.create(data, name)
-        self.work(data, elsewhere=False)
-        self.work(data, elsewhere=False)
+        self.work_on(self.draw_family(data), data)
+        self.work_on(self.draw_family(data), data)
         if seen:
             self.check_all(self.store, self.content, writing=True)
         self.commit()
@@ -296,7 +301,9 @@ class FamiliesMachine(VersionsMachine):
     @precondition(lambda self: self.store is not None)
     @rule(target=iterators, data=st.data())
     def open_iterator(self, data: st.DataObject) -> Opened:
-        model = self.content[data.draw(st.sampled_from(sorted(self.content)))]
+        return self.opened(self.draw_family(data), data)
+
+    def opened(self, model: FamilyModel, data: st.DataObject) -> Opened:
         kind, *arguments = data.draw(scans(model))
         iterator = self.store.open_iterator(kind, *arguments, family=model.family.name)
         return Opened(self.store, iterator, model, kind, model.scan(kind, *arguments))
@@ -309,6 +316,11 @@ class FamiliesMachine(VersionsMachine):
             # Its store was committed or aborted: nobody asks it any more.
             opened.iterator.close()
             return multiple()
+        self.advance(opened, limit, remove=remove)
+        return opened
+
+    def advance(self, opened: Opened, limit: int, *, remove: bool) -> None:
+        # A family that was removed has no keys to remove any more.
         if remove and opened.kind != "values" and self.content.get(opened.model.family.name) is opened.model:
             found = opened.iterator.take_removed(limit)
             for key, _ in found:
@@ -316,41 +328,61 @@ class FamiliesMachine(VersionsMachine):
         else:
             found = opened.iterator.take(limit)
         opened.check(found, limit)
-        return opened
+
+    @precondition(lambda self: self.store is not None)
+    @rule(data=st.data(), remove=st.booleans())
+    def write_while_iterating(self, data: st.DataObject, remove: bool) -> None:
+        model = self.draw_family(data)
+        opened = self.opened(model, data)
+        self.work_on(model, data)
+        self.advance(opened, 1, remove=remove)
+        later = self.opened(model, data)
+        self.work_on(model, data)
+        self.advance(opened, 99, remove=remove)
+        self.advance(later, 99, remove=False)
+        for used in (opened, later):
+            used.iterator.close()
 
 
+HASH, RANGE, POSTFIX = DECLARATIONS[2], DECLARATIONS[5], DECLARATIONS[10]
+MEMORY = {"backend__storage": "memory"}
 ROCKSDB_SETTINGS = {
     "rocksdb__changelogCheckpointing__enabled": "true",
     "rocksdb__lockAcquireTimeoutMs": "1000",
     "minDeltasForSnapshot": "2",
 }
-SPECS = {"hash": DECLARATIONS[2], "range": DECLARATIONS[5], "postfix": DECLARATIONS[10]}
 
 
-@pytest.mark.parametrize("default", SPECS)
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_families_are_sorted_dicts(spark: Any, checkpoint_format: int, default: str) -> None:
-    key, spec = SPECS[default]
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("default", "multiple", "checkpoint_format", "storage"),
+    [(HASH, False, 1, {}), (RANGE, True, 2, {}), (POSTFIX, True, 2, {}), (RANGE, False, 1, MEMORY)],
+    ids=["hash-v1", "range-v2", "postfix-v2", "memory-v1"],
+)
+def test_families_are_sorted_dicts(
+    spark: Any, default: Any, multiple: bool, checkpoint_format: int, storage: dict[str, str]
+) -> None:
+    key, spec = default
     run_machine(
         FamiliesMachine,
-        40,
+        25,
         spark=spark,
         checkpoint_format=checkpoint_format,
-        default=Family(key=key, spec=spec, multiple=default != "hash"),
+        default=Family(key=key, spec=spec, multiple=multiple),
+        settings=storage,
     )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
 def test_so_they_are_in_sparks_own_store(spark: Any, checkpoint_format: int) -> None:
-    """The model is what the contract says, not what this provider does."""
-    key, spec = SPECS["range"]
+    """The dicts are what Spark's contract says, not what this provider does."""
     run_machine(
         FamiliesMachine,
-        5,
+        3,
         spark=spark,
         provider_class=ROCKSDB,
         checkpoint_format=checkpoint_format,
-        default=replace(Family(), key=key, spec=spec),
+        default=Family(key=RANGE[0], spec=RANGE[1]),
         settings=ROCKSDB_SETTINGS,
     )
