@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,25 @@ import spark_statestore
 OURS = spark_statestore.PROVIDER_CLASS
 OURS_FOR_JOINS = spark_statestore.JOIN_PROVIDER_CLASS
 SPARKS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
+ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+# A metric that only this provider reports.
+METRICS = {
+    OURS: "checkpointBytesWritten",
+    OURS_FOR_JOINS: "checkpointBytesWritten",
+    SPARKS: "loadedMapCacheHitCount",
+    ROCKSDB: "rocksdbPutCount",
+}
 
 STATE_STORE = "spark.sql.streaming.stateStore."
+JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 
-JOIN_STORES = {f"{s}-{n}" for s in ("left", "right") for n in ("keyToNumValues", "keyWithIndexToValue")}
+# By the format of a join's state; in the later two they are column families of one store.
+_JOIN_STORES = {
+    "2": ("keyToNumValues", "keyWithIndexToValue"),
+    "3": ("keyToNumValues", "keyWithIndexToValue"),
+    "4": ("keyWithTsToValues", "tsWithKey"),
+}
 
 Rows = list[dict[str, Any]]
 Output = list[tuple[int, Counter[str]]]
@@ -124,16 +140,43 @@ class Query:
         self._check_provider()
         return out
 
-    def state(self) -> Counter[str]:
-        """The rows of the newest version of all of the query's stateful operators."""
+    def state(self, only: int | None = None, **options: Any) -> Counter[str]:
+        """The rows of all stateful operators, or of one, in the newest version if no batchId is given."""
         found: Counter[str] = Counter()
-        for operator in sorted(self.checkpoint.glob("state/*")):
-            stores = JOIN_STORES & {path.name for path in operator.glob("0/*")} or {"default"}
-            for store in sorted(stores):
-                reader = self.spark.read.format("statestore").option("operatorId", operator.name)
-                rows = reader.option("storeName", store).load(str(self.checkpoint)).collect()
-                found.update(f"{operator.name} {store} {row!r}" for row in rows)
+        # Of format 2, RocksDB can be read only where the session has that format too.
+        with configured(self.spark, self._confs if self._provider == ROCKSDB else {}):
+            for operator, store in self._stores():
+                if only not in (None, operator):
+                    continue
+                reader = self.spark.read.format("statestore").options(operatorId=operator, **options)
+                # A side of a join is named instead of one of its stores.
+                reader = reader.option("joinSide" if store in ("left", "right") else "storeName", store)
+                rows = reader.load(str(self.checkpoint)).collect()
+                found.update(f"{operator} {store} {row!r}" for row in rows)
         return found
+
+    def metadata(self) -> list[str]:
+        """What Spark notes of the query's stateful operators."""
+        rows = self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect()
+        return sorted(map(repr, rows))
+
+    def _stores(self) -> Iterator[tuple[int, str]]:
+        """Operators with what they have rows in: stores, column families, and the sides of the first join."""
+        if not (self.checkpoint / "state").exists():
+            return
+        state_format = self._confs.get(JOIN_FORMAT, "2")
+        # Of format 4, Spark 4.3 reads sides with wrong event times in the keys, from its own store too.
+        sides = ["left", "right"] if state_format != "4" else []
+        for row in self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect():
+            if row.operatorName != "symmetricHashJoin":
+                yield row.operatorId, row.stateStoreName
+            elif row.stateStoreName in ("default", "left-keyToNumValues"):
+                for side in sides:
+                    yield row.operatorId, side
+                sides = []
+                for store in _JOIN_STORES[state_format]:
+                    yield row.operatorId, f"left-{store}"
+                    yield row.operatorId, f"right-{store}"
 
     def forget_newest_commit(self) -> None:
         """Take the newest entry out of the commit log, as if the driver had died just before it wrote it."""
@@ -143,16 +186,21 @@ class Query:
 
     def _check_provider(self) -> None:
         metrics = [operator["customMetrics"] for p in self.progress for operator in p["stateOperators"]]
-        ours = self._provider in (OURS, OURS_FOR_JOINS)
-        assert all(("checkpointBytesWritten" in names) == ours for names in metrics), (
-            "not the wanted provider"
-        )
+        assert all(METRICS[self._provider] in names for names in metrics), "not the wanted provider"
 
     @property
     def commits(self) -> list[Path]:
         """The entries of the commit log, oldest first."""
         entries = [path for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit()]
         return sorted(entries, key=lambda path: int(path.name))
+
+
+def side_by_side(frames: Mapping[str, Any]) -> Any:
+    """One data frame for many: for each of them a column with its rows, null where a row is another's."""
+    from pyspark.sql import functions as F
+
+    columns = [frame.select(F.struct("*").alias(name)) for name, frame in frames.items()]
+    return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), columns)
 
 
 @contextmanager
