@@ -1,0 +1,75 @@
+"""Settings of Spark that reach a store change nothing in what a query puts out and keeps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark import events
+from tests.spark.queries import OURS, SPARKS, STATE_STORE, Output, Query, run_with_restarts, side_by_side
+
+pytestmark = pytest.mark.slow
+
+WATERMARK = "15 minutes"
+
+SETTINGS = {
+    "row checksums": {
+        STATE_STORE + "rowChecksum.enabled": "true",
+        STATE_STORE + "rowChecksum.readVerificationRatio": "1",
+    },
+    "no check of the format of rows": {STATE_STORE + "formatValidation.enabled": "false"},
+    "unload on commit": {STATE_STORE + "unloadOnCommit": "true"},
+    "no older version in memory": {"spark.sql.streaming.maxBatchesToRetainInMemory": "0"},
+    "joins without null keys": {STATE_STORE + "skipNullsForStreamStreamJoins.enabled": "true"},
+}
+
+
+def counts_and_joins(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    timely = stream.withWatermark("ts", WATERMARK)
+    left = timely.select("k", "ts", "id")
+    right = timely.select(F.col("k").alias("other"), F.col("ts").alias("other_ts"))
+    near = F.expr("k = other and other_ts between ts and ts + interval 30 seconds")
+    return side_by_side(
+        {
+            "counts": timely.groupBy(F.window("ts", "10 minutes"), "k").agg(F.count("*"), F.sum("big")),
+            "seen": timely.dropDuplicates(["id", "ts"]).select("id"),
+            "near": left.join(right, near, "left_outer"),
+        }
+    )
+
+
+def life_of(
+    spark: Any, directory: Path, provider: str, confs: dict[str, str], checkpoint_format: int = 1
+) -> tuple[list[Output], Counter[str]]:
+    query = Query(
+        spark,
+        directory,
+        counts_and_joins,
+        "append",
+        events.SCHEMA,
+        provider=provider,
+        checkpoint_format=checkpoint_format,
+        confs=confs,
+    )
+    made = events.batches(3)
+    return run_with_restarts(query, [made[:2], made[2:]]), query.state()
+
+
+@pytest.fixture(scope="module")
+def expected(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Output], Counter[str]]:
+    """What the query does on Spark's own store, with nothing set."""
+    return life_of(spark, tmp_path_factory.mktemp("spark"), SPARKS, {})
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_changes_no_result(spark: Any, tmp_path: Path, expected: Any, name: str) -> None:
+    # Either format of checkpoints with some of them.
+    checkpoint_format = 1 + list(SETTINGS).index(name) % 2
+    outputs, state = life_of(spark, tmp_path, OURS, SETTINGS[name], checkpoint_format)
+    assert outputs == expected[0]
+    assert state == expected[1]
