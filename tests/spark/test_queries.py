@@ -51,6 +51,15 @@ def aggregate_all(stream: Any) -> Any:
     return stream.agg(F.count("*").alias("n"), F.sum("amount").alias("amount"), F.min("x").alias("least"))
 
 
+def megabytes(stream: Any) -> Any:
+    """Keys and values of a megabyte, of which only the fingerprints are put out."""
+    from pyspark.sql import functions as F
+
+    few = stream.where("id < 40").selectExpr("repeat(k, 27000) as k", "repeat(tags[0], 1000000) as tag")
+    longest = few.groupBy("k").agg(F.max("tag").alias("tag"), F.count("*").alias("n"))
+    return longest.select(F.sha1("k"), F.sha1("tag"), F.length("k"), F.length("tag"), "n")
+
+
 def windows(stream: Any) -> Any:
     from pyspark.sql import functions as F
 
@@ -124,6 +133,17 @@ def visits_until_event_time(stream: Any) -> Any:
     return keyed.groupBy("k").applyInPandasWithState(update, COUNTED, SEEN, "update", "EventTimeTimeout")
 
 
+def counts_in_scala(stream: Any) -> Any:
+    from pyspark.sql import DataFrame
+
+    keyed = stream.withWatermark("ts", WATERMARK).selectExpr(
+        "concat(coalesce(k, 'none'), id % 3) as k", "unix_seconds(ts) as seconds", "ts"
+    )
+    session = stream.sparkSession
+    counts = session._jvm.org.apache.spark.sql.statestore.GroupCounts.over(keyed._jdf)
+    return DataFrame(counts, session)
+
+
 def visits_until_the_next_batch(stream: Any) -> Any:
     def update(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         visits, latest = state.get if state.exists else (0, 0)
@@ -184,8 +204,10 @@ def read_a_little_first(batch: Any) -> list[Any]:
 CASES = {
     "aggregation in update mode": Case(aggregate, "update"),
     "aggregation without keys": Case(aggregate_all, "update"),
+    "keys and values of a megabyte": Case(megabytes, "update"),
     "windows in update mode": Case(windows, "update"),
     "windows in append mode": Case(windows),
+    "windows in complete mode": Case(windows, "complete"),
     "aggregation in complete mode": Case(totals, "complete"),
     "limit in complete mode": Case(leaders, "complete"),
     "limit in append mode": Case(first_rows),
@@ -194,6 +216,7 @@ CASES = {
     "dropDuplicatesWithinWatermark": Case(distinct_within_watermark),
     "session windows": Case(sessions),
     "pandas state with event-time timeout": Case(visits_until_event_time, "update"),
+    "Scala's state of groups": Case(counts_in_scala),
     "pandas state with processing-time timeout": Case(
         visits_until_the_next_batch,
         # Else there is no end of batches: each may find a timeout that has passed.
@@ -213,11 +236,11 @@ CASES = {
 @pytest.fixture(scope="module")
 def on_sparks_store(
     spark: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], tuple[list[Output], Any]]:
-    """What a query puts out, and holds at the end, on the store that comes with Spark."""
-    known: dict[str, tuple[list[Output], Any]] = {}
+) -> Callable[[str], tuple[list[Output], Any, list[str]]]:
+    """What a query puts out, holds at the end, and is noted of it, on the store that comes with Spark."""
+    known: dict[str, tuple[list[Output], Any, list[str]]] = {}
 
-    def run(name: str) -> tuple[list[Output], Any]:
+    def run(name: str) -> tuple[list[Output], Any, list[str]]:
         if name not in known:
             known[name] = life_of(spark, name, tmp_path_factory.mktemp("spark"), SPARKS, 1)
         return known[name]
@@ -227,7 +250,7 @@ def on_sparks_store(
 
 def life_of(
     spark: Any, name: str, directory: Path, provider: str, checkpoint_format: int
-) -> tuple[list[Output], Any]:
+) -> tuple[list[Output], Any, list[str]]:
     case = CASES[name]
     made = events.batches(5)
     query = Query(
@@ -246,7 +269,7 @@ def life_of(
     state = query.state()
     if case.keeps_clock:
         state = Counter(re.sub(r"timeoutTimestamp=\d+", "", row) for row in state.elements())
-    return outputs, state
+    return outputs, state, query.metadata() if case.operators else []
 
 
 @pytest.mark.slow
@@ -255,7 +278,8 @@ def life_of(
 def test_a_query_puts_out_what_it_does_on_sparks_own_store(
     spark: Any, tmp_path: Path, on_sparks_store: Any, name: str, checkpoint_format: int
 ) -> None:
-    outputs, state = life_of(spark, name, tmp_path, OURS, checkpoint_format)
-    expected, expected_state = on_sparks_store(name)
+    outputs, state, metadata = life_of(spark, name, tmp_path, OURS, checkpoint_format)
+    expected, expected_state, expected_metadata = on_sparks_store(name)
     assert outputs == expected
     assert state == expected_state
+    assert metadata == expected_metadata
