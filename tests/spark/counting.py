@@ -120,12 +120,13 @@ def jvm_of(session: Any) -> int:
 
 def backends_of(jvm: int) -> list[psutil.Process]:
     """The backend processes that a JVM, or an executor that it launched, has started and that run."""
-    return [p for p in psutil.Process(jvm).children(recursive=True) if _serves(p)]
+    return [p for p in psutil.Process(jvm).children(recursive=True) if runs(p, "spark_statestore.server")]
 
 
-def _serves(process: psutil.Process) -> bool:
+def runs(process: psutil.Process, what: str) -> bool:
+    """Whether a process is there and has this in its command line."""
     try:
-        return process.status() != psutil.STATUS_ZOMBIE and "spark_statestore.server" in process.cmdline()
+        return process.status() != psutil.STATUS_ZOMBIE and what in process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
         return False
 

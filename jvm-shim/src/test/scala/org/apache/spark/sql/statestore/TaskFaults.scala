@@ -1,0 +1,77 @@
+package org.apache.spark.sql.statestore
+
+import java.nio.file.{FileAlreadyExistsException, Files, Path}
+import java.util.concurrent.ConcurrentHashMap
+
+import org.apache.spark.TaskContext
+
+/**
+ * What befalls a task of a streaming query in the middle of its rows, each once for a batch and partition.
+ *
+ * A query calls it for each row that comes out of its stateful operator, with SQL's `reflect`, so in the thread
+ * that drives the store and before the store commits. It tells what it did by files in a directory.
+ */
+object TaskFaults {
+  private val Row = 3
+  private val seen = new ConcurrentHashMap[Long, Int]
+
+  /**
+   * Count a row, and at the third do what `faults` says for this batch, as in `0=raise+after,3=twice`: the first that
+   * has not yet been done.
+   *
+   *  - `raise`: fail.
+   *  - `after`: fail when the store has committed.
+   *  - `kill`: wait to be killed by the driver, which finds the attempt's id in a file `kill-<id>`.
+   *  - `lose`: wait for the executor's end, which the driver brings about, or for a file `lost`.
+   *  - `twice`: wait until another attempt has committed, then commit too, before that attempt has ended.
+   */
+  def strike(directory: String, faults: String): String = {
+    val context = TaskContext.get()
+    if (context != null && seen.merge(context.taskAttemptId(), 1, Integer.sum(_, _)) == Row) {
+      val batch = context.getLocalProperty("streaming.sql.batchId")
+      faults.split(',').map(_.split('=')).filter(_(0) == batch).flatMap(_(1).split('+')).find { fault =>
+        befall(fault, Path.of(directory, s"$batch-$fault-${context.partitionId()}"), context)
+      }
+    }
+    ""
+  }
+
+  private def befall(fault: String, place: Path, context: TaskContext): Boolean = {
+    val first = mark(place)
+    fault match {
+      case "raise" if first => fail()
+      case "after" if first => context.addTaskCompletionListener[Unit](_ => fail())
+      case "kill" if first =>
+        mark(place.resolveSibling(s"kill-${context.taskAttemptId()}"))
+        Thread.sleep(60000)
+      case "lose" if first => await(place.resolveSibling("lost"))
+      case "twice" =>
+        val other = place.resolveSibling(s"${place.getFileName}-other")
+        val both = place.resolveSibling(s"${place.getFileName}-both")
+        if (first) {
+          context.addTaskCompletionListener[Unit](_ => if (!context.isFailed()) mark(both))
+          await(other)
+        } else {
+          context.addTaskCompletionListener[Unit] { _ =>
+            mark(other)
+            await(both)
+          }
+        }
+      case _ =>
+    }
+    first
+  }
+
+  private def mark(place: Path): Boolean =
+    try {
+      Files.createFile(place)
+      true
+    } catch { case _: FileAlreadyExistsException => false }
+
+  private def await(place: Path): Unit = {
+    val end = System.nanoTime() + 60000000000L
+    while (!Files.exists(place) && System.nanoTime() < end) Thread.sleep(10)
+  }
+
+  private def fail(): Unit = throw new IllegalStateException("this task fails once")
+}

@@ -1,0 +1,339 @@
+"""Runs stateful queries on two executors through every fault that can befall a task, and tells what came out.
+
+The only argument is a JSON object: ``directory`` to work in, ``operators`` to run, each in both checkpoint formats, all
+at the same time. The session is one of a standalone cluster with two workers of different addresses: Spark starts no
+speculative copy on the host of the first attempt.
+"""
+
+import json
+import os
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import psutil
+import pyarrow as pa
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor
+
+import spark_statestore
+from spark_statestore.checkpoint.metadata import StoreId
+from spark_statestore.checkpoint.storage.base import CheckpointName
+from spark_statestore.checkpoint.versions import VersionStore
+from spark_statestore.options import StorageOptions
+from tests.sessions import local_builder
+from tests.spark.counting import jvm_of, runs, say, wait_until
+from tests.spark.harness import CLEAN_AT_ONCE
+from tests.spark.queries import OURS, OURS_FOR_JOINS, Query
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("us", tz="UTC"))])
+START = datetime(2024, 1, 1, tzinfo=UTC)
+FAULTS = "0=raise+after+kill,1=twice,2=lose"
+RETAINED = 1
+
+
+def rows(number):
+    """Every batch has new keys and old ones, and is an hour after the one before."""
+    ts = START + timedelta(hours=number)
+    return [
+        {"k": key, "v": 1000 * number + key, "ts": ts + timedelta(minutes=key % 60)}
+        for key in range(number * 10, number * 10 + 40)
+    ]
+
+
+def counts(stream):
+    return stream.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
+
+
+def counts_of(made):
+    found, out = {}, Counter()
+    for batch in made:
+        for row in batch:
+            n, v = found.get(row["k"], (0, 0))
+            found[row["k"]] = n + 1, v + row["v"]
+            out[row["k"], n + 1, v + row["v"]] += 1
+    return out
+
+
+def distinct(stream):
+    return stream.dropDuplicates(["k"]).select("k")
+
+
+def distinct_of(made):
+    return Counter({(row["k"],): 1 for batch in made for row in batch})
+
+
+def joined(stream):
+    timed = stream.withWatermark("ts", "0 seconds")
+    left = timed.where("v % 2 = 0").selectExpr("k as l", "v as lv", "ts as left_ts")
+    right = timed.where("v % 3 > 0").selectExpr("k as r", "v as rv", "ts as right_ts")
+    near = F.expr("l = r and right_ts between left_ts and left_ts + interval 90 minutes 30 seconds")
+    return left.join(right, near, "left_outer").select("lv", "rv")
+
+
+def joined_of(made):
+    """The matches, and what was without one when the watermark of the last batch had passed it."""
+    every = [row for batch in made for row in batch]
+    end = max(row["ts"] for row in made[-2])
+    out = Counter()
+    for left in every:
+        if left["v"] % 2:
+            continue
+        last = left["ts"] + timedelta(minutes=90, seconds=30)
+        near = [
+            right["v"]
+            for right in every
+            if right["v"] % 3 and right["k"] == left["k"] and left["ts"] <= right["ts"] <= last
+        ]
+        out.update((left["v"], right) for right in near)
+        if not near and last < end:
+            out[left["v"], None] += 1
+    return out
+
+
+def processed(stream):
+    # In here, so that Spark's workers get it by value and need not import this program.
+    class Counts(StatefulProcessor):
+        def init(self, handle):
+            self._state = handle.getValueState("counts", "n bigint, v bigint")
+
+        def handleInputRows(self, key, rows, timerValues):
+            n, v = self._state.get() or (0, 0)
+            for row in rows:
+                n, v = n + 1, v + row.v
+            self._state.update((n, v))
+            yield Row(k=key[0], n=n, v=v)
+
+    return stream.groupBy("k").transformWithState(
+        Counts(), "k bigint, n bigint, v bigint", outputMode="Update", timeMode="None"
+    )
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A query, what it puts out in all for its input, and how its state is read."""
+
+    build: Callable[[Any], Any]
+    mode: str
+    expected: Callable[[list[Any]], Counter[Any]]
+    reading: dict[str, str] = field(default_factory=dict)
+    provider: str = OURS
+    join_format: str = "2"
+
+
+SIDE = {"joinSide": "left"}
+
+OPERATORS = {
+    "aggregation": Operator(counts, "update", counts_of),
+    "dropDuplicates": Operator(distinct, "append", distinct_of),
+    "join, state format 2": Operator(joined, "append", joined_of, SIDE),
+    "join, state format 4": Operator(joined, "append", joined_of, SIDE, OURS_FOR_JOINS, "4"),
+    "transformWithState": Operator(processed, "update", counts_of, {"stateVarName": "counts"}),
+}
+
+
+def live(spark, directory, name, checkpoint_format):
+    """One query from its first batch to the clean-up of what its failures left."""
+    operator = OPERATORS[name]
+    marks = directory / "marks"
+    marks.mkdir(parents=True)
+    strike = f"reflect('org.apache.spark.sql.statestore.TaskFaults', 'strike', '{marks}', '{FAULTS}') = ''"
+    query = Query(
+        spark,
+        directory,
+        lambda stream: operator.build(stream).where(strike),
+        operator.mode,
+        SCHEMA,
+        provider=operator.provider,
+        checkpoint_format=checkpoint_format,
+        confs={
+            "spark.sql.streaming.minBatchesToRetain": str(RETAINED),
+            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+            "spark.sql.streaming.join.stateFormatVersion": operator.join_format,
+        }
+        | CLEAN_AT_ONCE,
+        collect=lambda batch: [tuple(row) for row in batch.collect()],
+    )
+    put_out = {}
+    again = []
+
+    def run(*numbers):
+        query.feed(*(rows(number) for number in numbers))
+        for number, found in query.run():
+            if number in put_out:
+                again.append(put_out[number] == found)
+            put_out[number] = found
+
+    run(0, 1)
+    # As if the driver had died between the commits of state and its own.
+    query.forget_newest_commit()
+    run(2)
+    before = attempts(query)
+    run(3, 4, 5)
+    # The newest but one is the newest that is known to count.
+    oldest = int(query.commits[-1].name) - RETAINED
+    cleaned = wait_until(lambda: not any(version < oldest for _, version, _ in attempts(query)), 30)
+    out = Counter()
+    for found in put_out.values():
+        out.update(found)
+    made = [rows(number) for number in put_out]
+    return {
+        "operator": name,
+        "format": checkpoint_format,
+        "faults": sorted(mark.name for mark in marks.iterdir() if mark.name[0].isdigit()),
+        "output is exact": out == Counter({repr(row): n for row, n in operator.expected(made).items()}),
+        "output was the same again": again,
+        "most attempts of a version": max(Counter((store, version) for store, version, _ in before).values()),
+        "old attempts are removed": cleaned,
+        # Metadata goes first, and then the streams.
+        "old streams are removed": wait_until(lambda: streams(query, oldest) <= used_streams(query), 30),
+        "batches that load": [
+            int(commit.name) for commit in query.commits if loads(query, int(commit.name), operator)
+        ],
+    }
+
+
+def loads(query, batch, operator):
+    """Whether the state after a batch can be read."""
+    reader = query.spark.read.format("statestore").options(batchId=batch, **operator.reading)
+    return reader.load(str(query.checkpoint)).count() > 0
+
+
+def slug(name):
+    """For a directory's name: Spark's reader of state cannot handle blanks."""
+    return "".join(filter(str.isalnum, name))
+
+
+def stored(query):
+    """Every file of a query's state; it may be just going away."""
+    return [Path(root, name) for root, _, names in os.walk(query.checkpoint / "state") for name in names]
+
+
+def attempts(query):
+    """What is stored of a query: store, version, and the name of the attempt's directory."""
+    found = [path.parent for path in stored(query) if path.name == "_metadata"]
+    names = [(path.parent, CheckpointName.parse(path.name)) for path in found if path.name[:4] == "chk-"]
+    return [(store, name.version, name) for store, name in names]
+
+
+def streams(query, before):
+    """The files of state that were written for versions before this one."""
+    found = [path.name for path in stored(query) if path.parent.name == "shared"]
+    return {name for name in found if int(name.lstrip(".").partition("-")[0]) < before}
+
+
+def used_streams(query):
+    """The files of state that stored attempts consist of; reads them all."""
+    found = set()
+    for directory, _, name in attempts(query):
+        operator, partition, *named = directory.relative_to(query.checkpoint / "state").parts
+        store = VersionStore(StoreId(int(operator), int(partition), *named), str(directory), StorageOptions())
+        metadata = store.load(name)
+        for _ in store.read(name, metadata):
+            pass
+        found |= {Path(entry.state.stream_state_handle_id).name for entry in metadata.handle}
+    return found
+
+
+def start_cluster(builder, directory):
+    """A session with two executors, on workers that have an address each."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"spark://127.0.0.1:{port}"
+    builder.config("spark.master", url)
+    conf = SparkConf()
+    conf.setAll([(key, str(value)) for key, value in builder._options.items()])
+    SparkContext._ensure_initialized(conf=conf)
+    jvm = SparkContext._jvm
+    deploy, none = jvm.org.apache.spark.deploy, getattr(jvm.scala, "None$").__getattr__("MODULE$")
+    settings = jvm.org.apache.spark.SparkConf()
+    deploy.master.Master.startRpcEnvAndEndpoint("127.0.0.1", port, 0, settings)
+    urls = SparkContext._gateway.new_array(jvm.java.lang.String, 1)
+    urls[0] = url
+    for number in (1, 2):
+        work = str(directory / f"work-{number}")
+        deploy.worker.Worker.startRpcEnvAndEndpoint(
+            f"127.0.0.{number}", 0, 0, 24, 1024, urls, work, jvm.scala.Some(number), settings, none
+        )
+    return builder.getOrCreate()
+
+
+def executors(spark):
+    """The processes of the executors that run."""
+    kind = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+    return [p for p in psutil.Process(jvm_of(spark)).children() if runs(p, kind)]
+
+
+def do_harm(spark, directory, lives, ended):
+    """Kill the tasks that ask for it, and all executors when both tasks of every query wait for that."""
+    killed = set()
+    lost = False
+    while not ended.wait(0.1):
+        for mark in set(directory.glob("*/marks/kill-*")) - killed:
+            killed.add(mark)
+            spark.sparkContext._jsc.sc().killTaskAttempt(int(mark.name[5:]), True, "this task is killed once")
+        if not lost and len(list(directory.glob("*/marks/*-lose-*"))) == 2 * lives:
+            lost = True
+            for process in executors(spark):
+                process.kill()
+            for marks in directory.glob("*/marks"):
+                (marks / "lost").touch()
+
+
+def main():
+    asked = json.loads(sys.argv[1])
+    directory = Path(asked["directory"])
+    builder = local_builder("faults", memory="1g")
+    settings = {
+        "spark.executor.memory": "700m",
+        # Stages of so few tasks as an executor has cores are watched for slow ones.
+        "spark.executor.cores": "24",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.task.maxFailures": "20",
+        "spark.locality.wait": "0",
+        "spark.speculation": "true",
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.task.duration.threshold": "2s",
+        # Blocks of an executor that is gone are not asked for again and again.
+        "spark.shuffle.io.maxRetries": "1",
+        "spark.shuffle.io.retryWait": "100ms",
+        "spark.sql.streaming.stateStore.maintenanceInterval": "2s",
+        "spark.jars": asked["jar"],
+        "spark.pyspark.python": sys.executable,
+    }
+    for key, value in settings.items():
+        builder.config(key, value)
+    spark = start_cluster(spark_statestore.configure(builder), directory)
+    spark.sparkContext.setLogLevel("OFF")
+    assert wait_until(lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 3, 60)
+    chosen = [(name, number) for name in asked["operators"] for number in (1, 2)]
+    ended = Event()
+    harm = Thread(target=do_harm, args=(spark, directory, len(chosen), ended))
+    harm.start()
+    try:
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            lives = [
+                pool.submit(live, spark.newSession(), directory / f"{slug(name)}-{number}", name, number)
+                for name, number in chosen
+            ]
+            for life in lives:
+                say("life", life.result())
+    finally:
+        ended.set()
+        harm.join()
+        spark.stop()
+    say("stopped")
+    sys.stdin.readline()
+
+
+main()

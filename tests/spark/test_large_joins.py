@@ -1,0 +1,93 @@
+"""Joins whose state has more than a million rows: exact, also after a restart that loads all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark.queries import OURS, OURS_FOR_JOINS, Query, unload_all
+
+SCHEMA = pa.schema(
+    [("left", pa.bool_()), ("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("us", tz="UTC"))]
+)
+ROWS = 520_000
+"""Of each side at first; as many keys again as a tenth of them are on both sides."""
+
+
+def events(side: bool, keys: np.ndarray[Any, Any], minute: int) -> pa.Table:
+    ts = np.datetime64("2024-01-01T00:00", "us") + np.timedelta64(minute, "m")
+    columns = [np.full(len(keys), side), keys, keys * 7 + minute, np.full(len(keys), ts)]
+    return pa.table(
+        [pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA
+    )
+
+
+def first() -> pa.Table:
+    keys = np.arange(ROWS)
+    return pa.concat_tables([events(True, keys, 0), events(False, keys + ROWS * 9 // 10, 0)])
+
+
+def second() -> pa.Table:
+    """Rows that find theirs all over the state, and some that find none."""
+    keys = np.arange(0, 2 * ROWS, 97)
+    return pa.concat_tables([events(True, keys, 1), events(False, keys + 1, 2)])
+
+
+def joined(events: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    left = events.where("left").selectExpr("k as l", "v as lv", "ts as lts")
+    right = events.where("not left").selectExpr("k as r", "v as rv", "ts as rts")
+    near = F.expr("l = r and rts between lts - interval 1 hour and lts + interval 1 hour")
+    return left.join(right, near)
+
+
+def summed(batch: Any) -> list[tuple[int, int]]:
+    from pyspark.sql import functions as F
+
+    row = batch.agg(F.count("*"), F.sum(F.hash("l", "lv", "lts", "rv", "rts").cast("bigint"))).first()
+    return [(row[0], row[1] or 0)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("state_format", "provider", "checkpoint_format"), [(2, OURS, 1), (4, OURS_FOR_JOINS, 2)], ids=["2", "4"]
+)
+def test_a_join_of_a_million_rows_is_exact_across_a_restart(
+    spark: Any, tmp_path: Path, state_format: int, provider: str, checkpoint_format: int
+) -> None:
+    found: list[tuple[int, int]] = []
+
+    def collect(batch: Any) -> list[Any]:
+        found.extend(summed(batch))
+        return []
+
+    query = Query(
+        spark,
+        tmp_path,
+        lambda stream: joined(stream.withWatermark("ts", "1 day")),
+        "append",
+        SCHEMA,
+        provider=provider,
+        checkpoint_format=checkpoint_format,
+        confs={
+            "spark.sql.streaming.join.stateFormatVersion": str(state_format),
+            "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        },
+        collect=collect,
+    )
+    for number, table in enumerate([first(), second()]):
+        pq.write_table(table, tmp_path / "input" / f"{number}.parquet")
+        unload_all(spark)
+        query.run()
+        assert query.progress[-1]["stateOperators"][0]["numRowsTotal"] > 1_000_000
+    everything = spark.read.parquet(str(tmp_path / "input"))
+    [(count, checksum)] = summed(joined(everything))
+    assert sum(of[0] for of in found) == count > ROWS // 10
+    assert all(of[0] for of in found)
+    assert sum(of[1] for of in found) == checksum

@@ -1,0 +1,70 @@
+"""Stateful operators whose tasks fail, are killed, overtaken or lost in the middle give the exact result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.counting import Program
+
+OPERATORS = [
+    "aggregation",
+    "dropDuplicates",
+    "join, state format 2",
+    "join, state format 4",
+    "transformWithState",
+]
+
+# In the first batch each task fails before its store's commit, then after it, and is then killed. In the second a
+# speculative copy of it commits, and so does the task itself. In the third it dies with its executor.
+FAULTS = ["0-after", "0-kill", "0-raise", "1-twice", "2-lose"]
+both_partitions = [f"{fault}-{partition}" for fault in FAULTS for partition in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def lives(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, Any]]:
+    """What became of each operator in each checkpoint format; all at once, as much of it is waiting."""
+    import pyspark
+
+    environment = {"SPARK_HOME": str(Path(pyspark.__file__).parent)}
+    directory = str(tmp_path_factory.mktemp("faults"))
+    arguments = {"directory": directory, "jar": str(built), "operators": OPERATORS}
+    with Program("operator_faults", environment, **arguments) as program:
+        found = [program.next("life") for _ in range(2 * len(OPERATORS))]
+        program.next("stopped")
+        program.end()
+    return {(life["operator"], life["format"]): life for life in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_an_operator_is_exact_whatever_befalls_its_tasks(
+    lives: dict[tuple[str, int], dict[str, Any]], operator: str, checkpoint_format: int
+) -> None:
+    life = lives[operator, checkpoint_format]
+    struck = [name for name in life["faults"] if name[-1].isdigit()]
+    assert struck == both_partitions
+    assert sum(name.endswith("-both") for name in life["faults"]) == 2, "two attempts of each task commit"
+    assert life["output is exact"]
+    # The batch whose commit the driver did not live to write.
+    assert life["output was the same again"] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_what_failed_attempts_leave_is_removed_and_the_rest_loads(
+    lives: dict[tuple[str, int], dict[str, Any]], operator: str, checkpoint_format: int
+) -> None:
+    life = lives[operator, checkpoint_format]
+    if checkpoint_format == 2:
+        # Both attempts of the second batch, and the one that ran it again.
+        assert life["most attempts of a version"] >= 3
+    else:
+        assert life["most attempts of a version"] == 1
+    assert life["old attempts are removed"]
+    assert life["old streams are removed"]
+    assert life["batches that load"] == [4, 5]
