@@ -19,6 +19,7 @@ SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
 README = (ROOT / "README.md").read_text()
 FORMAT = (ROOT / "docs/format.md").read_text()
 MODEL = (ROOT / "docs/storage-model.md").read_text()
+OPERATORS = (ROOT / "docs/operators.md").read_text()
 
 
 def test_the_readme_has_the_table_of_options() -> None:
@@ -41,7 +42,15 @@ def test_the_readme_names_targets_that_exist() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["README.md", "docs/format.md", "docs/storage-model.md", "examples/README.md", "conf/README.md"]
+    "path",
+    [
+        "README.md",
+        "docs/format.md",
+        "docs/storage-model.md",
+        "docs/operators.md",
+        "examples/README.md",
+        "conf/README.md",
+    ],
 )
 def test_links_lead_somewhere(path: str) -> None:
     document = ROOT / path
@@ -85,3 +94,44 @@ def test_the_storage_model_names_classes_and_tests_that_are_there() -> None:
         for path in paths:
             base = ROOT / "spark_statestore" if path.startswith("testing/") else ROOT
             assert (base / path).exists(), path
+
+
+def named_tests() -> dict[str, tuple[Path, str]]:
+    """The tests that the page on operators names: file and function by the name that it has there."""
+    rows = re.findall(r"^\| ([\w-]+) \| `([\w/.]+)::(\w+)` \|$", OPERATORS, re.MULTILINE)
+    return {name: (ROOT / path, function) for name, path, function in rows}
+
+
+def cells(section: str) -> list[list[str]]:
+    """The rows of the tables of the page on operators below a heading, without the tables' heads."""
+    lines = OPERATORS.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
+    rows = [line for number, line in enumerate(lines[:-1]) if not lines[number + 1].startswith("|--")]
+    rows = [line for line in [*rows, lines[-1]] if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" |")] for line in rows]
+
+
+def test_the_page_on_operators_names_tests_that_are_there() -> None:
+    tests = named_tests()
+    assert len(tests) == len(cells("Tests"))
+    for path, function in tests.values():
+        assert f"\ndef {function}(" in path.read_text(), f"{path}::{function}"
+
+
+def test_every_operator_names_a_test_and_a_case_that_it_has() -> None:
+    tests = named_tests()
+    rows = cells("Operators")
+    assert len(rows) > 20
+    named = [cell for operator, _, first, *others in rows for cell in (first, *filter(None, others))]
+    named += [cell for *_, cell in cells("Features of Spark") if re.search(r": \S+", cell)]
+    for cell in named:
+        found = re.search(rf"(?:^|: )({'|'.join(tests)})(?:: (.+))?$", cell)
+        assert found, cell
+        source = tests[found[1]][0].read_text()
+        for case in (found[2] or "").split("; "):
+            assert not case or f'"{re.sub(r" .v[12].$", "", case)}"' in source, cell
+
+
+def test_every_test_of_the_page_on_operators_is_mentioned() -> None:
+    text = OPERATORS.partition("\n## Tests\n")[0]
+    for name in named_tests():
+        assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
