@@ -100,7 +100,9 @@ def batches(count: int, timers: Sequence[int] = (), rows: int = 30, *, large: bo
             "op": op,
             "n": chosen.choice(timers) if op == "timer" else chosen.randrange(8),
             "v": chosen.choice([None, "", "x", "y", "a value of more than eight bytes"]),
-            "ts": start + timedelta(minutes=10 * number + chosen.randrange(10)),
+            # Some are late.
+            "ts": start
+            + timedelta(minutes=10 * number + chosen.randrange(10) - chosen.choice([0, 0, 0, 0, 20])),
         }
 
     made = [[row(number, seq) for seq in range(rows)] for number in range(count)]
@@ -126,7 +128,7 @@ def in_scala(has: Sequence[str], gone: Sequence[str], ttl: Sequence[int], time: 
             "coalesce(k, 'none') as k", "seq", "op", "n", "coalesce(v, 'none') as v", "ts"
         )
         if time == "eventTime":
-            steps = steps.withWatermark("ts", "15 minutes")
+            steps = steps.withWatermark("ts", "5 minutes")
         start = session.createDataFrame(
             [("a", 0, "", 0, "old"), ("only at the start", 0, "", 0, "")],
             "k string, seq bigint, op string, n bigint, v string",

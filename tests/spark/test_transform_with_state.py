@@ -53,7 +53,7 @@ def with_ttl_and_timers(stream: Any, run: int) -> Any:
 
 def chained(stream: Any, run: int) -> Any:
     first = (
-        stream.withWatermark("ts", "15 minutes")
+        stream.withWatermark("ts", "5 minutes")
         .groupBy("k")
         .transformWithState(
             TimedInterpreter("string", timers="event"),
