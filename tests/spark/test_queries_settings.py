@@ -43,33 +43,39 @@ def counts_and_joins(stream: Any) -> Any:
     )
 
 
-def life_of(
-    spark: Any, directory: Path, provider: str, confs: dict[str, str], checkpoint_format: int = 1
-) -> tuple[list[Output], Counter[str]]:
-    query = Query(
-        spark,
-        directory,
-        counts_and_joins,
-        "append",
-        events.SCHEMA,
-        provider=provider,
-        checkpoint_format=checkpoint_format,
-        confs=confs,
-    )
-    made = events.batches(3)
+def life_of(query: Query) -> tuple[list[Output], Counter[str]]:
+    made = events.batches(4)
     return run_with_restarts(query, [made[:2], made[2:]]), query.state()
 
 
 @pytest.fixture(scope="module")
 def expected(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Output], Counter[str]]:
     """What the query does on Spark's own store, with nothing set."""
-    return life_of(spark, tmp_path_factory.mktemp("spark"), SPARKS, {})
+    directory = tmp_path_factory.mktemp("spark")
+    return life_of(Query(spark, directory, counts_and_joins, "append", events.SCHEMA, provider=SPARKS))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_changes_no_result(spark: Any, tmp_path: Path, expected: Any, name: str) -> None:
     # Either format of checkpoints with some of them.
     checkpoint_format = 1 + list(SETTINGS).index(name) % 2
-    outputs, state = life_of(spark, tmp_path, OURS, SETTINGS[name], checkpoint_format)
+    query = Query(
+        spark,
+        tmp_path,
+        counts_and_joins,
+        "append",
+        events.SCHEMA,
+        provider=OURS,
+        checkpoint_format=checkpoint_format,
+        confs=SETTINGS[name],
+    )
+    outputs, state = life_of(query)
     assert outputs == expected[0]
     assert state == expected[1]
+    # The last run's first batch loads in any case, the next one if nothing stays in memory.
+    first, second = [
+        sum(operator["customMetrics"]["checkpointLoadBytes"] for operator in progress["stateOperators"])
+        for progress in query.progress[:2]
+    ]
+    assert first > 0
+    assert (second > 0) == (name == "unload on commit")
