@@ -16,10 +16,16 @@ import pytest
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark import events
 from tests.spark.harness import Provider
-from tests.spark.queries import OURS, OURS_FOR_JOINS, SPARKS, STATE_STORE, Query, configured
-
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-JOIN_FORMAT = "spark.sql.streaming.join.stateFormatVersion"
+from tests.spark.queries import (
+    JOIN_FORMAT,
+    OURS,
+    OURS_FOR_JOINS,
+    ROCKSDB,
+    SPARKS,
+    STATE_STORE,
+    Query,
+    configured,
+)
 
 Asked = Mapping[str, Mapping[str, Any]]
 

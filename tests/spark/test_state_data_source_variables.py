@@ -10,9 +10,7 @@ import pytest
 
 from tests.spark.processors import SAID, Interpreter
 from tests.spark.processors_query import SCHEMA, batches
-from tests.spark.queries import OURS, STATE_STORE, Query, configured
-
-ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query, configured
 
 pytestmark = pytest.mark.slow
 
