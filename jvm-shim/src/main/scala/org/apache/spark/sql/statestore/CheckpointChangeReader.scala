@@ -4,6 +4,7 @@ import scala.collection.mutable
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.families.FamilySchema
 import org.apache.spark.sql.statestore.io.CheckpointClient
 import org.apache.spark.sql.statestore.table.ChangeSink
 import org.apache.spark.unsafe.Platform

@@ -6,6 +6,7 @@ import org.apache.spark.TaskContext
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.families.{FamilyNames, FamilySchema}
 import org.apache.spark.sql.statestore.table.StateTable
 import org.apache.spark.sql.types.StructType
 

@@ -8,6 +8,7 @@ import org.apache.spark.{QueryContext, SPARK_VERSION, SparkException, TaskContex
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation}
 import org.apache.spark.sql.statestore.io._
 import org.apache.spark.sql.statestore.memory.CheckpointKeeper
 import org.apache.spark.sql.types.StructType

@@ -2,6 +2,7 @@ package org.apache.spark.sql.statestore
 
 import scala.jdk.CollectionConverters._
 
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilyMark, FamilySchema}
 import org.apache.spark.sql.statestore.io.{StoredBase, StoredVersion}
 import org.apache.spark.sql.statestore.table.Log
 

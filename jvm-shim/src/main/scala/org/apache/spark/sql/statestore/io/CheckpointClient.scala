@@ -3,7 +3,8 @@ package org.apache.spark.sql.statestore.io
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 import com.fasterxml.jackson.databind.node.ObjectNode
 
-import org.apache.spark.sql.statestore.{BackendException, FamilyMark}
+import org.apache.spark.sql.statestore.BackendException
+import org.apache.spark.sql.statestore.families.FamilyMark
 import org.apache.spark.sql.statestore.memory.{CheckpointKeeper, HeldChain, HeldVersion}
 import org.apache.spark.sql.statestore.table.{ChangeSink, LogScan, StateTable}
 

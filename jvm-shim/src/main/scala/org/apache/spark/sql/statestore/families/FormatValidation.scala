@@ -1,4 +1,4 @@
-package org.apache.spark.sql.statestore
+package org.apache.spark.sql.statestore.families
 
 import org.apache.spark.sql.execution.streaming.state._
 

@@ -1,8 +1,9 @@
-package org.apache.spark.sql.statestore
+package org.apache.spark.sql.statestore.families
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.sql.execution.streaming.state.TimestampAsPostfixKeyStateEncoderSpec
+import org.apache.spark.sql.statestore.UnsupportedFeatureException
 import org.apache.spark.sql.statestore.table.{StateTable, TableMark}
 
 /**

@@ -1,13 +1,13 @@
-package org.apache.spark.sql.statestore
+package org.apache.spark.sql.statestore.families
 
 import scala.jdk.CollectionConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
-import com.fasterxml.jackson.databind.node.ObjectNode
+import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.io.CheckpointClient
+import org.apache.spark.sql.statestore.UnsupportedFeatureException
 import org.apache.spark.sql.statestore.table._
 import org.apache.spark.sql.types.{DataType, NullType, StructType}
 
@@ -58,7 +58,7 @@ private[statestore] final class FamilySchema(
 
   /** What the metadata says of the state, see docs/format.md. */
   def describe(keys: Long, values: Long, since: Long): ObjectNode = {
-    val node = CheckpointClient.mapper.createObjectNode()
+    val node = JsonNodeFactory.instance.objectNode()
     node.put("name", name)
     node.put("rows", keys)
     if (hasLists) node.put("values", values)
