@@ -1,311 +1,29 @@
-"""What a provider with column families has to do and to refuse, on this one and on Spark's own."""
+"""What a provider with column families has to do, this one and Spark's own."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, given, settings
 
-import spark_statestore
-from tests.effort import EFFORT
-from tests.spark.families_model import FamilyModel, order_key, prefix_of
-from tests.spark.harness import CLEAN_AT_ONCE, ROCKSDB, Family, Provider, Row, Store
-
-OURS = spark_statestore.PROVIDER_CLASS
-Open = Callable[..., Provider]
-
-A, B, C = ("a", 1), ("b", 1), ("c", 1)
-TIMES = Family("times", key="t bigint, a string", spec=("range", 0))
-LISTS = Family("lists", multiple=True)
-MAPS = Family("maps", spec=("prefix", 1))
-EXPIRIES = Family("expiries", spec=("timestampPrefix",))
-EVENTS = Family("events", spec=("timestampPostfix",))
-
-INVALID = "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME"
-RESERVED = "STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS"
-MISSING = "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY"
-# What Spark refuses with a bare assertion, we refuse with the condition that it has for it elsewhere.
-UNSUPPORTED = {"IllegalStateException", "IllegalArgumentException", "STATE_STORE_UNSUPPORTED_OPERATION"}
-
-
-def value(number: int, text: str = "") -> Row:
-    return (number, text)
-
-
-def numbers(pairs: list[tuple[Row, Row]]) -> list[int]:
-    return [row[0] for _, row in pairs]
-
-
-def open_provider(spark: Any, location: Path, provider_class: str, **options: Any) -> Provider:
-    chosen = {"families": True, "rocksdb__changelogCheckpointing__enabled": "true"} | CLEAN_AT_ONCE | options
-    return Provider(spark, f"file:{location}", provider=provider_class, **chosen)
-
-
-@pytest.fixture(params=[OURS, ROCKSDB], ids=["ours", "rocksdb"])
-def provider_class(request: pytest.FixtureRequest) -> str:
-    return request.param
-
-
-ours_alone = pytest.mark.parametrize("provider_class", [OURS], ids=["ours"])
-
-
-@pytest.fixture
-def instance(spark: Any, tmp_path: Path, provider_class: str) -> Iterator[Open]:
-    """Opens instances of one store, as several executors would."""
-    opened = []
-
-    def open_instance(**options: Any) -> Provider:
-        opened.append(open_provider(spark, tmp_path, provider_class, **options))
-        return opened[-1]
-
-    yield open_instance
-    for provider in opened:
-        provider.end_stores()
-        provider.close()
-
-
-@pytest.fixture
-def store(instance: Open) -> Store:
-    return instance().open(0)
-
-
-def created(store: Store, *families: Family) -> Store:
-    for family in families:
-        store.create(family)
-    return store
-
-
-# Order
-
-BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64, "float": 32, "double": 64}
-# By their bits: zeros, ones, infinities and NaNs of either sign, and numbers that are hardly any.
-FLOATS = [0x00000000, 0x3F800000, 0x7F800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x00000001]
-DOUBLES = [bits << 32 for bits in (0x00000000, 0x3FF00000, 0x7FF00000, 0x7FF80000)] + [0x7FF0000000000001, 1]
-
-
-def signed(bits: int, width: int) -> int:
-    return bits - (1 << width) if bits >> (width - 1) else bits
-
-
-def column(kind: str) -> st.SearchStrategy[int | None]:
-    width = BITS[kind]
-    special = {"float": FLOATS, "double": DOUBLES}.get(kind, [0, 1, 2])
-    special = [signed(bits ^ sign, width) for bits in special for sign in (0, 1 << (width - 1))]
-    anything = st.integers(-(1 << (width - 1)), (1 << (width - 1)) - 1)
-    return st.none() | st.sampled_from(special) | anything
-
-
-@st.composite
-def ordered_keys(draw: st.DrawFn) -> tuple[Family, list[Row]]:
-    kinds = draw(st.lists(st.sampled_from(list(BITS)), min_size=1, max_size=3))
-    types = [*kinds, "string"]
-    spec = ("range", *draw(st.permutations(range(len(kinds)))))
-    family = Family("ordered", key=", ".join(f"c{i} {kind}" for i, kind in enumerate(types)), spec=spec)
-    key = st.tuples(*map(column, kinds), st.sampled_from([None, "", "a"]))
-    return family, draw(st.lists(key, min_size=3, max_size=12, unique=True))
-
-
-@pytest.fixture
-def both(spark: Any, tmp_path: Path) -> Iterator[list[Store]]:
-    """A store of each kind."""
-    providers = [open_provider(spark, tmp_path / name[-20:], name) for name in (OURS, ROCKSDB)]
-    stores = [provider.open(0) for provider in providers]
-    yield stores
-    for provider in providers:
-        provider.end_stores()
-        provider.close()
-
-
-def test_every_type_is_ordered_as_in_rocksdb(both: list[Store]) -> None:
-    used = iter(range(10**9))
-
-    @settings(max_examples=60 * EFFORT, suppress_health_check=list(HealthCheck))
-    @given(drawn=ordered_keys())
-    def check(drawn: tuple[Family, list[Row]]) -> None:
-        family, keys = drawn
-        # RocksDB never forgets what a name stands for.
-        family = Family(f"ordered{next(used)}", key=family.key, spec=family.spec)
-        model = FamilyModel(family)
-        for i, key in enumerate(keys):
-            model.put(key, value(i))
-        scans = [("all",), *(("range", start, end) for start in (None, keys[0]) for end in (None, keys[1]))]
-        scans += [("prefix", prefix_of(family, key)) for key in keys[:2]]
-        for store in both:
-            script = store.script()
-            script.create(family)
-            for i, key in enumerate(keys):
-                script.put(key, value(i), family.name)
-            for scan in scans:
-                script.scan(*scan, family=family.name)
-            script.remove_family(family.name)
-            found = script.run()[len(keys) + 1 : -1]
-            assert found == [model.scan(*scan) for scan in scans]
-
-    check()
-
-
-def test_ranges_are_half_open_and_may_be_empty(store: Store) -> None:
-    created(store, TIMES)
-    for i in range(-2, 3):
-        store.put((i, "x"), value(i), "times")
-    found = [
-        numbers(store.range_rows(start, end, "times"))
-        for start, end in [
-            (None, None), ((-1, "x"), (2, "x")), ((1, "x"), (1, "x")), ((2, "x"), (-2, "x")),
-            ((9, "x"), None), (None, (-9, "x")), ((2, "x"), (None, "x")), ((None, "x"), None),
-        ]
-    ]  # fmt: skip
-    assert found == [[-2, -1, 0, 1, 2], [-1, 0, 1], [], [], [], [], [2], []]
-
-
-@pytest.mark.parametrize("family", [EXPIRIES, EVENTS], ids=lambda family: family.name)
-def test_timestamps_are_signed(store: Store, family: Family) -> None:
-    created(store, family)
-    times = [2**63 - 1, 0, -(2**63), 5, -1, 1]
-    for at in times:
-        store.put(("a", at), value(at), family.name)
-    assert numbers(store.range_rows(("a", -(2**63)), ("a", 2**63 - 1), family.name)) == sorted(times)[:-1]
-    assert numbers(store.rows(family.name)) == sorted(times)
-    assert order_key(family, ("a", -1)) < order_key(family, ("a", 0))
-
-
-# Names
-
-REFUSED_NAMES = [
-    ("", False, INVALID), ("", True, INVALID), (" a", False, INVALID), ("a ", True, INVALID),
-    ("default", False, INVALID), ("$a", False, RESERVED), ("$a", True, None), ("_a", False, None),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "internal", "kind"), REFUSED_NAMES)
-def test_names_that_a_family_cannot_have(instance: Open, name: str, internal: bool, kind: str | None) -> None:
-    provider = instance()
-    store = provider.open(0)
-    refused = store.refusal("create", Family(name, internal=internal))
-    assert (refused.kind if refused else None) == kind
-    store.abort()
-    read = provider.open_read(0)
-    refused = read.refusal("register", Family(name, internal=internal))
-    assert (refused.kind if refused else None) == kind
-    read.release()
-
-
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("default", INVALID), (" a", INVALID), ("", INVALID), ("$a", RESERVED), ("never seen", None)],
+from tests.spark.families import (
+    EVENTS,
+    EXPIRIES,
+    LISTS,
+    MAPS,
+    MISSING,
+    TIMES,
+    A,
+    B,
+    Open,
+    created,
+    numbers,
+    ours_alone,
+    value,
 )
-def test_names_that_cannot_be_removed(store: Store, name: str, kind: str | None) -> None:
-    refused = store.refusal("remove_family", name)
-    assert (refused.kind if refused else None) == kind
-
-
-USES: dict[str, tuple[Any, ...]] = {
-    "put": (A, value(1)),
-    "put_list": (A, [value(1)]),
-    "merge": (A, value(1)),
-    "merge_list": (A, [value(1)]),
-    "remove": (A,),
-    "delete_range": (A, B),
-    "get": (A,),
-    "exists": (A,),
-    "multi_get": ([A],),
-    "values": (A,),
-    "rows": (),
-    "range_rows": (None, None),
-}
-
-
-def use(operation: str) -> tuple[str, tuple[Any, ...]]:
-    """What a test calls for an operation or for a kind of iterator."""
-    if operation in USES:
-        return operation, USES[operation]
-    return "scan", (operation, *((None, None) if operation.startswith("range") else (("a",),)))
-
-
-def test_a_family_that_was_never_created_is_named(store: Store) -> None:
-    for operation in (*USES, "prefix", "prefixValues", "rangeValues", "allValues", "reusable"):
-        method, arguments = use(operation)
-        refused = store.refusal(method, *arguments, family="unknown")
-        assert refused is not None, operation
-        assert refused.kind == MISSING
-        assert "unknown" in refused.message
-
-
-# What a family's declaration does not allow
-
-LIST_USES = ["put_list", "merge", "merge_list", "values", "allValues"]
-REFUSED_USES = [
-    *((family, operation) for family in (Family("plain"), TIMES, MAPS) for operation in LIST_USES),
-    *((Family("plain"), operation) for operation in ("prefix", "range_rows", "delete_range")),
-    *((LISTS, operation) for operation in ("prefixValues", "rangeValues", "delete_range")),
-    *((MAPS, operation) for operation in ("range_rows", "delete_range")),
-    *((EXPIRIES, operation) for operation in ("prefix", "delete_range", "merge")),
-    *((EVENTS, operation) for operation in ("delete_range", "rangeValues", "prefixValues")),
-]
-
-
-def test_what_a_familys_encoding_does_not_allow_is_refused(store: Store) -> None:
-    allowed = []
-    for family, operation in REFUSED_USES:
-        created(store, family)
-        method, arguments = use(operation)
-        if family.key != Family.key and operation != "values":
-            arguments = tuple((1, "a") if argument == A else argument for argument in arguments)
-        elif family.key != Family.key:
-            arguments = ((1, "a"),)
-        refused = store.refusal(method, *arguments, family=family.name)
-        if refused is None or refused.kind not in UNSUPPORTED:
-            allowed.append((family.name, operation, refused))
-    assert allowed == []
-
-
-REFUSED_DECLARATIONS = [
-    ("a string, b bigint", ("range", 0), "STATE_STORE_VARIABLE_SIZE_ORDERING_COLS_NOT_SUPPORTED"),
-    ("b bigint, a binary", ("range", 0, 1), "STATE_STORE_VARIABLE_SIZE_ORDERING_COLS_NOT_SUPPORTED"),
-    ("a void, b bigint", ("range", 0), "STATE_STORE_NULL_TYPE_ORDERING_COLS_NOT_SUPPORTED"),
-    ("a bigint, b bigint", ("range",), "STATE_STORE_INCORRECT_NUM_ORDERING_COLS_FOR_RANGE_SCAN"),
-    ("a bigint, b bigint", ("range", 0, 1, 0), "STATE_STORE_INCORRECT_NUM_ORDERING_COLS_FOR_RANGE_SCAN"),
-    ("a bigint, b bigint", ("prefix", 0), "STATE_STORE_INCORRECT_NUM_PREFIX_COLS_FOR_PREFIX_SCAN"),
-    ("a bigint, b bigint", ("prefix", 2), "STATE_STORE_INCORRECT_NUM_PREFIX_COLS_FOR_PREFIX_SCAN"),
-]
-
-
-@pytest.mark.parametrize(("key", "spec", "kind"), REFUSED_DECLARATIONS)
-def test_keys_that_cannot_be_ordered_or_cut_are_refused(store: Store, key: str, spec: Row, kind: str) -> None:
-    refused = store.refusal("create", Family("bad", key=key, spec=spec))
-    assert refused is not None
-    assert refused.kind == kind
-
-
-@ours_alone
-@pytest.mark.parametrize(
-    "other",
-    [
-        Family("times", key=TIMES.key, spec=("prefix", 1)),
-        Family("times", key=TIMES.key, spec=TIMES.spec, multiple=True),
-        Family("times", key="t bigint, a string, c int", spec=TIMES.spec),
-        Family("times", key=TIMES.key, spec=TIMES.spec, value="v string"),
-    ],
-    ids=["encoder", "values per key", "key", "value"],
-)
-def test_a_family_with_rows_does_not_become_another(instance: Open, other: Family) -> None:
-    provider = instance()
-    store = created(provider.open(0), TIMES)
-    store.put((1, "a"), value(1), "times")
-    for opened in (store, None):
-        if opened is None:
-            store.commit()
-            opened = instance().open(1)
-        refused = opened.refusal("create", other)
-        assert refused is not None
-        assert "times has range keys" in refused.message
-        assert numbers(created(opened, TIMES).rows("times")) == [1]
+from tests.spark.harness import Family, Store
 
 
 @ours_alone
@@ -569,16 +287,6 @@ def test_a_prefix_may_be_empty_or_null(store: Store) -> None:
     assert sorted(numbers(store.prefix_rows("", family="maps"))) == [0, 3]
     assert numbers(store.prefix_rows(None, family="maps")) == [1]
     assert store.prefix_rows("b", family="maps") == []
-
-
-@ours_alone
-def test_all_columns_may_order_in_any_sequence(store: Store) -> None:
-    """Spark gives such keys back with their columns mixed up."""
-    created(store, Family("mixed", key="a tinyint, b smallint", spec=("range", 1, 0)))
-    for i, key in enumerate([(1, 300), (None, -300), (2, 5), (1, 5)]):
-        store.put(key, value(i), "mixed")
-    assert [key for key, _ in store.rows("mixed")] == [(None, -300), (1, 5), (2, 5), (1, 300)]
-    assert numbers(store.prefix_rows(5, 2, family="mixed")) == [2]
 
 
 @ours_alone

@@ -1,0 +1,37 @@
+"""Stores with column families, one after the other of this provider and of Spark's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.families import OURS, Open, open_provider
+from tests.spark.harness import ROCKSDB, Provider, Store
+
+
+@pytest.fixture(params=[OURS, ROCKSDB], ids=["ours", "rocksdb"])
+def provider_class(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def instance(spark: Any, tmp_path: Path, provider_class: str) -> Iterator[Open]:
+    """Opens instances of one store, as several executors would."""
+    opened = []
+
+    def open_instance(**options: Any) -> Provider:
+        opened.append(open_provider(spark, tmp_path, provider_class, **options))
+        return opened[-1]
+
+    yield open_instance
+    for provider in opened:
+        provider.end_stores()
+        provider.close()
+
+
+@pytest.fixture
+def store(instance: Open) -> Store:
+    return instance().open(0)

@@ -1,0 +1,162 @@
+"""What a provider with column families has to refuse, this one and Spark's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.spark.families import (
+    EVENTS,
+    EXPIRIES,
+    LISTS,
+    MAPS,
+    MISSING,
+    TIMES,
+    A,
+    B,
+    Open,
+    created,
+    numbers,
+    ours_alone,
+    value,
+)
+from tests.spark.harness import Family, Row, Store
+
+INVALID = "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME"
+RESERVED = "STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS"
+# What Spark refuses with a bare assertion, we refuse with the condition that it has for it elsewhere.
+UNSUPPORTED = {"IllegalStateException", "IllegalArgumentException", "STATE_STORE_UNSUPPORTED_OPERATION"}
+
+
+# Names
+
+REFUSED_NAMES = [
+    ("", False, INVALID), ("", True, INVALID), (" a", False, INVALID), ("a ", True, INVALID),
+    ("default", False, INVALID), ("$a", False, RESERVED), ("$a", True, None), ("_a", False, None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "internal", "kind"), REFUSED_NAMES)
+def test_names_that_a_family_cannot_have(instance: Open, name: str, internal: bool, kind: str | None) -> None:
+    provider = instance()
+    store = provider.open(0)
+    refused = store.refusal("create", Family(name, internal=internal))
+    assert (refused.kind if refused else None) == kind
+    store.abort()
+    read = provider.open_read(0)
+    refused = read.refusal("register", Family(name, internal=internal))
+    assert (refused.kind if refused else None) == kind
+    read.release()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("default", INVALID), (" a", INVALID), ("", INVALID), ("$a", RESERVED), ("never seen", None)],
+)
+def test_names_that_cannot_be_removed(store: Store, name: str, kind: str | None) -> None:
+    refused = store.refusal("remove_family", name)
+    assert (refused.kind if refused else None) == kind
+
+
+USES: dict[str, tuple[Any, ...]] = {
+    "put": (A, value(1)),
+    "put_list": (A, [value(1)]),
+    "merge": (A, value(1)),
+    "merge_list": (A, [value(1)]),
+    "remove": (A,),
+    "delete_range": (A, B),
+    "get": (A,),
+    "exists": (A,),
+    "multi_get": ([A],),
+    "values": (A,),
+    "rows": (),
+    "range_rows": (None, None),
+}
+
+
+def use(operation: str) -> tuple[str, tuple[Any, ...]]:
+    """What a test calls for an operation or for a kind of iterator."""
+    if operation in USES:
+        return operation, USES[operation]
+    return "scan", (operation, *((None, None) if operation.startswith("range") else (("a",),)))
+
+
+def test_a_family_that_was_never_created_is_named(store: Store) -> None:
+    for operation in (*USES, "prefix", "prefixValues", "rangeValues", "allValues", "reusable"):
+        method, arguments = use(operation)
+        refused = store.refusal(method, *arguments, family="unknown")
+        assert refused is not None, operation
+        assert refused.kind == MISSING
+        assert "unknown" in refused.message
+
+
+# What a family's declaration does not allow
+
+LIST_USES = ["put_list", "merge", "merge_list", "values", "allValues"]
+REFUSED_USES = [
+    *((family, operation) for family in (Family("plain"), TIMES, MAPS) for operation in LIST_USES),
+    *((Family("plain"), operation) for operation in ("prefix", "range_rows", "delete_range")),
+    *((LISTS, operation) for operation in ("prefixValues", "rangeValues", "delete_range")),
+    *((MAPS, operation) for operation in ("range_rows", "delete_range")),
+    *((EXPIRIES, operation) for operation in ("prefix", "delete_range", "merge")),
+    *((EVENTS, operation) for operation in ("delete_range", "rangeValues", "prefixValues")),
+]
+
+
+def test_what_a_familys_encoding_does_not_allow_is_refused(store: Store) -> None:
+    allowed = []
+    for family, operation in REFUSED_USES:
+        created(store, family)
+        method, arguments = use(operation)
+        if family.key != Family.key and operation != "values":
+            arguments = tuple((1, "a") if argument == A else argument for argument in arguments)
+        elif family.key != Family.key:
+            arguments = ((1, "a"),)
+        refused = store.refusal(method, *arguments, family=family.name)
+        if refused is None or refused.kind not in UNSUPPORTED:
+            allowed.append((family.name, operation, refused))
+    assert allowed == []
+
+
+REFUSED_DECLARATIONS = [
+    ("a string, b bigint", ("range", 0), "STATE_STORE_VARIABLE_SIZE_ORDERING_COLS_NOT_SUPPORTED"),
+    ("b bigint, a binary", ("range", 0, 1), "STATE_STORE_VARIABLE_SIZE_ORDERING_COLS_NOT_SUPPORTED"),
+    ("a void, b bigint", ("range", 0), "STATE_STORE_NULL_TYPE_ORDERING_COLS_NOT_SUPPORTED"),
+    ("a bigint, b bigint", ("range",), "STATE_STORE_INCORRECT_NUM_ORDERING_COLS_FOR_RANGE_SCAN"),
+    ("a bigint, b bigint", ("range", 0, 1, 0), "STATE_STORE_INCORRECT_NUM_ORDERING_COLS_FOR_RANGE_SCAN"),
+    ("a bigint, b bigint", ("prefix", 0), "STATE_STORE_INCORRECT_NUM_PREFIX_COLS_FOR_PREFIX_SCAN"),
+    ("a bigint, b bigint", ("prefix", 2), "STATE_STORE_INCORRECT_NUM_PREFIX_COLS_FOR_PREFIX_SCAN"),
+]
+
+
+@pytest.mark.parametrize(("key", "spec", "kind"), REFUSED_DECLARATIONS)
+def test_keys_that_cannot_be_ordered_or_cut_are_refused(store: Store, key: str, spec: Row, kind: str) -> None:
+    refused = store.refusal("create", Family("bad", key=key, spec=spec))
+    assert refused is not None
+    assert refused.kind == kind
+
+
+@ours_alone
+@pytest.mark.parametrize(
+    "other",
+    [
+        Family("times", key=TIMES.key, spec=("prefix", 1)),
+        Family("times", key=TIMES.key, spec=TIMES.spec, multiple=True),
+        Family("times", key="t bigint, a string, c int", spec=TIMES.spec),
+        Family("times", key=TIMES.key, spec=TIMES.spec, value="v string"),
+    ],
+    ids=["encoder", "values per key", "key", "value"],
+)
+def test_a_family_with_rows_does_not_become_another(instance: Open, other: Family) -> None:
+    provider = instance()
+    store = created(provider.open(0), TIMES)
+    store.put((1, "a"), value(1), "times")
+    for opened in (store, None):
+        if opened is None:
+            store.commit()
+            opened = instance().open(1)
+        refused = opened.refusal("create", other)
+        assert refused is not None
+        assert "times has range keys" in refused.message
+        assert numbers(created(opened, TIMES).rows("times")) == [1]
