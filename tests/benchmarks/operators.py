@@ -30,8 +30,6 @@ ROCKSDB = tuple(
     for name, (provider, settings) in PROVIDERS.items()
     if name.startswith("RocksDB")
 )
-JOIN_PROVIDER = "org.apache.spark.sql.statestore.CheckpointJoinStateStoreProvider"
-"""Spark lets no class but RocksDB's and its subclasses have join state of format 4."""
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", tz="UTC")), ("v", pa.int64())])
@@ -139,7 +137,8 @@ def races(plan: Plan) -> list[Race]:
             "update",
         ),
         join(2, spark_statestore.PROVIDER_CLASS),
-        join(4, JOIN_PROVIDER),
+        # Spark lets no class but RocksDB's and its subclasses have join state of format 4.
+        join(4, spark_statestore.JOIN_PROVIDER_CLASS),
     ]
 
 
@@ -154,7 +153,7 @@ def main() -> int:
     found: dict[str, Laps] = {}
     with tempfile.TemporaryDirectory(prefix="statestore-bench-", dir=arguments.directory) as scratch:
         # So that queries which wait for their turn do not look for input all the time.
-        spark = session.start(Path(scratch), sql__streaming__pollingDelay="100ms")
+        spark = session.start(Path(scratch), sql__streaming__pollingDelay="200ms")
         try:
             for number, entered in enumerate(races(plan)):
                 directory = Path(scratch, str(number))

@@ -9,13 +9,12 @@ import pytest
 
 from tests.spark.counting import Program
 
-OPERATORS = [
-    "aggregation",
-    "dropDuplicates",
-    "join, state format 2",
-    "join, state format 4",
-    "transformWithState",
+# Those of a line run at the same time, as much of it is waiting; Spark gives Python workers ten seconds to start.
+TOGETHER = [
+    ["aggregation", "dropDuplicates", "join, state format 2"],
+    ["join, state format 4", "transformWithState"],
 ]
+OPERATORS = [operator for operators in TOGETHER for operator in operators]
 
 # In the first batch each task fails before its store's commit, then after it, and is then killed. In the second a
 # speculative copy of it commits, and so does the task itself. In the third it dies with its executor.
@@ -25,12 +24,12 @@ both_partitions = [f"{fault}-{partition}" for fault in FAULTS for partition in (
 
 @pytest.fixture(scope="module")
 def lives(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, Any]]:
-    """What became of each operator in each checkpoint format; all at once, as much of it is waiting."""
+    """What became of each operator in each checkpoint format."""
     import pyspark
 
     environment = {"SPARK_HOME": str(Path(pyspark.__file__).parent)}
     directory = str(tmp_path_factory.mktemp("faults"))
-    arguments = {"directory": directory, "jar": str(built), "operators": OPERATORS}
+    arguments = {"directory": directory, "jar": str(built), "operators": TOGETHER}
     with Program("operator_faults", environment, **arguments) as program:
         found = [program.next("life") for _ in range(2 * len(OPERATORS))]
         program.next("stopped")

@@ -1,7 +1,7 @@
 """Runs stateful queries on two executors through every fault that can befall a task, and tells what came out.
 
-The only argument is a JSON object: ``directory`` to work in, ``operators`` to run, each in both checkpoint formats, all
-at the same time. The session is one of a standalone cluster with two workers of different addresses: Spark starts no
+The only argument is a JSON object: ``directory`` to work in, ``jar``, and ``operators`` to run in both checkpoint formats:
+lists of those that run at the same time. The session is one of a standalone cluster with two workers of different addresses: Spark starts no
 speculative copy on the host of the first attempt.
 """
 
@@ -130,13 +130,13 @@ class Operator:
     join_format: str = "2"
 
 
-SIDE = {"joinSide": "left"}
-
 OPERATORS = {
     "aggregation": Operator(counts, "update", counts_of),
     "dropDuplicates": Operator(distinct, "append", distinct_of),
-    "join, state format 2": Operator(joined, "append", joined_of, SIDE),
-    "join, state format 4": Operator(joined, "append", joined_of, SIDE, OURS_FOR_JOINS, "4"),
+    "join, state format 2": Operator(joined, "append", joined_of, {"storeName": "left-keyWithIndexToValue"}),
+    "join, state format 4": Operator(
+        joined, "append", joined_of, {"storeName": "left-keyWithTsToValues"}, OURS_FOR_JOINS, "4"
+    ),
     "transformWithState": Operator(processed, "update", counts_of, {"stateVarName": "counts"}),
 }
 
@@ -290,6 +290,25 @@ def do_harm(spark, directory, lives, ended):
                 (marks / "lost").touch()
 
 
+def live_together(spark, directory, operators):
+    """Run operators in both checkpoint formats, all at the same time, and tell of them."""
+    chosen = [(name, number) for name in operators for number in (1, 2)]
+    ended = Event()
+    harm = Thread(target=do_harm, args=(spark, directory, len(chosen), ended))
+    harm.start()
+    try:
+        with ThreadPoolExecutor(len(chosen)) as pool:
+            lives = [
+                pool.submit(live, spark.newSession(), directory / f"{slug(name)}-{number}", name, number)
+                for name, number in chosen
+            ]
+            for life in lives:
+                say("life", life.result())
+    finally:
+        ended.set()
+        harm.join()
+
+
 def main():
     asked = json.loads(sys.argv[1])
     directory = Path(asked["directory"])
@@ -316,21 +335,10 @@ def main():
     spark = start_cluster(spark_statestore.configure(builder), directory)
     spark.sparkContext.setLogLevel("OFF")
     assert wait_until(lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 3, 60)
-    chosen = [(name, number) for name in asked["operators"] for number in (1, 2)]
-    ended = Event()
-    harm = Thread(target=do_harm, args=(spark, directory, len(chosen), ended))
-    harm.start()
     try:
-        with ThreadPoolExecutor(len(chosen)) as pool:
-            lives = [
-                pool.submit(live, spark.newSession(), directory / f"{slug(name)}-{number}", name, number)
-                for name, number in chosen
-            ]
-            for life in lives:
-                say("life", life.result())
+        for number, operators in enumerate(asked["operators"]):
+            live_together(spark, directory / str(number), operators)
     finally:
-        ended.set()
-        harm.join()
         spark.stop()
     say("stopped")
     sys.stdin.readline()
