@@ -15,7 +15,7 @@ from tests.effort import EFFORT
 from tests.spark.processors import SAID, Interpreter
 from tests.spark.processors_query import CHANGES, ROCKS, ProcessorQuery, life_of
 from tests.spark.queries import OURS, Rows
-from tests.spark.test_queries_generated import TYPES
+from tests.spark.inputs import TYPES
 
 
 # Too long to be printed; Hypothesis tells how to get it again.
