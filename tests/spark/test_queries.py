@@ -55,7 +55,7 @@ def megabytes(stream: Any) -> Any:
     """Keys and values of a megabyte, of which only the fingerprints are put out."""
     from pyspark.sql import functions as F
 
-    few = stream.where("id < 40").selectExpr("repeat(k, 27000) as k", "repeat(tags[0], 1000000) as tag")
+    few = stream.where("id < 40").selectExpr("repeat(k, 27000) as k", "repeat(get(tags, 0), 1000000) as tag")
     longest = few.groupBy("k").agg(F.max("tag").alias("tag"), F.count("*").alias("n"))
     return longest.select(F.sha1("k"), F.sha1("tag"), F.length("k"), F.length("tag"), "n")
 
