@@ -12,10 +12,10 @@ import pytest
 from hypothesis import Phase, given, note, settings
 
 from tests.effort import EFFORT
+from tests.spark.inputs import TYPES
 from tests.spark.processors import SAID, Interpreter
 from tests.spark.processors_query import CHANGES, ROCKS, ProcessorQuery, life_of
 from tests.spark.queries import OURS, Rows
-from tests.spark.inputs import TYPES
 
 
 # Too long to be printed; Hypothesis tells how to get it again.
