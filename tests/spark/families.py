@@ -28,7 +28,7 @@ MISSING = "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY"
 ours_alone = pytest.mark.parametrize("provider_class", [OURS], ids=["ours"])
 
 
-def value(number: int, text: str = "") -> Row:
+def value(number: int, text: str | int = "") -> Row:
     return (number, text)
 
 
