@@ -125,3 +125,17 @@ def test_all_columns_may_order_in_any_sequence(store: Store) -> None:
         store.put(key, value(i), "mixed")
     assert [key for key, _ in store.rows("mixed")] == [(None, -300), (1, 5), (2, 5), (1, 300)]
     assert numbers(store.prefix_rows(5, 2, family="mixed")) == [2]
+
+
+@ours_alone
+def test_a_range_with_one_end_stays_with_its_key(store: Store) -> None:
+    created(store, EVENTS)
+    for name in "abc":
+        for time in (-5, 0, 7):
+            store.put((name, time), value(time), "events")
+    assert numbers(store.range_rows(("b", 0), None, family="events")) == [0, 7]
+    assert numbers(store.range_rows(None, ("b", 0), family="events")) == [-5]
+    assert len(store.range_rows(None, None, family="events")) == 9
+    refused = store.refusal("range_rows", ("a", 0), ("b", 0), family="events")
+    assert refused is not None
+    assert "both ends of a range" in refused.message

@@ -20,6 +20,12 @@ private[statestore] sealed abstract class KeyOrder {
   /** Compares only what a prefix scan gives. */
   def compareLeading(a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int
 
+  /** Whether only keys that start alike have an order among each other. */
+  def hasGroups: Boolean
+
+  def areOfOneGroup(a: UnsafeRow, b: UnsafeRow): Boolean = compareLeading(
+    a.getBaseObject, a.getBaseOffset, a.getSizeInBytes, b.getBaseObject, b.getBaseOffset, b.getSizeInBytes) == 0
+
   /** Whether prefix scans are allowed. */
   def scansPrefixes: Boolean
 
@@ -47,6 +53,8 @@ private[statestore] final class ColumnOrder(
     }
     UnsafeProjection.create(columns)
   }
+
+  override def hasGroups: Boolean = false
 
   override def word(base: Object, offset: Long, length: Int): Long =
     if (isNull(base, offset, ordinals(0))) Long.MaxValue else valueOf(base, offset, 0)
@@ -108,6 +116,8 @@ private[statestore] final class TimestampLastOrder(schema: StructType) extends K
     }
     UnsafeProjection.create(columns :+ Literal(Long.MinValue, LongType))
   }
+
+  override def hasGroups: Boolean = true
 
   override def scansPrefixes: Boolean = true
 

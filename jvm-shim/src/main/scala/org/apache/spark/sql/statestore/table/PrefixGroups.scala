@@ -66,6 +66,20 @@ private[statestore] final class PrefixGroups(log: Log, header: Int, val projecti
 
   def next(record: Long): Long = get(record, Record.Next)
 
+  /** The members of a group, in order. */
+  def membersOf(group: Long): Array[Long] = {
+    var members = new Array[Long](4)
+    var count = 0
+    var member = next(group)
+    while (member != group) {
+      if (count == members.length) members = java.util.Arrays.copyOf(members, count * 2)
+      members(count) = member
+      count += 1
+      member = next(member)
+    }
+    java.util.Arrays.copyOf(members, count)
+  }
+
   private def before(record: Long): Long = get(record, Record.Before)
   private def setNext(record: Long, to: Long): Unit = set(record, Record.Next, to)
   private def setBefore(record: Long, to: Long): Unit = set(record, Record.Before, to)

@@ -202,12 +202,9 @@ private[statestore] final class StateTable(
       val heads = scan(records.log.view)
       while (heads.advance()) {
         if (heads.kind == Record.Group) {
-          var member = groups.next(heads.offset)
-          while (member != heads.offset) {
-            offsets(count) = member
-            count += 1
-            member = groups.next(member)
-          }
+          val members = groups.membersOf(heads.offset)
+          System.arraycopy(members, 0, offsets, count, members.length)
+          count += members.length
         }
       }
       rows(new OffsetsCursor(offsets, count), everyValue = false)
@@ -216,25 +213,41 @@ private[statestore] final class StateTable(
   /** The keys that start with `prefixKey`, as of now. */
   def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
     if (tree != null) {
-      val bound = new OrderedTree.Bound(tree.order, tree.order.keyOf(prefixKey), leading = true)
-      range(bound, bound, through = true, everyValue)
+      val prefix = bound(tree.order.keyOf(prefixKey), leading = true)
+      range(prefix, prefix, through = true, everyValue)
     } else {
       groupScan(prefixKey, everyValue)
     }
 
-  /** The keys from `start` on and before `end`, in order, as of now. */
+  /**
+   * The keys from `start` on and before `end`, in order, as of now; where keys are in groups, those of
+   * the group that the bounds are in.
+   */
   def rangeScan(
-      start: Option[UnsafeRow], end: Option[UnsafeRow], everyValue: Boolean = false): Iterator[UnsafeRowPair] =
-    range(
-      start.map(new OrderedTree.Bound(tree.order, _, leading = false)).orNull,
-      end.map(new OrderedTree.Bound(tree.order, _, leading = false)).orNull,
-      through = false, everyValue)
+      start: Option[UnsafeRow], end: Option[UnsafeRow], everyValue: Boolean = false): Iterator[UnsafeRowPair] = {
+    val first = start.map(bound(_, leading = false)).orNull
+    val last = end.map(bound(_, leading = false)).orNull
+    if (!tree.order.hasGroups || start.isEmpty && end.isEmpty) {
+      range(first, last, through = false, everyValue)
+    } else if (end.isEmpty) {
+      range(first, bound(start.get, leading = true), through = true, everyValue)
+    } else {
+      if (start.exists(!tree.order.areOfOneGroup(_, end.get))) {
+        throw new IllegalArgumentException("keys with a timestamp last have no order among each other: " +
+          "both ends of a range must have the same columns before it")
+      }
+      range(if (first == null) bound(end.get, leading = true) else first, last, through = false, everyValue)
+    }
+  }
 
   /** The keys from the first one on that starts with `prefixKey`, or comes after those, as of now. */
   def scanFrom(prefixKey: Option[UnsafeRow]): Iterator[UnsafeRowPair] =
     range(
-      prefixKey.map(key => new OrderedTree.Bound(tree.order, tree.order.keyOf(key), leading = true)).orNull,
+      prefixKey.map(key => bound(tree.order.keyOf(key), leading = true)).orNull,
       null, through = false, everyValue = false)
+
+  private def bound(key: UnsafeRow, leading: Boolean): OrderedTree.Bound =
+    new OrderedTree.Bound(tree.order, key, leading)
 
   private def rows(cursor: RowCursor, everyValue: Boolean): Iterator[UnsafeRowPair] =
     new RowIterator(cursor, records.log.view, header, if (everyValue && hasLists) records.more else 0,
@@ -263,20 +276,12 @@ private[statestore] final class StateTable(
       throw new IllegalStateException("this column family has no prefix index")
     }
     val group = groups.find(prefixKey)
-    if (group == Record.None || groups.next(group) == group) {
+    if (group == Record.None) {
       Iterator.empty
     } else {
       // The ring changes under later writes, records do not: noting the offsets isolates the scan.
-      var offsets = new Array[Long](4)
-      var count = 0
-      var member = groups.next(group)
-      while (member != group) {
-        if (count == offsets.length) offsets = java.util.Arrays.copyOf(offsets, count * 2)
-        offsets(count) = member
-        count += 1
-        member = groups.next(member)
-      }
-      rows(new OffsetsCursor(offsets, count), everyValue)
+      val members = groups.membersOf(group)
+      rows(new OffsetsCursor(members, members.length), everyValue)
     }
   }
 
