@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -154,11 +155,13 @@ class Program:
     """A program of tests/spark/programs in a process of its own, that reports in lines of JSON."""
 
     def __init__(self, name: str, environment: dict[str, str] | None = None, **arguments: Any) -> None:
+        # A file, as a pipe that nobody reads would stop a program that says much.
+        self._errors = tempfile.TemporaryFile("w+")
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"tests.spark.programs.{name}", json.dumps(arguments)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors,
             text=True,
             cwd=ROOT,
             env=os.environ | (environment or {}),
@@ -173,6 +176,7 @@ class Program:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.communicate()
+        self._errors.close()
 
     def next(self, event: str) -> Any:
         """What the program says next, which must be this event."""
@@ -183,8 +187,7 @@ class Program:
                 assert node["event"] == event, node
                 return node["value"]
         self.process.wait()
-        assert self.process.stderr is not None
-        raise AssertionError(f"the program ended before {event!r}: {self.process.stderr.read()[-4000:]}")
+        raise AssertionError(f"the program ended before {event!r}: {self._said()}")
 
     def go_on(self) -> None:
         """Let a program that waits for its standard input go on."""
@@ -195,5 +198,9 @@ class Program:
     def end(self) -> None:
         """Wait for the program's regular end."""
         self.go_on()
-        _, said = self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, said[-4000:]
+        self.process.communicate(timeout=60)
+        assert self.process.returncode == 0, self._said()
+
+    def _said(self) -> str:
+        self._errors.seek(0)
+        return self._errors.read()[-4000:]

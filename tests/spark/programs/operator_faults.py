@@ -333,7 +333,7 @@ def main():
     for key, value in settings.items():
         builder.config(key, value)
     spark = start_cluster(spark_statestore.configure(builder), directory)
-    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.setLogLevel("ERROR")
     assert wait_until(lambda: spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() == 3, 60)
     try:
         for number, operators in enumerate(asked["operators"]):
