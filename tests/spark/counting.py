@@ -156,7 +156,7 @@ class Program:
 
     def __init__(self, name: str, environment: dict[str, str] | None = None, **arguments: Any) -> None:
         # A file, as a pipe that nobody reads would stop a program that says much.
-        self._errors = tempfile.TemporaryFile("w+")
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the program
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"tests.spark.programs.{name}", json.dumps(arguments)],
             stdin=subprocess.PIPE,

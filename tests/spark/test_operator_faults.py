@@ -17,7 +17,7 @@ TOGETHER = [
 OPERATORS = [operator for operators in TOGETHER for operator in operators]
 
 # In the first batch each task fails before its store's commit, then after it, and is then killed. In the second a
-# speculative copy of it commits, and so does the task itself. In the third it dies with its executor.
+# speculative copy of it commits, and so does the task itself if it can. In the third it dies with its executor.
 FAULTS = ["0-after", "0-kill", "0-raise", "1-twice", "2-lose"]
 both_partitions = [f"{fault}-{partition}" for fault in FAULTS for partition in (0, 1)]
 
@@ -46,10 +46,17 @@ def test_an_operator_is_exact_whatever_befalls_its_tasks(
     life = lives[operator, checkpoint_format]
     struck = [name for name in life["faults"] if name[-1].isdigit()]
     assert struck == both_partitions
-    assert sum(name.endswith("-both") for name in life["faults"]) == 2, "two attempts of each task commit"
+    # The first attempt's provider may have been closed for that of the second.
+    assert sum(name.endswith(("-both", "-overtaken")) for name in life["faults"]) == 2
     assert life["output is exact"]
     # The batch whose commit the driver did not live to write.
     assert life["output was the same again"] == [True]
+
+
+@pytest.mark.slow
+def test_two_attempts_of_one_task_commit(lives: dict[tuple[str, int], dict[str, Any]]) -> None:
+    assert any(name.endswith("-both") for life in lives.values() for name in life["faults"])
+    assert max(life["most attempts of a version"] for life in lives.values()) >= 3
 
 
 @pytest.mark.slow
@@ -60,8 +67,8 @@ def test_what_failed_attempts_leave_is_removed_and_the_rest_loads(
 ) -> None:
     life = lives[operator, checkpoint_format]
     if checkpoint_format == 2:
-        # Both attempts of the second batch, and the one that ran it again.
-        assert life["most attempts of a version"] >= 3
+        # The one that failed after its commit and the one that succeeded, at least.
+        assert life["most attempts of a version"] >= 2
     else:
         assert life["most attempts of a version"] == 1
     assert life["old attempts are removed"]

@@ -326,7 +326,7 @@ def main():
         # Blocks of an executor that is gone are not asked for again and again.
         "spark.shuffle.io.maxRetries": "1",
         "spark.shuffle.io.retryWait": "100ms",
-        "spark.sql.streaming.stateStore.maintenanceInterval": "2s",
+        "spark.sql.streaming.stateStore.maintenanceInterval": "4s",
         "spark.jars": asked["jar"],
         "spark.pyspark.python": sys.executable,
     }

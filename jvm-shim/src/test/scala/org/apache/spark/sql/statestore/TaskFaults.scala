@@ -23,7 +23,8 @@ object TaskFaults {
    *  - `after`: fail when the store has committed.
    *  - `kill`: wait to be killed by the driver, which finds the attempt's id in a file `kill-<id>`.
    *  - `lose`: wait for the executor's end, which the driver brings about, or for a file `lost`.
-   *  - `twice`: wait until another attempt has committed, then commit too, before that attempt has ended.
+   *  - `twice`: wait until another attempt has committed, then go on, before that attempt has ended. Files `-both` and
+   *    `-overtaken` tell whether both have committed, or this one could not, as its provider was closed meanwhile.
    */
   def strike(directory: String, faults: String): String = {
     val context = TaskContext.get()
@@ -47,14 +48,14 @@ object TaskFaults {
       case "lose" if first => await(place.resolveSibling("lost"))
       case "twice" =>
         val other = place.resolveSibling(s"${place.getFileName}-other")
-        val both = place.resolveSibling(s"${place.getFileName}-both")
+        val ends = Seq("both", "overtaken").map(end => place.resolveSibling(s"${place.getFileName}-$end"))
         if (first) {
-          context.addTaskCompletionListener[Unit](_ => if (!context.isFailed()) mark(both))
+          context.addTaskCompletionListener[Unit](_ => mark(ends(if (context.isFailed()) 1 else 0)))
           await(other)
         } else {
           context.addTaskCompletionListener[Unit] { _ =>
             mark(other)
-            await(both)
+            await(ends: _*)
           }
         }
       case _ =>
@@ -68,9 +69,9 @@ object TaskFaults {
       true
     } catch { case _: FileAlreadyExistsException => false }
 
-  private def await(place: Path): Unit = {
+  private def await(places: Path*): Unit = {
     val end = System.nanoTime() + 60000000000L
-    while (!Files.exists(place) && System.nanoTime() < end) Thread.sleep(10)
+    while (!places.exists(Files.exists(_)) && System.nanoTime() < end) Thread.sleep(10)
   }
 
   private def fail(): Unit = throw new IllegalStateException("this task fails once")
