@@ -1,8 +1,8 @@
 """Whole queries on the store and on RocksDB in one session: ``python -m tests.benchmarks.operators``.
 
-Every query runs on each store at the same time, on the same input, batch by batch in turn. What counts is what a
-batch takes from trigger to trigger, Spark's own work and Python's included. The exit code is 1 if one takes
-longer here than on RocksDB at the better of its settings.
+Every query runs on each store at the same time, on the same input, batch by batch in turn. What counts is
+what a batch takes from trigger to trigger, Spark's own work and Python's included. The exit code is 1 if one
+takes longer here than on RocksDB at the better of its settings.
 """
 
 from __future__ import annotations
@@ -208,12 +208,13 @@ def tables(found: dict[str, Laps], plan: Plan, about: dict[str, Any]) -> str:
             ", ".join(f"{key} {value}" for key, value in about.items()) + ".",
             (
                 f"Each query runs on all stores at once and gets the input of {plan.batches} batches, after one "
-                f"that fills the state and {plan.warmup} to warm up; batch by batch in turn, in changing order, while "
-                "the others wait. 2 shuffle partitions, checkpoints on a local file system, Spark's defaults. "
-                f"transformWithState: {plan.keys:,} keys, {plan.rows:,} of them at random in a batch, a count and "
-                f"a sum each. Join: {2 * plan.join_rows:,} events a batch, of both sides, with watermark and a range of "
-                "five minutes. Times in milliseconds, from trigger to trigger, of a batch and the batch without "
-                "data that may follow it. Updates, removals and commit are sums over the partitions, which work at once."
+                f"that fills the state and {plan.warmup} to warm up; batch by batch in turn, in changing order, "
+                "while the others wait. 2 shuffle partitions, checkpoints on a local file system, Spark's "
+                f"defaults. transformWithState: {plan.keys:,} keys, {plan.rows:,} of them at random in a batch, a "
+                f"count and a sum each. Join: {2 * plan.join_rows:,} events a batch, of both sides, with watermark "
+                "and a range of five minutes. Times in milliseconds, from trigger to trigger, of a batch and the "
+                "batch without data that may follow it. Updates, removals and commit are sums over the "
+                "partitions, which work at once."
             ),
             *(_table(name, laps) for name, laps in found.items()),
         ]

@@ -9,15 +9,17 @@ import pytest
 
 from tests.spark.counting import Program
 
-# Those of a line run at the same time, as much of it is waiting; Spark gives Python workers ten seconds to start.
+# Those of a line run at the same time, as much of it is waiting; not all of them, since Spark gives
+# Python workers ten seconds to start.
 TOGETHER = [
     ["aggregation", "dropDuplicates", "join, state format 2"],
     ["join, state format 4", "transformWithState"],
 ]
 OPERATORS = [operator for operators in TOGETHER for operator in operators]
 
-# In the first batch each task fails before its store's commit, then after it, and is then killed. In the second a
-# speculative copy of it commits, and so does the task itself if it can. In the third it dies with its executor.
+# In the first batch each task fails before its store's commit, then after it, and is then killed. In the
+# second a speculative copy of it commits, and so does the task itself if it can. In the third it dies with
+# its executor.
 FAULTS = ["0-after", "0-kill", "0-raise", "1-twice", "2-lose"]
 both_partitions = [f"{fault}-{partition}" for fault in FAULTS for partition in (0, 1)]
 

@@ -1,8 +1,8 @@
 """Runs stateful queries on two executors through every fault that can befall a task, and tells what came out.
 
-The only argument is a JSON object: ``directory`` to work in, ``jar``, and ``operators`` to run in both checkpoint formats:
-lists of those that run at the same time. The session is one of a standalone cluster with two workers of different addresses: Spark starts no
-speculative copy on the host of the first attempt.
+The only argument is a JSON object: ``directory`` to work in, ``jar``, and ``operators`` to run in both checkpoint
+formats: lists of those that run at the same time. The session is one of a standalone cluster with two workers of
+different addresses: Spark starts no speculative copy on the host of the first attempt.
 """
 
 import json

@@ -8,23 +8,24 @@ import org.apache.spark.TaskContext
 /**
  * What befalls a task of a streaming query in the middle of its rows, each once for a batch and partition.
  *
- * A query calls it for each row that comes out of its stateful operator, with SQL's `reflect`, so in the thread
- * that drives the store and before the store commits. It tells what it did by files in a directory.
+ * A query calls it for each row that comes out of its stateful operator, with SQL's `reflect`, so in the
+ * thread that drives the store and before the store commits. It tells what it did by files in a directory.
  */
 object TaskFaults {
   private val Row = 3
   private val seen = new ConcurrentHashMap[Long, Int]
 
   /**
-   * Count a row, and at the third do what `faults` says for this batch, as in `0=raise+after,3=twice`: the first that
-   * has not yet been done.
+   * Count a row, and at the third do what `faults` says for this batch, as in `0=raise+after,3=twice`: the
+   * first that has not yet been done.
    *
    *  - `raise`: fail.
    *  - `after`: fail when the store has committed.
    *  - `kill`: wait to be killed by the driver, which finds the attempt's id in a file `kill-<id>`.
    *  - `lose`: wait for the executor's end, which the driver brings about, or for a file `lost`.
-   *  - `twice`: wait until another attempt has committed, then go on, before that attempt has ended. Files `-both` and
-   *    `-overtaken` tell whether both have committed, or this one could not, as its provider was closed meanwhile.
+   *  - `twice`: wait until another attempt has committed, then go on, before that attempt has ended. Files
+   *    `-both` and `-overtaken` tell whether both have committed, or this one could not, as its provider was
+   *    closed meanwhile.
    */
   def strike(directory: String, faults: String): String = {
     val context = TaskContext.get()
