@@ -55,7 +55,8 @@ def check(samples: dict[int, dict[str, int]], record: Callable[[str, object], No
     warm, *_, last = samples.values()
     for name in "backend_fds", "backend_threads", "jvm_sockets":
         assert last[name] <= warm[name] + 4, name
-    assert last["rss_kib"] <= warm["rss_kib"] * 1.1
+    # What an allocator takes at one time and keeps is no growth.
+    assert last["rss_kib"] <= warm["rss_kib"] * 1.2
     assert max(sample["files"] for sample in samples.values()) <= most_files
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from tests.effort import EFFORT
 from tests.spark.counting import Program
 
 # Those of a line run at the same time, as much of it is waiting; not all of them, since Spark gives
 # Python workers ten seconds to start.
-TOGETHER = [
-    ["aggregation", "dropDuplicates", "join, state format 2"],
-    ["join, state format 4", "transformWithState"],
-]
+WAVES = [["join, state format 2", "join, state format 4", "transformWithState"]]
+SOAK_WAVES = [["aggregation", "dropDuplicates"]]
+TOGETHER = WAVES + SOAK_WAVES if EFFORT > 1 else WAVES
 OPERATORS = [operator for operators in TOGETHER for operator in operators]
 
 # In the first batch each task fails before its store's commit, then after it, and is then killed. In the

@@ -96,7 +96,7 @@ CASES = {
     "aggregation": (aggregate, "update", False, 5),
     "dropDuplicates": (distinct, "append", False, 5),
     "pandas state": (count_in_pandas, "update", False, 2),
-    "event time": (by_time, "append", True, 3),
+    "event time": (by_time, "append", True, 2),
 }
 
 

@@ -70,14 +70,18 @@ private[statestore] final class StoreMaintenance(
   private def discardOld(): Unit = {
     var mark: VersionMark = null
     var below = -1L
+    var unnamed = Long.MaxValue
     provider.synchronized {
       val content = provider.inMemory
-      // A snapshot that no metadata names yet would look like nobody's.
-      if (content != null && content.materialising.isEmpty && content.pendingBase.isEmpty) mark = content.accepted
+      if (content != null) {
+        mark = content.accepted
+        // A snapshot that no metadata names yet would look like nobody's.
+        unnamed = (content.materialising ++ content.pendingBase.map(_.version)).minOption.getOrElse(Long.MaxValue)
+      }
       below = cleanedBelow
     }
     if (mark != null) {
-      val horizon = mark.version - options.numRetained(conf.minVersionsToRetain)
+      val horizon = math.min(unnamed, mark.version - options.numRetained(conf.minVersionsToRetain))
       // Deleting files costs requests, so that many go at once; the driver's memory is given back soon.
       val least = if (options.isKeptOnDriver) 1L else math.max(1L, conf.minVersionsToDelete)
       val enough = below < 0 || horizon - below >= least
