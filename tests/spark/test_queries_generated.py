@@ -93,8 +93,8 @@ def compare(spark: Any, directories: Any, build: Any, mode: str, given_: Input) 
 
 
 CASES = {
-    "aggregation": (aggregate, "update", False, 5),
-    "dropDuplicates": (distinct, "append", False, 5),
+    "aggregation": (aggregate, "update", False, 4),
+    "dropDuplicates": (distinct, "append", False, 4),
     "pandas state": (count_in_pandas, "update", False, 2),
     "event time": (by_time, "append", True, 2),
 }

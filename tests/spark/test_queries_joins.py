@@ -119,8 +119,10 @@ def on_sparks_store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
     return run
 
 
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
-@pytest.mark.parametrize("state_format", STORES)
+@pytest.mark.parametrize(
+    ("state_format", "checkpoint_format"),
+    [(2, 1), (2, 2), pytest.param(3, 1, marks=pytest.mark.soak), (3, 2), (4, 1), (4, 2)],
+)
 def test_every_kind_of_join_is_as_on_sparks_own_store(
     spark: Any, tmp_path: Path, on_sparks_store: Any, state_format: int, checkpoint_format: int
 ) -> None:
