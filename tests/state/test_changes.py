@@ -15,7 +15,13 @@ from spark_statestore.checkpoint.files import LocalFileSystem
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.streams import MemoryCheckpointOutputStream
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
-from spark_statestore.state.changes import CHANGE_SCHEMA, ChangeStreamWriter, compress, read_changes
+from spark_statestore.state.changes import (
+    CHANGE_FORMAT_VERSION,
+    CHANGE_SCHEMA,
+    ChangeStreamWriter,
+    compress,
+    read_changes,
+)
 from spark_statestore.state.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -137,7 +143,7 @@ def test_no_bit_can_change_unnoticed(sample: OperatorStreamStateHandle) -> None:
         for bit in range(8):
             changed = bytearray(data)
             changed[at] ^= 1 << bit
-            newer = struct.unpack_from("<H", changed, 8)[0] > 1
+            newer = struct.unpack_from("<H", changed, 8)[0] > CHANGE_FORMAT_VERSION
             with pytest.raises(
                 UnsupportedFormatError if newer else CorruptCheckpointError, match="the stream"
             ):
@@ -156,7 +162,10 @@ def test_no_part_passes_for_the_whole() -> None:
 
 def test_a_newer_format_is_refused_with_both_numbers() -> None:
     data = SAMPLE.as_bytes_if_in_memory()
-    with pytest.raises(UnsupportedFormatError, match=r"here: the stream has stream format 7, .* up to 1"):
+    with pytest.raises(
+        UnsupportedFormatError,
+        match=rf"here: the stream has stream format 7, .* up to {CHANGE_FORMAT_VERSION}\.",
+    ):
         read(damaged(data[:8] + struct.pack("<H", 7) + data[10:]))
 
 
@@ -187,7 +196,7 @@ def test_a_damaged_shared_file_is_named_and_left_as_it_is(
     )
     shared.write_bytes(changed)
     before = files_below(directory)
-    newer = len(changed) >= 16 and struct.unpack_from("<H", changed, 8)[0] > 1
+    newer = len(changed) >= 16 and struct.unpack_from("<H", changed, 8)[0] > CHANGE_FORMAT_VERSION
     with pytest.raises(
         UnsupportedFormatError if newer else CorruptCheckpointError, match=shared.name
     ) as raised:
