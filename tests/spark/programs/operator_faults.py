@@ -183,7 +183,7 @@ def live(spark, directory, name, checkpoint_format):
     for number in (6, 7, 8):
         # The newest but one is the newest that is known to count.
         oldest = int(query.commits[-1].name) - RETAINED
-        cleaned = wait_until(lambda: all(version >= oldest for _, version, _ in attempts(query)), 15)  # noqa: B023
+        cleaned = wait_until(lambda oldest=oldest: oldest <= oldest_version(query), 15)
         if cleaned:
             break
         run(number)
@@ -228,6 +228,10 @@ def attempts(query):
     found = [path.parent for path in stored(query) if path.name == "_metadata"]
     names = [(path.parent, CheckpointName.parse(path.name)) for path in found if path.name[:4] == "chk-"]
     return [(store, name.version, name) for store, name in names]
+
+
+def oldest_version(query):
+    return min(version for _, version, _ in attempts(query))
 
 
 def streams(query, before):

@@ -253,10 +253,8 @@ private[statestore] final class CheckpointStateStore(
     written()
   }
 
-  override def reusableIterator(colFamilyName: String): ReusableIterator[UnsafeRowPair] = {
-    reading("reusableIterator", colFamilyName)
+  override def reusableIterator(colFamilyName: String): ReusableIterator[UnsafeRowPair] =
     new SeekingIterator(() => ordered("reusableIterator", reading("reusableIterator", colFamilyName)))
-  }
 
   override def createColFamilyIfAbsent(
       colFamilyName: String, keySchema: StructType, valueSchema: StructType,

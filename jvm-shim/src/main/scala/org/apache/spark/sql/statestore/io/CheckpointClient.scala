@@ -101,18 +101,9 @@ private[statestore] final class CheckpointClient(
       connection.end()
       val found = Backend.answer(connection)
       val states = found.path("states")
-      val tables = tablesOf(Seq.tabulate(states.size)(states.get)).toArray
-      var handle: Array[Byte] = null
-      connection.receive()
-      while (connection.kind != Frames.End) {
-        connection.kind match {
-          case Frames.Handle => handle = connection.payload()
-          case Frames.Data => receive(connection, tables)
-          case Frames.Error => throw Backend.failure(mapper.readTree(connection.payload()))
-          case _ => throw unexpected(connection)
-        }
-        connection.receive()
-      }
+      val tables = tablesOf(Seq.tabulate(states.size)(states.get))
+      val handle = receiveHandle(connection)
+      receiveChanges(connection, tables)
       tables.indices.foreach(i => requireRows(version, states.get(i), tables(i)))
       new LoadedVersion(storedVersion(found, handle), found.path("bytesRead").asLong)
     }
@@ -125,14 +116,9 @@ private[statestore] final class CheckpointClient(
     id.foreach(request.put("id", _))
     request.put("oldest", oldest)
     request.put("state", state)
-    backend.exchange { connection =>
-      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
-      connection.end()
-      val reply = Backend.answer(connection)
-      expectEnd(connection)
-      val attempts = reply.path("attempts")
-      new Lineage(Seq.tabulate(attempts.size)(attempts.get(_).asText), reply.path("state"))
-    }
+    val reply = ask(request)
+    val attempts = reply.path("attempts")
+    new Lineage(Seq.tabulate(attempts.size)(attempts.get(_).asText), reply.path("state"))
   }
 
   /**
@@ -151,15 +137,7 @@ private[statestore] final class CheckpointClient(
       connection.end()
       Backend.answer(connection)
       val sink = newSink()
-      connection.receive()
-      while (connection.kind != Frames.End) {
-        connection.kind match {
-          case Frames.Data => receive(connection, sink)
-          case Frames.Error => throw Backend.failure(mapper.readTree(connection.payload()))
-          case _ => throw unexpected(connection)
-        }
-        connection.receive()
-      }
+      receiveChanges(connection, Seq(sink))
       sink
     }
   }
@@ -249,14 +227,18 @@ private[statestore] final class CheckpointClient(
     request.put("idInPath", idInPath)
     request.put("retainFrom", retainFrom)
     request.put("mostVersions", most)
-    backend.exchange { connection =>
-      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
-      connection.end()
-      val reply = Backend.answer(connection)
-      expectEnd(connection)
-      note(reply)
-      reply.path("deleted").asLong
-    }
+    val reply = ask(request)
+    note(reply)
+    reply.path("deleted").asLong
+  }
+
+  // One exchange of a request for an answer, with nothing besides.
+  private def ask(request: ObjectNode): JsonNode = backend.exchange { connection =>
+    connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+    connection.end()
+    val reply = Backend.answer(connection)
+    expectEnd(connection)
+    reply
   }
 
   // Fetches what a version is made of, and says in the request what follows it.
@@ -315,7 +297,6 @@ private[statestore] final class CheckpointClient(
 
   private def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
     note(reply)
-    if (handle == null) throw new BackendException("Protocol", "the backend answered without a handle")
     new StoredVersion(
       handle,
       reply.path("attempt").asText,
@@ -344,9 +325,14 @@ private[statestore] final class CheckpointClient(
     sealNanos
   }
 
-  private def receive(connection: BackendConnection, tables: Array[StateTable]): Unit = {
-    if (connection.state >= tables.length) throw unexpected(connection)
-    receive(connection, tables(connection.state))
+  // All changes that follow, each to the sink of its state.
+  private def receiveChanges(connection: BackendConnection, sinks: Seq[ChangeSink]): Unit = {
+    connection.receive()
+    while (connection.kind != Frames.End) {
+      if (connection.kind != Frames.Data || connection.state >= sinks.length) throw unexpected(connection)
+      receive(connection, sinks(connection.state))
+      connection.receive()
+    }
   }
 
   private def receive(connection: BackendConnection, sink: ChangeSink): Unit = {
@@ -372,8 +358,10 @@ private[statestore] final class CheckpointClient(
     if (connection.kind != Frames.End) throw unexpected(connection)
   }
 
+  // What the backend says went wrong, if that is what came instead.
   private def unexpected(connection: BackendConnection): BackendException =
-    new BackendException("Protocol", s"the backend sent a frame of kind ${connection.kind} out of turn")
+    if (connection.kind == Frames.Error) Backend.failure(mapper.readTree(connection.payload()))
+    else new BackendException("Protocol", s"the backend sent a frame of kind ${connection.kind} out of turn")
 }
 
 private[statestore] object CheckpointClient {

@@ -64,8 +64,6 @@ private[statestore] final class PrefixGroups(log: Log, header: Int, val projecti
     relink(newer)
   }
 
-  def next(record: Long): Long = get(record, Record.Next)
-
   /** The members of a group, in order. */
   def membersOf(group: Long): Array[Long] = {
     var members = new Array[Long](4)
@@ -80,6 +78,7 @@ private[statestore] final class PrefixGroups(log: Log, header: Int, val projecti
     java.util.Arrays.copyOf(members, count)
   }
 
+  private def next(record: Long): Long = get(record, Record.Next)
   private def before(record: Long): Long = get(record, Record.Before)
   private def setNext(record: Long, to: Long): Unit = set(record, Record.Next, to)
   private def setBefore(record: Long, to: Long): Unit = set(record, Record.Before, to)

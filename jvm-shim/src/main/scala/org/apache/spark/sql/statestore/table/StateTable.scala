@@ -301,6 +301,8 @@ private[statestore] final class StateTable(
         undo(offsets(count))
       }
       records.log.truncate(mark.tail)
+      keys = mark.keys
+      values = mark.values
       if (tree != null) tree.restore(mark.order)
     }
   }
@@ -346,14 +348,10 @@ private[statestore] final class StateTable(
     val record = new LogRecord(header)
     while (heads.advance()) {
       if (heads.kind == Record.Group) {
-        val oldGroup = heads.offset
-        var at = fromGroups.next(oldGroup)
-        if (at != oldGroup) {
+        val members = fromGroups.membersOf(heads.offset)
+        if (members.nonEmpty) {
           val group = appendGroup(heads.hash, heads.page, heads.keyAddress, heads.keyLength)
-          while (at != oldGroup) {
-            groups.link(group, copyList(from, at, record))
-            at = fromGroups.next(at)
-          }
+          members.foreach(member => groups.link(group, copyList(from, member, record)))
         }
       }
     }
@@ -396,27 +394,21 @@ private[statestore] final class StateTable(
         groups.drop(hash, at)
       case Record.Row =>
         live -= records.sizeOf(at)
-        values -= 1
-        if (records.isLive(old)) {
-          if (groups != null) groups.relink(records.firstOf(old))
-        } else {
-          if (groups != null) groups.unlink(at)
-          keys -= 1
+        if (groups != null) {
+          if (records.isLive(old)) groups.relink(records.firstOf(old)) else groups.unlink(at)
         }
         revive(hash, at, old)
       case Record.Tombstone =>
         if (groups != null) groups.relink(records.firstOf(old))
-        keys += 1
         revive(hash, at, old)
       case Record.Append =>
         live -= records.sizeOf(at)
-        values -= 1
         records.unchain(old)
         index.replace(hash, at, old)
     }
   }
 
-  // The order comes back as a whole.
+  // The order and the counts come back as a whole.
   private def revive(hash: Int, at: Long, old: Long): Unit =
     if (old == Record.None) {
       index.remove(hash, at)
@@ -427,7 +419,6 @@ private[statestore] final class StateTable(
       while (value != Record.None) {
         records.setDeadAt(value, Record.None)
         live += records.sizeOf(value)
-        values += 1
         value = records.following(value)
       }
     }
