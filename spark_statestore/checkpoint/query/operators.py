@@ -1,0 +1,134 @@
+"""What Spark notes of each stateful operator of a query: its name, its stores and their partitions.
+
+Text like the logs: a line with the version, then a line of JSON. Version 1 is one file of an operator;
+version 2 has one for each run of the query, with the places of schema files as full URLs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from spark_statestore.errors import CorruptCheckpointError
+
+__all__ = ["OperatorStore", "StatefulOperator"]
+
+_SCHEMA_FILES = "stateSchemaFilePaths"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorStore:
+    """One store that an operator has in each of its partitions.
+
+    Attributes
+    ----------
+    name
+        ``default`` unless the operator has several, as joins do.
+    prefix_columns
+        Leading key columns that prefix scans use, 0 if there are none.
+    partitions
+        Partitions that the operator has.
+    """
+
+    name: str
+    prefix_columns: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulOperator:
+    """A stateful operator of a query.
+
+    Attributes
+    ----------
+    id
+        Its number in the query.
+    name
+        What Spark calls it, such as ``stateStoreSave`` or ``symmetricHashJoin``.
+    stores
+        Its stores.
+    version
+        Of the file, ``v1`` or ``v2``.
+    node
+        All that the file says.
+    """
+
+    id: int
+    name: str
+    stores: tuple[OperatorStore, ...]
+    version: str
+    node: Mapping[str, Any]
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> StatefulOperator:
+        """Read what Spark notes of an operator.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            If it is no such file.
+        """
+        try:
+            version, text = data.decode().split("\n", 1)
+            node = json.loads(text)
+            info = node["operatorInfo"]
+            stores = tuple(
+                OperatorStore(store["storeName"], store["numColsPrefixKey"], store["numPartitions"])
+                for store in node["stateStoreInfo"]
+            )
+            return cls(info["operatorId"], info["operatorName"], stores, version, node)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptCheckpointError(
+                f"{where} does not describe a stateful operator: {error!r}. Copy it back from a backup; nothing was "
+                "changed."
+            ) from error
+
+    def encode(self) -> bytes:
+        """Counterpart of `decode`."""
+        return f"{self.version}\n{json.dumps(self.node, separators=(',', ':'))}".encode()
+
+    @property
+    def partitions(self) -> int:
+        """Partitions of the operator."""
+        return self.stores[0].partitions
+
+    @property
+    def properties(self) -> Mapping[str, Any]:
+        """What the operator says of itself, such as a transformWithState's state variables; empty in version 1."""
+        text = self.node.get("operatorPropertiesJson")
+        return json.loads(text) if text else {}
+
+    @property
+    def schema_files(self) -> tuple[str, ...]:
+        """URLs of the schema files of all stores; none in version 1."""
+        return tuple(url for store in self.node["stateStoreInfo"] for url in store.get(_SCHEMA_FILES, ()))
+
+    def with_partitions(self, partitions: int) -> StatefulOperator:
+        """The operator with another number of partitions."""
+        nodes = [{**store, "numPartitions": partitions} for store in self.node["stateStoreInfo"]]
+        stores = tuple(replace(store, partitions=partitions) for store in self.stores)
+        return replace(self, stores=stores, node={**self.node, "stateStoreInfo": nodes})
+
+    def relocated(self, state_url: str) -> StatefulOperator:
+        """The operator with its schema files below another directory.
+
+        Parameters
+        ----------
+        state_url
+            URL of the directory that holds the directory of each operator.
+        """
+        marker = f"/{self.id}/_stateSchema/"
+
+        def moved(url: str) -> str:
+            _, found, below = url.rpartition(marker)
+            return f"{state_url.rstrip('/')}{marker}{below}" if found else url
+
+        nodes = [
+            {**store, _SCHEMA_FILES: [moved(url) for url in store[_SCHEMA_FILES]]}
+            if _SCHEMA_FILES in store
+            else store
+            for store in self.node["stateStoreInfo"]
+        ]
+        return replace(self, node={**self.node, "stateStoreInfo": nodes})
