@@ -17,6 +17,9 @@ from tests.spark.processors import SAID, Interpreter
 from tests.spark.processors_query import CHANGES, ROCKS, ProcessorQuery, life_of
 from tests.spark.queries import OURS, Rows
 
+# PySpark 4.3 cannot read the schema of a grouping key that has an array in it, on any store.
+KEY_TYPES = [(type_, values) for type_, values in TYPES if "list" not in str(type_)]
+
 
 # Too long to be printed; Hypothesis tells how to get it again.
 @dataclass(repr=False)
@@ -29,7 +32,7 @@ class Input:
 @st.composite
 def inputs(draw: st.DrawFn) -> Input:
     """Two batches: some keys of a few types, and values that have a column of each type."""
-    chosen = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=2))
+    chosen = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=2))
     columns = {f"k{number}": column for number, column in enumerate(chosen)}
     columns |= {f"v{number}": column for number, column in enumerate(TYPES)}
     row = {
