@@ -37,8 +37,12 @@ jar: $(READY) ## build the jars whose sources changed
 demo: jar ## replay a year of flights as streams, kill the driver halfway, compare with the batch answer
 	$(PY) examples/flights_demo.py
 
+# Spark waits a lot, so two halves of the tests run at a time; a file's tests stay together.
+SHARED := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: jar ## run every test
-	$(PY) -m pytest
+	$(PY) -m pytest $(SHARED) -m 'not alone'
+	$(PY) -m pytest -m alone
 
 soak: jar ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m 'soak or not soak' --timeout 14400

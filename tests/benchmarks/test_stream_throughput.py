@@ -31,6 +31,7 @@ def a_core_is_free() -> bool:
     return min(seconds(2) for _ in range(5)) < 1.4 * min(seconds(1) for _ in range(5))
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_stream_takes_at_most_half_as_long_again_as_a_plain_file(tmp_path: Path):
     # Other programs on the machine slow rounds down, so the best ones of each are compared.
