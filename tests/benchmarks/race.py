@@ -73,7 +73,7 @@ def run(
     laps: Laps = {entrant.name: [] for entrant in race.entrants}
     shuffled = random.Random(1)
     with ExitStack() as stack:
-        queries = {e.name: stack.enter_context(_running(spark, directory, race, e)) for e in race.entrants}
+        queries = {e.name: stack.enter_context(running(spark, directory, race, e)) for e in race.entrants}
         order = list(queries)
         for number in range(1 + warmup + batches):
             made = directory / f"{number:03}.parquet"
@@ -90,16 +90,18 @@ def run(
     return laps
 
 
-class _Running:
+class Running:
     """A query that runs for as long as the race."""
 
-    def __init__(self, query: Any, watched: Path) -> None:
+    def __init__(self, query: Any, watched: Path, checkpoint: Path) -> None:
+        self.checkpoint = checkpoint
         self._query = query
         self._watched = watched
         self._seen = -1
         self.last = Lap(0, {}, 0, 0)
 
     def batch(self, table: Path) -> Lap:
+        """Give it a file, wait until it has taken that, and tell how long that took."""
         os.link(table, self._watched / table.name)
         self._query.processAllAvailable()
         found = [dict(p) for p in self._query.recentProgress if p.batchId > self._seen]
@@ -124,7 +126,8 @@ class _Running:
 
 
 @contextmanager
-def _running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterator[_Running]:
+def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterator[Running]:
+    """Run the query of one entrant in a directory, for as long as the block."""
     root = directory / race.name.replace(" ", "-") / entrant.name.replace(" ", "-")
     watched = root / "input"
     watched.mkdir(parents=True)
@@ -141,6 +144,6 @@ def _running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Itera
             .start()
         )
     try:
-        yield _Running(query, watched)
+        yield Running(query, watched, root / "checkpoint")
     finally:
         query.stop()

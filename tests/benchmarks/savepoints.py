@@ -1,0 +1,151 @@
+"""What a savepoint costs the query that it is taken of: ``python -m tests.benchmarks.savepoints``.
+
+Batches of one query follow one another without a pause. In turn a number of them runs undisturbed, and then
+as many as it takes run while a canonical savepoint is written. The exit code is 1 if the slowest of those takes
+more than 1.2 times as long as the slowest of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+
+import spark_statestore
+from tests.benchmarks import report, session
+from tests.benchmarks.contest import OURS
+from tests.benchmarks.operators import visits
+from tests.benchmarks.race import Entrant, Lap, Race, Running, running
+from tests.benchmarks.report import Criterion
+
+MOST = 1.2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    keys: int = 1_000_000
+    rows: int = 10_000
+    warmup: int = 10
+    quiet: int = 15
+    savepoints: int = 4
+
+
+FULL = Plan()
+QUICK = Plan(keys=20_000, rows=1_000, warmup=1, quiet=2, savepoints=1)
+
+
+@dataclass
+class Measured:
+    """Batches without and with a savepoint beside them, and the seconds that each savepoint took."""
+
+    quiet: list[Lap] = field(default_factory=list)
+    beside: list[Lap] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def criterion(self) -> Criterion:
+        slowest = max(_times(self.beside)) / max(_times(self.quiet))
+        return Criterion("the slowest batch beside a savepoint, against the slowest without", slowest, MOST)
+
+
+def counts(stream: Any) -> Any:
+    """A count and a sum for each key."""
+    from pyspark.sql import functions as F
+
+    return stream.groupBy("k").agg(F.count("v"), F.sum("v"))
+
+
+def measure(spark: Any, scratch: Path, plan: Plan) -> Measured:
+    """Run the query, and take savepoints of it meanwhile."""
+    race = Race(
+        "savepoints",
+        counts,
+        visits(plan.keys, plan.rows),
+        (Entrant(OURS, spark_statestore.PROVIDER_CLASS),),
+        "update",
+    )
+    found = Measured()
+    with running(spark, scratch, race, race.entrants[0]) as query, ThreadPoolExecutor(1) as pool:
+        laps = _laps(query, race, scratch)
+        for _ in range(1 + plan.warmup):
+            next(laps)
+        for number in range(plan.savepoints):
+            found.quiet.extend(next(laps) for _ in range(plan.quiet))
+            taken = pool.submit(_take, query.checkpoint, scratch / f"savepoints-{number}")
+            while not taken.done():
+                found.beside.append(next(laps))
+            found.seconds.append(taken.result())
+            session.say(f"savepoint {number}: {found.seconds[-1]:.1f} s, {len(found.beside)} batches beside")
+    return found
+
+
+def _laps(query: Running, race: Race, scratch: Path) -> Iterator[Lap]:
+    number = 0
+    while True:
+        made = scratch / f"{number:05}.parquet"
+        pq.write_table(race.table(number), made)
+        yield query.batch(made)
+        made.unlink()
+        number += 1
+
+
+def _take(checkpoint: Path, target: Path) -> float:
+    start = time.perf_counter()
+    spark_statestore.savepoint(str(checkpoint), str(target), kind="canonical")
+    return time.perf_counter() - start
+
+
+def _times(laps: list[Lap]) -> list[float]:
+    return [lap.milliseconds for lap in laps]
+
+
+def tables(found: Measured, plan: Plan, about: dict[str, Any]) -> str:
+    """Everything in Markdown."""
+    rows = [
+        [name, str(len(laps)), *report.figures(report.median(times), report.p95(times), max(times))]
+        for name, laps in (("undisturbed", found.quiet), ("beside a savepoint", found.beside))
+        for times in [_times(laps)]
+    ]
+    return "\n\n".join(
+        [
+            ", ".join(f"{key} {value}" for key, value in about.items()) + ".",
+            (
+                f"A count and a sum of {plan.keys:,} keys, {plan.rows:,} of them at random in a batch, 2 partitions, local "
+                f"files; {plan.savepoints} canonical savepoints, {report.median(found.seconds):.1f} seconds each (median). "
+                "Times in milliseconds, from trigger to trigger."
+            ),
+            report.table("Batches", ["batches", "number", "median", "p95", "max"], rows),
+        ]
+    )
+
+
+def main() -> int:
+    """Measure, print, judge."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.savepoints", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="small and short, to see that it works")
+    parser.add_argument("--directory", help="where the checkpoints lie while they are measured")
+    arguments = parser.parse_args()
+    plan = QUICK if arguments.quick else FULL
+    with tempfile.TemporaryDirectory(prefix="statestore-bench-", dir=arguments.directory) as scratch:
+        spark = session.start(Path(scratch))
+        try:
+            found = measure(spark, Path(scratch), plan)
+            about = report.environment(spark)
+        finally:
+            spark.stop()
+    print(f"{tables(found, plan, about)}\n\n- {found.criterion}")
+    return 0 if found.criterion.met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
