@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -40,10 +40,14 @@ class StoreVersion:
         The store.
     name
         The version: a batch's number plus one, and in checkpoint format v2 the attempt that counts.
+    attempt
+        The attempt at it that is meant where a later one may have taken the name, for `VersionStore.metadata`;
+        None for the one that counts now.
     """
 
     store: StoreId
     name: CheckpointName
+    attempt: str | None = None
 
 
 class QueryCheckpoint:
@@ -59,6 +63,10 @@ class QueryCheckpoint:
         The option ``checkpointsDir`` of the query, if it was set.
     fsync
         Whether local files that are written there are synced.
+    state_url
+        Where the stores lie, if it is neither of these: a pointer savepoint has no state of its own.
+    attempts
+        The attempts at the stores' versions that are meant, see `StoreVersion`.
 
     Raises
     ------
@@ -66,12 +74,22 @@ class QueryCheckpoint:
         If the location's file system cannot be used.
     """
 
-    def __init__(self, url: str, *, checkpoints_dir: str | None = None, fsync: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        checkpoints_dir: str | None = None,
+        fsync: bool = False,
+        state_url: str | None = None,
+        attempts: Mapping[StoreId, str] | None = None,
+    ) -> None:
         self.files: FileSystem
         self.files, root = open_file_system(url, fsync=fsync)
         self.root = root.rstrip("/")
         self._checkpoints_dir = checkpoints_dir
         self._fsync = fsync
+        self._state_url = state_url
+        self._attempts = attempts or {}
 
     @property
     def url(self) -> str:
@@ -105,6 +123,8 @@ class QueryCheckpoint:
     @property
     def state_url(self) -> str:
         """URL of the directory that the stores lie in, by operator."""
+        if self._state_url is not None:
+            return self._state_url
         if self._checkpoints_dir is None:
             return self.files.url(self.path(STATE))
         return join(self._checkpoints_dir, self.query_id.replace("-", ""))
@@ -237,6 +257,7 @@ class QueryCheckpoint:
             StoreVersion(
                 StoreId(one.id, partition, store.name),
                 CheckpointName(batch + 1, ids[one.id][partition][number] if ids and one.id in ids else None),
+                self._attempts.get(StoreId(one.id, partition, store.name)),
             )
             for one in chosen
             for partition in range(one.partitions)
