@@ -64,7 +64,7 @@ class PendingSnapshot:
     version
         The version.
     states
-        Its column families.
+        Its column families. They may be described anew, with rows counted meanwhile, until it is published.
     stream
         Where it goes.
     codec
@@ -79,7 +79,7 @@ class PendingSnapshot:
         codec: str | None,
     ) -> None:
         self._version = version
-        self._states = states
+        self.states = states
         self._stream = stream
         self._writer = ChangeStreamWriter(stream, codec)
 
@@ -93,7 +93,7 @@ class PendingSnapshot:
         message
             An Arrow record batch message with the schema of changes.
         """
-        self._writer.write(self._states[state].name, message)
+        self._writer.write(self.states[state].name, message)
 
     def abandon(self) -> None:
         """Remove what was written."""
@@ -199,7 +199,7 @@ class PendingCheckpoint(PendingSnapshot):
             parent_attempt=parent_attempt,
             created_ms=time.time_ns() // 1_000_000,
             written_by=__version__,
-            states=self._states,
+            states=self.states,
             handle=handle,
         )
         encoded_handle = encode_handle(handle, self._versions.context)

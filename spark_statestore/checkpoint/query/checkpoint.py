@@ -61,12 +61,12 @@ class QueryCheckpoint:
         The query's ``checkpointLocation``.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
-    fsync
-        Whether local files that are written there are synced.
     state_url
-        Where the stores lie, if it is neither of these: a pointer savepoint has no state of its own.
+        The directory that the stores lie in, where neither tells: a savepoint that points at state.
     attempts
         The attempts at the stores' versions that are meant, see `StoreVersion`.
+    fsync
+        Whether local files that are written there are synced.
 
     Raises
     ------
@@ -79,16 +79,16 @@ class QueryCheckpoint:
         url: str,
         *,
         checkpoints_dir: str | None = None,
-        fsync: bool = False,
         state_url: str | None = None,
         attempts: Mapping[StoreId, str] | None = None,
+        fsync: bool = False,
     ) -> None:
         self.files: FileSystem
         self.files, root = open_file_system(url, fsync=fsync)
         self.root = root.rstrip("/")
         self._checkpoints_dir = checkpoints_dir
-        self._fsync = fsync
         self._state_url = state_url
+        self._fsync = fsync
         self._attempts = attempts or {}
 
     @property

@@ -1,0 +1,152 @@
+"""What one store has in a version: read out of a checkpoint, and written as a version of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from spark_statestore.checkpoint.metadata import CheckpointMetadata, NamedState, StoreId
+from spark_statestore.checkpoint.query.checkpoint import QueryCheckpoint, StoreVersion
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.versions import VersionStore
+from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.state.changes import APPEND, CHANGE_SCHEMA, PUT
+from spark_statestore.state.fold import fold
+
+__all__ = ["StoreContent", "read_store", "write_store"]
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class StoreContent:
+    """What one store has.
+
+    Attributes
+    ----------
+    store
+        The store.
+    states
+        Its column families. Their numbers of rows and values are for information only:
+        `write_store` counts.
+    rows
+        Gives the rows, again with every call: the name of a state and a table of
+        `spark_statestore.state.fold.ROW_SCHEMA`. A state may have several tables, or none if it has
+        no rows; the values of a key are in one table, in their order.
+    """
+
+    store: StoreId
+    states: tuple[NamedState, ...]
+    rows: Callable[[], Iterator[tuple[str, pa.Table]]]
+
+
+def read_store(checkpoint: QueryCheckpoint, version: StoreVersion) -> StoreContent:
+    """What a store has in a version. The rows are read, and checked, when they are asked for.
+
+    Raises
+    ------
+    CheckpointError
+        If there is no such version or it cannot be read, see `VersionStore.load`. Also while rows
+        are read.
+    """
+    versions = checkpoint.open(version.store)
+    metadata = versions.metadata(version.name)
+
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        return _rows(versions, version.name, metadata)
+
+    return StoreContent(version.store, metadata.states, rows)
+
+
+def write_store(versions: VersionStore, name: CheckpointName, attempt: str, content: StoreContent) -> None:
+    """Write what a store has as one version, a full snapshot that builds on nothing.
+
+    Nothing of it remains if that fails.
+
+    Parameters
+    ----------
+    versions
+        The store that it is written to.
+    name
+        The version; in Spark's checkpoint format v2 with `attempt` as its id.
+    attempt
+        Names the attempt at it, 16 hex digits.
+    content
+        What the version has.
+
+    Raises
+    ------
+    CheckpointIOError
+        If it cannot be written.
+    CheckpointError
+        If the rows cannot be read.
+    """
+    positions = {state.name: position for position, state in enumerate(content.states)}
+    keys = [0] * len(positions)
+    values = [0] * len(positions)
+    pending = versions.begin(name, attempt, content.states)
+    try:
+        for state, table in content.rows():
+            position = positions[state]
+            several = content.states[position].has_multiple_values
+            op = _ops(table) if several else pa.repeat(pa.scalar(PUT, pa.uint8()), table.num_rows)
+            changes = pa.table([op, *table.columns], schema=CHANGE_SCHEMA)
+            for batch in changes.to_batches(_BATCH_ROWS):
+                # Written as it travels, so without what a slice shares with its table.
+                pending.write(position, batch.serialize())
+            keys[position] += _count(op)
+            values[position] += table.num_rows
+        pending.states = tuple(
+            replace(
+                state, rows=keys[position], values=values[position] if state.has_multiple_values else None
+            )
+            for position, state in enumerate(content.states)
+        )
+        pending.publish(None, None, None)
+    except BaseException:
+        pending.abandon()
+        raise
+
+
+def _rows(
+    versions: VersionStore, name: CheckpointName, metadata: CheckpointMetadata
+) -> Iterator[tuple[str, pa.Table]]:
+    batches: dict[str, list[pa.RecordBatch]] = {state.name: [] for state in metadata.states}
+    # All of it first: until the end it is not known to be sound.
+    for state, batch in versions.read(name, metadata):
+        batches[state].append(batch)
+    for described in metadata.states:
+        table = fold(batches.pop(described.name))
+        _check(versions, name, described, table)
+        if table.num_rows:
+            yield described.name, table
+
+
+def _check(versions: VersionStore, name: CheckpointName, state: NamedState, table: pa.Table) -> None:
+    found = table.num_rows
+    noted = state.rows if state.values is None else state.values
+    if found != noted:
+        raise CorruptCheckpointError(
+            f"{versions.where(name)} has {found} values in the state {state.name!r}, and its metadata says {noted}. "
+            "Take an earlier batch, and please report it; nothing was changed."
+        )
+
+
+def _ops(table: pa.Table) -> pa.Array:
+    """A put for the first value of each key, an append for every other one."""
+    import numpy as np
+
+    ops = np.full(table.num_rows, APPEND, np.uint8)
+    if table.num_rows:
+        encoded = table["key"].dictionary_encode().unify_dictionaries()
+        indices = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+        ops[np.unique(indices, return_index=True)[1]] = PUT
+    return pa.array(ops)
+
+
+def _count(op: pa.Array) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.equal(op, PUT)).as_py() or 0)

@@ -1,0 +1,129 @@
+"""The log that Spark's file source keeps of the files it has taken: how much of it belongs to a batch.
+
+One file for each time that it found new ones, ``<n>``, and from time to time ``<n>.compact`` with all
+entries up to there. Text: a line with the version, then one of JSON for each file. The offset log says
+how far a batch has come in it. Entries behind that are of files that later batches read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from spark_statestore.checkpoint.query.logs import OffsetEntry
+from spark_statestore.errors import CorruptCheckpointError
+
+__all__ = ["FileLogCut", "compacted", "cut", "directories", "is_file_log", "log_files", "position"]
+
+_NAME = re.compile(r"(\d+)(\.compact)?")
+_NOTHING: Final = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class FileLogCut:
+    """What of a file source's log belongs to a batch.
+
+    Attributes
+    ----------
+    kept
+        Files that belong to it as they are.
+    dropped
+        The other files, the newest first.
+    compact
+        A file with the entries of all that is not kept but needed, to be made by `compacted`: its name
+        and the file whose entries it is made of. None if what is kept is whole.
+    """
+
+    kept: tuple[str, ...]
+    dropped: tuple[str, ...]
+    compact: tuple[str, str] | None
+
+
+def directories(entry: OffsetEntry) -> dict[str, str]:
+    """The offset of each source, by the name of its directory."""
+    if entry.version == "v1":
+        return {str(number): line for number, line in enumerate(entry.sources)}
+    # From version 2 on sources have names, and a line is a name, a colon and the offset.
+    return {name: line for name, _, line in (line.partition(":") for line in entry.sources)}
+
+
+def log_files(names: Iterable[str]) -> list[str]:
+    """Those of a directory's files that are named as a file source's log is, oldest first."""
+    return sorted((name for name in names if _NAME.fullmatch(name)), key=_number)
+
+
+def is_file_log(data: bytes) -> bool:
+    """Whether a file of a source's directory is one of a file source's log."""
+    version, _, entries = data.partition(b"\n")
+    if not version.startswith(b"v"):
+        return False
+    try:
+        first = json.loads(entries.partition(b"\n")[0])
+    except ValueError:
+        # Nothing in it: only the file source writes that.
+        return not entries
+    return isinstance(first, dict) and {"path", "timestamp", "batchId"} <= first.keys()
+
+
+def position(offset: str) -> int | None:
+    """The last entry of the log that a batch has read, -1 for none; None if it is not a file source's offset."""
+    if offset == _NOTHING:
+        return -1
+    try:
+        node = json.loads(offset)
+    except ValueError:
+        return None
+    found = node.get("logOffset") if isinstance(node, dict) else node
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
+def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
+    """Decide what of a log belongs to a batch that has read up to an entry.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If entries up to there are missing.
+    """
+    found = {_number(name): name for name in log_files(names)}
+    newest_first = sorted(found, reverse=True)
+    before = [number for number in newest_first if number <= last]
+    start = next((number for number in before if found[number].endswith(".compact")), 0)
+    if all(number in found for number in range(start, last + 1)):
+        dropped = tuple(found[number] for number in newest_first if number > last)
+        return FileLogCut(tuple(found[number] for number in before), dropped, None)
+    # Spark has removed what it had compacted since, so the next compacted file is where the entries are.
+    later = [number for number in newest_first if number > last and found[number].endswith(".compact")]
+    if not later:
+        raise CorruptCheckpointError(
+            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(sorted(found.values()))}. "
+            "Take a later batch, or copy them back from a backup; nothing was changed."
+        )
+    return FileLogCut(
+        (), tuple(found[number] for number in newest_first), (f"{last}.compact", found[later[-1]])
+    )
+
+
+def compacted(data: bytes, last: int, where: str) -> bytes:
+    """The entries of a compacted file up to one of them, as a compacted file.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If it cannot be read.
+    """
+    version, *entries = data.split(b"\n")
+    try:
+        kept = [entry for entry in entries if entry and json.loads(entry)["batchId"] <= last]
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(
+            f"{where} is not a log of a file source: {error!r}. Copy it back from a backup; nothing was changed."
+        ) from error
+    return b"\n".join([version, *kept])
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
