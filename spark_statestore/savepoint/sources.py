@@ -16,7 +16,16 @@ from typing import Final
 from spark_statestore.checkpoint.query.logs import OffsetEntry
 from spark_statestore.errors import CorruptCheckpointError
 
-__all__ = ["FileLogCut", "compacted", "cut", "directories", "is_file_log", "log_files", "position"]
+__all__ = [
+    "FileLogCut",
+    "compacted",
+    "cut",
+    "directories",
+    "is_file_log",
+    "log_files",
+    "newest_entry",
+    "position",
+]
 
 _NAME = re.compile(r"(\d+)(\.compact)?")
 _NOTHING: Final = "-"
@@ -50,9 +59,14 @@ def directories(entry: OffsetEntry) -> dict[str, str]:
     return {name: line for name, _, line in (line.partition(":") for line in entry.sources)}
 
 
+def newest_entry(name: str) -> int:
+    """The number of the newest entry in a file of a log."""
+    return int(name.partition(".")[0])
+
+
 def log_files(names: Iterable[str]) -> list[str]:
     """Those of a directory's files that are named as a file source's log is, oldest first."""
-    return sorted((name for name in names if _NAME.fullmatch(name)), key=_number)
+    return sorted((name for name in names if _NAME.fullmatch(name)), key=newest_entry)
 
 
 def is_file_log(data: bytes) -> bool:
@@ -88,7 +102,7 @@ def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
     CorruptCheckpointError
         If entries up to there are missing.
     """
-    found = {_number(name): name for name in log_files(names)}
+    found = {newest_entry(name): name for name in log_files(names)}
     newest_first = sorted(found, reverse=True)
     before = [number for number in newest_first if number <= last]
     start = next((number for number in before if found[number].endswith(".compact")), 0)
@@ -123,7 +137,3 @@ def compacted(data: bytes, last: int, where: str) -> bytes:
             f"{where} is not a log of a file source: {error!r}. Copy it back from a backup; nothing was changed."
         ) from error
     return b"\n".join([version, *kept])
-
-
-def _number(name: str) -> int:
-    return int(name.partition(".")[0])
