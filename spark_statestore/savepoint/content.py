@@ -52,7 +52,7 @@ def read_store(checkpoint: QueryCheckpoint, version: StoreVersion) -> StoreConte
         are read.
     """
     versions = checkpoint.open(version.store)
-    metadata = versions.metadata(version.name)
+    metadata = versions.metadata(version.name, version.attempt)
 
     def rows() -> Iterator[tuple[str, pa.Table]]:
         return _rows(versions, version.name, metadata)
