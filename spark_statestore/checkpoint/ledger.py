@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from spark_statestore.checkpoint.files.base import FileStatus, FileSystem, join
@@ -73,6 +73,7 @@ class Ledger:
         self._streams_removed = 0
         self._checkpoints: dict[CheckpointName, set[str]] = {}
         self._unconfirmed: dict[CheckpointName, str] = {}
+        self._pinned: set[int] = set()
         self._lock = threading.RLock()
         self.is_complete = False
 
@@ -127,7 +128,17 @@ class Ledger:
         url = self._files.url(path)
         return url in self._registry or self._registry.is_discarding(url)
 
-    def discard_before(self, version: int, most: int) -> int:
+    def expect_pinned(self, versions: Iterable[int]) -> None:
+        """Note which versions are pinned; if one is new, the directory must be looked at for what it uses.
+
+        What this instance does not know of it, such as another attempt's streams, would else be nobody's.
+        """
+        pinned = set(versions)
+        if not pinned <= self._pinned:
+            self.is_complete = False
+        self._pinned = pinned
+
+    def discard_before(self, version: int, most: int, pinned: Collection[int] = ()) -> int:
         """Discard the checkpoints below a version, and the streams that none from it on uses.
 
         Metadata goes first, so that a half discarded checkpoint is no longer found.
@@ -137,6 +148,8 @@ class Ledger:
         most
             Checkpoints to discard at most, oldest first; the rest is left for the next time. 0 or
             less means all.
+        pinned
+            Versions that stay with all that they use, however old they are.
 
         Returns
         -------
@@ -144,9 +157,9 @@ class Ledger:
             Objects removed.
         """
         with self._lock:
-            in_use = self._registry.checkpoints_in_use(version)
+            kept = self._registry.checkpoints_in_use(version, pinned).union(pinned)
             expired = sorted(
-                (name for name in self._checkpoints if name.version < version and name.version not in in_use),
+                (name for name in self._checkpoints if name.version < version and name.version not in kept),
                 key=lambda name: name.version,
             )
             if 0 < most < len(expired):
@@ -161,7 +174,7 @@ class Ledger:
                 # It may still be found, so it must still be whole.
                 version = min(version, name.version)
             removed += gone
-        self._registry.unregister_unused_state(version)
+        self._registry.unregister_unused_state(version, pinned)
         with self._lock:
             streams, self._streams_removed = self._streams_removed, 0
         return removed + streams

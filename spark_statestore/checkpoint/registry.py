@@ -251,21 +251,36 @@ class SharedStateRegistry:
                 if entry.is_used_by((checkpoint_id,)):
                     entry.confirmed = True
 
-    def checkpoints_in_use(self, lowest_checkpoint_id: int) -> set[int]:
-        """Checkpoints below a number that must stay: a stream that is still used lies inside them."""
+    def checkpoints_in_use(self, lowest_checkpoint_id: int, also: Collection[int] = ()) -> set[int]:
+        """Checkpoints below a number that must stay: a stream that is still used lies inside them.
+
+        Parameters
+        ----------
+        also
+            Older checkpoints whose streams are used too.
+        """
         with self._lock:
-            in_use = self._creators(lambda entry: entry.last_used >= lowest_checkpoint_id)
+            in_use = self._creators(
+                lambda entry: entry.last_used >= lowest_checkpoint_id or entry.is_used_by(also)
+            )
         return {creator for creator in in_use if creator < lowest_checkpoint_id}
 
-    def unregister_unused_state(self, lowest_checkpoint_id: int) -> set[int]:
+    def unregister_unused_state(self, lowest_checkpoint_id: int, also: Collection[int] = ()) -> set[int]:
         """Discard the streams that no checkpoint from a number on uses.
+
+        Parameters
+        ----------
+        also
+            Older checkpoints whose streams stay too.
 
         Returns
         -------
         set of int
             The checkpoints that a stream which is still used lies inside of.
         """
-        return self._unregister(lambda entry: entry.last_used >= lowest_checkpoint_id)
+        return self._unregister(
+            lambda entry: entry.last_used >= lowest_checkpoint_id or entry.is_used_by(also)
+        )
 
     def checkpoints_needed_by(self, checkpoint_ids: Collection[int]) -> set[int]:
         """Checkpoints that must stay while some others do: a stream that those use lies inside them."""

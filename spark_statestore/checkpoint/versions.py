@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
@@ -21,6 +21,7 @@ from spark_statestore.checkpoint.metadata.store import (
     decode_metadata,
 )
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
+from spark_statestore.checkpoint.pins import look_before_discarding, pins_directory_of
 from spark_statestore.checkpoint.storage import (
     METADATA_FILE_NAME,
     CheckpointName,
@@ -113,6 +114,7 @@ class VersionStore:
             )
         self.context = HandleContext(self._files, self._directory)
         self._ledger = Ledger(self._files, self._directory)
+        self._pins = pins_directory_of(self._directory, store)
         self._initialised = False
 
     def where(self, name: CheckpointName) -> str:
@@ -252,7 +254,7 @@ class VersionStore:
         return True
 
     def cleanup(self, newest: CheckpointName, attempt: str, retain_from: int, most: int) -> int:
-        """Discard the versions below `retain_from` and the streams that no version from it on uses.
+        """Discard the versions below `retain_from` that are not pinned, and the streams that no other version uses.
 
         Parameters
         ----------
@@ -290,8 +292,10 @@ class VersionStore:
             # Another instance took this store over, and cleans up after itself.
             _logger.info("%s is no longer this instance's, nothing is discarded", self.where(newest))
             return 0
+        pinned = look_before_discarding(self._files, self._pins, max(0, newest.version - retain_from))
+        ledger.expect_pinned(version for version in pinned if version < retain_from)
         for name, owner in ledger.unconfirmed(newest.version):
-            if name.version >= retain_from and self._owner(name) != owner:
+            if (name.version >= retain_from or name.version in pinned) and self._owner(name) != owner:
                 # Another attempt replaced it, whose streams are not known here.
                 ledger.is_complete = False
             ledger.confirm(name)
@@ -299,11 +303,11 @@ class VersionStore:
             # Before it looks, so that a commit meanwhile can say that there is more.
             ledger.is_complete = True
             try:
-                self._take_stock(ledger, retain_from)
+                self._take_stock(ledger, retain_from, pinned)
             except BaseException:
                 ledger.is_complete = False
                 raise
-        return ledger.discard_before(retain_from, most)
+        return ledger.discard_before(retain_from, most, pinned)
 
     def publish(
         self, location: CheckpointStorageLocation, name: CheckpointName, attempt: str, data: bytes
@@ -390,11 +394,11 @@ class VersionStore:
         self.expect_strays()
         return 1 + len(copies)
 
-    def _take_stock(self, ledger: Ledger, retain_from: int) -> None:
+    def _take_stock(self, ledger: Ledger, retain_from: int, pinned: Collection[int]) -> None:
         inventory = take_inventory(self._directory, self._files.list_files(self._directory))
         for name, present in inventory.checkpoints.items():
             ledger.note_directory(name, present)
-            if name.version < retain_from:
+            if name.version < retain_from and name.version not in pinned:
                 continue
             for file in present:
                 if file == METADATA_FILE_NAME or file.startswith(f"{METADATA_FILE_NAME}."):
