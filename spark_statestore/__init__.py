@@ -5,6 +5,9 @@
 'org.apache.spark.sql.statestore.CheckpointStateStoreProvider'
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from spark_statestore._version import __version__
 from spark_statestore.errors import (
     AuthenticationError,
@@ -44,6 +47,16 @@ from spark_statestore.session import (
     jar_path,
 )
 
+if TYPE_CHECKING:
+    from spark_statestore.savepoint.api import (
+        Savepoint,
+        dispose_savepoint,
+        list_savepoints,
+        load_savepoint,
+        savepoint,
+        trigger_savepoint,
+    )
+
 __all__ = [
     "EXTENSIONS_CLASS",
     "JOIN_PROVIDER_CLASS",
@@ -63,6 +76,7 @@ __all__ = [
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "Savepoint",
     "SavepointError",
     "SavepointNotFoundError",
     "SessionError",
@@ -78,5 +92,28 @@ __all__ = [
     "__version__",
     "attach",
     "configure",
+    "dispose_savepoint",
     "jar_path",
+    "list_savepoints",
+    "load_savepoint",
+    "savepoint",
+    "trigger_savepoint",
 ]
+
+# What needs pyarrow, which a session does not: loaded when it is asked for.
+_LATER = {
+    "Savepoint": "spark_statestore.savepoint.api",
+    "dispose_savepoint": "spark_statestore.savepoint.api",
+    "list_savepoints": "spark_statestore.savepoint.api",
+    "load_savepoint": "spark_statestore.savepoint.api",
+    "trigger_savepoint": "spark_statestore.savepoint.api",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # The package of this name is the function too: it can be called.
+    if name == "savepoint":
+        return import_module("spark_statestore.savepoint")
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_LATER[name]), name)

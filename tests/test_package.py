@@ -32,6 +32,7 @@ EXPORTED = [
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "Savepoint",
     "SavepointError",
     "SavepointNotFoundError",
     "SessionError",
@@ -47,7 +48,12 @@ EXPORTED = [
     "__version__",
     "attach",
     "configure",
+    "dispose_savepoint",
     "jar_path",
+    "list_savepoints",
+    "load_savepoint",
+    "savepoint",
+    "trigger_savepoint",
 ]
 
 

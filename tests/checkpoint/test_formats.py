@@ -18,6 +18,7 @@ from spark_statestore.checkpoint.metadata.format import decode_object
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
+from spark_statestore.savepoint.savepoint import list_savepoints
 from spark_statestore.state.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -26,7 +27,12 @@ from spark_statestore.state.handles import (
 )
 from spark_statestore.state.handles.codec import HandleContext
 from tests.checkpoint.stores import load
-from tests.checkpoint.write_format_sample import KEY_SCHEMA, VALUE_SCHEMA, describe_operators
+from tests.checkpoint.write_format_sample import (
+    KEY_SCHEMA,
+    VALUE_SCHEMA,
+    describe_operators,
+    describe_savepoint,
+)
 from tests.trees import files_below
 
 DATA = Path(__file__).parent / "data"
@@ -38,6 +44,7 @@ VERSIONS = [
     for store, names in described["versions"].items()
     for name, rows in names.items()
 ]
+WITH_SAVEPOINTS = [number for number, described in ROWS.items() if "savepoints" in described]
 WITH_OPERATORS = [number for number, described in ROWS.items() if "operators" in described]
 
 # Since format 3: ordered and internal states, and several values of a key.
@@ -61,6 +68,7 @@ def operators_of(number: int) -> OperatorsMetadata:
 def test_there_is_a_sample_of_every_format() -> None:
     assert list(SAMPLES) == list(range(1, METADATA_FORMAT_VERSION + 1))
     assert list(range(2, METADATA_FORMAT_VERSION + 1)) == WITH_OPERATORS
+    assert list(range(4, METADATA_FORMAT_VERSION + 1)) == WITH_SAVEPOINTS
 
 
 @each_format
@@ -133,3 +141,11 @@ def test_operators_have_their_state(number: int) -> None:
     ]
     assert {type(stream) for stream in streams} == {ByteStreamStateHandle, RelativeFileStateHandle}
     assert len({type(h) for s in metadata.operator_states.values() for h in s.subtasks.values()}) >= 2
+
+
+@pytest.mark.parametrize("number", WITH_SAVEPOINTS)
+def test_savepoints_say_what_they_are_of(number: int) -> None:
+    found = list_savepoints(str(SAMPLES[number] / "savepoints"))
+    described = [json.loads(json.dumps(describe_savepoint(savepoint))) for savepoint in found]
+    assert described == ROWS[number]["savepoints"]
+    assert {savepoint.kind for savepoint in found} == {"canonical", "pointer"}

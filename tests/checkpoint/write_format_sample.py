@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 import zlib
-from dataclasses import replace
+from dataclasses import astuple, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from spark_statestore.checkpoint.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.checkpoint.metadata import NamedState, OperatorsMetadata, StoreId, encode_operators
 from spark_statestore.checkpoint.pending import PendingSnapshot
 from spark_statestore.checkpoint.storage import (
+    METADATA_FILE_NAME,
     CheckpointName,
     FsCheckpointStorage,
     FsCheckpointStorageLocation,
@@ -29,6 +30,7 @@ from spark_statestore.checkpoint.storage import (
 from spark_statestore.checkpoint.streams import CheckpointedStateScope
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
+from spark_statestore.savepoint.savepoint import KINDS, Savepoint, encode_savepoint
 from spark_statestore.state.handles import (
     IncrementalStateHandle,
     Mode,
@@ -178,6 +180,48 @@ def write_operators(directory: Path) -> OperatorsMetadata:
     return metadata
 
 
+SOURCE = "file:///data/checkpoints/orders"
+POINTED = {StoreId(0, 0): "000000000000000a", StoreId(0, 1, "left-keyToNumValues"): "000000000000000b"}
+
+
+def write_savepoints(directory: Path) -> list[Savepoint]:
+    """A savepoint of each kind: what makes it exist."""
+    query = "f013e4c2-0000-4000-8000-000000000001"
+    written = []
+    for number, kind in enumerate(KINDS):
+        attempt = f"{number + 1:016x}"
+        name = f"savepoint-{query[:6]}-{attempt[4:]}"
+        path = LocalFileSystem().url(str(directory / name))
+        pointed = kind == "pointer"
+        written.append(
+            Savepoint(
+                path=path,
+                kind=kind,
+                query_id=query,
+                batch=41 + number,
+                created_ms=1_700_000_000_000 + number,
+                source=SOURCE,
+                state_url=f"{SOURCE}/state" if pointed else f"{path}/state",
+                name=name,
+                attempt=attempt,
+                checkpoints_dir="s3://bucket/state" if pointed else None,
+                partitions=None if pointed else 200,
+                attempts=POINTED if pointed else {},
+            )
+        )
+        (directory / name).mkdir(parents=True)
+        (directory / name / METADATA_FILE_NAME).write_bytes(encode_savepoint(written[-1]))
+    return written
+
+
+def describe_savepoint(savepoint: Savepoint) -> dict[str, Any]:
+    """What a savepoint says, wherever it lies."""
+    described = {field.name: getattr(savepoint, field.name) for field in fields(savepoint)}
+    described["attempts"] = [[*astuple(store), attempt] for store, attempt in savepoint.attempts.items()]
+    described["state_url"] = described["state_url"].removeprefix(described.pop("path"))
+    return described
+
+
 NUMBERS = ListStateDescriptor("numbers", pa.int64())
 NAMES = ListStateDescriptor("names", pa.utf8())
 RULES = MapStateDescriptor("rules", pa.utf8(), pa.list_(pa.int64()))
@@ -255,6 +299,7 @@ def main(directory: Path) -> None:
             versions.setdefault(f"0/{partition}", {})[name] = contents.index(rows)
     described = {
         "operators": describe_operators(write_operators(directory / "operators")),
+        "savepoints": [*map(describe_savepoint, write_savepoints(directory / "savepoints"))],
         "versions": versions,
         "rows": [
             {state: {k.hex(): v.hex() for k, v in content.items()} for state, content in rows.items()}

@@ -27,7 +27,7 @@ __all__ = [
     "reading",
 ]
 
-METADATA_FORMAT_VERSION: Final = 3
+METADATA_FORMAT_VERSION: Final = 4
 
 _END: Final = b"SSTE"
 # Magic, format version, kind, unused, attempt, bytes of inline state, bytes of the body.
@@ -48,6 +48,8 @@ class MetadataKind(enum.IntEnum):
     """One version of one state store."""
     OPERATORS = 1
     """The state of operators, each of one or more subtasks. Since format version 2."""
+    SAVEPOINT = 2
+    """A savepoint of a streaming query. Since format version 4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class MetadataObject:
 
     @property
     def handle_version(self) -> int:
-        """The format of its handles, which did not change with format version 3."""
+        """The format of its handles, which did not change since format version 2."""
         return min(self.format_version, 2)
 
 
