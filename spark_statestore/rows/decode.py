@@ -1,0 +1,409 @@
+"""UnsafeRow bytes to Arrow columns, many rows at once.
+
+A row is a bitmap of nulls, in words of 8 bytes, and then a slot of 8 bytes for each field. Values that
+do not fit a slot lie behind the slots; their slot has the offset in the row in its upper 4 bytes and the
+size in its lower ones. An array is its length in 8 bytes, a bitmap, and slots as wide as its elements,
+with offsets in the array. A map is the size of the array of keys in 8 bytes, and two arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.rows.types import LONG_DIGITS, SparkType, parse_schema
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    # Where something lies, of many rows; a range where it is the same distance from row to row.
+    Positions: TypeAlias = "range | NDArray[np.int64]"
+    # None where all are valid.
+    Valid: TypeAlias = "NDArray[np.bool_] | None"
+
+__all__ = ["decode_rows"]
+
+_WORD: Final = 8
+
+# What lies in the slot itself, as numpy calls it.
+_IN_SLOT: Final = {
+    "byte": "i1",
+    "short": "<i2",
+    "integer": "<i4",
+    "long": "<i8",
+    "float": "<f4",
+    "double": "<f8",
+    "date": "<i4",
+    "time": "<i8",
+    "timestamp": "<i8",
+    "timestamp_ntz": "<i8",
+    "day-time interval": "<i8",
+}
+
+# Bytes of an element's slot where they are fewer than 8.
+_NARROW: Final = {
+    "boolean": 1,
+    "byte": 1,
+    "short": 2,
+    "integer": 4,
+    "float": 4,
+    "date": 4,
+    "year-month interval": 4,
+}
+
+
+def decode_rows(
+    rows: pa.BinaryArray | pa.ChunkedArray, schema: str, columns: Sequence[str] | None = None
+) -> pa.StructArray | pa.ChunkedArray:
+    """Decode the bytes of Spark's UnsafeRows.
+
+    Parameters
+    ----------
+    rows
+        A row each; null gives null.
+    schema
+        Schema of the rows as Spark's JSON, such as `NamedState.key_schema`.
+    columns
+        The fields to decode, by default all.
+
+    Returns
+    -------
+    pyarrow.StructArray or pyarrow.ChunkedArray
+        Structs, in chunks if the rows are. All fields are nullable. docs/reading.md has the type of each
+        of Spark's types.
+
+    Raises
+    ------
+    OptionError
+        If there is no such field.
+    UnsupportedFormatError
+        If a field has a type that this release does not know.
+    CorruptCheckpointError
+        If bytes are no row of this schema.
+    """
+    row = parse_schema(schema, columns)
+    if isinstance(rows, pa.ChunkedArray):
+        chunks = [_decode(chunk, row) for chunk in rows.chunks]
+        return pa.chunked_array(chunks, row.arrow)
+    return _decode(rows, row)
+
+
+def _decode(rows: pa.BinaryArray, row: SparkType) -> pa.StructArray:
+    import numpy as np
+
+    if rows.type != pa.binary():
+        rows = rows.cast(pa.binary())
+    _, offsets_buffer, data = rows.buffers()
+    offsets = np.frombuffer(offsets_buffer, "<i4", len(rows) + 1, 4 * rows.offset).astype(np.int64)
+    sizes = np.diff(offsets)
+    memory = _Memory(data, int(offsets[0]), int(offsets[-1]))
+    offsets -= offsets[0]
+    valid = rows.is_valid().to_numpy(zero_copy_only=False) if rows.null_count else None
+    try:
+        if (sizes % _WORD).any():
+            raise _Malformed("is no multiple of 8 bytes long")
+        if not len(rows) or (valid is not None and not valid.any()):
+            return pa.nulls(len(rows), row.arrow)
+        base, end = _anchored(offsets[:-1], valid), _anchored(offsets[1:], valid)
+        return _struct(memory, row, _evenly(base), _evenly(end), valid)
+    except _Malformed as problem:
+        raise problem.error(str(row.arrow)) from None
+
+
+class _Malformed(Exception):
+    """Bytes that are no row; the path of the field is put together on the way up."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.path: list[str] = []
+
+    def error(self, schema: str) -> CorruptCheckpointError:
+        what = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
+        return CorruptCheckpointError(
+            f"{what} {self.args[0]}: the bytes are no row of the schema {schema[:500]}. Either they are damaged, or the schema is "
+            "not theirs. Copy the state back from a backup, or read an earlier batch."
+        )
+
+
+class _Memory:
+    """The bytes that many rows lie in, read at many places at once."""
+
+    def __init__(self, data: pa.Buffer | None, start: int, end: int) -> None:
+        import numpy as np
+
+        self.bytes: NDArray[np.uint8] = np.frombuffer(data if data is not None else b"", np.uint8)[start:end]
+        if self.bytes.ctypes.data % _WORD:
+            self.bytes = self.bytes.copy()
+        self._views: dict[str, NDArray[Any]] = {}
+
+    def read(self, kind: str, at: Positions) -> NDArray[Any]:
+        """The numbers of one kind that lie at these positions, which are multiples of their size."""
+        import numpy as np
+
+        if isinstance(at, range):
+            return np.ndarray((len(at),), kind, self.bytes, at.start, (at.step,))
+        if kind not in self._views:
+            size = np.dtype(kind).itemsize
+            self._views[kind] = self.bytes[: len(self.bytes) // size * size].view(kind)
+        view = self._views[kind]
+        return view.take(at // view.itemsize)
+
+
+def _shift(at: Positions, by: int) -> Positions:
+    return range(at.start + by, at.stop + by, at.step) if isinstance(at, range) else at + by
+
+
+def _array(at: Positions) -> NDArray[np.int64]:
+    import numpy as np
+
+    return np.arange(at.start, at.stop, at.step) if isinstance(at, range) else at
+
+
+def _bitmap(valid: Valid) -> pa.Buffer | None:
+    import numpy as np
+
+    return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
+
+
+def _anchored(at: NDArray[np.int64], valid: Valid) -> NDArray[np.int64]:
+    """Positions that can be read where there is nothing, too: there they are those of a valid one."""
+    import numpy as np
+
+    return at if valid is None else np.where(valid, at, at[valid.argmax()])
+
+
+def _struct(memory: _Memory, row: SparkType, base: Positions, end: Positions, valid: Valid) -> pa.StructArray:
+    count = len(base)
+    words = (row.width + 63) // 64
+    if isinstance(base, range) and isinstance(end, range):
+        smallest = end.start - base.start
+    else:
+        smallest = int((_array(end) - _array(base)).min())
+    if smallest < _WORD * (words + row.width):
+        raise _Malformed(f"has {smallest} bytes, too few for {row.width} fields")
+    bitmaps: dict[int, Any] = {}
+    children = []
+    for position, child, field in zip(row.positions, row.children, row.arrow, strict=True):
+        word, bit = divmod(position, 64)
+        if word not in bitmaps:
+            found = memory.read("<u8", _shift(base, _WORD * word))
+            bitmaps[word] = found if found.any() else None
+        present = valid
+        if bitmaps[word] is not None:
+            not_null = bitmaps[word] >> bit & 1 == 0
+            if not not_null.all():
+                present = not_null if valid is None else not_null & valid
+        slot = _shift(base, _WORD * (words + position))
+        try:
+            children.append(_column(memory, child, slot, base, end, present))
+        except _Malformed as problem:
+            problem.path.append(field.name)
+            raise
+    return pa.StructArray.from_buffers(row.arrow, count, [_bitmap(valid)], children=children)
+
+
+def _column(
+    memory: _Memory, kind: SparkType, slot: Positions, base: Positions, end: Positions, valid: Valid
+) -> pa.Array:
+    """Values with these slots, whose offsets count from `base` on and end before `end`."""
+    import numpy as np
+
+    count = len(slot)
+    if kind.name == "void" or (valid is not None and not valid.any()):
+        return pa.nulls(count, kind.arrow)
+    if kind.name in _IN_SLOT:
+        return _fixed(kind, count, valid, np.ascontiguousarray(memory.read(_IN_SLOT[kind.name], slot)))
+    if kind.name == "boolean":
+        return _fixed(kind, count, valid, np.packbits(memory.read("u1", slot) != 0, bitorder="little"))
+    if kind.name == "decimal" and kind.arrow.precision <= LONG_DIGITS:
+        low = memory.read("<i8", slot)
+        return _fixed(kind, count, valid, np.stack([low, low >> 63], axis=1))
+    if kind.name == "year-month interval":
+        return _intervals(kind, valid, memory.read("<i4", slot), 0, 0)
+
+    word = np.where(True if valid is None else valid, memory.read("<i8", slot), 0)
+    offset, size = word >> 32, word & 0xFFFFFFFF
+    start, end = _array(base) + offset, _array(end)
+    outside = (offset < 0) | (start + size > end)
+    if (outside if valid is None else outside & valid).any():
+        raise _Malformed("reaches out of its row")
+    if kind.name in ("string", "binary"):
+        return _bytes(memory, kind, start, size, valid)
+    start = _anchored(start, valid)
+    size = _anchored(size, valid)
+    if (start % _WORD).any():
+        raise _Malformed("does not start at a multiple of 8 bytes")
+    if kind.name == "struct":
+        return _struct(memory, kind, _evenly(start), _evenly(start + size), valid)
+    if size.min() < _SMALLEST[kind.name]:
+        raise _Malformed(f"has {size.min()} bytes, too few for a {kind.name}")
+    if kind.name == "array":
+        return _list(memory, kind, start, size, valid)
+    if kind.name == "map":
+        return _map(memory, kind, start, size, valid)
+    if kind.name == "variant":
+        return _variant(memory, kind, start, size, valid)
+    if kind.name == "interval":
+        months, days, micros = (memory.read(k, start + at) for k, at in (("<i4", 0), ("<i4", 4), ("<i8", 8)))
+        return _intervals(kind, valid, months, days, micros)
+    return _large_decimal(memory, kind, start, size, valid)
+
+
+# Bytes that a value which does not lie in its slot has at least.
+_SMALLEST: Final = {"array": 8, "map": 8, "variant": 4, "interval": 16, "decimal": 1}
+
+
+def _evenly(at: NDArray[np.int64]) -> Positions:
+    """A range, if the positions are one."""
+    if len(at) < 2:
+        return at
+    step = int(at[1] - at[0])
+    if step > 0 and ((at[1:] - at[:-1]) == step).all():
+        return range(int(at[0]), int(at[-1]) + 1, step)
+    return at
+
+
+def _fixed(kind: SparkType, count: int, valid: Valid, values: NDArray[Any]) -> pa.Array:
+    return pa.Array.from_buffers(kind.arrow, count, [_bitmap(valid), pa.py_buffer(values)])
+
+
+def _intervals(kind: SparkType, valid: Valid, months: Any, days: Any, micros: Any) -> pa.Array:
+    import numpy as np
+
+    values = np.empty(len(months), [("months", "<i4"), ("days", "<i4"), ("nanos", "<i8")])
+    most = np.iinfo(np.int64).max // 1000
+    beyond = abs(micros) > most
+    if (beyond if valid is None else beyond & valid).any():
+        raise _Malformed("is an interval of more than 292 years of microseconds, which Arrow cannot hold")
+    values["months"], values["days"], values["nanos"] = months, days, micros * 1000
+    return _fixed(kind, len(values), valid, values)
+
+
+def _large_decimal(
+    memory: _Memory, kind: SparkType, start: Positions, size: NDArray[np.int64], valid: Valid
+) -> pa.Array:
+    """Decimals of more digits than a long has: up to 16 bytes of two's complement, big endian."""
+    import numpy as np
+
+    if size.max() > 2 * _WORD:
+        raise _Malformed(f"has {size.max()} bytes, too many for a decimal")
+    high = memory.read(">i8", start).astype(np.int64)
+    two = size > _WORD
+    low = memory.read(">u8", np.where(two, _array(start) + _WORD, start)).astype(np.uint64)
+    # The bytes stand at the left of one or two words.
+    spare = np.where(two, 16 - size, 8 - size) * 8
+    # A shift by all 64 bits has no meaning.
+    moved = np.where(spare == 0, 0, high << np.where(spare == 0, 0, 64 - spare)).view(np.uint64)
+    values = np.empty((len(size), 2), np.int64)
+    values[:, 0] = np.where(two, ((low >> spare.view(np.uint64)) | moved).view(np.int64), high >> spare)
+    values[:, 1] = np.where(two, high >> spare, high >> 63)
+    return _fixed(kind, len(size), valid, values)
+
+
+def _bytes(
+    memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
+) -> pa.Array:
+    """Strings or binary, copied together from where they lie."""
+    import numpy as np
+
+    count = len(start)
+    end = start + size
+    if valid is not None:
+        # A null takes no bytes, where the one before it ends.
+        end = np.maximum.accumulate(np.where(valid, end, 0))
+        start = np.where(valid, start, end)
+    places = np.arange(0, 2 * count, 2)
+    if count > 1 and (start[1:] < end[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        if (start[1:] < end[:-1]).any():
+            raise _Malformed("has bytes that belong to another value too")
+        places[order] = places.copy()
+    # Arrow copies the bytes: out of an array of the values and of what lies between them, every second one is taken.
+    offsets = np.stack([start, end], axis=1).astype(np.int32).reshape(-1)
+    both = pa.Array.from_buffers(
+        pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(memory.bytes)]
+    )
+    _, offsets, data = both.take(pa.array(places)).buffers()
+    values = pa.Array.from_buffers(pa.binary(), count, [_bitmap(valid), offsets, data])
+    if kind.name == "binary":
+        return values
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid:
+        # Spark lets any bytes be a string, and shows what is not UTF-8 as this.
+        texts = (None if value is None else value.decode(errors="replace") for value in values.to_pylist())
+        return pa.array(texts, pa.string())
+
+
+def _list(
+    memory: _Memory, kind: SparkType, start: Positions, size: NDArray[np.int64], valid: Valid
+) -> pa.Array:
+    offsets, elements = _elements(memory, kind.children[0], start, size, valid)
+    return pa.Array.from_buffers(kind.arrow, len(size), [_bitmap(valid), offsets], children=[elements])
+
+
+def _map(
+    memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
+) -> pa.Array:
+    keys_size = memory.read("<i8", start)
+    values_size = size - _WORD - keys_size
+    if keys_size.min() < _WORD or values_size.min() < _WORD or (keys_size % _WORD).any():
+        raise _Malformed("is a map whose keys or values do not fit into it")
+    keys_start = start + _WORD
+    offsets, keys = _elements(memory, kind.children[0], keys_start, keys_size, valid)
+    _, values = _elements(memory, kind.children[1], keys_start + keys_size, values_size, valid)
+    if len(keys) != len(values):
+        raise _Malformed(f"is a map of {len(keys)} keys and {len(values)} values")
+    if keys.null_count:
+        raise _Malformed("is a map with a null key")
+    entries = pa.StructArray.from_buffers(
+        pa.struct([kind.arrow.key_field, kind.arrow.item_field]), len(keys), [None], children=[keys, values]
+    )
+    return pa.Array.from_buffers(kind.arrow, len(size), [_bitmap(valid), offsets], children=[entries])
+
+
+def _elements(
+    memory: _Memory, kind: SparkType, start: Positions, size: NDArray[np.int64], valid: Valid
+) -> tuple[pa.Buffer, pa.Array]:
+    """Offsets and elements of arrays; a null has none."""
+    import numpy as np
+
+    width = _NARROW.get(kind.name, _WORD)
+    counts = np.where(True if valid is None else valid, memory.read("<i8", start), 0)
+    if counts.min() < 0 or (counts > size).any():
+        raise _Malformed("is an array with a wrong number of elements")
+    header = _WORD + (counts + 63) // 64 * _WORD
+    if (header + counts * width > size)[counts > 0].any():
+        raise _Malformed("is an array that is shorter than its elements")
+    offsets = np.zeros(len(counts) + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    total = int(offsets[-1])
+    array = np.repeat(_array(start), counts)
+    index = np.arange(total) - np.repeat(offsets[:-1], counts)
+    null = memory.read("u1", array + _WORD + (index >> 3)) >> (index & 7).astype(np.uint8) & 1
+    present = null == 0 if null.any() else None
+    slot = array + np.repeat(header, counts) + index * width
+    elements = (
+        _column(memory, kind, slot, array, array + np.repeat(size, counts), present)
+        if total
+        else pa.nulls(0, kind.arrow)
+    )
+    return pa.py_buffer(offsets.astype(np.int32)), elements
+
+
+def _variant(
+    memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
+) -> pa.Array:
+    """Size of the value in 4 bytes, the value, the metadata."""
+    value_size = memory.read("<i4", start).astype("int64")
+    if value_size.min() < 0 or (value_size > size - 4).any():
+        raise _Malformed("is a variant whose value does not fit into it")
+    binary = SparkType("binary", pa.binary())
+    value = _bytes(memory, binary, start + 4, value_size, valid)
+    metadata = _bytes(memory, binary, start + 4 + value_size, size - 4 - value_size, valid)
+    return pa.StructArray.from_buffers(kind.arrow, len(size), [_bitmap(valid)], children=[value, metadata])
