@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -16,7 +16,7 @@ from spark_statestore.checkpoint.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.checkpoint.query.operators import StatefulOperator
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
-from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError
+from spark_statestore.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
 from spark_statestore.options import StorageOptions
 
 __all__ = ["COMMITS", "METADATA", "OFFSETS", "SOURCES", "STATE", "QueryCheckpoint", "StoreVersion"]
@@ -260,9 +260,39 @@ class QueryCheckpoint:
                 self._attempts.get(StoreId(one.id, partition, store.name)),
             )
             for one in chosen
-            for partition in range(one.partitions)
+            for partition in range(self._partitions(one, batch, ids))
             for number, store in enumerate(one.stores)
         ]
+
+    def partitions(self, operator: StatefulOperator, batch: int | None = None) -> int:
+        """The partitions that an operator has state in.
+
+        They are not always as many as Spark notes, see `StatefulOperator.is_single`.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is no such batch.
+        """
+        batch = self.require_batch(batch)
+        return self._partitions(operator, batch, self.commit(batch).state_ids)
+
+    def _partitions(
+        self, operator: StatefulOperator, batch: int, ids: Mapping[int, Sequence[Sequence[str]]] | None
+    ) -> int:
+        if ids and operator.id in ids:
+            return len(ids[operator.id])
+        if not operator.may_be_single:
+            return operator.partitions
+        first = StoreId(operator.id, 0, operator.stores[0].name)
+        try:
+            name = CheckpointName(batch + 1)
+            states = self.open(first).metadata(name, self._attempts.get(first)).states
+        except CheckpointError:
+            # Whoever needs it hears of it.
+            return operator.partitions
+        single = any(one.name == _DEFAULT_STORE and operator.is_single(one.key_schema) for one in states)
+        return 1 if single else operator.partitions
 
     def open(self, store: StoreId) -> VersionStore:
         """The versions of a store."""

@@ -9,13 +9,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Final
 
 from spark_statestore.errors import CorruptCheckpointError
 
 __all__ = ["OperatorStore", "StatefulOperator"]
 
 _SCHEMA_FILES = "stateSchemaFilePaths"
+
+# Operators that Spark runs in one task, with the key columns that they have then: aggregations without a
+# column to group by, of which a session has its start, and a limit, which has a column of nulls.
+_SINGLE_WITH: Final = {
+    "stateStoreSave": 0,
+    "StatefulStreamlineAggregate": 0,
+    "sessionWindowStateStoreSaveExec": 1,
+    "globalLimit": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +100,23 @@ class StatefulOperator:
 
     @property
     def partitions(self) -> int:
-        """Partitions of the operator."""
+        """Partitions of the operator as Spark notes them. See `is_single` for those that have but one."""
         return self.stores[0].partitions
+
+    @property
+    def may_be_single(self) -> bool:
+        """Whether it may be one of those that `is_single` tells."""
+        return self.name in _SINGLE_WITH
+
+    def is_single(self, key_schema: str) -> bool:
+        """Whether it has one partition, whatever number Spark notes, as there is nothing to spread its rows by.
+
+        Parameters
+        ----------
+        key_schema
+            Schema of the keys of its state ``default``, as Spark's JSON.
+        """
+        return self.may_be_single and len(json.loads(key_schema)["fields"]) == _SINGLE_WITH[self.name]
 
     @property
     def properties(self) -> Mapping[str, Any]:
