@@ -27,7 +27,8 @@
         ├── UnsupportedFormatError  (ValueError)         a newer release wrote it
         ├── StateMigrationError     (TypeError)          it does not fit what its state is declared as now
         ├── StateTooLargeError      (ValueError)         more state than the storage may hold
-        └── SavepointError          (RuntimeError)       a savepoint that was asked for was not taken
+        ├── SavepointError          (RuntimeError)       a savepoint that was asked for was not taken
+        └── RescaleError            (ValueError)         it cannot be spread over other partitions
 
 Each message says what happened, why, and what to do next.
 """
@@ -49,6 +50,7 @@ __all__ = [
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "RescaleError",
     "SavepointError",
     "SavepointNotFoundError",
     "SessionError",
@@ -170,3 +172,7 @@ class StateTooLargeError(CheckpointError, ValueError):
 
 class SavepointError(CheckpointError, RuntimeError):
     """Raised when a savepoint that was asked for was not taken."""
+
+
+class RescaleError(CheckpointError, ValueError):
+    """Raised when state cannot be spread over another number of partitions."""

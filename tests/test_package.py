@@ -32,6 +32,7 @@ EXPORTED = [
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "RescaleError",
     "Savepoint",
     "SavepointError",
     "SavepointNotFoundError",

@@ -1,0 +1,190 @@
+"""The state of an operator spread over another number of partitions, as Spark would have spread it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from spark_statestore.checkpoint.metadata import NamedState, StoreId
+from spark_statestore.checkpoint.query import QueryCheckpoint, StatefulOperator, StoreVersion
+from spark_statestore.errors import RescaleError
+from spark_statestore.rows import decode_rows
+from spark_statestore.rows.types import parse_schema
+from spark_statestore.savepoint.content import StoreContent, read_store
+from spark_statestore.savepoint.rescale.keys import PartitionKey, partition_key
+from spark_statestore.savepoint.rescale.murmur3 import hash_columns, partitions_of
+from spark_statestore.state.fold import ROW_SCHEMA
+
+if TYPE_CHECKING:
+    from spark_statestore.savepoint.rescale.murmur3 import Hashes, Partitions
+
+__all__ = ["rescaled"]
+
+# As many rows as are spread at once.
+_BATCH_ROWS: Final = 65_536
+
+_DEFAULT: Final = "default"
+
+
+def rescaled(
+    checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, partitions: int
+) -> Iterator[StoreContent]:
+    """What every store of an operator has with another number of partitions.
+
+    One store of the operator is read at a time, one old partition after the other, and lies in a
+    temporary file from then on. It must be where Spark's partitioning puts it at present, or nothing of
+    it is spread.
+
+    Parameters
+    ----------
+    checkpoint
+        The checkpoint of the query.
+    batch
+        The batch whose state it is.
+    operator
+        The operator.
+    partitions
+        The new number.
+
+    Yields
+    ------
+    StoreContent
+        Store by store all partitions, also those without rows; of an operator that has no key to spread
+        its rows by, such as an aggregation of everything, the one partition that it ever has.
+
+    Raises
+    ------
+    RescaleError
+        If a row is not where its key belongs, or that is not known.
+    CheckpointNotFoundError, CorruptCheckpointError
+        If the state is not there, or cannot be read.
+    """
+    by_name: dict[str, list[StoreVersion]] = {}
+    for version in checkpoint.stores(batch, operator.id):
+        by_name.setdefault(version.store.name, []).append(version)
+    for name, versions in by_name.items():
+        first = read_store(checkpoint, versions[0])
+        if any(state.name == _DEFAULT and operator.is_single(state.key_schema) for state in first.states):
+            yield first
+        else:
+            yield from _spread(checkpoint, operator, name, versions, partitions)
+
+
+def _spread(
+    checkpoint: QueryCheckpoint,
+    operator: StatefulOperator,
+    store: str,
+    versions: Sequence[StoreVersion],
+    partitions: int,
+) -> Iterator[StoreContent]:
+    spool = _Spool()
+    states: dict[str, NamedState] = {}
+    for version in versions:
+        content = read_store(checkpoint, version)
+        here = {state.name: state for state in content.states}
+        states = here | states
+        for name, rows in content.rows():
+            if not rows.num_rows:
+                continue
+            state = here[name]
+            hashes = _hashes(rows["key"], state, partition_key(operator, store, state, here))
+            _check(hashes, version, len(versions), operator, state)
+            _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
+    for partition in range(partitions):
+        yield StoreContent(
+            StoreId(operator.id, partition, store),
+            tuple(states.values()),
+            partial(spool.rows, partition),
+        )
+
+
+def _hashes(keys: pa.ChunkedArray, state: NamedState, where: PartitionKey) -> Hashes:
+    """What Spark's shuffle takes of each key."""
+    import numpy as np
+
+    key = parse_schema(state.key_schema)
+    types = where.columns(key)
+    needed = [key.arrow[where.inside[0]].name] if where.inside else None
+    parts = []
+    for chunk in keys.chunks:
+        column = decode_rows(chunk, state.key_schema, needed)
+        # The needed column is the only one that was decoded.
+        for position in where.inside and (0, *where.inside[1:]):
+            column = column.flatten()[position]
+        parts.append(hash_columns(column.flatten()[: len(types)], types, len(chunk)))
+    return np.concatenate(parts)
+
+
+def _check(
+    hashes: Hashes, version: StoreVersion, partitions: int, operator: StatefulOperator, state: NamedState
+) -> None:
+    """Refuse rows that lie elsewhere than in the partition of their key: where they would have to go is not known."""
+    wrong = int((partitions_of(hashes, partitions) != version.store.partition).sum())
+    if wrong:
+        raise RescaleError(
+            f"{version.store}: {wrong} of the {len(hashes)} rows of the state {state.name!r} of operator {operator.name} are "
+            f"not in the partition that Spark gives their keys among {partitions}, so it is not known where they belong "
+            "among another number. The state may have been copied from another query, or its query was started with "
+            "spark.sql.streaming.statefulOperator.useStrictDistribution=false. Keep the number of partitions. Nothing "
+            "was written."
+        )
+
+
+def _distribute(spool: _Spool, state: str, rows: pa.Table, new: Partitions, partitions: int) -> None:
+    import numpy as np
+
+    begin = 0
+    for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
+        chosen = new[begin : begin + len(batch)]
+        begin += len(batch)
+        # Rows of one partition stay in their order, and so do the values of a key.
+        order = np.argsort(chosen, kind="stable")
+        ordered = batch.take(pa.array(order))
+        bounds = np.searchsorted(chosen[order], np.arange(partitions + 1))
+        for partition in np.flatnonzero(np.diff(bounds)).tolist():
+            start, end = int(bounds[partition]), int(bounds[partition + 1])
+            spool.add(partition, state, ordered.slice(start, end - start))
+    spool.end_table()
+
+
+class _Spool:
+    """Rows by new partition, in a temporary file that is gone with the last one who may read it."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="spark-statestore-")  # noqa: SIM115
+        self._end = self._table = 0
+        self._places: defaultdict[int, list[_Place]] = defaultdict(list)
+
+    def add(self, partition: int, state: str, rows: pa.RecordBatch) -> None:
+        message = rows.serialize()
+        self._file.write(message)
+        self._places[partition].append(_Place(self._table, state, self._end, message.size))
+        self._end += message.size
+
+    def end_table(self) -> None:
+        """Say that what is added from now on belongs to another table."""
+        self._table += 1
+
+    def rows(self, partition: int) -> Iterator[tuple[str, pa.Table]]:
+        self._file.flush()
+        places = self._places[partition]
+        for (_, state), parts in itertools.groupby(places, lambda place: (place.table, place.state)):
+            messages = [pa.py_buffer(os.pread(self._file.fileno(), part.size, part.start)) for part in parts]
+            batches = [pa.ipc.read_record_batch(message, ROW_SCHEMA) for message in messages]
+            yield state, pa.Table.from_batches(batches)
+
+
+class _Place(NamedTuple):
+    """Where a batch of rows lies in the file, and of which table it is a part."""
+
+    table: int
+    state: str
+    start: int
+    size: int
