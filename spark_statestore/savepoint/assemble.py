@@ -105,6 +105,7 @@ class _Assembly:
         self._elsewhere = checkpoints_dir is not None
         state_url = join(checkpoints_dir, query_id.replace("-", "")) if checkpoints_dir else None
         self._target = QueryCheckpoint(target, state_url=state_url, fsync=fsync)
+        self._partitions_written: dict[int, int] = {}
         self._state_path = join(path_in_its_file_system(target), STATE)
 
     def write(self, *, state: bool) -> None:
@@ -136,12 +137,8 @@ class _Assembly:
     def _rescaled(self, entry: OffsetEntry) -> OffsetEntry:
         return entry.with_conf(SHUFFLE_PARTITIONS, str(self._partitions)) if self._partitions else entry
 
-    def _changes_partitions(self, operator: StatefulOperator) -> bool:
-        # A global aggregation or limit has one partition whatever the setting says.
-        return self._partitions is not None and operator.partitions == self._offsets.shuffle_partitions
-
     def _contents(self, operator: StatefulOperator) -> Iterator[StoreContent]:
-        if self._partitions is not None and self._changes_partitions(operator):
+        if self._partitions is not None:
             from spark_statestore.savepoint.rescale import rescaled
 
             return rescaled(self._source, self._batch, operator, self._partitions)
@@ -159,9 +156,12 @@ class _Assembly:
             write_store(self._target.open(content.store), name, attempt, content)
             attempts[content.store] = attempt
         moved = self._moved(operator)
+        # One where there is nothing to spread rows by, whatever number Spark notes.
+        count = 1 + max(store.partition for store in attempts)
+        self._partitions_written[operator.id] = count
         wanted = [
             [StoreId(moved.id, partition, store.name) for store in moved.stores]
-            for partition in range(moved.partitions)
+            for partition in range(count if moved.may_be_single and count == 1 else moved.partitions)
         ]
         if set(itertools.chain(*wanted)) != attempts.keys():
             raise IllegalStateError(
@@ -171,7 +171,7 @@ class _Assembly:
         return [[attempts[store] for store in stores] for stores in wanted]
 
     def _moved(self, operator: StatefulOperator) -> StatefulOperator:
-        if self._partitions is not None and self._changes_partitions(operator):
+        if self._partitions is not None:
             operator = operator.with_partitions(self._partitions)
         return operator.relocated(self._state_path)
 
@@ -192,7 +192,7 @@ class _Assembly:
         moved = self._moved(operator)
         if self._elsewhere:
             # Spark counts partitions by these directories.
-            for partition in range(moved.partitions):
+            for partition in range(self._partitions_written.get(moved.id, moved.partitions)):
                 for store in moved.stores:
                     self._make_directory(
                         self._target.path(STATE, *store_directory(StoreId(moved.id, partition, store.name)))
