@@ -51,9 +51,12 @@ from spark_statestore.session import (
 if TYPE_CHECKING:
     from spark_statestore.savepoint.api import (
         Savepoint,
+        clone,
         dispose_savepoint,
         list_savepoints,
         load_savepoint,
+        restore,
+        rollback,
         savepoint,
         trigger_savepoint,
     )
@@ -93,11 +96,14 @@ __all__ = [
     "VersionMismatchError",
     "__version__",
     "attach",
+    "clone",
     "configure",
     "dispose_savepoint",
     "jar_path",
     "list_savepoints",
     "load_savepoint",
+    "restore",
+    "rollback",
     "savepoint",
     "trigger_savepoint",
 ]
@@ -105,9 +111,12 @@ __all__ = [
 # What needs pyarrow, which a session does not: loaded when it is asked for.
 _LATER = {
     "Savepoint": "spark_statestore.savepoint.api",
+    "clone": "spark_statestore.savepoint.api",
     "dispose_savepoint": "spark_statestore.savepoint.api",
     "list_savepoints": "spark_statestore.savepoint.api",
     "load_savepoint": "spark_statestore.savepoint.api",
+    "restore": "spark_statestore.savepoint.api",
+    "rollback": "spark_statestore.savepoint.api",
     "trigger_savepoint": "spark_statestore.savepoint.api",
 }
 

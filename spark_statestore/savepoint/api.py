@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_statestore.savepoint.dispose import dispose_savepoint
+from spark_statestore.savepoint.restore import clone, restore
+from spark_statestore.savepoint.rollback import rollback
 from spark_statestore.savepoint.savepoint import (
     Kind,
     Savepoint,
@@ -20,9 +22,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Savepoint",
+    "clone",
     "dispose_savepoint",
     "list_savepoints",
     "load_savepoint",
+    "restore",
+    "rollback",
     "savepoint",
     "trigger_savepoint",
 ]

@@ -5,18 +5,93 @@ from __future__ import annotations
 import contextlib
 import uuid
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, Literal, get_args
 
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
 from spark_statestore.checkpoint.files.failures import failing_to
-from spark_statestore.checkpoint.query.checkpoint import QueryCheckpoint
-from spark_statestore.errors import CheckpointExistsError
+from spark_statestore.checkpoint.query.checkpoint import METADATA, QueryCheckpoint
+from spark_statestore.errors import CheckpointExistsError, OptionError
 from spark_statestore.savepoint.assemble import assemble
+from spark_statestore.savepoint.dispose import dispose_savepoint
+from spark_statestore.savepoint.savepoint import Savepoint, load_savepoint, open_checkpoint
+from spark_statestore.savepoint.take import kept_if_possible
 
-__all__ = ["clone", "new_location"]
+__all__ = ["IN_PROGRESS", "ClaimMode", "clone", "restore"]
 
 IN_PROGRESS: Final = "_in-progress"
 """File in a checkpoint location that is not all written yet."""
+
+ClaimMode = Literal["no_claim", "claim"]
+
+
+def restore(
+    savepoint: Savepoint | str,
+    new_checkpoint: str,
+    *,
+    claim_mode: ClaimMode = "no_claim",
+    partitions: int | None = None,
+    keep_query_id: bool = False,
+    checkpoints_dir: str | None = None,
+) -> int:
+    """Make a checkpoint of a savepoint, from which the query goes on exactly where the savepoint was taken.
+
+    The checkpoint has a copy of everything, so it shares nothing with the savepoint. Start the query with
+    it as its ``checkpointLocation``. A sink that knows batches by their number and the query, as Delta Lake does,
+    takes them for another query's unless the query keeps its id.
+
+    Parameters
+    ----------
+    savepoint
+        The savepoint, or the URL of its directory.
+    new_checkpoint
+        URL of the checkpoint location, where nothing may be yet.
+    claim_mode
+        ``no_claim``: the savepoint stays, and any number of queries can be started from it. ``claim``: it
+        is disposed of once the checkpoint is whole.
+    partitions
+        Number of state partitions, as it was by default.
+    keep_query_id
+        Whether the query has the id that it had, instead of a new one. Two that run must not have the same.
+    checkpoints_dir
+        The option ``checkpointsDir`` that the query will have.
+
+    Returns
+    -------
+    int
+        The batch of the savepoint. The query goes on with the next one.
+
+    Raises
+    ------
+    SavepointNotFoundError
+        If there is no such savepoint.
+    CheckpointExistsError
+        If something is at the new location.
+    OptionError
+        If there is no such claim mode.
+    IllegalStateError
+        If the savepoint is claimed and others need it.
+    CheckpointError, StorageError
+        If something cannot be read or written. Nothing is left at the new location.
+    ValueError
+        If there are to be less than one partition.
+    """
+    if claim_mode not in get_args(ClaimMode):
+        raise OptionError(
+            f"the claim mode is {claim_mode!r}, but it must be one of {', '.join(get_args(ClaimMode))}."
+        )
+    found = load_savepoint(savepoint if isinstance(savepoint, str) else savepoint.path)
+    if claim_mode == "claim":
+        # Refused now rather than after the copy.
+        dispose_savepoint(found.path, dry_run=True)
+    query_id = found.query_id if keep_query_id else str(uuid.uuid4())
+    _copy(found.checkpoint(), found.batch, new_checkpoint, query_id, partitions, checkpoints_dir)
+    if claim_mode == "claim":
+        try:
+            dispose_savepoint(found.path)
+        except Exception as error:
+            error.add_note(f"the checkpoint {new_checkpoint} is whole, and the query can be started with it")
+            raise
+    return found.batch
 
 
 def clone(
@@ -35,7 +110,7 @@ def clone(
     Parameters
     ----------
     path
-        The query's ``checkpointLocation``, or a canonical savepoint.
+        The query's ``checkpointLocation``, or a savepoint.
     new_checkpoint
         The new one, where nothing may be yet.
     batch
@@ -61,14 +136,13 @@ def clone(
     ValueError
         If there are to be less than one partition.
     """
-    source = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir)
+    source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     batch = source.require_batch(batch)
-    query_id = str(uuid.uuid4())
-    copy(source, batch, new_checkpoint, query_id, partitions, checkpoints_dir)
+    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir)
     return batch
 
 
-def copy(
+def _copy(
     source: QueryCheckpoint,
     batch: int,
     new_checkpoint: str,
@@ -80,7 +154,7 @@ def copy(
     if partitions is not None and partitions < 1:
         raise ValueError(f"state has at least one partition, not {partitions}")
     state_url = None if checkpoints_dir is None else join(checkpoints_dir, query_id.replace("-", ""))
-    with new_location(source, new_checkpoint, state_url):
+    with kept_if_possible(source, batch, new_checkpoint), _new_location(source, new_checkpoint, state_url):
         assemble(
             source,
             batch,
@@ -92,7 +166,7 @@ def copy(
 
 
 @contextlib.contextmanager
-def new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> Iterator[None]:
+def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> Iterator[None]:
     """Keep an empty location for what is written within; if that fails, all of it is removed.
 
     Raises
@@ -123,8 +197,10 @@ def new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> It
     try:
         yield
     except BaseException:
+        # First what would make it look whole. What cannot be removed is refused as a place for another one.
+        with contextlib.suppress(OSError):
+            files.delete(join(root, METADATA))
         for at, directory in places:
-            # What cannot be removed has no metadata, and is refused as a place for another one.
             with contextlib.suppress(OSError):
                 at.delete_directory(directory, recursive=True)
         raise

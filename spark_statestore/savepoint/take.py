@@ -18,7 +18,7 @@ from spark_statestore.savepoint.pins import pin, pinned_while
 from spark_statestore.savepoint.savepoint import Kind, Savepoint, encode_savepoint, new_name
 from spark_statestore.state.handles.file import discard_file
 
-__all__ = ["take"]
+__all__ = ["kept_if_possible", "take"]
 
 _logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ def _point(checkpoint: QueryCheckpoint, savepoint: Savepoint, files: FileSystem,
 
 
 def _copy(checkpoint: QueryCheckpoint, savepoint: Savepoint, files: FileSystem, directory: str) -> Savepoint:
-    with _kept_if_possible(checkpoint, savepoint):
+    with kept_if_possible(checkpoint, savepoint.batch, savepoint.path):
         return _write(checkpoint, savepoint, files, directory)
 
 
@@ -122,12 +122,18 @@ def _write(checkpoint: QueryCheckpoint, savepoint: Savepoint, files: FileSystem,
 
 
 @contextlib.contextmanager
-def _kept_if_possible(checkpoint: QueryCheckpoint, savepoint: Savepoint) -> Iterator[None]:
-    """Keep the state while it is copied. If that cannot be, the copy fails once something is gone."""
+def kept_if_possible(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterator[None]:
+    """Keep the state of a batch while it is copied. If that cannot be, the copy fails once something is gone.
+
+    Parameters
+    ----------
+    holder
+        URL of what is being made of it, for people.
+    """
     with contextlib.ExitStack() as held:
-        if checkpoint.operators(savepoint.batch):
+        if checkpoint.operators(batch):
             try:
-                held.enter_context(pinned_while(checkpoint, savepoint.batch, savepoint.path))
+                held.enter_context(pinned_while(checkpoint, batch, holder))
             except CheckpointIOError as error:
                 _logger.warning("%s is copied without a pin: %s", checkpoint.url, error)
         yield

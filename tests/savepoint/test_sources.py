@@ -1,0 +1,131 @@
+"""The log of a file source, cut to a batch: Spark then knows exactly the files that were read until there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_statestore.checkpoint.query import OffsetEntry
+from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.savepoint import sources
+
+Log = dict[str, bytes]
+
+
+def entry(number: int) -> str:
+    return json.dumps({"path": f"file:///in/{number}", "timestamp": number, "batchId": number})
+
+
+def written(count: int, interval: int) -> Log:
+    """The log of a source that found one file after another, none of it removed."""
+    log = {}
+    for number in range(count):
+        compacts = (number + 1) % interval == 0
+        entries = range(number + 1) if compacts else [number]
+        log[f"{number}.compact" if compacts else str(number)] = "\n".join(["v1", *map(entry, entries)]).encode()
+    return log
+
+
+def known_to_spark(log: Log, default_interval: int) -> list[int]:
+    """The entries that Spark's reader finds, which works out the distance of compacted files by their names."""
+    if not log:
+        return []
+    compacted = sorted((int(name.split(".")[0]) for name in log if name.endswith(".compact")), reverse=True)
+    interval = default_interval
+    if len(compacted) > 1:
+        interval = compacted[0] - compacted[1]
+    elif compacted:
+        newest = compacted[0] + 1
+        least = min(default_interval, newest)
+        divisors = (n for n in range(least, newest // 2 + 1) if newest % n == 0)
+        interval = next(divisors, newest) if default_interval < newest // 2 else newest
+    latest = max(int(name.split(".")[0]) for name in log)
+    found = []
+    for number in range(max(0, (latest + 1) // interval * interval - 1), latest + 1):
+        data = log[f"{number}.compact" if (number + 1) % interval == 0 else str(number)]
+        found += [json.loads(line)["batchId"] for line in data.decode().split("\n")[1:]]
+    return found
+
+
+def carried_out(log: Log, part: sources.FileLogCut, last: int) -> Log:
+    cut = {name: log[name] for name in part.kept}
+    if part.compact is not None:
+        name, origin = part.compact
+        cut[name] = sources.compacted(log[origin], last, "here")
+    return cut
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[Log, int, int]:
+    """A log of which old files may have been removed behind a compacted one, its interval, and an entry."""
+    interval = draw(st.integers(1, 12))
+    count = draw(st.integers(1, 60))
+    log = written(count, interval)
+    compacted = [int(name.split(".")[0]) for name in log if name.endswith(".compact")]
+    if compacted:
+        kept = draw(st.sampled_from([0, *compacted]))
+        gone = [name for name in log if int(name.split(".")[0]) < kept]
+        for name in draw(st.permutations(gone))[: draw(st.integers(0, len(gone)))]:
+            del log[name]
+    return log, interval, draw(st.integers(-1, count - 1))
+
+
+@given(logs())
+def test_what_is_cut_is_known_to_spark_up_to_the_entry_and_no_further(drawn: tuple[Log, int, int]):
+    log, interval, last = drawn
+    part = sources.cut(log, last, "here")
+    cut = carried_out(log, part, last)
+    assert known_to_spark(cut, interval) == list(range(last + 1))
+    assert set(part.dropped) == set(log) - set(part.kept)
+
+
+@given(logs())
+def test_files_are_dropped_from_the_newest_one_on(drawn: tuple[Log, int, int]):
+    log, _, last = drawn
+    numbers = [sources.newest_entry(name) for name in sources.cut(log, last, "here").dropped]
+    assert numbers == sorted(numbers, reverse=True)
+
+
+def test_a_log_that_lacks_entries_is_refused():
+    log = written(8, 10)
+    del log["3"]
+    with pytest.raises(CorruptCheckpointError, match="lacks entries up to 5"):
+        sources.cut(log, 5, "here")
+
+
+def test_a_compacted_file_that_cannot_be_read_is_refused():
+    with pytest.raises(CorruptCheckpointError, match="is not a log of a file source"):
+        sources.compacted(b"v1\n{}", 3, "here")
+
+
+@pytest.mark.parametrize(
+    ("offset", "found"),
+    [('{"logOffset":7}', 7), ("-", -1), ("7", 7), ('{"topic":{"0":7}}', None), ("true", None), ("x y", None)],
+)
+def test_a_position_is_read_from_offsets_of_file_sources_alone(offset: str, found: int | None):
+    assert sources.position(offset) == found
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (written(1, 10)["0"], True),
+        (b"v1", True),
+        (b'v1\n{"topic":{"0":7}}', False),
+        (b"v1\n1700000000000", False),
+        (b"\x00", False),
+        (b"", False),
+    ],
+)
+def test_a_log_is_told_from_what_other_sources_keep(data: bytes, found: bool):
+    assert sources.is_file_log(data) is found
+
+
+def test_offsets_are_found_by_number_or_by_name():
+    numbered = OffsetEntry("v1", {}, ("-", '{"logOffset":7}'))
+    named = OffsetEntry("v2", {}, ('clicks:{"logOffset":7}', "orders:-"))
+    assert sources.directories(numbered) == {"0": "-", "1": '{"logOffset":7}'}
+    assert sources.directories(named) == {"clicks": '{"logOffset":7}', "orders": "-"}
