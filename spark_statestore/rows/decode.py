@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     # None where all are valid.
     Valid: TypeAlias = "NDArray[np.bool_] | None"
 
-__all__ = ["decode_rows"]
+__all__ = ["decode_array", "decode_rows"]
 
 _WORD: Final = 8
 
@@ -68,7 +68,7 @@ def decode_rows(
     schema
         Schema of the rows as Spark's JSON, such as `NamedState.key_schema`.
     columns
-        The fields to decode, by default all.
+        The fields to decode, by default all; ``a.b`` is the field b of the struct a.
 
     Returns
     -------
@@ -87,12 +87,13 @@ def decode_rows(
     """
     row = parse_schema(schema, columns)
     if isinstance(rows, pa.ChunkedArray):
-        chunks = [_decode(chunk, row) for chunk in rows.chunks]
+        chunks = [decode_array(chunk, row) for chunk in rows.chunks]
         return pa.chunked_array(chunks, row.arrow)
-    return _decode(rows, row)
+    return decode_array(rows, row)
 
 
-def _decode(rows: pa.BinaryArray, row: SparkType) -> pa.StructArray:
+def decode_array(rows: pa.BinaryArray, row: SparkType) -> pa.StructArray:
+    """Decode rows whose schema was parsed before, see `decode_rows`."""
     import numpy as np
 
     if rows.type != pa.binary():

@@ -82,24 +82,38 @@ class SparkType:
     width: int = 0
 
     def select(self, columns: Sequence[str]) -> SparkType:
-        """A struct of some of its fields.
+        """A struct of some of its fields; ``a.b`` is the field b of the struct a.
 
         Raises
         ------
         OptionError
             If there is no such field.
         """
-        names = [field.name for field in self.arrow]
-        if unknown := [column for column in columns if column not in names]:
-            raise OptionError(
-                f"there is no column {unknown[0]!r}; there are {', '.join(map(repr, names)) or 'none'}. Name one of those."
-            )
-        chosen = [position for column in columns for position, name in enumerate(names) if name == column]
+        names = [field.name for field in self.arrow] if self.name == "struct" else []
+        inner: dict[str, list[str] | None] = {}
+        for column in columns:
+            if column in names:
+                inner[column] = None
+                continue
+            outer = next((name for name in names if column.startswith(f"{name}.")), None)
+            if outer is None:
+                raise OptionError(
+                    f"there is no column {column!r}; there are {', '.join(map(repr, names)) or 'none'}. Name one of those."
+                )
+            fields = inner.setdefault(outer, [])
+            if fields is not None:
+                fields.append(column[len(outer) + 1 :])
+        chosen = [
+            (position, self.children[position] if fields is None else self.children[position].select(fields))
+            for outer, fields in inner.items()
+            for position, name in enumerate(names)
+            if name == outer
+        ]
         return replace(
             self,
-            arrow=pa.struct([self.arrow[position] for position in chosen]),
-            children=tuple(self.children[position] for position in chosen),
-            positions=tuple(self.positions[position] for position in chosen),
+            arrow=pa.struct([(names[position], child.arrow) for position, child in chosen]),
+            children=tuple(child for _, child in chosen),
+            positions=tuple(self.positions[position] for position, _ in chosen),
         )
 
 
@@ -109,7 +123,7 @@ def parse_schema(schema: str, columns: Sequence[str] | None = None) -> SparkType
     Parameters
     ----------
     columns
-        The fields to keep, by default all.
+        The fields to keep, by default all; ``a.b`` is the field b of the struct a.
 
     Raises
     ------

@@ -50,6 +50,12 @@ def encode_array(node: Any, values: Sequence[Any]) -> bytes:
     return _encode(struct.pack("<q", len(values)), [node] * len(values), values, width, lambda _: 0)
 
 
+def encode(node: Any, value: dict[str, Any]) -> bytes:
+    """A row of a schema, as in Spark's JSON."""
+    types = [field["type"] for field in node["fields"]]
+    return encode_row(types, [value[field["name"]] for field in node["fields"]])
+
+
 def _encode(
     header: bytes,
     types: Sequence[Any],
@@ -57,6 +63,7 @@ def _encode(
     width: Callable[[Any], int],
     room: Callable[[Any], int],
 ) -> bytes:
+    types = [_stored(node) for node in types]
     nulls = sum(1 << number for number, value in enumerate(values) if value is None)
     head = header + nulls.to_bytes((len(values) + 63) // 64 * 8, "little")
     slots, behind = b"", b""
@@ -70,6 +77,11 @@ def _encode(
         # Spark keeps room for what may be set later.
         behind += (far or b"").ljust(max(_whole(len(far or b"")), room(node)), b"\0")
     return head + slots.ljust(start - len(head), b"\0") + behind
+
+
+def _stored(node: Any) -> Any:
+    """The type that a user's type is stored as."""
+    return _stored(node["sqlType"]) if isinstance(node, dict) and node["type"] == "udt" else node
 
 
 def _whole(size: int) -> int:
@@ -95,7 +107,7 @@ def _far(node: Any, value: Any) -> bytes | None:
     if isinstance(node, dict):
         match node["type"]:
             case "struct":
-                return encode_row([field["type"] for field in node["fields"]], list(value.values()))
+                return encode(node, value)
             case "array":
                 return encode_array(node["elementType"], value)
             case "map":
@@ -105,8 +117,6 @@ def _far(node: Any, value: Any) -> bytes | None:
                     + keys
                     + encode_array(node["valueType"], [v for _, v in value])
                 )
-            case _:
-                return _far(node["sqlType"], value)
     if _digits(node) > 18:
         number = _unscaled(node, value)
         return number.to_bytes((number + (number < 0)).bit_length() // 8 + 1, "big", signed=True)
@@ -142,7 +152,8 @@ def _integers(bits: int) -> st.SearchStrategy[int]:
 def _decimal(digits: int, places: int) -> Column:
     most = 10**digits - 1
     # Few bytes and many, of either sign.
-    numbers = st.integers(-most, most) | st.sampled_from([0, -1, 127, 128, -128, -129, most, -most])
+    edges = [number for number in (0, -1, 127, 128, -128, -129, most, -most) if abs(number) <= most]
+    numbers = st.integers(-most, most) | st.sampled_from(edges)
     values = numbers.map(lambda number: Decimal(number).scaleb(-places, _EXACT))
     return Column(f"decimal({digits},{places})", pa.decimal128(digits, places), values)
 
@@ -198,7 +209,7 @@ def _map_of(key: Column, value: Column) -> Column:
     return Column(node, pa.map_(key.arrow, value.arrow), values)
 
 
-def _struct_of(columns: Sequence[Column]) -> Column:
+def struct_of(columns: Sequence[Column]) -> Column:
     names = [f"f{number}" for number in range(len(columns))]
     fields = [
         {"name": name, "type": column.node, "nullable": True, "metadata": {}}
@@ -218,10 +229,10 @@ columns: st.SearchStrategy[Column] = st.recursive(
     lambda inner: (
         inner.map(_array_of)
         | st.builds(_map_of, _keys, inner)
-        | st.lists(inner, max_size=3).map(_struct_of)
+        | st.lists(inner, max_size=3).map(struct_of)
         | inner.map(lambda c: Column({"type": "udt", "class": "x", "sqlType": c.node}, c.arrow, c.values))
     ),
     max_leaves=4,
 )
-rows = st.lists(columns, max_size=6).map(_struct_of)
+rows = st.lists(columns, max_size=6).map(struct_of)
 """What a row is, with its values as dicts."""

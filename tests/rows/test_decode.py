@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import struct
 from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 
+from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
 from spark_statestore.rows import decode_rows
 from tests.effort import EFFORT
-from tests.rows.encoder import SIMPLE, Column, _struct_of, encode_row, rows
+from tests.rows.encoder import SIMPLE, Column, encode, encode_row, rows, struct_of
 
 
 def schema(**fields: Any) -> str:
@@ -20,10 +24,7 @@ def schema(**fields: Any) -> str:
 
 
 def encoded(row: Column, values: list[Any]) -> pa.BinaryArray:
-    types = [field["type"] for field in row.node["fields"]]
-    return pa.array(
-        [None if value is None else encode_row(types, list(value.values())) for value in values], pa.binary()
-    )
+    return pa.array([None if value is None else encode(row.node, value) for value in values], pa.binary())
 
 
 def shown(values: pa.Array) -> list[str]:
@@ -32,7 +33,7 @@ def shown(values: pa.Array) -> list[str]:
 
 
 @given(st.data())
-@settings(max_examples=150 * EFFORT)
+@settings(max_examples=250 * EFFORT)
 def test_what_was_encoded_is_decoded(data: st.DataObject) -> None:
     row = data.draw(rows)
     values = data.draw(st.lists(row.nullable, max_size=6))
@@ -42,11 +43,133 @@ def test_what_was_encoded_is_decoded(data: st.DataObject) -> None:
     assert shown(found) == shown(pa.array(values, row.arrow))
 
 
+@pytest.mark.parametrize("column", SIMPLE, ids=lambda column: column.node)
 @given(st.data())
-@settings(max_examples=5 * len(SIMPLE) * EFFORT)
-def test_every_type_is_decoded(data: st.DataObject) -> None:
-    row = _struct_of([data.draw(st.sampled_from(SIMPLE))])
+@settings(max_examples=10 * EFFORT)
+def test_every_type_is_decoded(column: Column, data: st.DataObject) -> None:
+    row = struct_of([column])
     values = data.draw(st.lists(row.values, min_size=1, max_size=6))
     assert shown(decode_rows(encoded(row, values), json.dumps(row.node))) == shown(
         pa.array(values, row.arrow)
     )
+
+
+@given(st.data())
+@settings(max_examples=150 * EFFORT)
+def test_damaged_rows_are_refused_or_decoded_to_something(data: st.DataObject) -> None:
+    row = data.draw(rows.filter(lambda row: row.arrow.num_fields))
+    values = data.draw(st.lists(row.values, min_size=1, max_size=4))
+    damaged = [bytearray(value) for value in encoded(row, values).to_pylist()]
+    for _ in range(data.draw(st.integers(1, 3))):
+        one = damaged[data.draw(st.integers(0, len(damaged) - 1))]
+        if one and data.draw(st.booleans()):
+            one[data.draw(st.integers(0, len(one) - 1))] = data.draw(
+                st.sampled_from([0, 1, 8, 127, 128, 255])
+            )
+        elif one:
+            del one[data.draw(st.integers(0, len(one) - 1)) :]
+    text = json.dumps(row.node)
+    with contextlib.suppress(CorruptCheckpointError):
+        found = decode_rows(pa.array(map(bytes, damaged), pa.binary()), text)
+        # Nobody counts the digits of a decimal; all else is sound.
+        assert "decimal" in text or found.validate(full=True) is None
+
+
+MANY = {f"f{number}": "long" for number in range(130)}
+
+
+def test_rows_of_more_than_64_fields_and_arrays_of_more_than_64_elements() -> None:
+    numbers = [None if number % 3 == 0 else number for number in range(130)]
+    wide = pa.array([encode_row(list(MANY.values()), numbers)], pa.binary())
+    assert list(decode_rows(wide, schema(**MANY))[0].as_py().values()) == numbers
+    flags = [None if number % 5 == 0 else number % 2 == 0 for number in range(200)]
+    node = {"type": "array", "elementType": "boolean", "containsNull": True}
+    long = pa.array([encode_row([node], [flags]), encode_row([node], [flags[:3]])], pa.binary())
+    assert decode_rows(long, schema(a=node)).field("a").to_pylist() == [flags, flags[:3]]
+
+
+def test_rows_in_chunks_and_slices() -> None:
+    values = [(number, "x" * number) for number in range(9)]
+    all_rows = pa.array([encode_row(["long", "string"], value) for value in values], pa.binary())
+    text = schema(a="long", b="string")
+    expected = [{"a": a, "b": b} for a, b in values]
+    assert decode_rows(all_rows[2:5], text).to_pylist() == expected[2:5]
+    chunked = decode_rows(pa.chunked_array([all_rows[:4], all_rows[4:4], all_rows[7:]]), text)
+    assert chunked.to_pylist() == expected[:4] + expected[7:]
+    assert chunked.num_chunks == 3
+    none = decode_rows(pa.chunked_array([], pa.binary()), text)
+    assert (none.type, len(none)) == (chunked.type, 0)
+    # Where the bytes do not start at a whole word of memory.
+    odd = pa.py_buffer(b"x" + all_rows.buffers()[2].to_pybytes()).slice(1)
+    moved = pa.Array.from_buffers(pa.binary(), 9, [None, all_rows.buffers()[1], odd])
+    assert decode_rows(moved, text).to_pylist() == expected
+
+
+def test_values_lie_in_any_order() -> None:
+    # The second string is written before the first one.
+    slots = struct.pack("<qIIII", 0, 3, 32, 5, 24)
+    one = slots + b"later".ljust(8, b"\0") + b"sun".ljust(8, b"\0")
+    two = encode_row(["string", "string"], ["a", "b"])
+    found = decode_rows(pa.array([one, two, one], pa.binary()), schema(a="string", b="string"))
+    expected = {"a": "sun", "b": "later"}
+    assert found.to_pylist() == [expected, {"a": "a", "b": "b"}, expected]
+
+
+def test_strings_of_any_bytes_are_shown_as_spark_shows_them() -> None:
+    texts = [b"\xff", "é".encode(), b"a\xc3", None]
+    rows = pa.array([encode_row(["binary"], [text]) for text in texts], pa.binary())
+    assert decode_rows(rows, schema(a="string")).field("a").to_pylist() == ["\ufffd", "é", "a\ufffd", None]
+    assert decode_rows(rows, schema(a="binary")).field("a").to_pylist() == texts
+
+
+INNER = {
+    "type": "struct",
+    "fields": [{"name": "b.c", "type": "long"}, {"name": "d", "type": "geography(4326)"}],
+}
+
+
+def test_some_columns_are_decoded() -> None:
+    text = schema(a="string", s=INNER, z="long")
+    rows = pa.array([encode_row(["string", "long", "long"], ["x", None, 3])], pa.binary())
+    assert decode_rows(rows, text, ["z", "a"]).to_pylist() == [{"z": 3, "a": "x"}]
+    assert decode_rows(rows, text, ["s.b.c"]).to_pylist() == [{"s": None}]
+    assert decode_rows(rows, text, ["s.b.c"]).type == pa.struct([("s", pa.struct([("b.c", pa.int64())]))])
+    assert decode_rows(rows, text, []).to_pylist() == [{}]
+    for wrong in ("b", "a.b", "s.b", "z.a", ""):
+        with pytest.raises(OptionError, match="there is no column"):
+            decode_rows(rows, text, [wrong])
+
+
+def test_what_is_not_known_is_refused_by_its_name() -> None:
+    rows = pa.array([encode_row(["long"], [1])], pa.binary())
+    for node in ("geography(4326)", INNER, {"type": "array", "elementType": INNER}, {"type": "geo"}):
+        with pytest.raises(UnsupportedFormatError, match=r"'geo.*cannot decode.*columns="):
+            decode_rows(rows, schema(a=node))
+    for text in (
+        "",
+        "[]",
+        '"long"',
+        '{"type":"array","elementType":"long"}',
+        '{"type":"struct"}',
+        schema(a={}),
+    ):
+        with pytest.raises(CorruptCheckpointError, match="not one that Spark writes"):
+            decode_rows(rows, text)
+
+
+def test_the_field_that_does_not_fit_is_named() -> None:
+    inner = {"type": "struct", "fields": [{"name": "b", "type": "string"}]}
+    good = encode_row(["string"], ["x"])
+    rows = pa.array(
+        [struct.pack("<qII", 0, 24, 16) + good[:8] + struct.pack("<II", 99, 16) + good[16:]], pa.binary()
+    )
+    with pytest.raises(CorruptCheckpointError, match=r"the field a\.b of a row reaches out of its row"):
+        decode_rows(rows, schema(a=inner))
+    with pytest.raises(CorruptCheckpointError, match="too few for 3 fields"):
+        decode_rows(pa.array([bytes(16)], pa.binary()), schema(a="long", b="long", c="long"))
+    with pytest.raises(CorruptCheckpointError, match="multiple of 8"):
+        decode_rows(pa.array([bytes(17)], pa.binary()), schema(a="long"))
+    with pytest.raises(CorruptCheckpointError, match="292 years"):
+        decode_rows(
+            pa.array([struct.pack("<qIIiiq", 0, 16, 16, 0, 0, 2**60)], pa.binary()), schema(a="interval")
+        )

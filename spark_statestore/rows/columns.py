@@ -1,0 +1,133 @@
+"""The columns that the rows of a state are shown as: those of Spark's state data source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from spark_statestore.checkpoint.metadata import NamedState
+from spark_statestore.errors import OptionError
+from spark_statestore.rows.decode import decode_array
+from spark_statestore.rows.types import parse_schema
+from spark_statestore.state.fold import ROW_SCHEMA
+
+__all__ = ["LIST_STATE", "MAP_STATE", "PARTITION", "StateColumns"]
+
+PARTITION: Final = "partition_id"
+
+LIST_STATE: Final = "ListState"
+MAP_STATE: Final = "MapState"
+
+
+class _Column(NamedTuple):
+    """A column: which of the two rows it is, or which field of it."""
+
+    name: str
+    row: str
+    field: str | None = None
+
+
+_PLAIN: Final = (_Column("key", "key"), _Column("value", "value"))
+_OF_VARIABLES: Final = {
+    LIST_STATE: (_Column("key", "key"), _Column("list_element", "value")),
+    MAP_STATE: (
+        _Column("key", "key", "key"),
+        _Column("user_map_key", "key", "userKey"),
+        _Column("user_map_value", "value"),
+    ),
+}
+
+
+class StateColumns:
+    """Decodes the rows of a state.
+
+    Parameters
+    ----------
+    state
+        The state.
+    variable
+        The kind of state variable of transformWithState that it is, None if it is none.
+    columns
+        The columns to decode, by default all; ``a.b`` is the field b of column a.
+
+    Raises
+    ------
+    OptionError
+        If there is no such column.
+    UnsupportedFormatError
+        If one has a type that this release does not know.
+    """
+
+    def __init__(
+        self, state: NamedState, variable: str | None = None, columns: Sequence[str] | None = None
+    ) -> None:
+        shown = {column.name: column for column in _OF_VARIABLES.get(variable or "", _PLAIN)}
+        wanted: dict[str, list[str] | None] = (
+            dict.fromkeys([*shown, PARTITION])
+            if columns is None
+            else _by_column([*shown, PARTITION], columns)
+        )
+        self._names = list(wanted)
+        self._columns = [shown[name] for name in wanted if name != PARTITION]
+        self._types = {
+            row: parse_schema(
+                schema, _fields([column for column in self._columns if column.row == row], wanted)
+            )
+            for row, schema in (("key", state.key_schema), ("value", state.value_schema))
+            if any(column.row == row for column in self._columns)
+        }
+        self.schema: pa.Schema = self.empty().schema
+        """Of the batches that `decode` gives."""
+
+    def decode(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
+        """Typed columns of rows with the schema `ROW_SCHEMA`.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            If the bytes are no rows of the state's schema.
+        """
+        decoded = {row: decode_array(rows[row], kind) for row, kind in self._types.items()}
+        arrays = {
+            column.name: decoded[column.row]
+            if column.field is None
+            else decoded[column.row].field(column.field)
+            for column in self._columns
+        }
+        if PARTITION in self._names:
+            arrays[PARTITION] = pa.repeat(pa.scalar(partition, pa.int32()), rows.num_rows)
+        return pa.RecordBatch.from_arrays([arrays[name] for name in self._names], self._names)
+
+    def empty(self) -> pa.RecordBatch:
+        """A batch without rows."""
+        return self.decode(pa.RecordBatch.from_pylist([], ROW_SCHEMA), 0)
+
+
+def _by_column(known: list[str], columns: Sequence[str]) -> dict[str, list[str] | None]:
+    """The fields that are wanted of each column, None for all of it."""
+    wanted: dict[str, list[str] | None] = {}
+    for column in columns:
+        name, dot, field = column.partition(".")
+        if name not in known or (dot and name == PARTITION):
+            raise OptionError(
+                f"there is no column {column!r}; there are {', '.join(known)}. Name one of those, or a field of one, such as "
+                "value.count."
+            )
+        if not dot:
+            wanted[name] = None
+        elif (fields := wanted.setdefault(name, [])) is not None:
+            fields.append(field)
+    return wanted
+
+
+def _fields(columns: Sequence[_Column], wanted: Mapping[str, list[str] | None]) -> list[str] | None:
+    """The fields of a row that some columns need, None for all."""
+    if columns[0].field is None:
+        return wanted[columns[0].name]
+    needed: list[str] = []
+    for column in columns:
+        inside = wanted[column.name]
+        needed += [f"{column.field}.{name}" for name in inside] if inside else [str(column.field)]
+    return needed

@@ -1,0 +1,136 @@
+"""The rows of a state as typed tables, read from a checkpoint without Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from spark_statestore.rows.columns import StateColumns
+from spark_statestore.rows.source import StateSource, find_state
+
+__all__ = ["iter_state", "read_state"]
+
+# Rows that are decoded at once, which bounds what lies about beside the result.
+_AT_ONCE: Final = 1 << 18
+
+
+def read_state(
+    path: str,
+    operator: int = 0,
+    store: str = "default",
+    column_family: str | None = None,
+    batch: int | None = None,
+    partition: int | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    checkpoints_dir: str | None = None,
+) -> pa.Table:
+    """Read the state of a streaming query, as one of its batches left it.
+
+    Neither Spark nor Java is needed, and the query may be running.
+
+    Parameters
+    ----------
+    path
+        The query's ``checkpointLocation``.
+    operator
+        Number of the stateful operator; 0 is the last one of the query.
+    store
+        The operator's store. A stream-stream join has several, such as ``left-keyToNumValues``; where these are
+        column families of one store, they can be named here too.
+    column_family
+        A column family of the store: of transformWithState, the name of a state variable.
+    batch
+        The batch, by default the newest one that is done.
+    partition
+        The only partition to read.
+    columns
+        The columns to read, by default all. ``value.count`` is a field of one.
+    checkpoints_dir
+        The option ``checkpointsDir`` of the query, if it was set.
+
+    Returns
+    -------
+    pyarrow.Table
+        The columns ``key``, ``value`` (structs) and ``partition_id``. A map variable of transformWithState has
+        ``user_map_key`` and ``user_map_value`` in place of ``value``, and a list variable ``list_element``; a key
+        has a row for each of its values. Rows are in no particular order.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there is no such query, batch, operator, store, column family or partition.
+    OptionError
+        If there is no such column.
+    CorruptCheckpointError, CheckpointIOError, UnsupportedFormatError
+        If the state cannot be read.
+    """
+    source = find_state(
+        path, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir
+    )
+    typed = source.columns(columns)
+    batches = _batches(source, typed, _AT_ONCE, memory=None)
+    return pa.Table.from_batches(list(batches), typed.schema)
+
+
+def iter_state(
+    path: str,
+    operator: int = 0,
+    store: str = "default",
+    column_family: str | None = None,
+    batch: int | None = None,
+    partition: int | None = None,
+    columns: Sequence[str] | None = None,
+    *,
+    batch_rows: int = 65_536,
+    memory: int = 1 << 29,
+    checkpoints_dir: str | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Read state that is larger than memory: what `read_state` gives, piece by piece.
+
+    A partition's state is read at once if it needs no more than `memory`, else in several passes over its
+    files, each of which keeps the keys of another part.
+
+    Parameters
+    ----------
+    path, operator, store, column_family, batch, partition, columns, checkpoints_dir
+        See `read_state`.
+    batch_rows
+        The most rows that a batch has.
+    memory
+        Bytes of rows to hold at once, about; decoding them takes as much again. All values of one key are held
+        in any case.
+
+    Yields
+    ------
+    pyarrow.RecordBatch
+        At least one, so that the columns are known even if there are no rows.
+
+    Raises
+    ------
+    CheckpointNotFoundError, OptionError, CorruptCheckpointError, CheckpointIOError, UnsupportedFormatError
+        See `read_state`. What is found wrong late is raised late; rows that came before are right.
+    """
+    source = find_state(
+        path, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir
+    )
+    typed = source.columns(columns)
+    # The arguments are checked now, and not when the first batch is asked for.
+    return _at_least_one(_batches(source, typed, batch_rows, memory), typed)
+
+
+def _batches(
+    source: StateSource, typed: StateColumns, batch_rows: int, memory: int | None
+) -> Iterator[pa.RecordBatch]:
+    for version in source.versions:
+        for rows in source.rows(version, memory):
+            for batch in rows.to_batches(batch_rows):
+                yield typed.decode(batch, version.store.partition)
+
+
+def _at_least_one(batches: Iterator[pa.RecordBatch], typed: StateColumns) -> Iterator[pa.RecordBatch]:
+    first = next(batches, None)
+    yield typed.empty() if first is None else first
+    yield from batches
