@@ -25,7 +25,9 @@ def written(count: int, interval: int) -> Log:
     for number in range(count):
         compacts = (number + 1) % interval == 0
         entries = range(number + 1) if compacts else [number]
-        log[f"{number}.compact" if compacts else str(number)] = "\n".join(["v1", *map(entry, entries)]).encode()
+        log[f"{number}.compact" if compacts else str(number)] = "\n".join(
+            ["v1", *map(entry, entries)]
+        ).encode()
     return log
 
 
