@@ -29,8 +29,9 @@ __all__ = ["dispose_savepoint"]
 
 _logger = logging.getLogger(__name__)
 
-# In the order in which it goes. Whatever else lies there is not this package's.
-_OWN: Final = (STATE, COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, METADATA, f"{METADATA_FILE_NAME}.crc")
+# In the order in which it goes: first what a checkpoint is known by, so that half of one is not taken for a query
+# without state. Whatever else lies there is not this package's.
+_OWN: Final = (METADATA, COMMITS, OFFSETS, STATE, SOURCES, OPERATOR_STATE_DIR)
 
 
 def dispose_savepoint(path: str, *, dry_run: bool = False) -> list[str]:
@@ -70,15 +71,13 @@ def dispose_savepoint(path: str, *, dry_run: bool = False) -> list[str]:
     if dry_run:
         return removed
     mark = join(directory, BEING_DISPOSED)
-    with failing_to("write", files, mark):
-        files.replace(mark, encode_savepoint(savepoint))
+    _write(files, mark, encode_savepoint(savepoint))
     discard_file(files, metadata)
     try:
         # Whoever began to need it after the first look now finds no metadata, or is found here.
         _require_unneeded(savepoint)
     except IllegalStateError:
-        with failing_to("write", files, metadata):
-            files.replace(metadata, encode_savepoint(savepoint))
+        _write(files, metadata, encode_savepoint(savepoint))
         discard_file(files, mark)
         raise
     try:
@@ -110,6 +109,16 @@ def _find(path: str, files: FileSystem, directory: str) -> Savepoint:
         with failing_to("read", files, mark):
             data = files.read(mark)
         return decode_savepoint(data, files.url(directory), files.url(mark))
+
+
+def _write(files: FileSystem, path: str, data: bytes) -> None:
+    with failing_to("write", files, path):
+        try:
+            files.create(path, data)
+        except FileExistsError:
+            # By an attempt that was cut short, where files do not appear whole perhaps a part.
+            if files.read(path) != data:
+                files.replace(path, data)
 
 
 def _require_unneeded(savepoint: Savepoint) -> None:

@@ -20,14 +20,18 @@ from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.pins import PINS_DIRECTORY, Pins, look_at_pins
 from spark_statestore.checkpoint.query.checkpoint import COMMITS, QueryCheckpoint, StoreVersion
-from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
 from spark_statestore.errors import (
     CheckpointIOError,
     CorruptCheckpointError,
     SavepointError,
     StateStoreError,
 )
-from spark_statestore.savepoint.savepoint import BEING_DISPOSED, Savepoint, load_savepoint
+from spark_statestore.savepoint.savepoint import (
+    Savepoint,
+    is_or_was_savepoint,
+    load_savepoint,
+    require_savepoint,
+)
 from spark_statestore.state.handles import FileStateHandle
 from spark_statestore.state.handles.file import discard_file
 
@@ -118,7 +122,7 @@ def pin(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, chec
         If that cannot be told. Then it is gone.
     """
     made = _at(checkpoint.state_url, batch + 1, name)
-    is_savepoint = _exists(checkpoint, METADATA_FILE_NAME) or _exists(checkpoint, BEING_DISPOSED)
+    is_savepoint = is_or_was_savepoint(checkpoint)
     note = {
         "holder": holder,
         "batch": batch,
@@ -129,10 +133,8 @@ def pin(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, chec
         made.files.make_directory(made.path.rpartition("/")[0])
         made.files.create(made.path, json.dumps(note).encode())
     try:
-        if is_savepoint and not _exists(checkpoint, METADATA_FILE_NAME):
-            raise SavepointError(
-                f"{checkpoint.url} is being disposed of. Use another savepoint, or take one anew."
-            )
+        if is_savepoint:
+            require_savepoint(checkpoint)
         if check:
             made.attempts.update(_made_sure(checkpoint, batch, made))
     except BaseException:
@@ -255,12 +257,6 @@ def _newest_version(checkpoint: QueryCheckpoint) -> int:
             if log == COMMITS and name.isascii() and name.isdigit():
                 batches.append(int(name))
     return max(batches) + 1
-
-
-def _exists(checkpoint: QueryCheckpoint, name: str) -> bool:
-    path = checkpoint.path(name)
-    with failing_to("look for", checkpoint.files, path):
-        return checkpoint.files.exists(path)
 
 
 def _at(state_url: str, version: int, name: str) -> Pin:

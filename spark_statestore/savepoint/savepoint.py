@@ -16,7 +16,7 @@ from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.metadata.format import MetadataKind, decode_object, encode_object, reading
 from spark_statestore.checkpoint.query.checkpoint import STATE, QueryCheckpoint
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
-from spark_statestore.errors import CheckpointError, SavepointNotFoundError
+from spark_statestore.errors import CheckpointError, SavepointError, SavepointNotFoundError
 from spark_statestore.savepoint.stores.base import not_found
 
 __all__ = [
@@ -26,11 +26,13 @@ __all__ = [
     "Savepoint",
     "decode_savepoint",
     "encode_savepoint",
+    "is_or_was_savepoint",
     "list_savepoints",
     "load_savepoint",
     "locate",
     "new_name",
     "open_checkpoint",
+    "require_savepoint",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -258,6 +260,39 @@ def open_checkpoint(path: str, *, checkpoints_dir: str | None = None, fsync: boo
         return load_savepoint(path).checkpoint(fsync=fsync)
     except SavepointNotFoundError:
         return QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=fsync)
+
+
+def is_or_was_savepoint(checkpoint: QueryCheckpoint) -> bool:
+    """Whether a checkpoint is a savepoint, perhaps one that is being disposed of at this moment.
+
+    Raises
+    ------
+    CheckpointIOError
+        If that cannot be told.
+    """
+    return _exists(checkpoint, METADATA_FILE_NAME) or _exists(checkpoint, BEING_DISPOSED)
+
+
+def require_savepoint(checkpoint: QueryCheckpoint) -> None:
+    """Fail if a savepoint that is read was disposed of meanwhile: then what was read may be a part of it.
+
+    Raises
+    ------
+    SavepointError
+        If it was.
+    CheckpointIOError
+        If that cannot be told.
+    """
+    if not _exists(checkpoint, METADATA_FILE_NAME):
+        raise SavepointError(
+            f"the savepoint {checkpoint.url} is being disposed of. Use another one, or take one anew."
+        )
+
+
+def _exists(checkpoint: QueryCheckpoint, name: str) -> bool:
+    path = checkpoint.path(name)
+    with failing_to("look for", checkpoint.files, path):
+        return checkpoint.files.exists(path)
 
 
 def locate(path: str) -> tuple[FileSystem, str]:

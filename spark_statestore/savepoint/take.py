@@ -6,7 +6,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
 from spark_statestore.checkpoint.files.failures import failing_to
@@ -15,7 +15,14 @@ from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
 from spark_statestore.errors import CheckpointError, CheckpointIOError, SavepointError
 from spark_statestore.savepoint.assemble import assemble
 from spark_statestore.savepoint.pins import pin, pinned_while
-from spark_statestore.savepoint.savepoint import Kind, Savepoint, encode_savepoint, new_name
+from spark_statestore.savepoint.savepoint import (
+    Kind,
+    Savepoint,
+    encode_savepoint,
+    is_or_was_savepoint,
+    new_name,
+    require_savepoint,
+)
 from spark_statestore.state.handles.file import discard_file
 
 __all__ = ["kept_if_possible", "take"]
@@ -49,6 +56,8 @@ def take(
     SavepointError
         If it could not be taken. Nothing is left of it then.
     """
+    # Before anything of it is read: what is half disposed of looks like another checkpoint.
+    is_savepoint = is_or_was_savepoint(checkpoint)
     number = checkpoint.require_batch(batch)
     files, root = open_file_system(target)
     name, attempt = new_name(checkpoint.query_id)
@@ -67,58 +76,80 @@ def take(
         checkpoints_dir=checkpoints_dir,
         partitions=checkpoint.offsets(number).shuffle_partitions,
     )
+    taking = _Taking(checkpoint, savepoint, files, directory, is_savepoint)
     try:
-        return (_point if kind == "pointer" else _copy)(checkpoint, savepoint, files, directory)
+        return taking.point() if kind == "pointer" else taking.copy()
     except CheckpointError as error:
-        if isinstance(error, SavepointError):
-            raise
         raise SavepointError(
             f"there is no {kind} savepoint of batch {number} of {checkpoint.url}: {error}"
         ) from error
 
 
-def _point(checkpoint: QueryCheckpoint, savepoint: Savepoint, files: FileSystem, directory: str) -> Savepoint:
-    if not checkpoint.operators(savepoint.batch):
-        return _write(checkpoint, savepoint, files, directory)
-    made = pin(checkpoint, savepoint.batch, savepoint.name, savepoint.path)
-    try:
-        done = _write(checkpoint, replace(savepoint, attempts=made.attempts), files, directory)
-        if not made.exists():
-            # Taken for one that a dead process left.
-            _remove(files, directory)
-            raise SavepointError(
-                f"there is no pointer savepoint of batch {savepoint.batch} of {checkpoint.url}: somebody removed its "
-                f"pin {made.url} while it was written. Nothing is left of it; ask again."
-            )
-    except BaseException:
-        with contextlib.suppress(CheckpointIOError):
-            made.remove()
-        raise
-    return done
+@dataclass(frozen=True, slots=True)
+class _Taking:
+    checkpoint: QueryCheckpoint
+    savepoint: Savepoint
+    files: FileSystem
+    directory: str
+    is_savepoint: bool
 
+    def point(self) -> Savepoint:
+        """Pin the state, and write what points at it."""
+        if not self.has_state():
+            return self.write(self.savepoint)
+        savepoint = self.savepoint
+        made = pin(self.checkpoint, savepoint.batch, savepoint.name, savepoint.path)
+        try:
+            done = self.write(replace(savepoint, attempts=made.attempts))
+            if not made.exists():
+                # Taken for one that a dead process left.
+                raise SavepointError(f"somebody removed its pin {made.url} while it was written. Ask again.")
+        except BaseException:
+            # Only if it surely does not exist: else it would be one whose state goes.
+            if self.remove():
+                with contextlib.suppress(CheckpointIOError):
+                    made.remove()
+            raise
+        return done
 
-def _copy(checkpoint: QueryCheckpoint, savepoint: Savepoint, files: FileSystem, directory: str) -> Savepoint:
-    with kept_if_possible(checkpoint, savepoint.batch, savepoint.path):
-        return _write(checkpoint, savepoint, files, directory)
+    def copy(self) -> Savepoint:
+        """Write all of it."""
+        with kept_if_possible(self.checkpoint, self.savepoint.batch, self.savepoint.path):
+            try:
+                return self.write(self.savepoint)
+            except BaseException:
+                self.remove()
+                raise
 
+    def has_state(self) -> bool:
+        return bool(self.checkpoint.operators(self.savepoint.batch))
 
-def _write(checkpoint: QueryCheckpoint, savepoint: Savepoint, files: FileSystem, directory: str) -> Savepoint:
-    try:
+    def write(self, savepoint: Savepoint) -> Savepoint:
         assemble(
-            checkpoint,
+            self.checkpoint,
             savepoint.batch,
             savepoint.path,
             query_id=savepoint.query_id,
             state=savepoint.kind == "canonical",
         )
-        path = join(directory, METADATA_FILE_NAME)
-        with failing_to("write", files, path):
+        if self.is_savepoint:
+            require_savepoint(self.checkpoint)
+        path = join(self.directory, METADATA_FILE_NAME)
+        with failing_to("write", self.files, path):
             # This makes it exist.
-            files.create(path, encode_savepoint(savepoint))
-    except BaseException:
-        _remove(files, directory)
-        raise
-    return savepoint
+            self.files.create(path, encode_savepoint(savepoint))
+        return savepoint
+
+    def remove(self) -> bool:
+        """Remove what was written; whether it surely does not exist then."""
+        gone = False
+        try:
+            discard_file(self.files, join(self.directory, METADATA_FILE_NAME))
+            gone = True
+            self.files.delete_directory(self.directory, recursive=True)
+        except OSError as error:
+            _logger.warning("%s, a savepoint that failed, is left behind: %s", self.savepoint.path, error)
+        return gone
 
 
 @contextlib.contextmanager
@@ -137,12 +168,3 @@ def kept_if_possible(checkpoint: QueryCheckpoint, batch: int, holder: str) -> It
             except CheckpointIOError as error:
                 _logger.warning("%s is copied without a pin: %s", checkpoint.url, error)
         yield
-
-
-def _remove(files: FileSystem, directory: str) -> None:
-    # First what would make it look whole.
-    try:
-        discard_file(files, join(directory, METADATA_FILE_NAME))
-        files.delete_directory(directory, recursive=True)
-    except OSError as error:
-        _logger.warning("%s, a savepoint that failed, is left behind: %s", files.url(directory), error)
