@@ -18,6 +18,9 @@ from spark_statestore.savepoint.content import read_store
 from spark_statestore.state.handles import IncrementalStateHandle
 from spark_statestore.testing.stores import attempt, message
 
+SCHEMA = json.dumps(
+    {"type": "struct", "fields": [{"name": "k", "type": "binary", "nullable": True, "metadata": {}}]}
+)
 QUERY_ID = "f013e4c2-9d1b-4c1e-8a52-6f6f6a3d2c11"
 LARGE = bytes(700)
 """A value that does not stay inside of metadata."""
@@ -124,7 +127,8 @@ class WrittenQuery:
         offsets = OffsetEntry(
             "v1", {"batchWatermarkMs": number, "conf": conf}, (json.dumps({"logOffset": number}),)
         )
-        self.write(f"sources/0/{number}", f"v1\n{json.dumps({'path': 'x', 'batchId': number})}".encode())
+        read = {"path": f"file:///in/{number}", "timestamp": number, "batchId": number}
+        self.write(f"sources/0/{number}", f"v1\n{json.dumps(read)}".encode())
         self.write(f"offsets/{number}", offsets.encode())
         return {
             store: self.commit_store(store, put if not changed or store in changed else {}, whole=whole)
@@ -142,7 +146,7 @@ class WrittenQuery:
         pending = instance.store.begin(
             CheckpointName(version, by if self.with_ids else None),
             by,
-            (NamedState("default", len(rows), "{}", "{}", "hash", 0),),
+            (NamedState("default", len(rows), SCHEMA, SCHEMA, "hash", 0),),
         )
         whole = whole or instance.handle is None
         if written := rows if whole else put:
