@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,8 @@ __all__ = [
     "position",
 ]
 
-_NAME = re.compile(r"(\d+)(\.compact)?")
+_COMPACT: Final = ".compact"
+_NAME = re.compile(rf"(\d+)({re.escape(_COMPACT)})?")
 _NOTHING: Final = "-"
 
 
@@ -104,21 +105,37 @@ def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
     """
     found = {newest_entry(name): name for name in log_files(names)}
     newest_first = sorted(found, reverse=True)
-    before = [number for number in newest_first if number <= last]
-    start = next((number for number in before if found[number].endswith(".compact")), 0)
-    if all(number in found for number in range(start, last + 1)):
-        dropped = tuple(found[number] for number in newest_first if number > last)
-        return FileLogCut(tuple(found[number] for number in before), dropped, None)
+    before = [entry for entry in newest_first if entry <= last]
+    compacts = [entry for entry in before if found[entry].endswith(_COMPACT)]
+    start = compacts[0] if compacts else 0
+    if all(entry in found for entry in range(start, last + 1)):
+        misleading = set(_misleading(compacts, last))
+        kept = [entry for entry in before if entry not in misleading]
+        dropped = [entry for entry in newest_first if entry > last or entry in misleading]
+        return FileLogCut(
+            tuple(found[entry] for entry in kept), tuple(found[entry] for entry in dropped), None
+        )
     # Spark has removed what it had compacted since, so the next compacted file is where the entries are.
-    later = [number for number in newest_first if number > last and found[number].endswith(".compact")]
+    later = [entry for entry in newest_first if entry > last and found[entry].endswith(_COMPACT)]
     if not later:
         raise CorruptCheckpointError(
-            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(sorted(found.values()))}. "
+            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(found[entry] for entry in sorted(found))}. "
             "Take a later batch, or copy them back from a backup; nothing was changed."
         )
-    return FileLogCut(
-        (), tuple(found[number] for number in newest_first), (f"{last}.compact", found[later[-1]])
-    )
+    origin = found[later[-1]]
+    return FileLogCut((), tuple(found[entry] for entry in newest_first), (f"{last}{_COMPACT}", origin))
+
+
+def _misleading(compacts: list[int], last: int) -> Iterator[int]:
+    """Compacted files that Spark would work out a wrong interval from.
+
+    It is the distance of the newest two. If the removal of old files was cut short, one between them may be gone.
+    """
+    for older in compacts[1:]:
+        interval = compacts[0] - older
+        if (compacts[0] + 1) % interval == 0 and last < compacts[0] + interval:
+            return
+        yield older
 
 
 def compacted(data: bytes, last: int, where: str) -> bytes:
