@@ -8,7 +8,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -57,7 +57,8 @@ def rescaled(
     ------
     StoreContent
         Store by store all partitions, also those without rows; of an operator that has no key to spread
-        its rows by, such as an aggregation of everything, the one partition that it ever has.
+        its rows by, such as an aggregation of everything, the one partition that it ever has. Its rows
+        can be read until the next one is asked for.
 
     Raises
     ------
@@ -84,25 +85,26 @@ def _spread(
     versions: Sequence[StoreVersion],
     partitions: int,
 ) -> Iterator[StoreContent]:
-    spool = _Spool()
-    states: dict[str, NamedState] = {}
-    for version in versions:
-        content = read_store(checkpoint, version)
-        here = {state.name: state for state in content.states}
-        states = here | states
-        for name, rows in content.rows():
-            if not rows.num_rows:
-                continue
-            state = here[name]
-            hashes = _hashes(rows["key"], state, partition_key(operator, store, state, here))
-            _check(hashes, version, len(versions), operator, state)
-            _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
-    for partition in range(partitions):
-        yield StoreContent(
-            StoreId(operator.id, partition, store),
-            tuple(states.values()),
-            partial(spool.rows, partition),
-        )
+    with tempfile.TemporaryFile(prefix="spark-statestore-") as file:
+        spool = _Spool(file)
+        states: dict[str, NamedState] = {}
+        for version in versions:
+            content = read_store(checkpoint, version)
+            here = {state.name: state for state in content.states}
+            states = here | states
+            for name, rows in content.rows():
+                if not rows.num_rows:
+                    continue
+                state = here[name]
+                hashes = _hashes(rows["key"], state, partition_key(operator, store, state, here))
+                _check(hashes, version, len(versions), operator, state)
+                _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
+        for partition in range(partitions):
+            yield StoreContent(
+                StoreId(operator.id, partition, store),
+                tuple(states.values()),
+                partial(spool.rows, partition),
+            )
 
 
 def _hashes(keys: pa.ChunkedArray, state: NamedState, where: PartitionKey) -> Hashes:
@@ -155,10 +157,10 @@ def _distribute(spool: _Spool, state: str, rows: pa.Table, new: Partitions, part
 
 
 class _Spool:
-    """Rows by new partition, in a temporary file that is gone with the last one who may read it."""
+    """Rows by new partition, in a temporary file."""
 
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="spark-statestore-")  # noqa: SIM115
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
         self._end = self._table = 0
         self._places: defaultdict[int, list[_Place]] = defaultdict(list)
 

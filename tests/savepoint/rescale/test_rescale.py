@@ -1,0 +1,156 @@
+"""Queries whose state is spread over 7 partitions instead of 4, and back, go on as if nothing had happened."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore.checkpoint.query import QueryCheckpoint
+from spark_statestore.savepoint.content import read_store
+from spark_statestore.savepoint.rescale import rescale
+from tests.spark import events, processors_query
+from tests.spark import test_queries as queries
+from tests.spark import test_queries_joins as joins
+from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, Output, Query, Rows, side_by_side
+from tests.spark.test_transform_with_state import BY_EVENTS, BY_THE_CLOCK, with_ttl_and_timers
+
+pytestmark = pytest.mark.slow
+
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+
+Builds = Mapping[str, Callable[[Any], Any]]
+
+
+def beside(builds: Builds) -> Callable[[Any], Any]:
+    """One query of many."""
+    return lambda stream: side_by_side({name: build(stream) for name, build in builds.items()})
+
+
+ONE_KEYED_STATE = {
+    "windows": queries.windows,
+    "sessions": queries.sessions,
+    "distinct": queries.distinct,
+    "distinct_within_watermark": queries.distinct_within_watermark,
+    "groups": queries.counts_in_scala,
+}
+
+
+def by_event_time(stream: Any) -> Any:
+    build = processors_query.in_scala(["one,many,named"], [""], [0], "eventTime", "update")
+    return build(stream, 0)
+
+
+def outer_join(stream: Any) -> Any:
+    condition = f"left_k <=> right_k and left_who = right_who and {joins.NEAR}"
+    return joins.join(stream.withWatermark("ts", joins.WATERMARK), "full", condition)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query with operators that keep state."""
+
+    build: Callable[[Any], Any]
+    checkpoint_format: int
+    mode: str = "append"
+    operators: int = 1
+    schema: Any = events.SCHEMA
+    confs: Mapping[str, str] = field(default_factory=dict)
+    batches: Callable[[int], list[Rows]] = events.batches
+    # Whether what it keeps depends on its input alone: on no clock, and on nothing that is drawn.
+    is_exact: bool = True
+
+
+def of_join(state_format: int, checkpoint_format: int) -> Case:
+    # In format 4, rows without a time have a number instead that is drawn.
+    return Case(
+        outer_join,
+        checkpoint_format,
+        confs={JOIN_FORMAT: str(state_format)},
+        is_exact=state_format < 4,
+    )
+
+
+CASES = {
+    "operators with one keyed state": Case(beside(ONE_KEYED_STATE), 1, operators=5),
+    "pandas state": Case(queries.visits_until_event_time, 2, mode="update"),
+    "aggregation without keys": Case(queries.aggregate_all, 2, mode="update"),
+    "limit": Case(queries.first_rows, 1),
+    "join, format 2": of_join(2, 1),
+    "join, format 3": of_join(3, 2),
+    "join, format 4": of_join(4, 2),
+    "variables and timers by event time, in Scala": Case(
+        by_event_time,
+        2,
+        mode="update",
+        schema=processors_query.SCHEMA,
+        batches=lambda count: processors_query.batches(count, BY_EVENTS),
+    ),
+    "variables with TTL and timers by processing time, in Python": Case(
+        lambda stream: with_ttl_and_timers(stream, 0),
+        1,
+        mode="update",
+        schema=processors_query.SCHEMA,
+        confs=processors_query.NO_EMPTY_BATCHES,
+        batches=lambda count: processors_query.batches(count, BY_THE_CLOCK),
+        is_exact=False,
+    ),
+}
+
+
+def live(
+    spark: Any, case: Case, directory: Path, partitions: list[int], parts: list[list[Rows]]
+) -> tuple[list[Output], Path]:
+    """What a query puts out in runs with so many partitions, one run for each part of the input, and its checkpoint."""
+    query = Query(
+        spark,
+        directory,
+        case.build,
+        case.mode,
+        case.schema,
+        provider=OURS_FOR_JOINS if JOIN_FORMAT in case.confs else OURS,
+        checkpoint_format=case.checkpoint_format,
+        confs={**case.confs, SHUFFLE_PARTITIONS: str(partitions[0])},
+    )
+    outputs = []
+    for number, part in enumerate(parts):
+        if number and partitions[number] != partitions[number - 1]:
+            new = directory / f"checkpoint-{number}"
+            batch = rescale(str(query.checkpoint), str(new), partitions[number])
+            assert batch == int(query.commits[-1].name)
+            query.checkpoint = new
+        query.feed(*part)
+        outputs.append(query.run())
+        found = [operator["numShufflePartitions"] for operator in query.progress[-1]["stateOperators"]]
+        assert found == [partitions[number]] * case.operators
+    return outputs, query.checkpoint
+
+
+def rows_of(checkpoint: Path, *, exact: bool) -> Counter[Any]:
+    """The rows of all stores of a checkpoint as they are kept, or only which state each is of."""
+    query = QueryCheckpoint(str(checkpoint))
+    return Counter(
+        (version.store.operator, version.store.name, state, *(row.values() if exact else ()))
+        for version in query.stores()
+        for state, rows in read_store(query, version).rows()
+        for row in rows.to_pylist()
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_query_goes_on_with_7_partitions_and_then_with_4_again(
+    spark: Any, tmp_path: Path, name: str
+) -> None:
+    case = CASES[name]
+    parts = [[rows] for rows in case.batches(3)]
+    expected, still = live(spark, case, tmp_path / "still", [4, 4, 4], parts)
+    found, moved = live(spark, case, tmp_path / "moved", [4, 7, 4], parts)
+    assert found == expected
+    assert all(any(rows for _, rows in output) for output in expected)
+    kept = rows_of(still, exact=case.is_exact)
+    assert kept
+    assert rows_of(moved, exact=case.is_exact) == kept
