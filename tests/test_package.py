@@ -54,6 +54,7 @@ EXPORTED = [
     "jar_path",
     "list_savepoints",
     "load_savepoint",
+    "rescale",
     "restore",
     "rollback",
     "savepoint",
