@@ -224,7 +224,8 @@ def _column(
         low = memory.read("<i8", slot)
         return _fixed(kind, count, valid, np.stack([low, low >> 63], axis=1))
     if kind.name == "year-month interval":
-        return _intervals(kind, valid, memory.read("<i4", slot), 0, 0)
+        months = memory.read("<i4", slot)
+        return _intervals(kind, valid, months, np.zeros_like(months), np.zeros(count, np.int64))
 
     word = np.where(True if valid is None else valid, memory.read("<i8", slot), 0)
     offset, size = word >> 32, word & 0xFFFFFFFF
@@ -248,14 +249,27 @@ def _column(
         return _map(memory, kind, start, size, valid)
     if kind.name == "variant":
         return _variant(memory, kind, start, size, valid)
+    if kind.name in ("geometry", "geography"):
+        return _shape(memory, kind, start, size, valid)
     if kind.name == "interval":
         months, days, micros = (memory.read(k, start + at) for k, at in (("<i4", 0), ("<i4", 4), ("<i8", 8)))
         return _intervals(kind, valid, months, days, micros)
     return _large_decimal(memory, kind, start, size, valid)
 
 
+_BINARY: Final = SparkType("binary", pa.binary())
+_SRID: Final = SparkType("integer", pa.int32())
+
 # Bytes that a value which does not lie in its slot has at least.
-_SMALLEST: Final = {"array": 8, "map": 8, "variant": 4, "interval": 16, "decimal": 1}
+_SMALLEST: Final = {
+    "array": 8,
+    "map": 8,
+    "variant": 4,
+    "geometry": 4,
+    "geography": 4,
+    "interval": 16,
+    "decimal": 1,
+}
 
 
 def _evenly(at: NDArray[np.int64]) -> Positions:
@@ -404,7 +418,15 @@ def _variant(
     value_size = memory.read("<i4", start).astype("int64")
     if value_size.min() < 0 or (value_size > size - 4).any():
         raise _Malformed("is a variant whose value does not fit into it")
-    binary = SparkType("binary", pa.binary())
-    value = _bytes(memory, binary, start + 4, value_size, valid)
-    metadata = _bytes(memory, binary, start + 4 + value_size, size - 4 - value_size, valid)
+    value = _bytes(memory, _BINARY, start + 4, value_size, valid)
+    metadata = _bytes(memory, _BINARY, start + 4 + value_size, size - 4 - value_size, valid)
     return pa.StructArray.from_buffers(kind.arrow, len(size), [_bitmap(valid)], children=[value, metadata])
+
+
+def _shape(
+    memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
+) -> pa.Array:
+    """Number of the reference system in 4 bytes, the shape in well-known binary."""
+    srid = _fixed(_SRID, len(size), valid, memory.read("<i4", start))
+    wkb = _bytes(memory, _BINARY, start + 4, size - 4, valid)
+    return pa.StructArray.from_buffers(kind.arrow, len(size), [_bitmap(valid)], children=[srid, wkb])

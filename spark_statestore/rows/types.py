@@ -49,10 +49,14 @@ _ARROW: Final = {
     "year-month interval": pa.month_day_nano_interval(),
     "day-time interval": pa.duration("us"),
     "variant": pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
+    "geometry": pa.struct([("srid", pa.int32()), ("wkb", pa.binary())]),
+    "geography": pa.struct([("srid", pa.int32()), ("wkb", pa.binary())]),
 }
 
-# Strings have a length or a collation, times a precision: the bytes are the same.
-_WITH_ARGUMENTS: Final = re.compile(r"(char|varchar|time)\(\d+\)|(string) collate .+", re.IGNORECASE)
+# Strings have a length or a collation, times a precision, shapes a reference system: the bytes are the same.
+_WITH_ARGUMENTS: Final = re.compile(
+    r"(char|varchar|time|geometry|geography)\(.*\)|(string) collate .+", re.IGNORECASE
+)
 _DECIMAL: Final = re.compile(r"decimal\((\d+), ?(-?\d+)\)")
 
 
@@ -186,7 +190,7 @@ def _parse_name(name: str) -> SparkType:
         return SparkType("decimal", pa.decimal128(int(found[1]), int(found[2])))
     if found := _WITH_ARGUMENTS.fullmatch(name):
         plain = (found[1] or found[2]).lower()
-        name = "time" if plain == "time" else "string"
+        name = "string" if plain in ("char", "varchar") else plain
     name = _INTERVALS.get(name, name)
     # What is not known may be in a column that nobody asks for.
     return SparkType(name, _ARROW.get(name, pa.null()))

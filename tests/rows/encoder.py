@@ -99,6 +99,8 @@ def _unscaled(node: str, value: Decimal) -> int:
 def _near(node: Any, value: Any) -> bytes:
     if _digits(node):
         return struct.pack("<q", _unscaled(node, value))
+    if node == "interval year to month":
+        value, _, _ = value
     return struct.pack("<" + _IN_SLOT[node], value)
 
 
@@ -125,6 +127,8 @@ def _far(node: Any, value: Any) -> bytes | None:
         return struct.pack("<iiq", months, days, nanos // 1000)
     if node == "variant":
         return struct.pack("<i", len(value["value"])) + value["value"] + value["metadata"]
+    if node.startswith("geo"):
+        return struct.pack("<i", value["srid"]) + value["wkb"]
     if node == "binary":
         return value
     if node.startswith(("string", "char", "varchar")):
@@ -186,6 +190,11 @@ SIMPLE = [
     Column("timestamp_ntz", pa.timestamp("us"), _MICROS),
     Column("interval day to second", pa.duration("us"), _integers(64)),
     Column(
+        "interval year to month",
+        pa.month_day_nano_interval(),
+        _integers(32).map(lambda months: (months, 0, 0)),
+    ),
+    Column(
         "interval",
         pa.month_day_nano_interval(),
         st.tuples(_integers(32), _integers(32), _integers(53).map(lambda micros: micros * 1000)),
@@ -194,6 +203,11 @@ SIMPLE = [
         "variant",
         pa.struct([("value", pa.binary()), ("metadata", pa.binary())]),
         st.fixed_dictionaries({"value": st.binary(max_size=20), "metadata": st.binary(max_size=20)}),
+    ),
+    Column(
+        "geometry(SRID:0)",
+        pa.struct([("srid", pa.int32()), ("wkb", pa.binary())]),
+        st.fixed_dictionaries({"srid": _integers(32), "wkb": st.binary(max_size=20)}),
     ),
 ]
 
@@ -222,17 +236,24 @@ def struct_of(columns: Sequence[Column]) -> Column:
     )
 
 
-simple_columns = st.sampled_from(SIMPLE)
-_keys = st.sampled_from([column for column in SIMPLE if column.node != "void"])
-columns: st.SearchStrategy[Column] = st.recursive(
-    simple_columns,
-    lambda inner: (
-        inner.map(_array_of)
-        | st.builds(_map_of, _keys, inner)
-        | st.lists(inner, max_size=3).map(struct_of)
-        | inner.map(lambda c: Column({"type": "udt", "class": "x", "sqlType": c.node}, c.arrow, c.values))
-    ),
-    max_leaves=4,
-)
-rows = st.lists(columns, max_size=6).map(struct_of)
+def columns_of(simple: Sequence[Column], *, least: int = 0) -> st.SearchStrategy[Column]:
+    """Columns of these types and of such that are built of them, their structs with so many fields at least."""
+    keys = st.sampled_from([column for column in simple if column.node != "void"])
+    return st.recursive(
+        st.sampled_from(simple),
+        lambda inner: (
+            inner.map(_array_of)
+            | st.builds(_map_of, keys, inner)
+            | st.lists(inner, min_size=least, max_size=3).map(struct_of)
+        ),
+        max_leaves=4,
+    )
+
+
+def _users(stored: Column) -> Column:
+    return Column({"type": "udt", "class": "x", "sqlType": stored.node}, stored.arrow, stored.values)
+
+
+_columns = columns_of(SIMPLE)
+rows = st.lists(_columns | _columns.map(_users), max_size=6).map(struct_of)
 """What a row is, with its values as dicts."""

@@ -124,7 +124,7 @@ def test_strings_of_any_bytes_are_shown_as_spark_shows_them() -> None:
 
 INNER = {
     "type": "struct",
-    "fields": [{"name": "b.c", "type": "long"}, {"name": "d", "type": "geography(4326)"}],
+    "fields": [{"name": "b.c", "type": "long"}, {"name": "d", "type": "geoid(4326)"}],
 }
 
 
@@ -142,7 +142,7 @@ def test_some_columns_are_decoded() -> None:
 
 def test_what_is_not_known_is_refused_by_its_name() -> None:
     rows = pa.array([encode_row(["long"], [1])], pa.binary())
-    for node in ("geography(4326)", INNER, {"type": "array", "elementType": INNER}, {"type": "geo"}):
+    for node in ("geoid(4326)", INNER, {"type": "array", "elementType": INNER}, {"type": "geo"}):
         with pytest.raises(UnsupportedFormatError, match=r"'geo.*cannot decode.*columns="):
             decode_rows(rows, schema(a=node))
     for text in (
