@@ -25,6 +25,8 @@ QUERY_ID = "f013e4c2-9d1b-4c1e-8a52-6f6f6a3d2c11"
 LARGE = bytes(700)
 """A value that does not stay inside of metadata."""
 
+SCHEMA = '{"type":"struct","fields":[{"name":"b","type":"binary","nullable":true,"metadata":{}}]}'
+
 # An aggregation with two partitions, and one that has two stores in its only one.
 OPERATORS = {0: ("stateStoreSave", 2, ("default",)), 1: ("symmetricHashJoin", 1, ("left", "right"))}
 Operators = Mapping[int, tuple[str, int, tuple[str, ...]]]

@@ -1,0 +1,336 @@
+"""Savepoints of a query that runs, fails, is set back and cleans up: each has the state of its batch, as long as it lives."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from spark_statestore.checkpoint.query import QueryCheckpoint
+from spark_statestore.errors import SavepointError, SavepointNotFoundError, StateStoreError
+from spark_statestore.savepoint.api import dispose_savepoint, list_savepoints, load_savepoint, savepoint
+from spark_statestore.savepoint.pins import list_pins
+from spark_statestore.savepoint.restore import clone, restore
+from spark_statestore.savepoint.rollback import rollback
+from spark_statestore.savepoint.savepoint import KINDS, Kind
+from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from tests.effort import EFFORT
+from tests.savepoint.written import LARGE, Content, WrittenQuery, content, unique_name
+
+T = TypeVar("T")
+
+# One store with a partner, so that a savepoint is of more than one.
+OPERATORS = {0: ("stateStoreSave", 1, ("default",)), 1: ("dedupe", 1, ("default",))}
+
+_puts = st.dictionaries(
+    st.sampled_from("abc"), st.sampled_from(["", "1", "2", "large", "larger"]), max_size=2
+)
+_stores = st.lists(st.sampled_from([0, 1]), unique=True)
+
+
+def _rows(put: dict[str, str]) -> dict[bytes, bytes]:
+    return {key.encode(): value.encode() + LARGE * ("large" in value) for key, value in put.items()}
+
+
+class SavepointMachine(RuleBasedStateMachine):
+    """A query and its user. What is cut short, by an error or a crash, may be done or not, but never half."""
+
+    with_ids = False
+    elsewhere = False
+
+    def make_directory(self) -> str:
+        self.scratch = tempfile.TemporaryDirectory()
+        return f"file://{self.scratch.name}"
+
+    def remove_directory(self) -> None:
+        self.scratch.cleanup()
+
+    def perform(self, operation: Callable[[], T]) -> T | None:
+        """Do something that may be cut short; None if it was."""
+        return operation()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = self.make_directory()
+        self.target = f"{self.root}/savepoints"
+        # What each batch on the present timeline left, and each savepoint that lives.
+        self.history: dict[int, Content] = {}
+        self.living: dict[str, Content] = {}
+        # The newest batch there ever was, and the oldest whose state no clean-up has given up.
+        self.highest = self.oldest = 0
+        # The oldest one in Spark's logs.
+        self.first = 0
+
+    @initialize(keep=st.integers(1, 3), kept=st.integers(1, 3))
+    def start(self, keep: int, kept: int) -> None:
+        self.keep = keep
+        self.query = WrittenQuery(
+            f"{self.root}/checkpoint",
+            self.with_ids,
+            f"{self.root}/state" if self.elsewhere else None,
+            # Spark's logs may keep more than clean-ups do.
+            kept=max(keep, kept),
+            operators=OPERATORS,
+        )
+        self.run_batch([0, 1], {"first": "large"}, False)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"checkpoints_dir": self.query.checkpoints_dir}
+
+    @property
+    def retained(self) -> list[int]:
+        return [batch for batch in self.history if batch >= self.first]
+
+    # The query
+
+    @rule(changed=_stores, put=_puts, whole=st.integers(0, 3).map(lambda n: n == 0))
+    def run_batch(self, changed: list[int], put: dict[str, str], whole: bool) -> None:
+        stores = tuple(self.query.stores[number] for number in changed)
+        batch = self.query.run(*stores, put=_rows(put), whole=whole)
+        self.history[batch] = dict(self.query.rows)
+        self.highest = max(self.highest, batch)
+        self.first = max(self.first, batch - self.query.kept)
+
+    @rule(put=_puts, restart=st.booleans())
+    def fail_in_a_batch(self, put: dict[str, str], restart: bool) -> None:
+        """The batch is run again, in format v1 under the same names, with a driver that knows of no failure or anew."""
+        kept = {store: (i.name, i.attempt, i.handle) for store, i in self.query.instances.items()}
+        self.query.begin(put=_rows(put | {"lost": "large"}))
+        for store, (name, attempt, handle) in kept.items():
+            instance = self.query.instances[store]
+            instance.name, instance.attempt, instance.handle = name, attempt, handle
+        if restart:
+            self.query.restart()
+
+    @precondition(lambda self: not self.with_ids)
+    @rule(number=st.sampled_from([0, 1]))
+    def commit_late(self, number: int) -> None:
+        """A task that Spark gave up ends after all: in format v1 its attempt takes the name of the newest version."""
+        query, store = self.query, self.query.stores[number]
+        batch = query.batch
+        before = self.history.get(batch - 1)
+        if before is None:
+            return
+        other = query.open(store)
+        other.handle = None
+        query.batch, rows = batch - 1, query.rows[store]
+        query.commit_store(store, {}, instance=other, whole=True)
+        query.batch = batch
+        assert query.rows[store] == rows
+        # Spark loads what has the name now, wherever the next batch runs.
+        query.restart()
+
+    @rule()
+    def restart(self) -> None:
+        self.query.restart()
+
+    @rule(number=st.sampled_from([0, 1, None]))
+    def clean_up(self, number: int | None) -> None:
+        stores = () if number is None else (self.query.stores[number],)
+        self.oldest = max(self.oldest, self.query.batch - self.keep)
+        self.perform(lambda: self.query.clean_up(self.keep, *stores))
+
+    @rule(data=st.data())
+    def roll_back(self, data: st.DataObject) -> None:
+        query = self.query
+        batch = data.draw(st.sampled_from([b for b in self.retained if b >= self.oldest]))
+        rollback(query.url, batch, **self.options)
+        query.batch = batch
+        self.history = {number: rows for number, rows in self.history.items() if number <= batch}
+        query.rows = dict(self.history[batch])
+        query.restart()
+
+    # Its user
+
+    @rule(kind=st.sampled_from(KINDS), data=st.data())
+    def take(self, kind: Kind, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from([None, *self.retained]))
+        wanted = self.history[self.query.batch if batch is None else batch]
+        known = set(self.living)
+
+        def take() -> object:
+            try:
+                return savepoint(self.query.url, self.target, kind, batch=batch, **self.options)
+            except SavepointError:
+                # What clean-ups may be discarding is refused, and nothing else.
+                if batch is None or batch >= max(self.oldest, self.highest - self.keep):
+                    raise
+                return True
+
+        self.perform(take)
+        for found in list_savepoints(self.target):
+            if found.path not in known:
+                self.living[found.path] = dict(wanted)
+                self.check_one(found.path)
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data(), kind=st.sampled_from(KINDS))
+    def take_of_a_savepoint(self, data: st.DataObject, kind: Kind) -> None:
+        path = data.draw(st.sampled_from(list(self.living)))
+        known = set(self.living)
+        self.perform(lambda: savepoint(path, self.target, kind))
+        for found in list_savepoints(self.target):
+            if found.path not in known:
+                self.living[found.path] = self.living[path]
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data())
+    def dispose(self, data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(list(self.living)))
+        done = self.perform(lambda: self.try_to_dispose(path))
+        if done is None:
+            try:
+                load_savepoint(path)
+            except SavepointNotFoundError:
+                done = self.try_to_dispose(path, begun=True)
+        if done == "disposed":
+            del self.living[path]
+
+    def try_to_dispose(self, path: str, *, begun: bool = False) -> str:
+        needed = list_pins(QueryCheckpoint(path)) if load_or_none(path) else []
+        try:
+            dispose_savepoint(path)
+        except SavepointNotFoundError:
+            assert begun
+        except StateStoreError as error:
+            if not needed or "is needed by" not in str(error):
+                raise
+            return "needed"
+        return "disposed"
+
+    @precondition(lambda self: self.living)
+    @rule(data=st.data(), claim=st.booleans())
+    def restore(self, data: st.DataObject, claim: bool) -> None:
+        path = data.draw(st.sampled_from(list(self.living)))
+        if claim and load_savepoint(path).kind == "canonical" and list_pins(QueryCheckpoint(path)):
+            return
+        new = f"{self.root}/{unique_name()}"
+        wanted = self.living[path]
+        batch = restore(path, new, claim_mode="claim" if claim else "no_claim")
+        if claim:
+            del self.living[path]
+        assert content(QueryCheckpoint(new), batch) == wanted
+
+    @rule()
+    def clone(self) -> None:
+        new = f"{self.root}/{unique_name()}"
+        batch = clone(self.query.url, new, **self.options)
+        assert content(QueryCheckpoint(new, **self.options), batch) == self.history[self.query.batch]
+
+    # What must hold
+
+    def check_one(self, path: str) -> None:
+        assert content(load_savepoint(path).checkpoint()) == self.living[path], path
+
+    @rule()
+    def check(self) -> None:
+        assert {found.path for found in list_savepoints(self.target)} == set(self.living)
+        for path in self.living:
+            self.check_one(path)
+        for batch in self.retained:
+            if batch >= self.oldest:
+                assert content(self.query.checkpoint, batch) == self.history[batch]
+
+    def teardown(self) -> None:
+        try:
+            if hasattr(self, "query"):
+                self.query.restart()
+                self.clean_up(None)
+                self.check()
+                self.let_all_go()
+        finally:
+            self.remove_directory()
+
+    def let_all_go(self) -> None:
+        """Without savepoints, nothing is kept that would not be kept without any."""
+        if self.crashed:
+            # What a dead process left is for its user to see and to remove.
+            for checkpoint in (self.query.checkpoint, *map(QueryCheckpoint, self.living)):
+                for pin in list_pins(checkpoint):
+                    if pin.holder() not in self.living:
+                        pin.remove()
+        # Those that were taken of others first.
+        for _ in range(len(self.living)):
+            for path in sorted(self.living):
+                if self.try_to_dispose(path) == "disposed":
+                    del self.living[path]
+        assert not self.living
+        files = self.query.checkpoint.files
+        assert not list(files.list_files(self.target.partition("://")[2])) or self.crashed
+        if not self.crashed:
+            assert list_pins(self.query.checkpoint) == []
+
+    crashed = False
+
+
+def load_or_none(path: str) -> object:
+    try:
+        return load_savepoint(path)
+    except SavepointNotFoundError:
+        return None
+
+
+class ElsewhereMachine(SavepointMachine):
+    """State below the option ``checkpointsDir``."""
+
+    elsewhere = True
+
+
+class CrashingMachine(SavepointMachine):
+    """Storage fails, or the process that takes a savepoint, disposes of one or cleans up dies."""
+
+    def make_directory(self) -> str:
+        self.fs = FaultInjectingFileSystem()
+        self.fault: Fault | None = None
+        return self.fs.url("")
+
+    def remove_directory(self) -> None:
+        self.fs.restart()
+
+    @rule(kind=st.sampled_from(["fail", "fail_after", "lose_unsynced"]), at=st.integers(1, 40))
+    def trouble_ahead(self, kind: FaultKind, at: int) -> None:
+        self.fault = Fault(kind, at)
+
+    def perform(self, operation: Callable[[], T]) -> T | None:
+        fault, self.fault = self.fault, None
+        if fault is None:
+            return operation()
+        self.fs.inject(fault)
+        try:
+            return operation()
+        except StateStoreError:
+            self.crashed = True
+            return None
+        except CrashedError:
+            self.crashed = True
+            self.fs.restart()
+            self.query.restart()
+            return None
+        finally:
+            self.fs.inject()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize(
+    ("machine", "examples"), [(SavepointMachine, 8), (ElsewhereMachine, 2), (CrashingMachine, 20)]
+)
+def test_every_savepoint_has_the_state_of_its_batch_as_long_as_it_lives(
+    machine: type[SavepointMachine], examples: int, with_ids: bool
+) -> None:
+    run_state_machine_as_test(
+        type(machine.__name__, (machine,), {"with_ids": with_ids}),
+        settings=settings(max_examples=examples * EFFORT, stateful_step_count=30),
+    )
