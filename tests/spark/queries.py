@@ -111,9 +111,8 @@ class Query:
             hidden.rename(path)
             self._files += 1
 
-    def run(self) -> Output:
-        """Start the query, let it take all input there is, and give its output batch by batch."""
-        out: Output = []
+    def start(self, out: Output, **trigger: Any) -> Any:
+        """Start the query, which adds its output to a list batch by batch."""
 
         def sink(batch: Any, number: int) -> None:
             # The text of a row tells 1 from 1.0 and NaN from null, and is hashable for all types.
@@ -124,14 +123,19 @@ class Query:
             events = (
                 self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
             )
-            query = (
+            return (
                 self._build(events)
                 .writeStream.outputMode(self._mode)
                 .option("checkpointLocation", str(self.checkpoint))
                 .foreachBatch(sink)
-                .trigger(availableNow=True)
+                .trigger(**trigger)
                 .start()
             )
+
+    def run(self) -> Output:
+        """Start the query, let it take all input there is, and give its output batch by batch."""
+        out: Output = []
+        query = self.start(out, availableNow=True)
         try:
             assert query.awaitTermination(120), "the query does not end"
         finally:

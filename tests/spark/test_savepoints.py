@@ -1,0 +1,208 @@
+"""Savepoints of queries that run: when they are taken, and that retention leaves them alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore import (
+    OptionError,
+    SavepointError,
+    load_savepoint,
+    savepoint,
+    trigger_savepoint,
+)
+from spark_statestore.checkpoint.query import QueryCheckpoint
+from spark_statestore.savepoint.pins import list_pins
+from tests.savepoint.written import Content, content
+from tests.spark.queries import STATE_STORE, Output, Query
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+BACKEND = STATE_STORE + "backend."
+RETENTION = {
+    BACKEND + "numRetained": "1",
+    # What no version needs goes with the next maintenance, which comes every five seconds.
+    BACKEND + "fileStateThreshold": "0",
+    "spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint": "0",
+}
+
+
+def counted(events: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return events.groupBy("k").agg(F.count("*"), F.sum("v"))
+
+
+def eventually(holds: Callable[[], object], seconds: float = 40) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come to that"
+        time.sleep(0.05)
+
+
+def versions(store: Path) -> set[int]:
+    return {int(path.name[4:].partition("_")[0]) for path in store.glob("chk-*")}
+
+
+class Running:
+    """A query that takes each file as it comes."""
+
+    def __init__(self, query: Query) -> None:
+        self.query = query
+        self.out: Output = []
+        self.batches = 0
+        self.feed()
+        self.spark_query = query.start(self.out, processingTime="0 seconds")
+
+    def feed(self) -> int:
+        """One more batch; returns its number."""
+        number = self.batches
+        self.query.feed([{"k": (number * 7 + row) % 50, "v": row} for row in range(40)])
+        self.batches += 1
+        return number
+
+    def do_batch(self) -> int:
+        number = self.feed()
+        eventually(lambda: self.newest() == number)
+        return number
+
+    def newest(self) -> int:
+        found = self.checkpoint().batches() if (self.query.checkpoint / "commits").exists() else []
+        return max(found, default=-1)
+
+    def checkpoint(self) -> QueryCheckpoint:
+        return QueryCheckpoint(str(self.query.checkpoint))
+
+
+@contextmanager
+def running(spark: Any, directory: Path, checkpoint_format: int = 1, **confs: str) -> Iterator[Running]:
+    query = Query(
+        spark,
+        directory,
+        counted,
+        "update",
+        SCHEMA,
+        checkpoint_format=checkpoint_format,
+        confs=RETENTION | confs,
+    )
+    made = Running(query)
+    try:
+        eventually(lambda: made.newest() == 0)
+        yield made
+    finally:
+        made.spark_query.stop()
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, pytest.param(2, marks=pytest.mark.soak)])
+def test_retention_leaves_savepoints_of_a_running_query_alone(
+    spark: Any, tmp_path: Path, checkpoint_format: int
+) -> None:
+    target = str(tmp_path / "target")
+    wanted: dict[str, Content] = {}
+    with running(spark, tmp_path, checkpoint_format) as query:
+        query.do_batch()
+        promises = {
+            kind: trigger_savepoint(query.spark_query, target, kind, timeout=60)
+            for kind in ("pointer", "canonical")
+        }
+        time.sleep(0.5)
+        assert not any(promise.done() for promise in promises.values())
+        assert query.do_batch() == 2
+        for kind, promise in promises.items():
+            made = promise.result(60)
+            assert (made.kind, made.batch, made.partitions) == (kind, 2, 2)
+            wanted[made.path] = content(query.checkpoint(), 2)
+        # By a process that knows nothing of the query, and has no Spark.
+        program = f"""
+import sys
+sys.modules["pyspark"] = None
+import spark_statestore
+print(spark_statestore.savepoint({str(query.query.checkpoint)!r}, {target!r}, "pointer").path)
+"""
+        number = query.do_batch()
+        other = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        assert load_savepoint(other).batch == number
+        wanted[other] = content(query.checkpoint(), number)
+        assert len(list_pins(query.checkpoint())) == 2
+        for _ in range(4):
+            query.do_batch()
+        stores = [query.query.checkpoint / f"state/0/{partition}" for partition in range(2)]
+        # Spark has asked for version 7, so that 6 is kept too.
+        eventually(lambda: all(versions(store) == {3, 4, 6, 7, 8} for store in stores))
+        # Spark sees nothing of it.
+        assert query.query.metadata()
+        assert sum(query.query.state().values()) == 50
+    for path, rows in wanted.items():
+        assert rows
+        assert content(load_savepoint(path).checkpoint()) == rows
+
+
+def test_a_savepoint_that_nothing_comes_of_says_why(spark: Any, tmp_path: Path) -> None:
+    target = str(tmp_path / "target")
+    with running(spark, tmp_path) as query:
+        with pytest.raises(OptionError, match="savepointsDir"):
+            trigger_savepoint(query.spark_query)
+        with pytest.raises(OptionError, match="no kind of savepoint"):
+            trigger_savepoint(query.spark_query, target, "native")  # type: ignore[arg-type]
+        with pytest.raises(SavepointError, match="no batch was done in time"):
+            savepoint(query.spark_query, target, timeout=0.2)
+        # An earlier batch need not be waited for.
+        assert savepoint(query.spark_query, target, "pointer", batch=0).batch == 0
+        given_up = trigger_savepoint(query.spark_query, target)
+        assert given_up.cancel()
+        (tmp_path / "file").write_bytes(b"")
+        impossible = trigger_savepoint(query.spark_query, str(tmp_path / "file"))
+        assert query.do_batch() == 1
+        assert isinstance(impossible.exception(60), SavepointError)
+        late = trigger_savepoint(query.spark_query, target)
+        query.spark_query.stop()
+        assert "the query was stopped" in str(late.exception(60))
+        after = trigger_savepoint(query.spark_query, target)
+        assert "the query was stopped" in str(after.exception(60))
+        # A query that has ended is as good as its checkpoint.
+        assert savepoint(query.spark_query, target).batch == 1
+
+
+def test_a_query_says_where_savepoints_go_and_why_it_failed(spark: Any, tmp_path: Path) -> None:
+    with running(
+        spark,
+        tmp_path,
+        **{
+            BACKEND + "savepointsDir": str(tmp_path / "default"),
+            BACKEND + "checkpointsDir": str(tmp_path / "elsewhere"),
+        },
+    ) as query:
+        promise = trigger_savepoint(query.spark_query)
+        query.do_batch()
+        made = promise.result(60)
+        assert made.path.startswith(f"file://{tmp_path}/default/savepoint-")
+        assert made.checkpoints_dir == str(tmp_path / "elsewhere")
+        assert sum(len(rows) for rows in content(made.checkpoint()).values()) == 47
+        failed = trigger_savepoint(query.spark_query)
+        # No file of the kind that is expected.
+        bad = tmp_path / "input" / "999.parquet"
+        bad.write_bytes(b"PAR1 and nothing that follows")
+        error = failed.exception(60)
+        assert "the query has failed" in str(error)
+        assert "999.parquet" in str(error)
+
+
+def test_state_that_only_the_driver_keeps_has_no_savepoints(spark: Any, tmp_path: Path) -> None:
+    with running(spark, tmp_path, **{BACKEND + "storage": "memory"}) as query:
+        promise = trigger_savepoint(query.spark_query, str(tmp_path / "target"))
+        assert "is kept on the driver" in str(promise.exception(60))
+        with pytest.raises(SavepointError):
+            savepoint(str(query.query.checkpoint), str(tmp_path / "target"))
+    assert not (tmp_path / "target").exists()
