@@ -1,4 +1,4 @@
-"""Queries that go on from a copy of their checkpoint, or are set back, put out what they did without."""
+"""Queries that go on from a savepoint or a copy, or are set back, put out what they did without."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from spark_statestore import IllegalStateError, clone, restore, rollback, savepoint
 from spark_statestore.checkpoint.query import QueryCheckpoint
 from spark_statestore.savepoint.content import read_store
-from spark_statestore.savepoint.restore import clone
-from spark_statestore.savepoint.rollback import rollback
+from spark_statestore.savepoint.savepoint import Kind
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES
-from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, Query, side_by_side
+from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, Query, configured, side_by_side
 
 pytestmark = pytest.mark.slow
 
@@ -111,10 +111,11 @@ def at(query: Query, checkpoint: Path) -> Query:
 
 
 @pytest.mark.parametrize(
-    ("checkpoint_format", "provider", "join_format"), [(1, OURS, "2"), (2, OURS_FOR_JOINS, "4")]
+    ("checkpoint_format", "provider", "join_format", "kind"),
+    [(1, OURS, "2", "pointer"), (2, OURS_FOR_JOINS, "4", "canonical")],
 )
-def test_a_copy_and_a_query_that_is_set_back_put_out_the_same(
-    spark: Any, tmp_path: Path, checkpoint_format: int, provider: str, join_format: str
+def test_a_restored_query_and_one_that_is_set_back_put_out_the_same(
+    spark: Any, tmp_path: Path, checkpoint_format: int, provider: str, join_format: str, kind: Kind
 ) -> None:
     original = Query(
         spark,
@@ -130,18 +131,67 @@ def test_a_copy_and_a_query_that_is_set_back_put_out_the_same(
     first, second, third = events.batches(7)[::3]
     original.feed(first, second)
     outputs = original.run()
-    twin = at(original, tmp_path / "twin")
-    assert clone(str(original.checkpoint), str(twin.checkpoint)) == 1
-
+    taken = savepoint(str(original.checkpoint), str(tmp_path), kind)
     original.feed(third)
     outputs += original.run()
     assert [number for number, _ in outputs] == [0, 1, 2]
-    assert twin.run() == outputs[2:]
-    assert contents(twin) == contents(original)
     for name in ("windows", "sessions", "joined", "pandas", "processed"):
         assert any(f"{name}=Row(" in row for row in outputs[2][1]), name
-
     known = contents(original)
+
     rollback(str(original.checkpoint), 0)
     assert original.run() == outputs[1:]
     assert contents(original) == known
+
+    # What batch 1 left the first time: it has been done once more since.
+    restored = at(original, tmp_path / "restored")
+    assert restore(taken, str(restored.checkpoint)) == 1
+    assert restored.run() == outputs[2:]
+    assert contents(restored) == known
+
+
+@pytest.fixture
+def often_compacted(spark: Any) -> Iterator[None]:
+    # A source asks for it when it first compacts.
+    with configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "3"}):
+        yield
+
+
+@pytest.mark.usefixtures("often_compacted")
+def test_input_that_was_compacted_since_is_read_again(spark: Any, tmp_path: Path) -> None:
+    def counts(stream: Any) -> Any:
+        return stream.groupBy("k").count()
+
+    original = Query(spark, tmp_path, counts, "update", events.SCHEMA, confs=NO_EMPTY_BATCHES)
+    original.feed(*events.batches(8, rows=6))
+    outputs = original.run()
+
+    twin = at(original, tmp_path / "twin")
+    assert clone(str(original.checkpoint), str(twin.checkpoint), batch=3) == 3
+    assert twin.run() == outputs[4:]
+
+    log = original.checkpoint / "sources" / "0"
+    assert {path.name for path in log.glob("*.compact")} == {"2.compact", "5.compact"}
+    # As Spark does once it has compacted them, and they are old.
+    for name in ("0", "1", "2.compact", "3", "4"):
+        (log / name).unlink()
+        (log / f".{name}.crc").unlink()
+    rollback(str(original.checkpoint), 3)
+    assert {path.name for path in log.iterdir() if path.name[0] != "."} == {"3.compact"}
+    assert original.run() == outputs[4:]
+    assert contents(original) == contents(twin)
+
+
+def test_a_query_that_runs_is_not_set_back(spark: Any, tmp_path: Path) -> None:
+    rates = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    writer = rates.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
+    query = writer.trigger(once=True).start()
+    query.awaitTermination()
+    query = writer.trigger(processingTime="1 hour").start()
+    try:
+        with pytest.raises(IllegalStateError, match="runs in this process"):
+            rollback(str(tmp_path), 0)
+    finally:
+        query.stop()
+    rollback(str(tmp_path), 0)
+    assert QueryCheckpoint(str(tmp_path)).newest_batch() == 0
