@@ -44,6 +44,18 @@ SAID = {
         "events taken: 42, of them twice: 0",
         "operator state: the result equals the answer",
     ],
+    "upgrade_from_savepoint.py": [
+        "version-1, batch 0: ann 35, bob 50",
+        "a canonical savepoint of batch 0",
+        "version-2, batch 1: ann 75, bob 50, eve 10",
+        "savepoints left: 0",
+    ],
+    "roll_back.py": [
+        "deployment 1: attic 20.0, cellar 8.0",
+        "deployment 2, in Fahrenheit by mistake: attic 55.6, cellar 30.8",
+        "to be moved: 2 batches, 6 files",
+        "deployment 3: attic 22.0, cellar 10.0",
+    ],
     "memory_storage.py": [
         "run 1: 1000 numbers counted",
         "run 2: 2000 numbers counted",
