@@ -11,11 +11,12 @@ from spark_statestore.checkpoint.metadata import CheckpointMetadata, NamedState,
 from spark_statestore.checkpoint.query.checkpoint import QueryCheckpoint, StoreVersion
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
 from spark_statestore.state.changes import APPEND, CHANGE_SCHEMA, PUT
 from spark_statestore.state.fold import fold
+from spark_statestore.state.handles import FileStateHandle
 
-__all__ = ["StoreContent", "read_store", "write_store"]
+__all__ = ["StoreContent", "read_store", "require_whole", "write_store"]
 
 _BATCH_ROWS = 65_536
 
@@ -60,10 +61,43 @@ def read_store(checkpoint: QueryCheckpoint, version: StoreVersion) -> StoreConte
     return StoreContent(version.store, metadata.states, rows)
 
 
+def require_whole(checkpoint: QueryCheckpoint, version: StoreVersion) -> CheckpointMetadata:
+    """The metadata of a store's version, after a look whether every stream that it needs is there.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If one is missing.
+    CheckpointError
+        If there is no such version or it cannot be read, see `VersionStore.load`.
+    """
+    versions = checkpoint.open(version.store)
+    metadata = versions.metadata(version.name, version.attempt)
+    for entry in metadata.handle:
+        stream = entry.state.delegate_state_handle
+        try:
+            if isinstance(stream, FileStateHandle):
+                stream.files.size(stream.path)
+            else:
+                # It lies inside of another version's metadata, perhaps of an attempt that was replaced.
+                stream.open_input_stream().close()
+        except FileNotFoundError as error:
+            raise CorruptCheckpointError(
+                f"{versions.where(version.name)} needs the state stream {stream.stream_state_handle_id}, which is "
+                "missing. Take another batch; nothing was changed."
+            ) from error
+        except OSError as error:
+            raise CheckpointIOError(
+                f"{versions.where(version.name)}: {stream.stream_state_handle_id} cannot be looked at: {error}. Nothing "
+                "was changed; try again."
+            ) from error
+    return metadata
+
+
 def write_store(versions: VersionStore, name: CheckpointName, attempt: str, content: StoreContent) -> None:
     """Write what a store has as one version, a full snapshot that builds on nothing.
 
-    Nothing of it remains if that fails.
+    If that fails there is no such version.
 
     Parameters
     ----------

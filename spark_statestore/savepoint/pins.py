@@ -19,20 +19,19 @@ from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.pins import PINS_DIRECTORY, Pins, look_at_pins
-from spark_statestore.checkpoint.query.checkpoint import COMMITS, QueryCheckpoint, StoreVersion
+from spark_statestore.checkpoint.query.checkpoint import COMMITS, QueryCheckpoint
 from spark_statestore.errors import (
     CheckpointIOError,
-    CorruptCheckpointError,
     SavepointError,
     StateStoreError,
 )
+from spark_statestore.savepoint.content import require_whole
 from spark_statestore.savepoint.savepoint import (
     Savepoint,
     is_or_was_savepoint,
     load_savepoint,
     require_savepoint,
 )
-from spark_statestore.state.handles import FileStateHandle
 from spark_statestore.state.handles.file import discard_file
 
 __all__ = ["Pin", "list_pins", "pin", "pin_of", "pinned_while"]
@@ -206,32 +205,8 @@ def _made_sure(checkpoint: QueryCheckpoint, batch: int, made: Pin) -> dict[Store
                 "a canonical one, which has a copy of the state. Nothing was changed."
             )
     with ThreadPoolExecutor(_AT_ONCE) as workers:
-        found = list(workers.map(lambda version: _attempt_of_whole(checkpoint, version), versions))
+        found = list(workers.map(lambda version: require_whole(checkpoint, version).attempt, versions))
     return {version.store: attempt for version, attempt in zip(versions, found, strict=True)}
-
-
-def _attempt_of_whole(checkpoint: QueryCheckpoint, version: StoreVersion) -> str:
-    store = checkpoint.open(version.store)
-    metadata = store.metadata(version.name, version.attempt)
-    for entry in metadata.handle:
-        stream = entry.state.delegate_state_handle
-        try:
-            if isinstance(stream, FileStateHandle):
-                stream.files.size(stream.path)
-            else:
-                # It lies inside of another version's metadata, perhaps of an attempt that was replaced.
-                stream.open_input_stream().close()
-        except FileNotFoundError as error:
-            raise CorruptCheckpointError(
-                f"{store.where(version.name)} needs the state stream {stream.stream_state_handle_id}, which is missing. "
-                "Take the savepoint of another batch; nothing was changed."
-            ) from error
-        except OSError as error:
-            raise CheckpointIOError(
-                f"{store.where(version.name)}: {stream.stream_state_handle_id} cannot be looked at: {error}. Nothing "
-                "was changed; try again."
-            ) from error
-    return metadata.attempt
 
 
 def _is_held_already(made: Pin, pins: Pins) -> bool:

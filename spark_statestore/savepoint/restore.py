@@ -84,7 +84,9 @@ def restore(
         # Refused now rather than after the copy.
         dispose_savepoint(found.path, dry_run=True)
     query_id = found.query_id if keep_query_id else str(uuid.uuid4())
-    _copy(found.checkpoint(), found.batch, new_checkpoint, query_id, partitions, checkpoints_dir)
+    # What replaces the savepoint is as safe as can be before that goes.
+    fsync = claim_mode == "claim"
+    _copy(found.checkpoint(), found.batch, new_checkpoint, query_id, partitions, checkpoints_dir, fsync=fsync)
     if claim_mode == "claim":
         try:
             dispose_savepoint(found.path)
@@ -149,6 +151,8 @@ def _copy(
     query_id: str,
     partitions: int | None,
     checkpoints_dir: str | None,
+    *,
+    fsync: bool = False,
 ) -> None:
     """Assemble a checkpoint at a location where nothing is yet."""
     if partitions is not None and partitions < 1:
@@ -162,6 +166,7 @@ def _copy(
             query_id=query_id,
             partitions=partitions,
             checkpoints_dir=checkpoints_dir,
+            fsync=fsync,
         )
 
 

@@ -12,8 +12,9 @@ from spark_statestore.checkpoint.files import join, parent_of
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.query.checkpoint import COMMITS, OFFSETS, SOURCES, STATE, QueryCheckpoint
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
-from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
+from spark_statestore.errors import IllegalStateError
 from spark_statestore.savepoint import sources
+from spark_statestore.savepoint.content import require_whole
 from spark_statestore.savepoint.layout import list_below, newest_operator_state, operator_states
 from spark_statestore.state.operator.query import OPERATOR_STATE_DIR
 
@@ -124,17 +125,7 @@ class _Plan:
     def _require_state(self) -> None:
         """Fail unless all that the batch left is there, as far as that can be told without reading it."""
         for version in self._checkpoint.stores(self._batch):
-            versions = self._checkpoint.open(version.store)
-            for entry in versions.metadata(version.name).handle:
-                stream = entry.state
-                try:
-                    with stream.open_input_stream():
-                        pass
-                except FileNotFoundError as error:
-                    raise CorruptCheckpointError(
-                        f"{versions.where(version.name)} needs the state stream {stream.stream_state_handle_id}, which is "
-                        "missing. Name another batch; nothing was changed."
-                    ) from error
+            require_whole(self._checkpoint, version)
 
     def _later_logs(self) -> list[str]:
         """What was noted of later batches, in the order in which it is to go."""

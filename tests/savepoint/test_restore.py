@@ -20,6 +20,7 @@ from spark_statestore import (
     clone,
     load_savepoint,
     restore,
+    rollback,
     savepoint,
 )
 from spark_statestore.checkpoint.files import LocalFileSystem
@@ -252,3 +253,14 @@ def test_an_unknown_claim_mode_is_refused(tmp_path: Path, query: WrittenQuery, m
 def test_there_is_at_least_one_partition(tmp_path: Path, query: WrittenQuery):
     with pytest.raises(ValueError, match="at least one partition, not 0"):
         clone(query.url, str(tmp_path / "new"), partitions=0)
+
+
+@pytest.mark.parametrize("change", [clone, lambda url, _: rollback(url, 1)], ids=["clone", "rollback"])
+def test_an_operator_that_nothing_describes_is_missed(
+    tmp_path: Path, query: WrittenQuery, change: Callable[[str, str], object]
+):
+    (tmp_path / "checkpoint" / "state" / "1" / "_metadata" / "metadata").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"the stateful operator 1 of .* has a directory"):
+        change(query.url, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    assert query.checkpoint.batches() == [0, 1]

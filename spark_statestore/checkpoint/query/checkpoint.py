@@ -213,11 +213,18 @@ class QueryCheckpoint:
         return [operator for _, operator in self.operator_files(batch)]
 
     def operator_files(self, batch: int | None = None) -> Iterator[tuple[str, StatefulOperator]]:
-        """The stateful operators, each with the path of the file that describes it."""
+        """The stateful operators, each with the path of the file that describes it.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            If one of those files cannot be read, or is missing.
+        """
         # Operators are numbered without a gap.
         for number in itertools.count():
             path = self._operator_file(number, batch)
             if path is None:
+                self._require_no_state_of(number, batch)
                 return
             yield path, StatefulOperator.decode(self._read(path), self.files.url(path))
 
@@ -300,6 +307,18 @@ class QueryCheckpoint:
         if store.name != _DEFAULT_STORE:
             names.append(store.name)
         return VersionStore(store, join(self.state_url, *names), StorageOptions(fsync=self._fsync))
+
+    def _require_no_state_of(self, operator: int, batch: int | None) -> None:
+        # An operator that is not noticed would be one whose state is left behind.
+        directory = self.path(STATE, str(operator))
+        with failing_to("look for", self.files, directory):
+            if not self.files.is_directory(directory):
+                return
+        of = "" if batch is None else f" for batch {batch}"
+        raise CorruptCheckpointError(
+            f"the stateful operator {operator} of {self.url} has a directory, {self.files.url(directory)}, and no file in "
+            f"_metadata there that describes it{of}. Copy it back from a backup, or take a later batch; nothing was changed."
+        )
 
     def _operator_file(self, operator: int, batch: int | None) -> str | None:
         directory = self.path(STATE, str(operator), "_metadata")
