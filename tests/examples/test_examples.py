@@ -56,6 +56,12 @@ SAID = {
         "to be moved: 2 batches, 6 files",
         "deployment 3: attic 22.0, cellar 10.0",
     ],
+    "rescale.py": [
+        "4 partitions: 300 users, 300 visits",
+        "copied as batch 0 left it",
+        "7 partitions: 300 users, 500 visits",
+        "200 users came on both days",
+    ],
     "memory_storage.py": [
         "run 1: 1000 numbers counted",
         "run 2: 2000 numbers counted",

@@ -1,0 +1,63 @@
+"""Gives a query more state partitions: its checkpoint is copied with 7 instead of 4, and it goes on from the copy.
+
+Spark takes the number from the checkpoint when a query starts again, whatever the session says.
+
+    python examples/rescale.py
+"""
+
+import tempfile
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import spark_statestore
+
+USERS = [f"user {number}" for number in range(300)]
+
+
+def visits(spark: SparkSession, work: Path) -> DataFrame:
+    """The query; it knows nothing of partitions."""
+    return spark.readStream.text(str(work / "input")).groupBy("value").agg(f.count("*").alias("visits"))
+
+
+def run(spark: SparkSession, work: Path, checkpoint: Path) -> None:
+    """Let it take all input there is, and say what it counted so far."""
+    query = (
+        visits(spark, work)
+        .writeStream.outputMode("complete")
+        .format("memory")
+        .queryName("visits")
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    (operator,) = query.lastProgress["stateOperators"]
+    counted = spark.table("visits").agg(f.count("*"), f.sum("visits")).first()
+    print(f"{operator['numShufflePartitions']} partitions: {counted[0]} users, {counted[1]} visits")
+
+
+def main(work: Path) -> None:
+    (work / "input").mkdir()
+    builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "4")
+    spark = spark_statestore.configure(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+    (work / "input" / "monday.txt").write_text("\n".join(USERS))
+    run(spark, work, work / "checkpoint")
+
+    # The query is stopped. From a shell: spark-statestore rescale CHECKPOINT NEW_CHECKPOINT 7
+    batch = spark_statestore.rescale(str(work / "checkpoint"), str(work / "checkpoint-7"), 7)
+    print(f"copied as batch {batch} left it")
+
+    (work / "input" / "tuesday.txt").write_text("\n".join(USERS[:200]))
+    run(spark, work, work / "checkpoint-7")
+    twice = spark.table("visits").where("visits = 2").count()
+    print(f"{twice} users came on both days")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        main(Path(directory))
