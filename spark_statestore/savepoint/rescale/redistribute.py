@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -31,6 +30,8 @@ __all__ = ["rescaled"]
 _BATCH_ROWS: Final = 65_536
 
 _DEFAULT: Final = "default"
+
+_STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
 
 def rescaled(
@@ -63,10 +64,15 @@ def rescaled(
     Raises
     ------
     RescaleError
-        If a row is not where its key belongs, or that is not known.
+        If a row is not where its key belongs, or where that is is not known.
     CheckpointNotFoundError, CorruptCheckpointError
         If the state is not there, or cannot be read.
     """
+    if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
+        raise RescaleError(
+            f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have spread rows by other columns "
+            "than those of their keys, and nothing says by which. Keep the number of partitions. Nothing was written."
+        )
     by_name: dict[str, list[StoreVersion]] = {}
     for version in checkpoint.stores(batch, operator.id):
         by_name.setdefault(version.store.name, []).append(version)
@@ -133,9 +139,8 @@ def _check(
         raise RescaleError(
             f"{version.store}: {wrong} of the {len(hashes)} rows of the state {state.name!r} of operator {operator.name} are "
             f"not in the partition that Spark gives their keys among {partitions}, so it is not known where they belong "
-            "among another number. The state may have been copied from another query, or its query was started with "
-            "spark.sql.streaming.statefulOperator.useStrictDistribution=false. Keep the number of partitions. Nothing "
-            "was written."
+            "among another number. Files of another partition or query may have been copied there. Keep the number of "
+            "partitions. Nothing was written."
         )
 
 
@@ -175,12 +180,13 @@ class _Spool:
         self._table += 1
 
     def rows(self, partition: int) -> Iterator[tuple[str, pa.Table]]:
-        self._file.flush()
         places = self._places[partition]
         for (_, state), parts in itertools.groupby(places, lambda place: (place.table, place.state)):
-            messages = [pa.py_buffer(os.pread(self._file.fileno(), part.size, part.start)) for part in parts]
-            batches = [pa.ipc.read_record_batch(message, ROW_SCHEMA) for message in messages]
-            yield state, pa.Table.from_batches(batches)
+            yield state, pa.Table.from_batches([self._read(place) for place in parts])
+
+    def _read(self, place: _Place) -> pa.RecordBatch:
+        self._file.seek(place.start)
+        return pa.ipc.read_record_batch(pa.py_buffer(self._file.read(place.size)), ROW_SCHEMA)
 
 
 class _Place(NamedTuple):

@@ -157,6 +157,14 @@ def test_rows_that_are_not_where_they_belong_are_refused(tmp_path: Path) -> None
     assert len(before.stores()) == 4
 
 
+def test_a_query_that_may_spread_rows_by_other_columns_is_refused(tmp_path: Path) -> None:
+    before = write(tmp_path / "old", 1, SOME)
+    entry = before.offsets(BATCH).with_conf(redistribute._STRICT, "false")
+    (tmp_path / "old" / "offsets" / str(BATCH)).write_bytes(entry.encode())
+    with pytest.raises(RescaleError, match="useStrictDistribution=false"):
+        rescale(before.url, str(tmp_path / "new"), 7)
+
+
 def test_a_state_that_is_not_known_is_refused_where_it_has_rows(tmp_path: Path) -> None:
     before = write(tmp_path / "old", 2, SOME, operator="somethingNew")
     with pytest.raises(RescaleError, match=r"\(somethingNew\), store default: this release does not know"):
