@@ -48,6 +48,7 @@ def test_the_readme_names_targets_that_exist() -> None:
         "docs/format.md",
         "docs/storage-model.md",
         "docs/operators.md",
+        "docs/rescaling.md",
         "examples/README.md",
         "conf/README.md",
     ],

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -56,10 +58,16 @@ def partition_of(key: Key, partitions: int) -> int:
 
 
 def write(
-    directory: Path, partitions: int, rows: Rows, moved: int = 0, operator: str = "transformWithStateExec"
+    directory: Path,
+    partitions: int,
+    rows: Rows,
+    *,
+    moved: int = 0,
+    operator: str = "transformWithStateExec",
+    checkpoints_dir: str | None = None,
 ) -> QueryCheckpoint:
     """A query's checkpoint with such state, whose rows lie so many partitions behind where they belong."""
-    checkpoint = QueryCheckpoint(str(directory))
+    checkpoint = QueryCheckpoint(str(directory), checkpoints_dir=checkpoints_dir)
     node = {
         "operatorInfo": {"operatorId": 0, "operatorName": operator},
         "stateStoreInfo": [{"storeName": "default", "numColsPrefixKey": 0, "numPartitions": partitions}],
@@ -183,3 +191,37 @@ def test_a_partition_that_is_gone_is_not_taken_for_an_empty_one(tmp_path: Path) 
 def test_there_is_at_least_one_partition(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one partition, not 0"):
         rescale(write(tmp_path / "old", 4, SOME).url, str(tmp_path / "new"), 0)
+
+
+def partitions_seen_by_spark(checkpoint: Path) -> list[str]:
+    return sorted(path.name for path in (checkpoint / "state" / "0").iterdir() if path.name != "_metadata")
+
+
+def test_state_in_a_directory_of_its_own_has_directories_for_spark_too(tmp_path: Path) -> None:
+    place = str(tmp_path / "states")
+    before = write(tmp_path / "old", 4, SOME, checkpoints_dir=place)
+    rescale(before.url, str(tmp_path / "new"), 7, checkpoints_dir=place)
+    assert partitions_seen_by_spark(tmp_path / "new") == list("0123456")
+    assert kept(QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=place)) == where(SOME, 7)
+
+
+@pytest.mark.parametrize("place", [None, "states"])
+def test_an_operator_with_nothing_to_spread_by_keeps_its_one_partition(
+    tmp_path: Path, place: str | None
+) -> None:
+    place = place and str(tmp_path / place)
+    before = write(tmp_path / "old", 4, {}, operator="stateStoreSave", checkpoints_dir=place)
+    stores = [StoreId(0, partition) for partition in range(4)]
+    for store in stores:
+        shutil.rmtree(urlsplit(before.open(store).url).path)
+    row = ("default", pa.Table.from_pylist([{"key": b"", "value": b"all"}], ROW_SCHEMA))
+    state = NamedState("default", 0, NOTHING, NOTHING, "hash", 0)
+    content = StoreContent(stores[0], (state,), lambda: iter([row]))
+    write_store(before.open(stores[0]), CheckpointName(BATCH + 1), attempt(), content)
+
+    rescale(before.url, str(tmp_path / "new"), 7, checkpoints_dir=place)
+    after = QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=place)
+    assert partitions_seen_by_spark(tmp_path / "new") == ["0"]
+    assert kept(after) == [{"default": {b"": [b"all"]}}]
+    # As Spark notes it.
+    assert after.operator(0).partitions == 7

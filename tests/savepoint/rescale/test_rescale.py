@@ -31,10 +31,10 @@ def beside(builds: Builds) -> Callable[[Any], Any]:
     return lambda stream: side_by_side({name: build(stream) for name, build in builds.items()})
 
 
-ONE_KEYED_STATE = {
+ONE_KEYED_STATE: Builds = {
     "windows": queries.windows,
     "sessions": queries.sessions,
-    "distinct": queries.distinct,
+    "distinct": lambda stream: stream.drop("id").dropDuplicates(),
     "distinct_within_watermark": queries.distinct_within_watermark,
     "groups": queries.counts_in_scala,
 }
@@ -154,3 +154,17 @@ def test_a_query_goes_on_with_7_partitions_and_then_with_4_again(
     kept = rows_of(still, exact=case.is_exact)
     assert kept
     assert rows_of(moved, exact=case.is_exact) == kept
+
+
+def test_sparks_state_data_source_reads_the_copy(spark: Any, tmp_path: Path) -> None:
+    case = Case(queries.totals, 2, mode="complete")
+    _, still = live(spark, case, tmp_path / "query", [4], [[case.batches(1)[0]]])
+    rescale(str(still), str(tmp_path / "moved"), 7)
+
+    def read(checkpoint: Path) -> tuple[Counter[str], set[int]]:
+        rows = spark.read.format("statestore").load(str(checkpoint)).collect()
+        return Counter(repr((row.key, row.value)) for row in rows), {row.partition_id for row in rows}
+
+    rows, partitions = read(tmp_path / "moved")
+    assert rows == read(still)[0]
+    assert max(partitions) in (4, 5, 6)
