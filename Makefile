@@ -60,6 +60,7 @@ mutation: $(READY) ## break checkpoint/ in every small way, and see which breaks
 bench: jar ## measure side by side with Spark's own stores
 	$(PY) -m tests.benchmarks
 	$(PY) -m tests.benchmarks.operators
+	$(PY) -m tests.benchmarks.read_state
 
 lint: $(READY) ## ruff, mypy in strict mode, scalac with every warning an error
 	$(PY) -m ruff check

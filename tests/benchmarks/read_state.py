@@ -1,0 +1,124 @@
+"""State as a table, without Spark and by Spark's data source: ``python -m tests.benchmarks.read_state``.
+
+A query counts and sums by a string and a window. Then the same rows are read in turn, from the same checkpoint on
+the same machine. The exit code is 1 if `read_state` takes more than a tenth of what the data source takes to collect
+them as a pandas frame, with structs as they are or each field as a column of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from spark_statestore.rows import read_state
+from tests.benchmarks import session
+from tests.benchmarks.report import Criterion, environment
+
+START = datetime(2024, 1, 1, tzinfo=UTC)
+MOST_OF_DATA_SOURCE = 1 / 10
+
+OURS, OURS_PANDAS = "read_state", "read_state, and as pandas"
+THEIRS, THEIRS_FLAT = "data source as pandas", "data source as pandas, each field a column"
+
+
+def prepare(spark: Any, directory: Path, rows: int) -> Path:
+    """A checkpoint of so many rows: (string, window), long, double."""
+    (directory / "input").mkdir()
+    number = np.arange(rows)
+    table = pa.table(
+        {
+            "k": pa.array([f"customer-{one * 7919 % rows}" for one in range(rows)]),
+            "ts": pa.array([START + timedelta(seconds=int(one % 3600)) for one in number]),
+            "x": number / 3,
+        }
+    )
+    pq.write_table(table, directory / "input" / "0.parquet")
+    from pyspark.sql import functions as F
+
+    events = spark.readStream.schema(spark.read.parquet(str(directory / "input")).schema).parquet(
+        str(directory / "input")
+    )
+    query = (
+        events.groupBy("k", F.window("ts", "1 hour"))
+        .agg(F.count("*").alias("n"), F.sum("x").alias("x"))
+        .writeStream.outputMode("update")
+        .option("checkpointLocation", str(directory / "checkpoint"))
+        .format("noop")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return directory / "checkpoint"
+
+
+def measure(spark: Any, checkpoint: Path, rounds: int) -> dict[str, list[float]]:
+    """Seconds that each way took in each round."""
+    path = str(checkpoint)
+
+    # Structs take pandas far longer than Spark; the data source is given every chance.
+    spark.conf.set("spark.sql.execution.arrow.pyspark.enabled", "true")
+    frame = spark.read.format("statestore").load(path)
+    flat = frame.select("key.k", "key.window.start", "key.window.end", "value.*", "partition_id")
+    ways: dict[str, Callable[[], Any]] = {
+        OURS: lambda: read_state(path),
+        OURS_PANDAS: lambda: read_state(path).flatten().flatten().to_pandas(),
+        THEIRS: frame.toPandas,
+        THEIRS_FLAT: flat.toPandas,
+    }
+    taken: dict[str, list[float]] = {name: [] for name in ways}
+    # One round more than is counted, for Spark to compile what it runs.
+    for number in range(rounds + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            found = way()
+            seconds = time.perf_counter() - start
+            session.say(f"round {number}: {name}: {seconds:.3f} s, {len(found)} rows")
+            if number:
+                taken[name].append(seconds)
+    return taken
+
+
+def criteria(taken: dict[str, list[float]]) -> list[Criterion]:
+    """What is promised of these times, and the same of the data source's faster way."""
+    ours = statistics.median(taken[OURS])
+    return [
+        Criterion(f"{OURS} over {name}", ours / statistics.median(taken[name]), MOST_OF_DATA_SOURCE)
+        for name in (THEIRS, THEIRS_FLAT)
+    ]
+
+
+def main() -> int:
+    """Measure, and say what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        spark = session.start(Path(directory))
+        try:
+            checkpoint = prepare(spark, Path(directory), arguments.rows)
+            taken = measure(spark, checkpoint, arguments.rounds)
+            print(environment(spark))
+        finally:
+            spark.stop()
+    for name, seconds in taken.items():
+        print(f"{name}: median {statistics.median(seconds):.3f} s of {[round(one, 3) for one in seconds]}")
+    found = criteria(taken)
+    for criterion in found:
+        print(criterion)
+    return 0 if all(criterion.met for criterion in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
