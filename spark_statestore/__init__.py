@@ -49,6 +49,7 @@ from spark_statestore.session import (
 )
 
 if TYPE_CHECKING:
+    from spark_statestore.rows import decode_rows, diff_state, iter_state, read_state
     from spark_statestore.savepoint.api import (
         Savepoint,
         clone,
@@ -99,10 +100,14 @@ __all__ = [
     "attach",
     "clone",
     "configure",
+    "decode_rows",
+    "diff_state",
     "dispose_savepoint",
+    "iter_state",
     "jar_path",
     "list_savepoints",
     "load_savepoint",
+    "read_state",
     "rescale",
     "restore",
     "rollback",
@@ -114,9 +119,13 @@ __all__ = [
 _LATER = {
     "Savepoint": "spark_statestore.savepoint.api",
     "clone": "spark_statestore.savepoint.api",
+    "decode_rows": "spark_statestore.rows",
+    "diff_state": "spark_statestore.rows",
     "dispose_savepoint": "spark_statestore.savepoint.api",
+    "iter_state": "spark_statestore.rows",
     "list_savepoints": "spark_statestore.savepoint.api",
     "load_savepoint": "spark_statestore.savepoint.api",
+    "read_state": "spark_statestore.rows",
     "rescale": "spark_statestore.savepoint.api",
     "restore": "spark_statestore.savepoint.api",
     "rollback": "spark_statestore.savepoint.api",

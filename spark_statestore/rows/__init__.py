@@ -1,6 +1,7 @@
 """State rows as typed columns: the bytes of Spark's UnsafeRow decoded without Spark."""
 
 from spark_statestore.rows.decode import decode_rows
+from spark_statestore.rows.diff import diff_state
 from spark_statestore.rows.reader import iter_state, read_state
 
-__all__ = ["decode_rows", "iter_state", "read_state"]
+__all__ = ["decode_rows", "diff_state", "iter_state", "read_state"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.metadata import CheckpointMetadata, NamedState
+from spark_statestore.checkpoint.metadata import NamedState
 from spark_statestore.checkpoint.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.rows.columns import StateColumns
@@ -127,6 +127,9 @@ class StateSource:
         """
         store = self._checkpoint.open(version.store)
         metadata = store.metadata(version.name)
+        number = {
+            state.name: state.rows if state.values is None else state.values for state in metadata.states
+        }.get(self.family)
         parts = [(0, 1)]
         while parts:
             part, of = parts.pop()
@@ -135,7 +138,11 @@ class StateSource:
             if held is None:
                 parts += [(part, 2 * of), (part + of, 2 * of)]
             elif held:
-                yield _left(held, metadata)
+                yield _left(held, number if of == 1 else None)
+
+    def table(self, version: StoreVersion) -> pa.Table:
+        """All of its rows in one of the stores, see `rows`."""
+        return pa.concat_tables([ROW_SCHEMA.empty_table(), *self.rows(version)])
 
     def _described(self) -> NamedState:
         known: dict[str, None] = {}
@@ -158,12 +165,12 @@ def variable_kinds(operator: StatefulOperator) -> dict[str, str]:
     return {node["stateName"]: node["stateVariableType"] for node in nodes}
 
 
-def _left(held: list[pa.RecordBatch], metadata: CheckpointMetadata) -> pa.Table:
-    """The rows that changes leave."""
-    entries = metadata.handle.entries
-    if len(entries) == 1 and entries[0].full:
-        # A full snapshot has nothing but rows.
-        return pa.Table.from_batches(held).select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
+def _left(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
+    """The rows that changes leave, of which there are so many if that is known."""
+    changes = pa.Table.from_batches(held)
+    if changes.num_rows == rows and not changes["value"].null_count:
+        # Nothing is removed, and no change makes another void.
+        return changes.select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
     return fold(held)
 
 

@@ -186,7 +186,7 @@ def test_state_of_every_type_is_read_as_by_the_data_source(typed: Any, tmp_path:
         frame = typed.read.format("statestore").options(**options).load(str(query.checkpoint))
         found = read_state(str(query.checkpoint), operators[operator], store)
         assert found.num_rows == 8
-        values = [{name: plain(value[row][name]) for name in names} for value in found.to_pylist()]
+        values = [plain({name: value[row][name] for name in names}) for value in found.to_pylist()]
         assert Counter(map(repr, values)) == Counter(map(repr, shown(frame, names, f"{row}.")))
 
 

@@ -1,0 +1,187 @@
+"""What changed in a state from one batch to another."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from spark_statestore.rows.columns import PARTITION
+from spark_statestore.rows.decode import decode_array
+from spark_statestore.rows.source import find_state
+from spark_statestore.rows.types import SparkType, parse_schema
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["diff_state"]
+
+# Keys whose values are put together at once.
+_AT_ONCE: Final = 1 << 16
+
+
+def diff_state(
+    path: str,
+    batch_a: int,
+    batch_b: int,
+    operator: int = 0,
+    store: str = "default",
+    column_family: str | None = None,
+    partition: int | None = None,
+    *,
+    checkpoints_dir: str | None = None,
+) -> pa.Table:
+    """What changed in a query's state from the end of one batch to the end of another.
+
+    Values are compared by their bytes.
+
+    Parameters
+    ----------
+    path, operator, store, column_family, partition, checkpoints_dir
+        See `read_state`.
+    batch_a, batch_b
+        The batches. The second one may also be the earlier one; then what is told is the way back.
+
+    Returns
+    -------
+    pyarrow.Table
+        A row for each key that is not the same: ``change`` (``added``, ``changed`` or ``removed``), ``key``, the
+        values ``before`` and ``after`` (null where there is none; lists of values where a key may have several), and
+        ``partition_id``.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If there is no such query, batch, operator, store, column family or partition.
+    CorruptCheckpointError, CheckpointIOError, UnsupportedFormatError
+        If the state cannot be read.
+    """
+    first, second = (
+        find_state(path, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir)
+        for batch in (batch_a, batch_b)
+    )
+    key = parse_schema(second.state.key_schema)
+    values = [parse_schema(source.state.value_schema) for source in (first, second)]
+    several = any(source.state.has_multiple_values for source in (first, second))
+    before, after = (pa.list_(value.arrow) if several else value.arrow for value in values)
+    schema = pa.schema(
+        [
+            ("change", pa.string()),
+            ("key", key.arrow),
+            ("before", before),
+            ("after", after),
+            (PARTITION, pa.int32()),
+        ]
+    )
+    batches = []
+    for one, other in zip(first.versions, second.versions, strict=True):
+        changes = _Changes(first.table(one), second.table(other))
+        for start in range(0, len(changes.keys), _AT_ONCE):
+            keys = changes.keys[start : start + _AT_ONCE]
+            columns = [changes.kinds(keys), decode_array(changes.key_bytes(keys), key)]
+            for side, value in zip(changes.sides, values, strict=True):
+                columns.append(side.lists(keys, value) if several else side.values(keys, value))
+            columns.append(pa.repeat(pa.scalar(other.store.partition, pa.int32()), len(keys)))
+            batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
+    return pa.Table.from_batches(batches, schema)
+
+
+class _Side:
+    """The rows of one batch, by the numbers of their keys.
+
+    Parameters
+    ----------
+    rows
+        Of the schema `ROW_SCHEMA`.
+    keys, values
+        A number for each row: equal for equal bytes, on both sides.
+    most
+        Numbers that there are for keys.
+    """
+
+    def __init__(self, rows: pa.Table, keys: NDArray[np.int64], values: NDArray[np.int64], most: int) -> None:
+        import numpy as np
+
+        self._values = rows["value"]
+        # The values of a key stay in their order.
+        self._order = np.argsort(keys, kind="stable")
+        self.keys = keys[self._order]
+        self.numbers = values[self._order]
+        self.counts = np.bincount(keys, minlength=most)
+        self._starts = np.cumsum(self.counts) - self.counts
+
+    def values(self, keys: NDArray[np.int64], kind: SparkType) -> pa.StructArray:
+        """The only value of each of these keys, null if it has none."""
+        import numpy as np
+
+        missing = self.counts[keys] == 0
+        rows = self._order[np.where(missing, 0, self._starts[keys])] if len(self._order) else keys
+        return decode_array(_taken(self._values, pa.array(rows, mask=missing)), kind)
+
+    def lists(self, keys: NDArray[np.int64], kind: SparkType) -> pa.ListArray:
+        """All values of each of these keys, null if it has none."""
+        import numpy as np
+
+        counts = self.counts[keys]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+        rows = self._order[np.repeat(self._starts[keys], counts) + inside]
+        present = pa.array(counts > 0).buffers()[1]
+        return pa.Array.from_buffers(
+            pa.list_(kind.arrow),
+            len(keys),
+            [present, pa.py_buffer(offsets.astype(np.int32))],
+            children=[decode_array(_taken(self._values, pa.array(rows)), kind)],
+        )
+
+
+class _Changes:
+    """The keys whose values are not the same on both sides."""
+
+    def __init__(self, before: pa.Table, after: pa.Table) -> None:
+        import numpy as np
+
+        split = before.num_rows
+        keys, self._dictionary = _numbered([before["key"], after["key"]])
+        values, _ = _numbered([before["value"], after["value"]])
+        most = len(self._dictionary)
+        one = _Side(before, keys[:split], values[:split], most)
+        other = _Side(after, keys[split:], values[split:], most)
+        differs = one.counts != other.counts
+        # Of keys with as many values on both sides, these stand in line.
+        alike = [side.numbers[~differs[side.keys]] for side in (one, other)]
+        differs[one.keys[~differs[one.keys]][alike[0] != alike[1]]] = True
+        self.sides = (one, other)
+        self.keys: NDArray[np.int64] = np.flatnonzero(differs)
+
+    def kinds(self, keys: NDArray[np.int64]) -> pa.StringArray:
+        """What became of these keys."""
+        import numpy as np
+
+        one, other = self.sides
+        kinds = np.where(
+            one.counts[keys] == 0, "added", np.where(other.counts[keys] == 0, "removed", "changed")
+        )
+        return pa.array(kinds, pa.string())
+
+    def key_bytes(self, keys: NDArray[np.int64]) -> pa.BinaryArray:
+        """The bytes of these keys."""
+        return self._dictionary.take(pa.array(keys))
+
+
+def _numbered(columns: list[pa.ChunkedArray]) -> tuple[NDArray[np.int64], pa.BinaryArray]:
+    """A number for each value of some columns, and the values by number."""
+    import numpy as np
+
+    column = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.binary())
+    encoded = column.dictionary_encode().unify_dictionaries()
+    if not encoded.num_chunks:
+        return np.empty(0, np.int64), pa.array([], pa.binary())
+    numbers = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
+    return numbers.astype(np.int64), encoded.chunk(0).dictionary
+
+
+def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.BinaryArray:
+    taken = column.take(rows)
+    return pa.concat_arrays(taken.chunks) if taken.num_chunks else pa.array([], pa.binary())

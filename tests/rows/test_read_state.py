@@ -1,0 +1,215 @@
+"""State read from a checkpoint without Spark: the rows of a batch, piece by piece, and what changed between two."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+import spark_statestore
+from spark_statestore import diff_state, iter_state, read_state
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
+from tests.effort import EFFORT
+from tests.rows.stored import Change, Changes, State, TypedQuery, row_key
+
+keys = st.sampled_from(["", "a", "b", "a longer key", "größe"])
+put = st.tuples(st.just("put"), keys, st.integers(0, 3))
+single: st.SearchStrategy[Change] = put | st.tuples(st.just("remove"), keys, st.just(0))
+several: st.SearchStrategy[Change] = single | st.tuples(st.just("append"), keys, st.integers(0, 3))
+in_partition = st.lists(
+    st.tuples(st.just("default"), st.lists(single, max_size=6))
+    | st.tuples(st.just("lists"), st.lists(several, max_size=6)),
+    max_size=4,
+)
+batches = st.lists(st.fixed_dictionaries({0: in_partition, 1: in_partition}), min_size=1, max_size=4)
+
+States = dict[tuple[int, str], State]
+
+
+FAMILIES = ("default", "lists")
+
+
+@contextmanager
+def ran(made: list[Changes], **options: Any) -> Iterator[TypedQuery]:
+    """A query that has run some batches."""
+    with tempfile.TemporaryDirectory() as directory:
+        query = TypedQuery(directory, **options)
+        for changes in made:
+            query.change(changes)
+        yield query
+
+
+def rows_of(states: States, family: str) -> list[dict[str, Any]]:
+    return [
+        {"key": row_key(key), "value": {"v": value}, "partition_id": partition}
+        for (partition, name), state in states.items()
+        for key, values in state.items()
+        for value in values
+        if name == family
+    ]
+
+
+def values_of(rows: list[dict[str, Any]], other: dict[str, Any]) -> list[Any]:
+    """The values of the same key, in their order."""
+    same = [row for row in rows if (row["partition_id"], row["key"]) == (other["partition_id"], other["key"])]
+    return [row["value"] for row in same]
+
+
+def counted(rows: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(map(repr, rows))
+
+
+@given(made=batches, with_ids=st.booleans())
+@settings(max_examples=15 * EFFORT)
+def test_every_batch_is_read_as_it_was_left(made: list[Changes], with_ids: bool) -> None:
+    with ran(made, with_ids=with_ids) as query:
+        for number, family in product(range(len(made)), FAMILIES):
+            found = read_state(query.url, column_family=family, batch=number).to_pylist()
+            expected = rows_of(query.left[number], family)
+            assert counted(found) == counted(expected)
+            # The values of a key stand in their order.
+            for row in expected:
+                assert values_of(found, row) == values_of(expected, row)
+
+
+@given(made=batches, memory=st.sampled_from([1, 200, 700, 10**9]), most=st.integers(1, 5))
+@settings(max_examples=15 * EFFORT)
+def test_what_does_not_fit_into_memory_is_read_in_pieces(made: list[Changes], memory: int, most: int) -> None:
+    with ran(made) as query:
+        for family in FAMILIES:
+            pieces = list(iter_state(query.url, column_family=family, memory=memory, batch_rows=most))
+            schema = read_state(query.url, column_family=family).schema
+            assert all(piece.schema == schema for piece in pieces)
+            assert max(piece.num_rows for piece in pieces) <= most
+            rows = [row for piece in pieces for row in piece.to_pylist()]
+            expected = rows_of(query.left[-1], family)
+            assert counted(rows) == counted(expected)
+            for row in expected:
+                assert values_of(rows, row) == values_of(expected, row)
+
+
+@given(made=batches)
+@settings(max_examples=15 * EFFORT)
+def test_what_changed_is_told_key_by_key(made: list[Changes]) -> None:
+    with ran(made) as query:
+        ends = [(0, query.batch), (query.batch, 0), (query.batch, query.batch)]
+        for (first, second), family in product(ends, FAMILIES):
+            found = diff_state(query.url, first, second, column_family=family)
+            found.validate(full=True)
+            expected = changed(query.left[first], query.left[second], family)
+            assert counted(found.to_pylist()) == counted(expected)
+
+
+def changed(before: States, after: States, family: str) -> list[dict[str, Any]]:
+    def shown(values: list[int] | None) -> Any:
+        if values is None:
+            return None
+        return {"v": values[0]} if family == "default" else [{"v": value} for value in values]
+
+    rows = []
+    for partition in (0, 1):
+        one, other = before[partition, family], after[partition, family]
+        for key in one.keys() | other.keys():
+            if one.get(key) != other.get(key):
+                change = "added" if key not in one else "removed" if key not in other else "changed"
+                rows.append(
+                    {
+                        "change": change,
+                        "key": row_key(key),
+                        "before": shown(one.get(key)),
+                        "after": shown(other.get(key)),
+                        "partition_id": partition,
+                    }
+                )
+    return rows
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> TypedQuery:
+    made = TypedQuery(str(tmp_path))
+    made.change({0: [("default", [("put", "a", 1)])], 1: [("default", [("put", "b", 2), ("put", "", 3)])]})
+    made.change({1: [("default", [("remove", "b", 0)])]})
+    return made
+
+
+def test_columns_and_fields_of_columns_are_read_alone(query: TypedQuery) -> None:
+    def read(*columns: str) -> list[dict[str, Any]]:
+        found = read_state(query.url, columns=columns)
+        assert found.schema == next(iter_state(query.url, columns=columns)).schema
+        return found.to_pylist()
+
+    assert read("value") == [{"value": {"v": 1}}, {"value": {"v": 3}}]
+    assert read("partition_id", "key.n") == [
+        {"partition_id": 0, "key": {"n": 1}},
+        {"partition_id": 1, "key": {"n": 0}},
+    ]
+    assert read("key.n", "value.v", "key.k")[0] == {"key": {"n": 1, "k": "a"}, "value": {"v": 1}}
+    assert read("key.n", "key") == read("key")
+    for wrong in ("k", "key.x", "value.v.w", "partition_id.x"):
+        with pytest.raises(OptionError, match="there is no column"):
+            read(wrong)
+        with pytest.raises(OptionError):
+            iter_state(query.url, columns=[wrong])
+
+
+def test_one_partition_is_read_alone(query: TypedQuery) -> None:
+    assert read_state(query.url, partition=1).to_pylist() == [
+        {"key": {"k": None, "n": 0}, "value": {"v": 3}, "partition_id": 1}
+    ]
+    assert read_state(query.url, column_family="lists").num_rows == 0
+    assert diff_state(query.url, 0, 1, partition=0).num_rows == 0
+    assert diff_state(query.url, 0, 1, partition=1)["change"].to_pylist() == ["removed"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"operator": 1}, r"no stateful operator 1, it has 0 \(stateStoreSave\)"),
+        ({"store": "left"}, "no column family 'left' in the store 'default'; it has default, lists"),
+        ({"store": "left", "column_family": "x"}, "no store 'left', it has default"),
+        ({"column_family": "x"}, "no column family 'x'"),
+        ({"batch": 7}, "no batch 7: it has the batches 0 to 1"),
+        ({"partition": 2}, "no partition 2, it has 2, from 0 on"),
+        ({"partition": -1}, "no partition -1"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_is(query: TypedQuery, asked: dict[str, Any], said: str) -> None:
+    for read in (read_state, iter_state):
+        with pytest.raises(CheckpointNotFoundError, match=said):
+            read(query.url, **asked)
+    if "batch" not in asked:
+        with pytest.raises(CheckpointNotFoundError, match=said):
+            diff_state(query.url, 0, 1, **asked)
+
+
+def test_a_column_family_may_be_named_as_a_store(query: TypedQuery) -> None:
+    query.change({0: [("lists", [("append", "a", 1), ("append", "a", 2)])]})
+    assert read_state(query.url, store="lists") == read_state(query.url, column_family="lists")
+    assert read_state(query.url, store="lists").num_rows == 2
+
+
+def test_damaged_state_gives_no_rows(query: TypedQuery, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "0" / "1" / "chk-2" / "_metadata"
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match="partition 1"):
+        read_state(query.url)
+    assert read_state(query.url, partition=0).num_rows == 1
+    with pytest.raises(CorruptCheckpointError):
+        list(iter_state(query.url))
+
+
+def test_the_readers_are_public() -> None:
+    assert (
+        spark_statestore.decode_rows(pa.array([], pa.binary()), '{"type":"struct","fields":[]}') is not None
+    )
