@@ -20,6 +20,7 @@ README = (ROOT / "README.md").read_text()
 FORMAT = (ROOT / "docs/format.md").read_text()
 MODEL = (ROOT / "docs/storage-model.md").read_text()
 OPERATORS = (ROOT / "docs/operators.md").read_text()
+READING = (ROOT / "docs/reading.md").read_text()
 
 
 def test_the_readme_has_the_table_of_options() -> None:
@@ -49,6 +50,7 @@ def test_the_readme_names_targets_that_exist() -> None:
         "docs/storage-model.md",
         "docs/operators.md",
         "docs/rescaling.md",
+        "docs/reading.md",
         "examples/README.md",
         "conf/README.md",
     ],
@@ -136,3 +138,13 @@ def test_every_test_of_the_page_on_operators_is_mentioned() -> None:
     text = OPERATORS.partition("\n## Tests\n")[0]
     for name in named_tests():
         assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
+
+
+def test_the_page_on_reading_has_every_type_with_what_it_becomes() -> None:
+    from spark_statestore.rows.types import KNOWN
+
+    listed = dict(
+        re.findall(r"^\| `([\w -]+)` \| `(.+?)` \|", READING.partition("| Spark | Arrow |")[2], re.MULTILINE)
+    )
+    assert {name: str(kind) for name, kind in KNOWN.items()}.items() <= listed.items()
+    assert listed.keys() - KNOWN.keys() == {"decimal", "array", "map", "struct"}

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
 
-__all__ = ["SparkType", "parse_schema"]
+__all__ = ["KNOWN", "LONG_DIGITS", "SparkType", "parse_schema"]
 
 # What fits into the digits of a long is stored as one.
 LONG_DIGITS: Final = 18
@@ -30,7 +30,7 @@ _INTERVALS: Final = {
     ),
 }
 
-_ARROW: Final = {
+KNOWN: Final = {
     "void": pa.null(),
     "boolean": pa.bool_(),
     "byte": pa.int8(),
@@ -52,6 +52,7 @@ _ARROW: Final = {
     "geometry": pa.struct([("srid", pa.int32()), ("wkb", pa.binary())]),
     "geography": pa.struct([("srid", pa.int32()), ("wkb", pa.binary())]),
 }
+"""What the types without arguments and parts are decoded to."""
 
 # Strings have a length or a collation, times a precision, shapes a reference system: the bytes are the same.
 _WITH_ARGUMENTS: Final = re.compile(
@@ -155,7 +156,7 @@ def parse_schema(schema: str, columns: Sequence[str] | None = None) -> SparkType
 
 
 def _require_known(kind: SparkType) -> None:
-    if not (kind.children or kind.name in _ARROW or kind.name in ("struct", "decimal")):
+    if not (kind.children or kind.name in KNOWN or kind.name in ("struct", "decimal")):
         raise UnsupportedFormatError(
             f"the state has a column of Spark's type {kind.name!r}, which this release cannot decode. Leave the column out "
             "(columns=...), or upgrade spark-statestore."
@@ -193,4 +194,4 @@ def _parse_name(name: str) -> SparkType:
         name = "string" if plain in ("char", "varchar") else plain
     name = _INTERVALS.get(name, name)
     # What is not known may be in a column that nobody asks for.
-    return SparkType(name, _ARROW.get(name, pa.null()))
+    return SparkType(name, KNOWN.get(name, pa.null()))

@@ -76,16 +76,31 @@ SAID_TWICE = {
     "foreach_batch.py": (["ann 70", "bob 75"], ["ann 140", "bob 150"]),
 }
 
+# Reads the checkpoint that another one left, without Spark.
+READ = {
+    "read_state.py": (
+        "word_count.py",
+        [
+            "state: key struct<word: string>, value struct<count: int64>, partition_id int32",
+            "pandas: 9 words, the longest one is brown",
+            "duckdb: the 6, brown 2, dog 2",
+            "in pieces: 22 words were counted",
+            "batch 1 changed brown: 1 to 2",
+            "batch 1 changed dog: 1 to 2",
+        ],
+    ),
+}
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 
 
-def run(example: str, cwd: Path, *arguments: str) -> list[str]:
+def run(example: str, cwd: Path, *arguments: str, path: Path | None = None) -> list[str]:
     temporary = cwd / "tmp"
     temporary.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, str(EXAMPLES / example), *arguments],
         cwd=cwd,
-        env=os.environ | {"TMPDIR": str(temporary)},
+        env=os.environ | {"TMPDIR": str(temporary)} | ({"PYTHONPATH": f"{path}:{ROOT}"} if path else {}),
         capture_output=True,
         text=True,
         timeout=280,
@@ -97,7 +112,9 @@ def run(example: str, cwd: Path, *arguments: str) -> list[str]:
 
 
 def test_every_small_example_is_tested():
-    assert {path.name for path in EXAMPLES.glob("*.py")} - NOT_SMALL == SAID.keys() | SAID_TWICE.keys()
+    assert {
+        path.name for path in EXAMPLES.glob("*.py")
+    } - NOT_SMALL == SAID.keys() | SAID_TWICE.keys() | READ.keys()
 
 
 def test_every_example_is_in_the_table():
@@ -115,3 +132,15 @@ def test_an_example_goes_on_with_the_same_directory(example: str, tmp_path: Path
     first, second = SAID_TWICE[example]
     assert run(example, tmp_path, "work") == first
     assert run(example, tmp_path, "work") == second
+
+
+@pytest.mark.parametrize("example", READ)
+def test_an_example_reads_a_checkpoint_without_spark(example: str, tmp_path: Path):
+    writer, said = READ[example]
+    for _ in range(2):
+        run(writer, tmp_path, "work")
+    without = tmp_path / "without"
+    without.mkdir()
+    for name in ("pyspark", "py4j"):
+        (without / f"{name}.py").write_text(f"raise ImportError('{name} is not for this test')\n")
+    assert run(example, tmp_path, "work/checkpoint", path=without) == said
