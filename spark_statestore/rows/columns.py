@@ -13,12 +13,9 @@ from spark_statestore.rows.decode import decode_array
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.state.fold import ROW_SCHEMA
 
-__all__ = ["LIST_STATE", "MAP_STATE", "PARTITION", "StateColumns"]
+__all__ = ["PARTITION", "StateColumns"]
 
 PARTITION: Final = "partition_id"
-
-LIST_STATE: Final = "ListState"
-MAP_STATE: Final = "MapState"
 
 
 class _Column(NamedTuple):
@@ -31,11 +28,15 @@ class _Column(NamedTuple):
 
 _PLAIN: Final = (_Column("key", "key"), _Column("value", "value"))
 _OF_VARIABLES: Final = {
-    LIST_STATE: (_Column("key", "key"), _Column("list_element", "value")),
-    MAP_STATE: (
+    "ListState": (_Column("key", "key"), _Column("list_element", "value")),
+    "MapState": (
         _Column("key", "key", "key"),
         _Column("user_map_key", "key", "userKey"),
         _Column("user_map_value", "value"),
+    ),
+    "TimerState": (
+        _Column("key", "key", "key"),
+        _Column("expiration_timestamp_ms", "key", "expiryTimestampMs"),
     ),
 }
 
@@ -48,7 +49,7 @@ class StateColumns:
     state
         The state.
     variable
-        The kind of state variable of transformWithState that it is, None if it is none.
+        The kind of state variable of transformWithState that it is, as Spark calls it; None if it is none.
     columns
         The columns to decode, by default all; ``a.b`` is the field b of column a.
 

@@ -17,7 +17,7 @@ from spark_statestore.rows import decode_rows, read_state
 from tests.effort import EFFORT
 from tests.rows import encoder
 from tests.spark import events
-from tests.spark.processors import SAID, Interpreter
+from tests.spark.processors import DAY, SAID, Interpreter
 from tests.spark.processors_query import NO_EMPTY_BATCHES, SCHEMA, batches
 from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, STATE_STORE, Query, configured
 from tests.spark.test_state_data_source import busy_windows
@@ -238,14 +238,19 @@ def test_joins_and_windows_are_read_as_by_the_data_source(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ttl", [None, 3_600_000])
+@pytest.mark.parametrize("ttl", [None, DAY])
 def test_state_variables_are_read_as_by_the_data_source(spark: Any, tmp_path: Path, ttl: int | None) -> None:
+    timers = None if ttl is None else "processing"
+    mode = "None" if ttl is None else "ProcessingTime"
+
     def interpreted(stream: Any) -> Any:
-        mode = "None" if ttl is None else "ProcessingTime"
-        return stream.groupBy("k").transformWithState(Interpreter("string", ttl=ttl), SAID, "Update", mode)
+        processor = Interpreter("string", ttl=ttl, timers=timers)
+        return stream.groupBy("k").transformWithState(processor, SAID, "Update", mode)
 
     query = Query(spark, tmp_path, interpreted, "update", SCHEMA, confs=NO_EMPTY_BATCHES)
-    query.feed(*batches(3))
+    query.feed(*batches(2, timers=[DAY] if timers else []))
     query.run()
     for variable in ("one", "many", "named"):
         assert_read_alike(query, {"stateVarName": variable}, column_family=variable)
+    if timers:
+        assert_read_alike(query, {"readRegisteredTimers": "true"}, column_family="$procTimers_keyToTimestamp")
