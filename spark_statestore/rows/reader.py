@@ -34,7 +34,7 @@ def read_state(
     Parameters
     ----------
     path
-        The query's ``checkpointLocation``.
+        The query's ``checkpointLocation``, or a savepoint of either kind.
     operator
         Number of the stateful operator; 0 is the last one of the query.
     store

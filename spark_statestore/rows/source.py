@@ -12,6 +12,7 @@ from spark_statestore.checkpoint.metadata import NamedState
 from spark_statestore.checkpoint.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.rows.columns import StateColumns
+from spark_statestore.savepoint.savepoint import open_checkpoint
 from spark_statestore.state.fold import ROW_SCHEMA, fold
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def find_state(
     CheckpointNotFoundError
         If it is not there.
     """
-    checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir)
+    checkpoint = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     batch = checkpoint.require_batch(batch)
     described = checkpoint.operator(operator, batch)
     stores = [one.name for one in described.stores]
@@ -126,7 +127,7 @@ class StateSource:
             If it cannot be read.
         """
         store = self._checkpoint.open(version.store)
-        metadata = store.metadata(version.name)
+        metadata = store.metadata(version.name, version.attempt)
         number = {
             state.name: state.rows if state.values is None else state.values for state in metadata.states
         }.get(self.family)
@@ -147,7 +148,7 @@ class StateSource:
     def _described(self) -> NamedState:
         known: dict[str, None] = {}
         for version in self.versions:
-            states = self._checkpoint.open(version.store).metadata(version.name).states
+            states = self._checkpoint.open(version.store).metadata(version.name, version.attempt).states
             for state in states:
                 if state.name == self.family:
                     return state

@@ -197,6 +197,17 @@ def test_a_column_family_may_be_named_as_a_store(query: TypedQuery) -> None:
     assert read_state(query.url, store="lists").num_rows == 2
 
 
+@pytest.mark.parametrize("kind", ["canonical", "pointer"])
+def test_a_savepoint_is_read_as_what_it_was_taken_of(query: TypedQuery, tmp_path: Path, kind: str) -> None:
+    query.change({0: [("lists", [("append", "a", 1), ("append", "a", 2)])]})
+    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind)
+    query.change({0: [("lists", [("remove", "a", 0)])]})
+    for family in FAMILIES:
+        found = read_state(taken.path, column_family=family).to_pylist()
+        assert counted(found) == counted(rows_of(query.left[taken.batch], family))
+    assert read_state(taken.path, store="lists").num_rows == 2
+
+
 def test_damaged_state_gives_no_rows(query: TypedQuery, tmp_path: Path) -> None:
     path = tmp_path / "state" / "0" / "1" / "chk-2" / "_metadata"
     data = bytearray(path.read_bytes())
