@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import uuid
+from datetime import UTC, datetime
 from pathlib import Path
 
 import fsspec
@@ -330,3 +331,29 @@ def test_paths_are_joined_and_taken_apart() -> None:
     assert parent_of("/aX/X") == "/aX"
     assert LocalFileSystem().url("/a") == "file:///a"
     assert FsspecFileSystem(fsspec.filesystem("memory"), "s3").url("bucket/a") == "s3://bucket/a"
+
+
+def test_a_listing_says_when_a_file_was_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    os.utime(tmp_path / "file", (1_700_000_000, 1_700_000_000))
+    for files in (LocalFileSystem(), FsspecFileSystem(fsspec.filesystem("local"), "local")):
+        assert [status.modified for status in files.list_files(str(tmp_path))] == [1_700_000_000]
+
+
+@pytest.mark.parametrize(
+    ("detail", "modified"),
+    [
+        ({"LastModified": datetime(2024, 1, 1, tzinfo=UTC)}, 1_704_067_200),
+        ({"created": datetime(2024, 1, 1)}, 1_704_067_200),
+        ({"updated": "2024-01-01T01:00:00.000+01:00"}, 1_704_067_200),
+        ({"updated": "yesterday", "created": 1}, 1),
+        ({"mtime": None}, None),
+        ({}, None),
+    ],
+)
+def test_drivers_say_in_several_ways_when_a_file_was_written(
+    detail: dict[str, object], modified: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(fs), "find", lambda *_, **__: {"/file": {"name": "/file", "size": 1} | detail})
+    assert [status.modified for status in FsspecFileSystem(fs, "memory").list_files("/")] == [modified]

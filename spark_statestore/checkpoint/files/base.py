@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
 __all__ = ["FileOutput", "FileStatus", "FileSystem", "join", "parent_of", "write_whole"]
@@ -24,10 +24,21 @@ def parent_of(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileStatus:
-    """A file as a listing shows it: its path and its size in bytes."""
+    """A file as a listing shows it.
+
+    Attributes
+    ----------
+    path
+        Its path.
+    size
+        Bytes.
+    modified
+        When it was last written, in seconds since 1970; None where the file system does not say.
+    """
 
     path: str
     size: int
+    modified: float | None = field(default=None, compare=False)
 
 
 class FileOutput(ABC):

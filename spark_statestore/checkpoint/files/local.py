@@ -193,7 +193,8 @@ class LocalFileSystem(FileSystem):
                             pending.append(entry.path)
                         else:
                             with contextlib.suppress(FileNotFoundError):
-                                yield FileStatus(entry.path, entry.stat().st_size)
+                                status = entry.stat()
+                                yield FileStatus(entry.path, status.st_size, status.st_mtime)
             except (FileNotFoundError, NotADirectoryError):
                 continue
 

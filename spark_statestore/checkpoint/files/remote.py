@@ -7,6 +7,7 @@ import io
 import os
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from spark_statestore.checkpoint.files.base import (
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 __all__ = ["FsspecFileSystem"]
+
+# What drivers call the time of a file's last change; all but the first are of one driver or two.
+_TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
 # Here directories are only the leading parts of names, and making one costs a request.
 _OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos", "r2"}
@@ -185,7 +189,22 @@ class FsspecFileSystem(FileSystem):
         except FileNotFoundError:
             return
         for name, detail in found.items():
-            yield FileStatus(name, int(detail.get("size") or 0))
+            yield FileStatus(name, int(detail.get("size") or 0), _modified(detail))
 
     def _write_synced(self, path: str, data: Buffer, mode: str) -> None:
         write_whole(_FsspecOutput(self._fs, path, mode, fsync=True), data)
+
+
+def _modified(detail: dict[str, Any]) -> float | None:
+    for name in _TIMES:
+        value = detail.get(name)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                continue
+        if isinstance(value, datetime):
+            return (value if value.tzinfo else value.replace(tzinfo=UTC)).timestamp()
+        if isinstance(value, int | float):
+            return float(value)
+    return None
