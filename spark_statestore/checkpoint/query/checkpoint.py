@@ -16,7 +16,12 @@ from spark_statestore.checkpoint.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.checkpoint.query.operators import StatefulOperator
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
-from spark_statestore.errors import CheckpointError, CheckpointNotFoundError, CorruptCheckpointError
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    ForeignCheckpointError,
+)
 from spark_statestore.options import StorageOptions
 
 __all__ = ["COMMITS", "METADATA", "OFFSETS", "SOURCES", "STATE", "QueryCheckpoint", "StoreVersion"]
@@ -146,6 +151,10 @@ class QueryCheckpoint:
             _ = self.query_id
         return sorted(found & self._numbers(OFFSETS))
 
+    def noted_batches(self) -> list[int]:
+        """Batches of which Spark keeps anything, oldest first: also those that were begun and not done."""
+        return sorted(self._numbers(OFFSETS) | self._numbers(COMMITS))
+
     def newest_batch(self) -> int:
         """The newest batch that is done.
 
@@ -256,20 +265,38 @@ class QueryCheckpoint:
         ------
         CheckpointNotFoundError
             If there is no such batch or operator.
+        CorruptCheckpointError
+            If the commit log names other stores than the operators have.
+        ForeignCheckpointError
+            If another provider keeps the query's state.
         """
         batch = self.require_batch(batch)
         ids = self.commit(batch).state_ids
         chosen = self.operators(batch) if operator is None else [self.operator(operator, batch)]
-        return [
-            StoreVersion(
-                StoreId(one.id, partition, store.name),
-                CheckpointName(batch + 1, ids[one.id][partition][number] if ids and one.id in ids else None),
-                self._attempts.get(StoreId(one.id, partition, store.name)),
-            )
-            for one in chosen
-            for partition in range(self._partitions(one, batch, ids))
-            for number, store in enumerate(one.stores)
-        ]
+        try:
+            return [
+                StoreVersion(
+                    StoreId(one.id, partition, store.name),
+                    CheckpointName(
+                        batch + 1, ids[one.id][partition][number] if ids and one.id in ids else None
+                    ),
+                    self._attempts.get(StoreId(one.id, partition, store.name)),
+                )
+                for one in chosen
+                for partition in range(self._partitions(one, batch, ids))
+                for number, store in enumerate(one.stores)
+            ]
+        except ValueError as error:
+            raise ForeignCheckpointError(
+                f"the state of {self.url} was written by another state store provider: its commit log names versions "
+                f"in another way ({error}). A query keeps the provider of its first batch."
+            ) from error
+        except (IndexError, TypeError) as error:
+            raise CorruptCheckpointError(
+                f"the commit log of {self.url} does not name a version of every store for batch {batch}: it fits "
+                "another number of stores than the operators have. Copy the entry or the operators' metadata back from a "
+                "backup, or go on from an earlier batch; nothing was changed."
+            ) from error
 
     def partitions(self, operator: StatefulOperator, batch: int | None = None) -> int:
         """The partitions that an operator has state in.

@@ -1,0 +1,225 @@
+"""Verification: a whole checkpoint is found whole, and whatever breaks one of the files that it needs is found and named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore.checkpoint.query.verify import verify
+from spark_statestore.errors import (
+    CheckpointNotFoundError,
+    ForeignCheckpointError,
+)
+from spark_statestore.state.operator import ListStateDescriptor, QueryOperatorState
+from tests.checkpoint.query.stored import StoredQuery
+
+# What batch 2 needs, of batches 0 to 3: patterns of paths.
+NEEDED = [
+    "metadata",
+    "offsets/1",
+    "offsets/2",
+    "commits/2",
+    "sources/0/0",
+    "sources/0/1",
+    "sources/0/2",
+    "state/0/_metadata/metadata",
+    "state/0/0/chk-3*/_metadata",
+    "state/0/1/chk-3*/_metadata",
+    "state/0/*/shared/1-*",
+    "operator-state/limits/chk-2_*/_metadata",
+]
+
+# Here only the changes are needed, which lie at the start.
+CHANGES = ["state/0/0/chk-2*/_metadata", "state/0/1/chk-2*/_metadata"]
+
+LIMITS = ListStateDescriptor("limits", pa.int64())
+
+
+@pytest.fixture(params=[1, 2])
+def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
+    """A query with four batches; large changes lie in files of their own."""
+    made = StoredQuery(tmp_path / "checkpoint", request.param)
+    made.run(**{f"{'w' * (number % 7)}{number}": number for number in range(100)})
+    for batch in (1, 2, 3):
+        made.run(ann=batch, carl=batch)
+    state = QueryOperatorState(made.url, "limits")
+    for batch in range(4):
+        with state.batch(batch) as store:
+            store.get_list_state(LIMITS).add(batch)
+    return made
+
+
+def needed(query: StoredQuery, patterns: list[str] = NEEDED) -> list[Path]:
+    found = [path for pattern in patterns for path in query.directory.glob(pattern)]
+    assert len(found) >= len(patterns)
+    return found
+
+
+def test_a_whole_checkpoint_is_whole(query: StoredQuery) -> None:
+    for batch in (None, 3, 2, 1, 0):
+        found = verify(query.url, batch)
+        assert (found.problems, found.ok, found.stores) == ((), True, 2)
+        assert found.batch == (3 if batch is None else batch)
+
+
+def test_every_byte_is_read(query: StoredQuery) -> None:
+    found = verify(query.url, 2)
+    paths = needed(query)
+    # Of each of the two stores: the changes of two versions, which lie inside of their metadata.
+    inside = [
+        attempt.committed.handle.entries[-1].state.state_size for b in (1, 2) for attempt in query.counted[b]
+    ]
+    assert found.bytes == sum(path.stat().st_size for path in paths) + sum(inside)
+    assert found.files == len(paths) + len(inside)
+
+
+def test_a_missing_file_is_found(query: StoredQuery) -> None:
+    # The operator state of a batch before that one would do as well.
+    for path in needed(query, [*NEEDED[:-1], *CHANGES]):
+        aside = path.rename(path.with_name("aside"))
+        if path.parts[-2:] in (("offsets", "2"), ("commits", "2")):
+            with pytest.raises(CheckpointNotFoundError, match="no batch 2"):
+                verify(query.url, 2)
+        else:
+            assert {problem.kind for problem in verify(query.url, 2).problems} == {"missing"}, path
+        aside.rename(path)
+    assert verify(query.url, 2).ok
+
+
+def test_a_changed_byte_is_found(query: StoredQuery) -> None:
+    for path in needed(query):
+        data = path.read_bytes()
+        for position in {0, len(data) // 3, len(data) // 2, len(data) - 1}:
+            changed = bytearray(data)
+            changed[position] ^= 0x10
+            path.write_bytes(changed)
+            found = verify(query.url, 2)
+            assert not found.ok, (path, position)
+        path.write_bytes(data)
+    for path in needed(query, CHANGES):
+        data = path.read_bytes()
+        path.write_bytes(data[:60] + bytes([data[60] ^ 0x10]) + data[61:])
+        (problem,) = verify(query.url, 2).problems
+        assert problem.kind == "damaged"
+        path.write_bytes(data)
+    assert verify(query.url, 2).ok
+
+
+def test_a_file_that_ends_early_is_found(query: StoredQuery) -> None:
+    for path in needed(query):
+        data = path.read_bytes()
+        path.write_bytes(data[:-1])
+        assert not verify(query.url, 2).ok, path
+        path.write_bytes(data)
+
+
+def test_what_a_batch_does_not_need_may_be_broken(query: StoredQuery) -> None:
+    for path in set(query.directory.rglob("*")) - set(needed(query, NEEDED + CHANGES)):
+        if path.is_file() and not path.name.endswith(".crc"):
+            path.write_bytes(b"broken")
+    assert verify(query.url, 2).ok
+
+
+def test_the_newest_batch_comes_with_the_one_that_was_begun(query: StoredQuery) -> None:
+    query.begin()
+    assert verify(query.url).ok
+    for name in ("offsets/4", "sources/0/4"):
+        data = (query.directory / name).read_bytes()
+        (query.directory / name).write_bytes(b"v1\n{}")
+        assert not verify(query.url).ok
+        assert verify(query.url, 2).ok
+        (query.directory / name).write_bytes(data)
+
+
+def test_a_batch_that_is_done_was_begun(query: StoredQuery) -> None:
+    (query.directory / "offsets/3").unlink()
+    found = verify(query.url)
+    assert (found.batch, [problem.what for problem in found.problems]) == (2, ["the offset log, batch 3"])
+
+
+def test_a_problem_names_its_part(query: StoredQuery) -> None:
+    for path in query.directory.glob("state/0/1/chk-3*/_metadata"):
+        path.write_bytes(b"")
+    (problem,) = verify(query.url, 2).problems
+    assert problem.what == "operator 0, partition 1, store default"
+    assert problem.kind == "damaged"
+    assert "version 3" in problem.message
+    assert str(query.directory) in problem.message
+
+
+def test_an_operator_that_is_not_described_is_missed(query: StoredQuery) -> None:
+    (query.directory / "state/0/_metadata/metadata").unlink()
+    (problem,) = verify(query.url).problems
+    assert problem.what == "operator 0"
+
+
+def test_a_commit_log_of_other_partitions_is_found(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(a=1)
+    entry = query.directory / "commits/0"
+    version, noted = entry.read_text().split("\n")
+    node = json.loads(noted)
+    node["stateUniqueIds"]["0"] *= 2
+    query.put("commits/0", f"{version}\n{json.dumps(node)}")
+    assert any("4 partitions" in problem.message for problem in verify(query.url).problems)
+    node["stateUniqueIds"]["0"] = [[], []]
+    query.put("commits/0", f"{version}\n{json.dumps(node)}")
+    assert not verify(query.url).ok
+
+
+def test_storage_that_fails_says_nothing_of_what_is_in_it(query: StoredQuery) -> None:
+    for path in query.directory.glob("state/0/1/chk-3*/_metadata"):
+        path.unlink()
+        path.mkdir()
+    (problem,) = verify(query.url, 2).problems
+    assert problem.kind == "unreadable"
+
+
+def test_the_log_of_a_source_is_needed_from_where_it_was_folded(query: StoredQuery) -> None:
+    for number in (0, 1):
+        (query.directory / f"sources/0/{number}").unlink()
+    assert not verify(query.url).ok
+    folded = [json.dumps({"path": "file:///input/x", "timestamp": 0, "batchId": n}) for n in (0, 1)]
+    query.put("sources/0/1.compact", "\n".join(["v1", *folded]))
+    assert verify(query.url).ok
+    # Of a batch before, its entries are in there too.
+    assert verify(query.url, 0).ok
+    (query.directory / "sources/0/2").unlink()
+    assert not verify(query.url).ok
+
+
+def test_state_elsewhere_is_verified_there(query: StoredQuery, tmp_path: Path) -> None:
+    name = json.loads((query.directory / "metadata").read_text())["id"].replace("-", "")
+    elsewhere = tmp_path / "elsewhere" / name / "0"
+    elsewhere.mkdir(parents=True)
+    for partition in "01":
+        shutil.move(query.directory / "state/0" / partition, elsewhere / partition)
+    assert not verify(query.url).ok
+    assert verify(query.url, checkpoints_dir=str(tmp_path / "elsewhere")).ok
+
+
+def test_progress_counts_stores(query: StoredQuery) -> None:
+    told: list[tuple[int, int]] = []
+    verify(query.url, progress=lambda done, total: told.append((done, total)))
+    assert told == [(0, 2), (1, 2), (2, 2)]
+
+
+def test_without_a_checkpoint_there_is_nothing_to_verify(query: StoredQuery, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError, match="no checkpoint location"):
+        verify(str(tmp_path / "nothing"))
+    with pytest.raises(CheckpointNotFoundError, match="no batch 9"):
+        verify(query.url, 9)
+
+
+def test_another_providers_state_is_not_verified(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1)
+    query.run(a=1)
+    for partition in "01":
+        shutil.rmtree(query.directory / "state/0" / partition / "chk-1")
+        (query.directory / "state/0" / partition / "1.delta").touch()
+    with pytest.raises(ForeignCheckpointError):
+        verify(query.url)
