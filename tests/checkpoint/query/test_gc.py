@@ -1,0 +1,387 @@
+"""Collecting orphans: what nothing needs goes, and nothing that anybody needs or may be about to need."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spark_statestore.checkpoint.query.gc import DAY, _Collector, gc
+from spark_statestore.checkpoint.query.verify import verify
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, IllegalStateError
+from spark_statestore.state.handles import IncrementalStateHandle
+from tests.checkpoint.query.stored import StoredQuery
+from tests.checkpoint.stores import load
+from tests.effort import EFFORT
+
+LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
+
+
+def age(query: StoredQuery, seconds: float = 2 * DAY) -> None:
+    """Make everything that is there older."""
+    then = time.time() - seconds
+    for path in query.directory.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def collected(query: StoredQuery, **options: bool | float) -> list[str]:
+    """What is collected, by path in the checkpoint, after a dry run has said the same."""
+    before = query.files()
+    planned = gc(query.url, dry_run=True, **options)
+    assert query.files() == before
+    done = gc(query.url, **options)
+    assert (done.orphans, done.young) == (planned.orphans, planned.young)
+    assert done.bytes == sum(len(before[path]) for path in before.keys() - query.files().keys())
+    assert not done.skipped
+    start = f"file://{query.directory}/"
+    paths = [orphan.url.removeprefix(start) for orphan in done.orphans]
+    assert set(paths) == before.keys() - query.files().keys()
+    return paths
+
+
+def kill_in_commit(query: StoredQuery, partition: int = 0) -> None:
+    """A commit that dies when its stream is written and its metadata is not."""
+    before = query.files()
+    query.commit(partition, LARGE)
+    for path in query.files().keys() - before.keys():
+        if path.endswith("_metadata"):
+            (query.directory / path).unlink()
+
+
+@pytest.fixture(params=[1, 2])
+def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
+    return StoredQuery(tmp_path / "checkpoint", request.param)
+
+
+def test_nothing_is_collected_where_all_is_named(query: StoredQuery) -> None:
+    query.run(**LARGE)
+    query.run(word=1)
+    query.run({0: query.snapshot(0)}, **LARGE)
+    age(query)
+    assert collected(query) == collected(query, stopped=True) == []
+
+
+def test_a_stream_without_metadata_is_collected_once_nothing_can_take_it_up(query: StoredQuery) -> None:
+    query.run(word=1)
+    kill_in_commit(query)
+    query.run(word=2)
+    age(query)
+    # It might be a snapshot that the next commit takes up.
+    assert collected(query) == []
+    query.run({0: query.snapshot(0), 1: query.snapshot(1)}, word=3)
+    query.run({0: query.snapshot(0), 1: query.snapshot(1)}, word=4)
+    age(query)
+    (stream, *_) = collected(query)
+    assert stream.startswith("state/0/0/shared/2-")
+    assert verify(query.url).ok
+
+
+def test_a_stopped_query_takes_nothing_up(query: StoredQuery) -> None:
+    query.run(word=1)
+    query.snapshot(1)
+    kill_in_commit(query)
+    (first, second) = collected(query, stopped=True)
+    assert first.startswith("state/0/0/shared/2-")
+    assert second.startswith("state/0/1/shared/1-")
+    assert verify(query.url).ok
+
+
+def test_what_is_young_stays(query: StoredQuery) -> None:
+    query.run(word=1)
+    kill_in_commit(query)
+    query.run(word=2)
+    query.run({0: query.snapshot(0)}, word=3)
+    query.run({0: query.snapshot(0)}, word=4)
+    found = gc(query.url)
+    assert (found.orphans, found.young) == ((), 1)
+    age(query, 3600)
+    assert collected(query) == []
+    assert len(collected(query, older_than=1800)) == 1
+
+
+def test_an_attempt_that_lost_is_collected(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.begin()
+    lost = query.commit(0, LARGE)
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    (query.directory / f"state/0/0/chk-1_{lost.id}/.inprogress.0").write_bytes(b"part")
+    age(query)
+    paths = collected(query)
+    # What makes it found goes first.
+    assert paths[0] == f"state/0/0/chk-1_{lost.id}/_metadata"
+    assert [path.startswith("state/0/0/shared/1-") for path in paths] == [False, False, True]
+    assert not (query.directory / paths[0]).parent.exists()
+    assert verify(query.url).ok
+
+
+def test_an_attempt_of_a_batch_that_is_not_done_may_be_about_to_count(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(word=1)
+    query.begin()
+    attempts = [query.commit(partition, LARGE) for partition in (0, 1)]
+    age(query)
+    assert collected(query) == []
+    query.finish(attempts, LARGE)
+    assert verify(query.url).ok
+    query.begin()
+    query.commit(0, {})
+    assert len(collected(query, stopped=True)) == 1
+
+
+def test_versions_that_spark_has_forgotten_stay(query: StoredQuery) -> None:
+    for number in range(4):
+        query.run(word=number)
+    query.forget(2)
+    age(query)
+    assert collected(query, stopped=True) == []
+
+
+def test_attempts_that_replaced_one_another_stay(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1)
+    query.begin()
+    query.commit(0, LARGE)
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    query.run(word=1)
+    age(query)
+    assert len(list(query.directory.glob("state/0/0/chk-1/_metadata.*"))) == 2
+    assert collected(query, stopped=True) == []
+
+
+def test_a_pinned_version_stays(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    for _ in range(2):
+        query.begin()
+        query.commit(0, LARGE)
+        query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    query.put("state/_pins/1-savepoint-abcdef-0123456789ab", "")
+    age(query)
+    paths = collected(query)
+    assert any("chk-2_" in path for path in paths)
+    assert not [path for path in paths if "/chk-1_" in path or "/1-" in path]
+
+
+def test_what_was_rolled_back_stays(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(**LARGE)
+    query.run(word=1)
+    aside = query.directory / "rolled-back/20260101T000000Z/commits"
+    aside.mkdir(parents=True)
+    (query.directory / "commits/1").rename(aside / "1")
+    query.left.pop()
+    query.counted.pop()
+    query.run(word=2)
+    age(query)
+    assert collected(query, stopped=True) == []
+    (aside / "1").unlink()
+    assert len(collected(query)) == 2
+
+
+def test_unfinished_files_are_collected(query: StoredQuery) -> None:
+    query.run(word=1)
+    staging = next(query.directory.glob("state/0/0/chk-1*")) / ".inprogress.0"
+    staging.write_bytes(b"part")
+    (query.directory / "state/0/1/shared/.inprogress.1").write_bytes(b"part")
+    assert gc(query.url).young == 2
+    age(query)
+    assert len(collected(query)) == 2
+
+
+def test_a_version_that_was_never_published_is_collected(query: StoredQuery) -> None:
+    query.run(word=1)
+    part = query.directory / "state/0/0/chk-7/.inprogress.0"
+    part.parent.mkdir()
+    part.write_bytes(b"part")
+    age(query)
+    assert collected(query) == ["state/0/0/chk-7/.inprogress.0"]
+    assert not part.parent.exists()
+
+
+def test_what_is_none_of_a_stores_stays(query: StoredQuery) -> None:
+    query.run(word=1)
+    for name in (
+        "state/notes.txt",
+        "state/0/0/shared/notes.txt",
+        "state/0/_stateSchema/default/0_x",
+        "shared/1-x",
+    ):
+        query.put(name, "kept")
+    age(query)
+    assert collected(query, stopped=True) == []
+
+
+def test_a_store_with_unreadable_metadata_is_left_alone(query: StoredQuery) -> None:
+    query.run(**LARGE)
+    query.run(word=1)
+    for partition in (0, 1):
+        kill_in_commit(query, partition)
+    metadata = next(query.directory.glob("state/0/0/chk-1*/_metadata"))
+    metadata.write_bytes(b"broken")
+    done = gc(query.url, stopped=True)
+    assert ["/0/1/" in orphan.url for orphan in done.orphans] == [True]
+    assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
+
+
+def test_with_unreadable_logs_nothing_is_collected(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(word=1)
+    query.run(word=2)
+    kill_in_commit(query)
+    (query.directory / "commits/0").write_bytes(b"broken")
+    before = query.files()
+    with pytest.raises(CorruptCheckpointError):
+        gc(query.url, stopped=True)
+    assert query.files() == before
+    with pytest.raises(CheckpointNotFoundError):
+        gc(str(tmp_path / "nothing"))
+
+
+def test_an_attempt_that_a_version_builds_on_stays(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.begin()
+    lost = query.commit(0, {"ann": 1})
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    counted = query.counted[-1]
+    query.counted[-1] = [lost, counted[1]]
+    query.run(word=1)
+    query.counted[-2] = counted
+    assert collected(query, stopped=True) == []
+
+
+def while_looking(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> list[dict[str, str]]:
+    """Do something after the first look at the first store, and note what the looks at it find."""
+    looks: list[dict[str, str]] = []
+    look = _Collector._look
+
+    def look_and_do(self: _Collector) -> dict[str, str]:
+        found = look(self)
+        if self._store.partition == 0:
+            looks.append(found)
+            if len(looks) == 1:
+                do()
+        return found
+
+    monkeypatch.setattr(_Collector, "_look", look_and_do)
+    return looks
+
+
+def test_what_is_named_between_the_look_and_the_removal_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1)
+    query.run(word=1)
+    query.run(word=2)
+    query.begin()
+    waiting = query.snapshot(0)
+    looks = while_looking(monkeypatch, lambda: query.commit(0, {"ann": 3}, waiting))
+    assert gc(query.url, stopped=True).orphans == ()
+    assert [len(found) for found in looks] == [1, 0]
+
+
+def test_a_query_that_runs_is_not_taken_for_a_stopped_one(
+    query: StoredQuery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query.run(word=1)
+    query.run(word=2)
+    waiting = query.snapshot(0)
+    while_looking(monkeypatch, lambda: query.run({0: waiting}, word=3))
+    with pytest.raises(IllegalStateError, match="runs"):
+        gc(query.url, stopped=True)
+    assert verify(query.url).ok
+
+
+class RunningQuery(RuleBasedStateMachine):
+    """A query that runs, crashes and cleans up, with orphans collected at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = TemporaryDirectory(prefix="gc-")
+        self.number = 0
+
+    @initialize(checkpoint_format=st.sampled_from([1, 2]))
+    def start(self, checkpoint_format: int) -> None:
+        self.query = StoredQuery(Path(self.place.name, "checkpoint"), checkpoint_format)
+        self.waiting: dict[int, IncrementalStateHandle] = {}
+        self.run(large=True, take_up=False)
+
+    def changed(self, large: bool) -> dict[str, int]:
+        self.number += 1
+        return dict.fromkeys(LARGE, self.number) if large else {"ann": self.number, "carl": self.number}
+
+    @rule(large=st.booleans(), take_up=st.booleans())
+    def run(self, large: bool, take_up: bool) -> None:
+        bases = self.waiting if take_up else {}
+        self.query.run(bases, **self.changed(large))
+        if take_up:
+            for partition, base in bases.items():
+                # A snapshot that is newer than the one the chain started from was taken up.
+                metadata = self.query.stores[partition].metadata(
+                    self.name(len(self.query.left) - 1, partition)
+                )
+                assert metadata.handle.base_version >= base.version
+            self.waiting = {}
+
+    @rule(large=st.booleans(), partition=st.integers(0, 1))
+    def run_with_a_lost_attempt(self, large: bool, partition: int) -> None:
+        counts = self.changed(large)
+        self.query.begin()
+        self.query.commit(partition, self.changed(large))
+        self.query.finish([self.query.commit(p, counts) for p in (0, 1)], counts)
+
+    @rule(partition=st.integers(0, 1))
+    def die_in_a_commit(self, partition: int) -> None:
+        before = self.query.files()
+        self.query.commit(partition, self.changed(large=True))
+        for path in self.query.files().keys() - before.keys():
+            if path.endswith("_metadata"):
+                (self.query.directory / path).unlink()
+        self.query.stores = [self.query.open(0), self.query.open(1)]
+        self.waiting = {}
+
+    @rule(partition=st.integers(0, 1))
+    def snapshot(self, partition: int) -> None:
+        self.waiting[partition] = self.query.snapshot(partition)
+
+    @rule(keep=st.integers(1, 3))
+    def forget(self, keep: int) -> None:
+        self.query.forget(max(0, len(self.query.left) - keep))
+
+    @rule()
+    def collect(self) -> None:
+        # However old it is.
+        done = gc(self.query.url, older_than=-DAY)
+        assert not done.skipped
+
+    @rule()
+    def collect_while_stopped(self) -> None:
+        self.query.stores = [self.query.open(0), self.query.open(1)]
+        self.waiting = {}
+        gc(self.query.url, stopped=True)
+        assert gc(self.query.url, stopped=True).orphans == ()
+
+    def name(self, batch: int, partition: int) -> CheckpointName:
+        attempt = self.query.counted[batch][partition]
+        return CheckpointName(batch + 1, attempt.id if self.query.format == 2 else None)
+
+    @invariant()
+    def every_batch_is_whole(self) -> None:
+        if not hasattr(self, "query"):
+            return
+        for batch in range(len(self.query.left)):
+            for partition in (0, 1):
+                rows = load(self.query.open(partition), self.name(batch, partition))["default"]
+                assert rows == self.query.of(partition, self.query.left[batch])
+
+    def teardown(self) -> None:
+        self.place.cleanup()
+
+
+TestRunningQuery = RunningQuery.TestCase
+TestRunningQuery.settings = settings(max_examples=12 * EFFORT, stateful_step_count=12)
