@@ -49,6 +49,9 @@ from spark_statestore.session import (
 )
 
 if TYPE_CHECKING:
+    from spark_statestore.checkpoint.query.gc import gc
+    from spark_statestore.checkpoint.query.repair import repair
+    from spark_statestore.checkpoint.query.verify import verify
     from spark_statestore.rows import decode_rows, diff_state, iter_state, read_state
     from spark_statestore.savepoint.api import (
         Savepoint,
@@ -103,16 +106,19 @@ __all__ = [
     "decode_rows",
     "diff_state",
     "dispose_savepoint",
+    "gc",
     "iter_state",
     "jar_path",
     "list_savepoints",
     "load_savepoint",
     "read_state",
+    "repair",
     "rescale",
     "restore",
     "rollback",
     "savepoint",
     "trigger_savepoint",
+    "verify",
 ]
 
 # What needs pyarrow, which a session does not: loaded when it is asked for.
@@ -122,14 +128,17 @@ _LATER = {
     "decode_rows": "spark_statestore.rows",
     "diff_state": "spark_statestore.rows",
     "dispose_savepoint": "spark_statestore.savepoint.api",
+    "gc": "spark_statestore.checkpoint.query.gc",
     "iter_state": "spark_statestore.rows",
     "list_savepoints": "spark_statestore.savepoint.api",
     "load_savepoint": "spark_statestore.savepoint.api",
     "read_state": "spark_statestore.rows",
+    "repair": "spark_statestore.checkpoint.query.repair",
     "rescale": "spark_statestore.savepoint.api",
     "restore": "spark_statestore.savepoint.api",
     "rollback": "spark_statestore.savepoint.api",
     "trigger_savepoint": "spark_statestore.savepoint.api",
+    "verify": "spark_statestore.checkpoint.query.verify",
 }
 
 

@@ -53,16 +53,19 @@ EXPORTED = [
     "decode_rows",
     "diff_state",
     "dispose_savepoint",
+    "gc",
     "iter_state",
     "jar_path",
     "list_savepoints",
     "load_savepoint",
     "read_state",
+    "repair",
     "rescale",
     "restore",
     "rollback",
     "savepoint",
     "trigger_savepoint",
+    "verify",
 ]
 
 
