@@ -49,6 +49,7 @@ def test_the_readme_names_targets_that_exist() -> None:
         "docs/format.md",
         "docs/storage-model.md",
         "docs/operators.md",
+        "docs/cli.md",
         "docs/rescaling.md",
         "docs/reading.md",
         "examples/README.md",

@@ -1,0 +1,48 @@
+"""All commands."""
+
+from __future__ import annotations
+
+import click
+
+from spark_statestore._version import __version__
+from spark_statestore.cli.care import gc, repair, verify
+from spark_statestore.cli.doctor import doctor, jar
+from spark_statestore.cli.overview import ls, show
+from spark_statestore.cli.plot import plot
+from spark_statestore.cli.rows import diff, get
+from spark_statestore.cli.savepoints import clone, rescale, rollback, savepoint
+
+__all__ = ["app"]
+
+
+@click.group(
+    "spark-statestore", context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def app() -> None:
+    """Look into the checkpoints and savepoints of spark-statestore, and take care of them.
+
+    Checkpoints, savepoints and targets are directories: local paths, or URLs that fsspec knows (s3://, gs://,
+    abfss://, hdfs:// and others). Neither Spark nor Java is needed.
+
+    Exit codes: 0 it worked and all is well, 1 it failed or something was found, 2 wrong usage.
+    """
+
+
+for command in (
+    ls,
+    show,
+    get,
+    diff,
+    verify,
+    repair,
+    savepoint,
+    rollback,
+    clone,
+    rescale,
+    gc,
+    plot,
+    doctor,
+    jar,
+):
+    app.add_command(command)

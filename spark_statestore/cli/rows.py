@@ -1,0 +1,174 @@
+"""``get`` and ``diff``: rows of the state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_statestore.cli import parameters
+from spark_statestore.cli.output import FAILED, Output, plain, table, with_output
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["diff", "get"]
+
+
+@click.command("get")
+@parameters.checkpoint
+@click.argument("key")
+@parameters.batch
+@parameters.part
+@parameters.checkpoints_dir
+@with_output
+def get(
+    out: Output,
+    checkpoint: str,
+    key: str,
+    batch: int | None,
+    operator: int,
+    store: str,
+    column_family: str | None,
+    partition: int | None,
+    checkpoints_dir: str | None,
+) -> None:
+    """Look up the rows of a key.
+
+    KEY is a JSON object with the key's columns, or some of them, as in '{"user": "ann", "window": {"start":
+    "2026-01-01T00:00:00Z"}}'; or the value alone if the key has one column. Binary values are hex digits. The
+    exit code is 1 if there is no such row.
+    """
+    import pyarrow.compute as pc
+
+    from spark_statestore.rows import iter_state
+
+    found: list[dict[str, Any]] = []
+    wanted = None
+    with out.progress("reading state") as progress:
+        batches = iter_state(
+            checkpoint, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir
+        )
+        read = 0
+        for rows in batches:
+            if wanted is None:
+                wanted = parse_key(key, rows.schema.field("key").type)
+            found += rows.filter(pc.fill_null(matches(rows["key"], wanted), False)).to_pylist()
+            read += rows.num_rows
+            progress(read, read)
+    _print_rows(out, found)
+    if not found:
+        raise click.exceptions.Exit(FAILED)
+
+
+@click.command("diff")
+@parameters.checkpoint
+@click.argument("batch_a", type=click.IntRange(0))
+@click.argument("batch_b", type=click.IntRange(0))
+@parameters.part
+@parameters.checkpoints_dir
+@with_output
+def diff(
+    out: Output,
+    checkpoint: str,
+    batch_a: int,
+    batch_b: int,
+    operator: int,
+    store: str,
+    column_family: str | None,
+    partition: int | None,
+    checkpoints_dir: str | None,
+) -> None:
+    """List the rows that differ between BATCH_A and BATCH_B."""
+    from spark_statestore.rows import diff_state
+
+    with out.progress("comparing"):
+        found = diff_state(
+            checkpoint,
+            batch_a,
+            batch_b,
+            operator,
+            store,
+            column_family,
+            partition,
+            checkpoints_dir=checkpoints_dir,
+        )
+    _print_rows(out, found.to_pylist())
+
+
+def parse_key(text: str, type_: pa.DataType) -> dict[str, Any]:
+    """What is looked for, by column of the key.
+
+    Raises
+    ------
+    click.UsageError
+        If it does not fit the key.
+    """
+    columns = [field.name for field in type_]
+    try:
+        node = json.loads(text)
+    except ValueError:
+        node = text
+    if not isinstance(node, dict):
+        if len(columns) != 1:
+            raise click.UsageError(
+                f"the key has the columns {', '.join(columns)}: give a JSON object with one or more of them."
+            )
+        # Text that looks like a number is text all the same if the column is.
+        node = {columns[0]: text if isinstance(node, int | float) else node}
+    if unknown := sorted(node.keys() - set(columns)):
+        raise click.UsageError(f"the key has no column {unknown[0]!r}, it has {', '.join(columns)}.")
+    return node
+
+
+def matches(column: pa.Array, wanted: Any) -> pa.Array:
+    """Whether each value is the one that is looked for.
+
+    Parameters
+    ----------
+    wanted
+        None, a scalar or its text, or for a struct the fields that are looked at.
+
+    Raises
+    ------
+    click.UsageError
+        If it cannot be a value of the column's type.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if wanted is None:
+        return column.is_null()
+    if isinstance(wanted, dict) and pa.types.is_struct(column.type):
+        found = column.is_valid()
+        for name, value in wanted.items():
+            if column.type.get_field_index(name) < 0:
+                names = ", ".join(field.name for field in column.type)
+                raise click.UsageError(f"there is no field {name!r}, there is {names}.")
+            found = pc.and_(found, pc.fill_null(matches(pc.struct_field(column, name), value), False))
+        return found
+    try:
+        if isinstance(wanted, str) and pa.types.is_binary(column.type):
+            value = pa.scalar(bytes.fromhex(wanted), column.type)
+        elif isinstance(wanted, str) and not pa.types.is_nested(column.type):
+            value = pa.scalar(wanted).cast(column.type)
+        else:
+            value = pa.scalar(wanted, column.type)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise click.UsageError(f"{wanted!r} is no value of the type {column.type}: {error}.") from error
+    if pa.types.is_nested(column.type):
+        return pa.array([one.is_valid and one == value for one in column], pa.bool_())
+    return pc.equal(column, value)
+
+
+def _print_rows(out: Output, rows: list[dict[str, Any]]) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    cells: Iterable[list[str]] = ([_cell(row.get(name)) for name in names] for row in rows)
+    out.result({"rows": rows}, table(names, cells) if rows else "no rows")
+
+
+def _cell(value: Any) -> str:
+    node = plain(value)
+    return node if isinstance(node, str) else json.dumps(node, ensure_ascii=False)
