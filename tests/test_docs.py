@@ -20,6 +20,7 @@ README = (ROOT / "README.md").read_text()
 FORMAT = (ROOT / "docs/format.md").read_text()
 MODEL = (ROOT / "docs/storage-model.md").read_text()
 OPERATORS = (ROOT / "docs/operators.md").read_text()
+SAVEPOINTS = (ROOT / "docs/savepoints.md").read_text()
 READING = (ROOT / "docs/reading.md").read_text()
 
 
@@ -52,6 +53,7 @@ def test_the_readme_names_targets_that_exist() -> None:
         "docs/cli.md",
         "docs/rescaling.md",
         "docs/reading.md",
+        "docs/savepoints.md",
         "examples/README.md",
         "conf/README.md",
     ],
@@ -100,33 +102,37 @@ def test_the_storage_model_names_classes_and_tests_that_are_there() -> None:
             assert (base / path).exists(), path
 
 
-def named_tests() -> dict[str, tuple[Path, str]]:
-    """The tests that the page on operators names: file and function by the name that it has there."""
-    rows = re.findall(r"^\| ([\w-]+) \| `([\w/.]+)::(\w+)` \|$", OPERATORS, re.MULTILINE)
+def named_tests(page: str) -> dict[str, tuple[Path, str]]:
+    """The tests that a page names: file and function by the name that it has there."""
+    rows = re.findall(r"^\| ([\w-]+) \| `([\w/.]+)::(\w+)` \|$", page, re.MULTILINE)
     return {name: (ROOT / path, function) for name, path, function in rows}
 
 
-def cells(section: str) -> list[list[str]]:
-    """The rows of the tables of the page on operators below a heading, without the tables' heads."""
-    lines = OPERATORS.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
+def cells(page: str, section: str) -> list[list[str]]:
+    """The rows of the tables of a page below a heading, without the tables' heads."""
+    lines = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
     rows = [line for number, line in enumerate(lines[:-1]) if not lines[number + 1].startswith("|--")]
     rows = [line for line in [*rows, lines[-1]] if line.startswith("| ")]
     return [[cell.strip() for cell in line.strip("|").split(" |")] for line in rows]
 
 
-def test_the_page_on_operators_names_tests_that_are_there() -> None:
-    tests = named_tests()
-    assert len(tests) == len(cells("Tests"))
+pages = pytest.mark.parametrize("page", [OPERATORS, SAVEPOINTS], ids=["operators", "savepoints"])
+
+
+@pages
+def test_a_page_names_tests_that_are_there(page: str) -> None:
+    tests = named_tests(page)
+    assert len(tests) == len(cells(page, "Tests")) > 10
     for path, function in tests.values():
         assert f"\ndef {function}(" in path.read_text(), f"{path}::{function}"
 
 
 def test_every_operator_names_a_test_and_a_case_that_it_has() -> None:
-    tests = named_tests()
-    rows = cells("Operators")
+    tests = named_tests(OPERATORS)
+    rows = cells(OPERATORS, "Operators")
     assert len(rows) > 20
     named = [cell for operator, _, first, *others in rows for cell in (first, *filter(None, others))]
-    named += [cell for *_, cell in cells("Features of Spark") if re.search(r": \S+", cell)]
+    named += [cell for *_, cell in cells(OPERATORS, "Features of Spark") if re.search(r": \S+", cell)]
     for cell in named:
         found = re.search(rf"(?:^|: )({'|'.join(tests)})(?:: (.+))?$", cell)
         assert found, cell
@@ -135,9 +141,22 @@ def test_every_operator_names_a_test_and_a_case_that_it_has() -> None:
             assert not case or f'"{re.sub(r" .v[12].$", "", case)}"' in source, cell
 
 
-def test_every_test_of_the_page_on_operators_is_mentioned() -> None:
-    text = OPERATORS.partition("\n## Tests\n")[0]
-    for name in named_tests():
+def test_what_savepoints_can_do_names_a_test_wherever_it_is_promised() -> None:
+    rows = cells(SAVEPOINTS, "What one can go on from, and how")
+    assert [row[0].partition(" ")[0] for row in rows] == ["relocate", *["change"] * 4]
+    for _, *kinds in rows:
+        assert len(kinds) == 3
+        for cell in kinds:
+            if cell.startswith("yes"):
+                assert cell.rpartition(": ")[2] in named_tests(SAVEPOINTS), cell
+            else:
+                assert re.match(r"(no|works)\b", cell), cell
+
+
+@pages
+def test_every_test_of_a_page_is_mentioned(page: str) -> None:
+    text = page.partition("\n## Tests\n")[0]
+    for name in named_tests(page):
         assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
 
 

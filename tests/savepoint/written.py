@@ -18,9 +18,6 @@ from spark_statestore.savepoint.content import read_store
 from spark_statestore.state.handles import IncrementalStateHandle
 from spark_statestore.testing.stores import attempt, message
 
-SCHEMA = json.dumps(
-    {"type": "struct", "fields": [{"name": "k", "type": "binary", "nullable": True, "metadata": {}}]}
-)
 QUERY_ID = "f013e4c2-9d1b-4c1e-8a52-6f6f6a3d2c11"
 LARGE = bytes(700)
 """A value that does not stay inside of metadata."""

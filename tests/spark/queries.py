@@ -87,7 +87,7 @@ class Query:
         self._input = directory / "input"
         self._input.mkdir(parents=True)
         self._files = 0
-        self._build = build
+        self.build = build
         self._mode = mode
         self._schema = schema
         self._confs = {
@@ -124,7 +124,7 @@ class Query:
                 self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
             )
             return (
-                self._build(events)
+                self.build(events)
                 .writeStream.outputMode(self._mode)
                 .option("checkpointLocation", str(self.checkpoint))
                 .foreachBatch(sink)

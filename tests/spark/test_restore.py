@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
@@ -110,6 +111,10 @@ def at(query: Query, checkpoint: Path) -> Query:
     return other
 
 
+def counts(stream: Any) -> Any:
+    return stream.groupBy("k").count()
+
+
 @pytest.mark.parametrize(
     ("checkpoint_format", "provider", "join_format", "kind"),
     [(1, OURS, "2", "pointer"), (2, OURS_FOR_JOINS, "4", "canonical")],
@@ -150,6 +155,22 @@ def test_a_restored_query_and_one_that_is_set_back_put_out_the_same(
     assert contents(restored) == known
 
 
+@pytest.mark.parametrize("kind", ["canonical", "pointer"])
+def test_a_changed_query_goes_on_from_a_savepoint(spark: Any, tmp_path: Path, kind: Kind) -> None:
+    original = Query(spark, tmp_path, counts, "update", events.SCHEMA, confs=NO_EMPTY_BATCHES)
+    first, second = events.batches(2)
+    original.feed(first)
+    original.run()
+    taken = savepoint(str(original.checkpoint), str(tmp_path), kind)
+    changed = at(original, tmp_path / "changed")
+    changed.build = lambda stream: counts(stream.where("id % 2 = 0"))
+    restore(taken, str(changed.checkpoint))
+    changed.feed(second)
+    new = Counter(row["k"] for row in second if row["id"] % 2 == 0)
+    known = Counter(row["k"] for row in first)
+    assert changed.run() == [(1, Counter(f"Row(k={k!r}, count={known[k] + n})" for k, n in new.items()))]
+
+
 @pytest.fixture
 def often_compacted(spark: Any) -> Iterator[None]:
     # A source asks for it when it first compacts.
@@ -159,9 +180,6 @@ def often_compacted(spark: Any) -> Iterator[None]:
 
 @pytest.mark.usefixtures("often_compacted")
 def test_input_that_was_compacted_since_is_read_again(spark: Any, tmp_path: Path) -> None:
-    def counts(stream: Any) -> Any:
-        return stream.groupBy("k").count()
-
     original = Query(spark, tmp_path, counts, "update", events.SCHEMA, confs=NO_EMPTY_BATCHES)
     original.feed(*events.batches(8, rows=6))
     outputs = original.run()

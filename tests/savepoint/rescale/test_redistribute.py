@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from spark_statestore import CheckpointNotFoundError, RescaleError, rescale
+from spark_statestore import CheckpointNotFoundError, RescaleError, rescale, restore, savepoint
 from spark_statestore.checkpoint.metadata import NamedState, StoreId
 from spark_statestore.checkpoint.query import QueryCheckpoint
 from spark_statestore.checkpoint.storage import CheckpointName
@@ -21,6 +21,7 @@ from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.savepoint.content import StoreContent, read_store, write_store
 from spark_statestore.savepoint.rescale import murmur3, redistribute
+from spark_statestore.savepoint.savepoint import Kind
 from spark_statestore.state.fold import ROW_SCHEMA
 from spark_statestore.testing.stores import attempt
 from tests.effort import EFFORT
@@ -154,6 +155,14 @@ def test_everything_goes_where_its_key_belongs(
 
 
 SOME: Rows = {"one": {(number, "x"): [b"%d" % number] for number in range(50)}}
+
+
+@pytest.mark.parametrize("kind", ["canonical", "pointer"])
+def test_a_savepoint_is_restored_with_another_number_of_partitions(tmp_path: Path, kind: Kind) -> None:
+    before = write(tmp_path / "old", 4, SOME)
+    taken = savepoint(before.url, str(tmp_path), kind)
+    assert restore(taken, str(tmp_path / "new"), partitions=7) == BATCH
+    assert kept(QueryCheckpoint(str(tmp_path / "new"))) == where(SOME, 7)
 
 
 def test_rows_that_are_not_where_they_belong_are_refused(tmp_path: Path) -> None:
