@@ -127,9 +127,10 @@ def write_store(versions: VersionStore, name: CheckpointName, attempt: str, cont
             several = content.states[position].has_multiple_values
             op = _ops(table) if several else pa.repeat(pa.scalar(PUT, pa.uint8()), table.num_rows)
             changes = pa.table([op, *table.columns], schema=CHANGE_SCHEMA)
-            for batch in changes.to_batches(_BATCH_ROWS):
-                # Written as it travels, so without what a slice shares with its table.
-                pending.write(position, batch.serialize())
+            for start in range(0, table.num_rows, _BATCH_ROWS):
+                # Many small batches, one of each version, would stay as many.
+                for batch in changes.slice(start, _BATCH_ROWS).combine_chunks().to_batches():
+                    pending.write(position, batch.serialize())
             keys[position] += _count(op)
             values[position] += table.num_rows
         pending.states = tuple(
