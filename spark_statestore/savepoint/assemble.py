@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, TypeVar
 
 from spark_statestore.checkpoint.files import join, parent_of
 from spark_statestore.checkpoint.files.failures import failing_to
@@ -38,6 +39,12 @@ __all__ = ["assemble"]
 
 # A source whose log is cleaned up while it is read is read again.
 _ATTEMPTS: Final = 3
+
+# Stores that are copied at a time; each is in memory as a whole.
+_AT_ONCE: Final = 8
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def assemble(
@@ -137,24 +144,25 @@ class _Assembly:
     def _rescaled(self, entry: OffsetEntry) -> OffsetEntry:
         return entry.with_conf(SHUFFLE_PARTITIONS, str(self._partitions)) if self._partitions else entry
 
-    def _contents(self, operator: StatefulOperator) -> Iterator[StoreContent]:
-        if self._partitions is not None:
-            from spark_statestore.savepoint.rescale import rescaled
-
-            return rescaled(self._source, self._batch, operator, self._partitions)
-        stores = self._source.stores(self._batch, operator.id)
-        return (read_store(self._source, version) for version in stores)
-
     def _write_stores(self, operator: StatefulOperator) -> list[list[str]]:
         """Write the stores of an operator, and give the attempts by partition and store."""
         ids = self._commit.state_ids
         has_ids = ids is not None and operator.id in ids
-        attempts = {}
-        for content in self._contents(operator):
+
+        def write(content: StoreContent) -> tuple[StoreId, str]:
             attempt = secrets.token_hex(8)
             name = CheckpointName(self._batch + 1, attempt if has_ids else None)
             write_store(self._target.open(content.store), name, attempt, content)
-            attempts[content.store] = attempt
+            return content.store, attempt
+
+        if self._partitions is not None:
+            from spark_statestore.savepoint.rescale import rescaled
+
+            # One after the other, as they come.
+            attempts = dict(map(write, rescaled(self._source, self._batch, operator, self._partitions)))
+        else:
+            versions = self._source.stores(self._batch, operator.id)
+            attempts = dict(self._at_once(lambda version: write(read_store(self._source, version)), versions))
         moved = self._moved(operator)
         # One where there is nothing to spread rows by, whatever number Spark notes.
         count = 1 + max(store.partition for store in attempts)
@@ -169,6 +177,17 @@ class _Assembly:
                 f"{len(attempts)} stores were written. Please report it; the new checkpoint is not usable, delete it."
             )
         return [[attempts[store] for store in stores] for stores in wanted]
+
+    def _at_once(self, do: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+        """Do something with many, several at a time where that saves waiting for the storage."""
+        if {self._source.files.scheme, self._target.files.scheme} == {"file"}:
+            yield from map(do, items)
+            return
+        workers = ThreadPoolExecutor(_AT_ONCE)
+        try:
+            yield from workers.map(do, items)
+        finally:
+            workers.shutdown(cancel_futures=True)
 
     def _moved(self, operator: StatefulOperator) -> StatefulOperator:
         if self._partitions is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
@@ -137,7 +138,7 @@ def test_many_rows_are_written_in_several_batches(tmp_path, monkeypatch: pytest.
 
 def test_a_store_that_cannot_be_read_to_its_end_is_not_written(tmp_path):
     checkpoint = QueryCheckpoint(str(tmp_path))
-    commit_all(checkpoint, [[("one", PUT, b"a", bytes(30_000))]])
+    commit_all(checkpoint, [[("one", PUT, b"a", random.Random(1).randbytes(3_000_000))]])
     content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
 
     def rows() -> Iterator[tuple[str, pa.Table]]:

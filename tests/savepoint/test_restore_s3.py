@@ -13,12 +13,9 @@ from spark_statestore.errors import CheckpointExistsError, CorruptCheckpointErro
 from tests.checkpoint.test_s3 import bucket, endpoint, pytestmark  # noqa: F401
 from tests.savepoint.written import WrittenQuery, content
 
-both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 
-
-@both_formats
-def test_a_query_goes_on_from_savepoints_of_both_kinds(bucket: str, tmp_path: Path, with_ids: bool):  # noqa: F811
-    query = WrittenQuery(f"s3://{bucket}/checkpoint", with_ids)
+def test_a_query_goes_on_from_savepoints_of_both_kinds(bucket: str, tmp_path: Path):  # noqa: F811
+    query = WrittenQuery(f"s3://{bucket}/checkpoint", with_ids=True)
     query.run(put={b"large": bytes(700)})
     taken = [savepoint(query.url, f"s3://{bucket}/savepoints", kind) for kind in ("canonical", "pointer")]
     rows = dict(query.rows)
@@ -35,9 +32,8 @@ def test_a_query_goes_on_from_savepoints_of_both_kinds(bucket: str, tmp_path: Pa
     assert list_savepoints(f"s3://{bucket}/savepoints") == taken[:1]
 
 
-@both_formats
-def test_a_query_is_set_back(bucket: str, with_ids: bool):  # noqa: F811
-    query = WrittenQuery(f"s3://{bucket}/checkpoint", with_ids)
+def test_a_query_is_set_back(bucket: str):  # noqa: F811
+    query = WrittenQuery(f"s3://{bucket}/checkpoint")
     for _ in range(3):
         query.run()
     expected = content(query.checkpoint, 0)
