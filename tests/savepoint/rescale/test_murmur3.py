@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from decimal import Decimal
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,10 @@ MORE_TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.timestamp("us"), st.datetimes(datetime(1901, 1, 1), datetime(2999, 1, 1))),
     (
         pa.map_(pa.string(), pa.list_(pa.int16())),
+        # Spark sorts the entries before a shuffle, so that equal maps meet.
         st.dictionaries(
             text, st.none() | st.lists(st.none() | st.integers(-9, 9), max_size=3), max_size=3
-        ).map(lambda entries: list(entries.items())),
+        ).map(lambda entries: sorted(entries.items(), key=itemgetter(0))),
     ),
 ]
 

@@ -31,10 +31,30 @@ def beside(builds: Builds) -> Callable[[Any], Any]:
     return lambda stream: side_by_side({name: build(stream) for name, build in builds.items()})
 
 
+def distinct(stream: Any) -> Any:
+    """Keys with columns of many types."""
+    made = {
+        "byte": "cast(id % 100 as byte)",
+        "short": "cast(id as short)",
+        "float": "cast(x as float)",
+        "date": "cast(ts as date)",
+        "local": "cast(ts as timestamp_ntz)",
+        "binary": "cast(k as binary)",
+        "boolean": "id % 2 = 0",
+        "months": "make_ym_interval(0, cast(id as int))",
+        "seconds": "make_dt_interval(0, 0, 0, id)",
+        "mixed": "make_interval(0, cast(id as int))",
+        "nested": "array(struct(who, tags, big))",
+    }
+    keys = stream.selectExpr("id", "k", "amount", *(f"{sql} as `{name}`" for name, sql in made.items()))
+    # Python has no values of some of them.
+    return keys.dropDuplicates().select("id", "k", "amount")
+
+
 ONE_KEYED_STATE: Builds = {
     "windows": queries.windows,
     "sessions": queries.sessions,
-    "distinct": lambda stream: stream.drop("id").dropDuplicates(),
+    "distinct": distinct,
     "distinct_within_watermark": queries.distinct_within_watermark,
     "groups": queries.counts_in_scala,
 }
