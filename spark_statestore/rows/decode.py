@@ -180,7 +180,7 @@ def _anchored(at: NDArray[np.int64], valid: Valid) -> NDArray[np.int64]:
 def _struct(memory: _Memory, row: SparkType, base: Positions, end: Positions, valid: Valid) -> pa.StructArray:
     count = len(base)
     words = (row.width + 63) // 64
-    if isinstance(base, range) and isinstance(end, range):
+    if isinstance(base, range) and isinstance(end, range) and base.step == end.step:
         smallest = end.start - base.start
     else:
         smallest = int((_array(end) - _array(base)).min())

@@ -169,8 +169,8 @@ def variable_kinds(operator: StatefulOperator) -> dict[str, str]:
 def _left(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
     """The rows that changes leave, of which there are so many if that is known."""
     changes = pa.Table.from_batches(held)
-    if changes.num_rows == rows and not changes["value"].null_count:
-        # Nothing is removed, and no change makes another void.
+    if changes.num_rows == rows:
+        # So none of them removes anything or makes another void.
         return changes.select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
     return fold(held)
 

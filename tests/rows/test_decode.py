@@ -84,8 +84,9 @@ def test_rows_of_more_than_64_fields_and_arrays_of_more_than_64_elements() -> No
     assert list(decode_rows(wide, schema(**MANY))[0].as_py().values()) == numbers
     flags = [None if number % 5 == 0 else number % 2 == 0 for number in range(200)]
     node = {"type": "array", "elementType": "boolean", "containsNull": True}
-    long = pa.array([encode_row([node], [flags]), encode_row([node], [flags[:3]])], pa.binary())
-    assert decode_rows(long, schema(a=node)).field("a").to_pylist() == [flags, flags[:3]]
+    arrays = [flags[:count] for count in (200, 3, 64, 65, 63, 0, 128)]
+    long = pa.array([encode_row([node], [array]) for array in arrays], pa.binary())
+    assert decode_rows(long, schema(a=node)).field("a").to_pylist() == arrays
 
 
 def test_rows_in_chunks_and_slices() -> None:
@@ -105,14 +106,41 @@ def test_rows_in_chunks_and_slices() -> None:
     assert decode_rows(moved, text).to_pylist() == expected
 
 
+def in_row(far: bytes) -> pa.BinaryArray:
+    """A row with one field, which has these bytes."""
+    return pa.array([struct.pack("<qII", 0, len(far), 16) + far], pa.binary())
+
+
+STRINGS = {"type": "array", "elementType": "string", "containsNull": True}
+PAIRS = {"type": "map", "keyType": "long", "valueType": "long", "valueContainsNull": True}
+
+
 def test_values_lie_in_any_order() -> None:
-    # The second string is written before the first one.
-    slots = struct.pack("<qIIII", 0, 3, 32, 5, 24)
-    one = slots + b"later".ljust(8, b"\0") + b"sun".ljust(8, b"\0")
-    two = encode_row(["string", "string"], ["a", "b"])
-    found = decode_rows(pa.array([one, two, one], pa.binary()), schema(a="string", b="string"))
-    expected = {"a": "sun", "b": "later"}
-    assert found.to_pylist() == [expected, {"a": "a", "b": "b"}, expected]
+    # The second string was written before the first one.
+    far = struct.pack("<qqIIII", 2, 0, 3, 40, 5, 32) + b"later".ljust(8, b"\0") + b"sun".ljust(8, b"\0")
+    assert decode_rows(in_row(far), schema(a=STRINGS)).to_pylist() == [{"a": ["sun", "later"]}]
+    shared = struct.pack("<qqIIII", 2, 0, 3, 32, 5, 32) + b"later".ljust(8, b"\0")
+    with pytest.raises(CorruptCheckpointError, match="belong to another value too"):
+        decode_rows(in_row(shared), schema(a=STRINGS))
+
+
+def array_of(*numbers: int, nulls: int = 0) -> bytes:
+    return struct.pack(f"<qq{len(numbers)}q", len(numbers), nulls, *numbers)
+
+
+def test_arrays_and_maps_that_do_not_fit_are_refused() -> None:
+    good = struct.pack("<q", 32) + array_of(1, 2) + array_of(3, 4)
+    assert decode_rows(in_row(good), schema(a=PAIRS)).to_pylist() == [{"a": [(1, 3), (2, 4)]}]
+    wrong = {
+        "2 keys and 1 values": struct.pack("<q", 32) + array_of(1, 2) + array_of(3),
+        "null key": struct.pack("<q", 32) + array_of(1, 2, nulls=2) + array_of(3, 4),
+        "do not fit into it": struct.pack("<q", 72) + array_of(1, 2) + array_of(3, 4),
+        "shorter than its elements": struct.pack("<q", 32) + array_of(1, 2) + array_of(3, 4)[:-8],
+        "wrong number of elements": struct.pack("<q", 32) + array_of(1, 2) + struct.pack("<qq", -1, 0),
+    }
+    for said, far in wrong.items():
+        with pytest.raises(CorruptCheckpointError, match=said):
+            decode_rows(in_row(far), schema(a=PAIRS))
 
 
 def test_strings_of_any_bytes_are_shown_as_spark_shows_them() -> None:
@@ -167,6 +195,9 @@ def test_the_field_that_does_not_fit_is_named() -> None:
         decode_rows(rows, schema(a=inner))
     with pytest.raises(CorruptCheckpointError, match="too few for 3 fields"):
         decode_rows(pa.array([bytes(16)], pa.binary()), schema(a="long", b="long", c="long"))
+    # The rows start at even distances, but do not end so.
+    with pytest.raises(CorruptCheckpointError, match="8 bytes, too few"):
+        decode_rows(pa.array([bytes(32), bytes(8)], pa.binary()), schema(a="long", b="long", c="long"))
     with pytest.raises(CorruptCheckpointError, match="multiple of 8"):
         decode_rows(pa.array([bytes(17)], pa.binary()), schema(a="long"))
     with pytest.raises(CorruptCheckpointError, match="292 years"):

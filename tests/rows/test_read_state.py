@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -17,9 +18,13 @@ from hypothesis import given, settings
 
 import spark_statestore
 from spark_statestore import diff_state, iter_state, read_state
+from spark_statestore.checkpoint.metadata import NamedState
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
+from spark_statestore.rows.columns import StateColumns
+from spark_statestore.state.fold import ROW_SCHEMA
 from tests.effort import EFFORT
-from tests.rows.stored import Change, Changes, State, TypedQuery, row_key
+from tests.rows.encoder import encode
+from tests.rows.stored import KEY, VALUE, Change, Changes, State, TypedQuery, row_key
 
 keys = st.sampled_from(["", "a", "b", "a longer key", "größe"])
 put = st.tuples(st.just("put"), keys, st.integers(0, 3))
@@ -206,6 +211,45 @@ def test_a_savepoint_is_read_as_what_it_was_taken_of(query: TypedQuery, tmp_path
         found = read_state(taken.path, column_family=family).to_pylist()
         assert counted(found) == counted(rows_of(query.left[taken.batch], family))
     assert read_state(taken.path, store="lists").num_rows == 2
+
+
+def test_a_savepoint_is_read_although_its_batch_is_run_again(query: TypedQuery, tmp_path: Path) -> None:
+    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
+    query.batch -= 1
+    query.restart()
+    query.change({0: [("default", [("put", "a", 7)])]})
+    assert read_state(query.url, partition=0)["value"].to_pylist() == [{"v": 7}]
+    assert read_state(taken.path, partition=0)["value"].to_pylist() == [{"v": 1}]
+
+
+def test_the_fields_of_a_map_variable_are_read_alone() -> None:
+    nodes = {"key": KEY, "userKey": VALUE}
+    fields = [{"name": name, "type": node} for name, node in nodes.items()]
+    key = {"type": "struct", "fields": fields}
+    state = NamedState("m", 1, json.dumps(key), json.dumps(VALUE), "prefix", 1)
+    row = {"key": {"k": "x", "n": 1}, "userKey": {"v": 2}}
+    rows = pa.RecordBatch.from_pylist(
+        [{"key": encode(key, row), "value": encode(VALUE, {"v": 3})}], ROW_SCHEMA
+    )
+
+    def read(*columns: str) -> list[dict[str, Any]]:
+        typed = StateColumns(state, "MapState", columns or None)
+        found = typed.decode(rows, 5)
+        assert found.schema == typed.schema
+        return found.to_pylist()
+
+    whole = {
+        "key": {"k": "x", "n": 1},
+        "user_map_key": {"v": 2},
+        "user_map_value": {"v": 3},
+        "partition_id": 5,
+    }
+    assert read() == [whole]
+    assert read("user_map_key") == [{"user_map_key": {"v": 2}}]
+    assert read("user_map_key.v", "key.n") == [{"user_map_key": {"v": 2}, "key": {"n": 1}}]
+    assert read("key.n", "user_map_value", "user_map_key") == [
+        {"key": {"n": 1}, "user_map_value": {"v": 3}, "user_map_key": {"v": 2}}
+    ]
 
 
 def test_damaged_state_gives_no_rows(query: TypedQuery, tmp_path: Path) -> None:
