@@ -121,7 +121,7 @@ class Ledger:
         """Note a shared file that no known checkpoint uses; it goes once all before a version are gone."""
         stray = FileStateHandle(self._files, path, -1)
         with self._lock:
-            self._registry.register_reference(stray.stream_state_handle_id, stray, version - 1)
+            self._registry.register_stray(stray, version - 1)
 
     def knows(self, path: str) -> bool:
         """Whether a file is a stream that a noted checkpoint uses, or one that waits to be discarded."""

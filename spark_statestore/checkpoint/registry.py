@@ -207,6 +207,19 @@ class SharedStateRegistry:
         self._discard(doomed)
         return kept
 
+    def register_stray(self, handle: StreamStateHandle, last_checkpoint_id: int) -> None:
+        """Note a stream that no known checkpoint uses: it stays as long as one up to a number may.
+
+        Raises
+        ------
+        IllegalStateError
+            If the stream is just being deleted.
+        """
+        with self._lock:
+            self._rescue(handle, last_checkpoint_id)
+            entry = _Entry(handle, last_checkpoint_id, False, last_checkpoint_id, [])
+            self._entries.setdefault(handle.stream_state_handle_id, entry)
+
     def register_all(self, states: Iterable[StateObject | None] | None, checkpoint_id: int) -> None:
         """Register the shared streams of a checkpoint's states.
 
