@@ -68,9 +68,11 @@ def snapshot(store: VersionStore, version: int, rows: Rows) -> IncrementalStateH
     return pending.finish()
 
 
-def load(store: VersionStore, name: CheckpointName) -> dict[str, dict[bytes, bytes]]:
-    """The rows of a version, by named state."""
-    metadata = store.load(name)
+def load(
+    store: VersionStore, name: CheckpointName, attempt: str | None = None
+) -> dict[str, dict[bytes, bytes]]:
+    """The rows of a version, by named state; those of an attempt are only looked at."""
+    metadata = store.load(name) if attempt is None else store.metadata(name, attempt)
     rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.states}
     # Nothing of it may be used before all of it was checked.
     for state, batch in list(store.read(name, metadata)):

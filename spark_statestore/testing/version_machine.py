@@ -10,9 +10,10 @@ from typing import TypeVar
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from spark_statestore.checkpoint.files import open_file_system
+from spark_statestore.checkpoint.files import FileSystem, open_file_system
 from spark_statestore.checkpoint.metadata import StoreId, decode_metadata
 from spark_statestore.checkpoint.pending import Committed, PendingSnapshot
+from spark_statestore.checkpoint.pins import pins_directory_of
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import CheckpointNotFoundError
@@ -117,6 +118,8 @@ class VersionStoreMachine(RuleBasedStateMachine):
         self.pending: list[CheckpointName] = []
         # What lies in storage: rows and attempt of each name.
         self.stored: dict[CheckpointName, tuple[_Content, str]] = {}
+        # Versions that are pinned, each as what was found there then.
+        self.pinned: dict[int, tuple[CheckpointName, _Content, str]] = {}
         self.highest = 0
         self.horizon = 0
         self.retained = 1
@@ -314,13 +317,37 @@ class VersionStoreMachine(RuleBasedStateMachine):
         self.open(other)
         assert other.store.cleanup(mark.name, mark.attempt, self.horizon, 0) == 0
 
+    @precondition(lambda self: len(self.pinned) < 2 and any(v >= self.horizon for v in self.timeline))
+    @rule(data=st.data())
+    def pin(self, data: st.DataObject) -> None:
+        """Another process keeps a version that no clean-up has given up."""
+        version = data.draw(st.sampled_from([v for v in self.timeline if v >= self.horizon]))
+        name = self.timeline[version]
+        self.pinned.setdefault(version, (name, *self.stored[name]))
+        files, path = self.pin_of(version)
+        files.make_directory(path.rpartition("/")[0])
+        files.replace(path, b"")
+
+    @precondition(lambda self: self.pinned)
+    @rule(data=st.data())
+    def unpin(self, data: st.DataObject) -> None:
+        version = data.draw(st.sampled_from(sorted(self.pinned)))
+        del self.pinned[version]
+        files, path = self.pin_of(version)
+        files.delete(path)
+
+    def pin_of(self, version: int) -> tuple[FileSystem, str]:
+        directory = pins_directory_of(self.directory, self.store)
+        assert directory is not None, "the store must lie in a query's state directory"
+        return self.instances[0].store.files, f"{directory}/{version}-pin"
+
     def files(self) -> set[str]:
         files = self.instances[0].store.files
         start = f"{self.directory}/"
         return {status.path.removeprefix(start) for status in files.list_files(self.directory)}
 
     def needed(self, store: VersionStore) -> set[str]:
-        """The files that versions from the horizon on are made of, or may come to be."""
+        """The files that pinned versions and those from the horizon on are made of, or may come to be."""
         names = self.files()
         needed: set[str] = set()
         kept: set[int] = set()
@@ -329,7 +356,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
             version = (
                 int(top[4:].partition("_")[0]) if top.startswith("chk-") else int(file.partition("-")[0])
             )
-            if version < self.horizon:
+            if version < self.horizon and version not in self.pinned:
                 continue
             needed.add(name)
             if not file.startswith(METADATA_FILE_NAME):
@@ -386,6 +413,8 @@ class VersionStoreMachine(RuleBasedStateMachine):
                 assert load(fresh, name) == self.stored[name][0], name
         for name in self.pending:
             assert load(fresh, name) == self.stored[name][0], name
+        for name, rows, attempt in self.pinned.values():
+            assert load(fresh, name, attempt) == rows, name
 
     def teardown(self) -> None:
         try:
