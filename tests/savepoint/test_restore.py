@@ -131,12 +131,19 @@ def test_an_older_batch_is_cloned(tmp_path: Path, query: WrittenQuery):
         clone(query.url, str(tmp_path / "newer"), batch=0)
 
 
-@pytest.mark.parametrize("name", ["metadata", "state/0/0/x", "anything"])
-def test_nothing_is_written_over(tmp_path: Path, query: WrittenQuery, name: str):
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("metadata", "Name a location"),
+        ("state/0/0/x", "Name a location"),
+        ("_in-progress", "was ended while it did"),
+    ],
+)
+def test_nothing_is_written_over(tmp_path: Path, query: WrittenQuery, name: str, advice: str):
     present = tmp_path / "new" / name
     present.parent.mkdir(parents=True)
     present.write_bytes(b"here")
-    with pytest.raises(CheckpointExistsError, match=f"it has {name}"):
+    with pytest.raises(CheckpointExistsError, match=f"it has {name}, .*{advice}"):
         clone(query.url, str(tmp_path / "new"))
     assert files(tmp_path / "new") == {name: b"here"}
 
