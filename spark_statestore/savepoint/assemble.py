@@ -23,10 +23,11 @@ from spark_statestore.checkpoint.query.checkpoint import (
 from spark_statestore.checkpoint.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
 from spark_statestore.checkpoint.query.operators import StatefulOperator
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
-from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, IllegalStateError
+from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
 from spark_statestore.savepoint import sources
 from spark_statestore.savepoint.content import StoreContent, read_store, write_store
 from spark_statestore.savepoint.layout import (
+    entry_before,
     list_below,
     newest_operator_state,
     operator_states,
@@ -128,18 +129,11 @@ class _Assembly:
             self._write_source(name, offset)
         self._write_operator_state()
         if self._batch > 0:
-            self._put(self._before().encode(), OFFSETS, str(self._batch - 1))
+            before = entry_before(self._source, self._batch)
+            self._put(self._rescaled(before).encode(), OFFSETS, str(self._batch - 1))
         self._put(self._rescaled(self._offsets).encode(), OFFSETS, str(self._batch))
         self._put(commit.encode(), COMMITS, str(self._batch))
         self._put(json.dumps({"id": self._query_id}, separators=(",", ":")).encode(), METADATA)
-
-    def _before(self) -> OffsetEntry:
-        # Spark wants to know where its newest batch started, and asks sources for it once more. If that
-        # is not kept, then as if the newest batch had found nothing new.
-        try:
-            return self._rescaled(self._source.offsets(self._batch - 1))
-        except CheckpointNotFoundError:
-            return self._rescaled(self._offsets)
 
     def _rescaled(self, entry: OffsetEntry) -> OffsetEntry:
         return entry.with_conf(SHUFFLE_PARTITIONS, str(self._partitions)) if self._partitions else entry

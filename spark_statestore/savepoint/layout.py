@@ -5,16 +5,30 @@ from __future__ import annotations
 from spark_statestore.checkpoint.files import FileSystem, open_file_system, split_url
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
+from spark_statestore.checkpoint.query import OffsetEntry, QueryCheckpoint
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.errors import CheckpointNotFoundError
 
 __all__ = [
+    "entry_before",
     "list_below",
     "newest_operator_state",
     "operator_states",
     "path_in_its_file_system",
     "store_directory",
 ]
+
+
+def entry_before(checkpoint: QueryCheckpoint, batch: int) -> OffsetEntry:
+    """The entry of the offset log before a batch's, as Spark needs it to start from that batch.
+
+    It wants to know where the batch started, and has some sources read it once more. If the entry
+    is not kept, the batch's own takes its place, as if the batch had found nothing new.
+    """
+    try:
+        return checkpoint.offsets(batch - 1)
+    except CheckpointNotFoundError:
+        return checkpoint.offsets(batch)
 
 
 def store_directory(store: StoreId) -> tuple[str, ...]:

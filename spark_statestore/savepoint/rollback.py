@@ -15,7 +15,7 @@ from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
 from spark_statestore.errors import IllegalStateError
 from spark_statestore.savepoint import sources
 from spark_statestore.savepoint.content import require_whole
-from spark_statestore.savepoint.layout import list_below, newest_operator_state, operator_states
+from spark_statestore.savepoint.layout import entry_before, list_below, newest_operator_state, operator_states
 from spark_statestore.state.operator.query import OPERATOR_STATE_DIR
 
 __all__ = ["ROLLED_BACK", "rollback"]
@@ -107,6 +107,7 @@ class _Plan:
         if not names:
             return
         time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        self._write_entry_before()
         # All of it is safe before anything goes.
         for name in names:
             for beside in self._with_checksum(name):
@@ -121,6 +122,12 @@ class _Plan:
                 with failing_to("write", checkpoint.files, checkpoint.path(name)):
                     checkpoint.files.create(checkpoint.path(name), data)
             self._remove(cut.after)
+
+    def _write_entry_before(self) -> None:
+        files, path = self._checkpoint.files, self._checkpoint.path(OFFSETS, str(self._batch - 1))
+        with failing_to("write", files, path):
+            if self._batch > 0 and not files.exists(path):
+                files.create(path, entry_before(self._checkpoint, self._batch).encode())
 
     def _require_state(self) -> None:
         """Fail unless all that the batch left is there, as far as that can be told without reading it."""

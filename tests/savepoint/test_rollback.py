@@ -205,3 +205,13 @@ def test_operator_state_that_began_later_is_moved(tmp_path: Path):
     moved = rollback(query.url, 0)
     assert any("/operator-state/own/chk-1" in url for url in moved)
     assert QueryOperatorState(query.url, "own").batches() == []
+
+
+def test_spark_finds_an_entry_before_the_oldest_batch(tmp_path: Path):
+    query = WrittenQuery(str(tmp_path), kept=1)
+    for _ in range(4):
+        query.run()
+    assert query.checkpoint.batches() == [2, 3]
+    rollback(query.url, 2)
+    assert query.checkpoint.batches() == [2]
+    assert query.checkpoint.offsets(1) == query.checkpoint.offsets(2)
