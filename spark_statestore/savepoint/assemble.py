@@ -7,6 +7,7 @@ import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final, TypeVar
 
 from spark_statestore.checkpoint.files import join, parent_of
@@ -230,7 +231,7 @@ class _Assembly:
         names = self._list(SOURCES, name)
         last = sources.position(offset)
         log = sources.log_files(names)
-        if last is None or not log or not sources.is_file_log(self._read(SOURCES, name, log[-1])):
+        if last is None or not sources.is_file_source(log, partial(self._read, SOURCES, name)):
             return {file: self._read(SOURCES, name, *file.split("/")) for file in names}
         where = self._source.files.url(self._source.path(SOURCES, name))
         part = sources.cut(log, last, where)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final
 
 from spark_statestore.checkpoint.files import join, parent_of
@@ -164,7 +165,7 @@ class _Plan:
         for source, offset in sources.directories(checkpoint.offsets(self._batch)).items():
             names = sources.log_files(self._list(SOURCES, source))
             last = sources.position(offset)
-            if last is None or not names or not sources.is_file_log(self._read(SOURCES, source, names[-1])):
+            if last is None or not sources.is_file_source(names, partial(self._read, SOURCES, source)):
                 continue
             where = checkpoint.files.url(checkpoint.path(SOURCES, source))
             part = sources.cut(names, last, where)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -81,6 +81,20 @@ def is_file_log(data: bytes) -> bool:
         # Nothing in it: only the file source writes that.
         return not entries
     return isinstance(first, dict) and {"path", "timestamp", "batchId"} <= first.keys()
+
+
+def is_file_source(log: Sequence[str], read: Callable[[str], bytes]) -> bool:
+    """Whether files named as a log is are a file source's.
+
+    Parameters
+    ----------
+    log
+        Their names, oldest first.
+    read
+        Reads one of them.
+    """
+    # The newest one nearly always tells, unless it is damaged.
+    return any(is_file_log(read(name)) for name in reversed(log))
 
 
 def position(offset: str) -> int | None:

@@ -215,3 +215,16 @@ def test_spark_finds_an_entry_before_the_oldest_batch(tmp_path: Path):
     rollback(query.url, 2)
     assert query.checkpoint.batches() == [2]
     assert query.checkpoint.offsets(1) == query.checkpoint.offsets(2)
+
+
+def test_damaged_logs_of_later_batches_are_moved_too(tmp_path: Path):
+    query = ran(tmp_path, 3)
+    for log in ("commits", "offsets", "sources/0"):
+        (tmp_path / log / "2").write_bytes(b"damaged")
+    rollback(query.url, 1)
+    assert {name for name in put_aside(tmp_path) if name.endswith("/2")} == {
+        "commits/2",
+        "offsets/2",
+        "sources/0/2",
+    }
+    assert query.checkpoint.batches() == [0, 1]
