@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final
 
 from spark_statestore.checkpoint.files import join, parent_of
 from spark_statestore.checkpoint.files.failures import failing_to
@@ -26,6 +24,7 @@ from spark_statestore.checkpoint.query.operators import StatefulOperator
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
 from spark_statestore.savepoint import sources
+from spark_statestore.savepoint.at_once import at_once
 from spark_statestore.savepoint.content import StoreContent, read_store, write_store
 from spark_statestore.savepoint.layout import (
     entry_before,
@@ -41,12 +40,6 @@ __all__ = ["assemble"]
 
 # A source whose log is cleaned up while it is read is read again.
 _ATTEMPTS: Final = 3
-
-# Stores that are copied at a time; each is in memory as a whole.
-_AT_ONCE: Final = 8
-
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def assemble(
@@ -150,14 +143,20 @@ class _Assembly:
             write_store(self._target.open(content.store), name, attempt, content)
             return content.store, attempt
 
+        attempts: dict[StoreId, str] = {}
+        storages = (self._source.files, self._target.files)
         if self._partitions is not None:
             from spark_statestore.savepoint.rescale import rescaled
 
-            # One after the other, as they come.
-            attempts = dict(map(write, rescaled(self._source, self._batch, operator, self._partitions)))
+            spread = rescaled(self._source, self._batch, operator, self._partitions)
+            # One store's partitions are spread while the ones before are written.
+            for _, contents in itertools.groupby(spread, lambda content: content.store.name):
+                attempts.update(at_once(write, contents, *storages))
         else:
             versions = self._source.stores(self._batch, operator.id)
-            attempts = dict(self._at_once(lambda version: write(read_store(self._source, version)), versions))
+            attempts.update(
+                at_once(lambda version: write(read_store(self._source, version)), versions, *storages)
+            )
         moved = self._moved(operator)
         # One where there is nothing to spread rows by, whatever number Spark notes.
         count = 1 + max(store.partition for store in attempts)
@@ -172,17 +171,6 @@ class _Assembly:
                 f"{len(attempts)} stores were written. Please report it; the new checkpoint is not usable, delete it."
             )
         return [[attempts[store] for store in stores] for stores in wanted]
-
-    def _at_once(self, do: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-        """Do something with many, several at a time where that saves waiting for the storage."""
-        if {self._source.files.scheme, self._target.files.scheme} == {"file"}:
-            yield from map(do, items)
-            return
-        workers = ThreadPoolExecutor(_AT_ONCE)
-        try:
-            yield from workers.map(do, items)
-        finally:
-            workers.shutdown(cancel_futures=True)
 
     def _moved(self, operator: StatefulOperator) -> StatefulOperator:
         if self._partitions is not None:

@@ -112,7 +112,7 @@ def partition_key(
         raise RescaleError(
             f"operator {operator.id} ({operator.name}), store {store}: this release does not know which partition the rows "
             f"of its state {state.name!r} belong to, so it cannot spread them over another number of partitions. Upgrade "
-            "spark-statestore, or keep the number. Nothing was written."
+            "spark-statestore, or keep the number. No copy was made."
         )
     return found
 

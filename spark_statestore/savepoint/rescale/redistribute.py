@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
+import threading
+import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import IO, TYPE_CHECKING, Final, NamedTuple
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -16,6 +20,7 @@ from spark_statestore.checkpoint.query import QueryCheckpoint, StatefulOperator,
 from spark_statestore.errors import RescaleError
 from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
+from spark_statestore.savepoint.at_once import at_once
 from spark_statestore.savepoint.content import StoreContent, read_store
 from spark_statestore.savepoint.rescale.keys import PartitionKey, partition_key
 from spark_statestore.savepoint.rescale.murmur3 import hash_columns, partitions_of
@@ -39,9 +44,8 @@ def rescaled(
 ) -> Iterator[StoreContent]:
     """What every store of an operator has with another number of partitions.
 
-    One store of the operator is read at a time, one old partition after the other, and lies in a
-    temporary file from then on. It must be where Spark's partitioning puts it at present, or nothing of
-    it is spread.
+    One store of the operator is read at a time, and lies in a temporary file from then on. It must be
+    where Spark's partitioning puts it at present, or nothing of it is spread.
 
     Parameters
     ----------
@@ -58,8 +62,8 @@ def rescaled(
     ------
     StoreContent
         Store by store all partitions, also those without rows; of an operator that has no key to spread
-        its rows by, such as an aggregation of everything, the one partition that it ever has. Its rows
-        can be read until the next one is asked for.
+        its rows by, such as an aggregation of everything, the one partition that it ever has. As long as
+        one of a store's is there, so is the temporary file.
 
     Raises
     ------
@@ -71,7 +75,7 @@ def rescaled(
     if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
         raise RescaleError(
             f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have spread rows by other columns "
-            "than those of their keys, and nothing says by which. Keep the number of partitions. Nothing was written."
+            "than those of their keys, and nothing says by which. Keep the number of partitions. No copy was made."
         )
     by_name: dict[str, list[StoreVersion]] = {}
     for version in checkpoint.stores(batch, operator.id):
@@ -91,26 +95,29 @@ def _spread(
     versions: Sequence[StoreVersion],
     partitions: int,
 ) -> Iterator[StoreContent]:
-    with tempfile.TemporaryFile(prefix="spark-statestore-") as file:
-        spool = _Spool(file)
-        states: dict[str, NamedState] = {}
-        for version in versions:
-            content = read_store(checkpoint, version)
-            here = {state.name: state for state in content.states}
-            states = here | states
-            for name, rows in content.rows():
-                if not rows.num_rows:
-                    continue
-                state = here[name]
-                hashes = _hashes(rows["key"], state, partition_key(operator, store, state, here))
-                _check(hashes, version, len(versions), operator, state)
-                _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
-        for partition in range(partitions):
-            yield StoreContent(
-                StoreId(operator.id, partition, store),
-                tuple(states.values()),
-                partial(spool.rows, partition),
-            )
+    spool = _Spool()
+
+    def read(version: StoreVersion) -> dict[str, NamedState]:
+        content = read_store(checkpoint, version)
+        here = {state.name: state for state in content.states}
+        for name, rows in content.rows():
+            if not rows.num_rows:
+                continue
+            state = here[name]
+            hashes = _hashes(rows["key"], state, partition_key(operator, store, state, here))
+            _check(hashes, version, len(versions), operator, state)
+            _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
+        return here
+
+    states: dict[str, NamedState] = {}
+    for here in at_once(read, versions, checkpoint.files):
+        states = here | states
+    for partition in range(partitions):
+        yield StoreContent(
+            StoreId(operator.id, partition, store),
+            tuple(states.values()),
+            partial(spool.rows, partition),
+        )
 
 
 def _hashes(keys: pa.ChunkedArray, state: NamedState, where: PartitionKey) -> Hashes:
@@ -140,13 +147,14 @@ def _check(
             f"{version.store}: {wrong} of the {len(hashes)} rows of the state {state.name!r} of operator {operator.name} are "
             f"not in the partition that Spark gives their keys among {partitions}, so it is not known where they belong "
             "among another number. Files of another partition or query may have been copied there. Keep the number of "
-            "partitions. Nothing was written."
+            "partitions. No copy was made."
         )
 
 
 def _distribute(spool: _Spool, state: str, rows: pa.Table, new: Partitions, partitions: int) -> None:
     import numpy as np
 
+    table = spool.new_table()
     begin = 0
     for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
         chosen = new[begin : begin + len(batch)]
@@ -157,36 +165,41 @@ def _distribute(spool: _Spool, state: str, rows: pa.Table, new: Partitions, part
         bounds = np.searchsorted(chosen[order], np.arange(partitions + 1))
         for partition in np.flatnonzero(np.diff(bounds)).tolist():
             start, end = int(bounds[partition]), int(bounds[partition + 1])
-            spool.add(partition, state, ordered.slice(start, end - start))
-    spool.end_table()
+            spool.add(partition, table, state, ordered.slice(start, end - start))
 
 
 class _Spool:
-    """Rows by new partition, in a temporary file."""
+    """Rows by new partition, in a temporary file that is gone with the last one who may read it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._end = self._table = 0
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="spark-statestore-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        self._tables = itertools.count()
         self._places: defaultdict[int, list[_Place]] = defaultdict(list)
 
-    def add(self, partition: int, state: str, rows: pa.RecordBatch) -> None:
-        message = rows.serialize()
-        self._file.write(message)
-        self._places[partition].append(_Place(self._table, state, self._end, message.size))
-        self._end += message.size
+    def new_table(self) -> int:
+        """Number a table whose parts are added: what is in one table stays in one."""
+        return next(self._tables)
 
-    def end_table(self) -> None:
-        """Say that what is added from now on belongs to another table."""
-        self._table += 1
+    def add(self, partition: int, table: int, state: str, rows: pa.RecordBatch) -> None:
+        message = rows.serialize()
+        with self._lock:
+            start = self._file.seek(0, os.SEEK_END)
+            self._file.write(message)
+            self._places[partition].append(_Place(table, state, start, message.size))
 
     def rows(self, partition: int) -> Iterator[tuple[str, pa.Table]]:
-        places = self._places[partition]
-        for (_, state), parts in itertools.groupby(places, lambda place: (place.table, place.state)):
+        # The parts of a table are in their order, those of several may be mixed.
+        places = sorted(self._places[partition], key=attrgetter("table"))
+        for (_, state), parts in itertools.groupby(places, attrgetter("table", "state")):
             yield state, pa.Table.from_batches([self._read(place) for place in parts])
 
     def _read(self, place: _Place) -> pa.RecordBatch:
-        self._file.seek(place.start)
-        return pa.ipc.read_record_batch(pa.py_buffer(self._file.read(place.size)), ROW_SCHEMA)
+        with self._lock:
+            self._file.seek(place.start)
+            message = self._file.read(place.size)
+        return pa.ipc.read_record_batch(pa.py_buffer(message), ROW_SCHEMA)
 
 
 class _Place(NamedTuple):

@@ -19,6 +19,7 @@ from spark_statestore.checkpoint.query import QueryCheckpoint
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
+from spark_statestore.savepoint import at_once
 from spark_statestore.savepoint.content import StoreContent, read_store, write_store
 from spark_statestore.savepoint.rescale import murmur3, redistribute
 from spark_statestore.savepoint.savepoint import Kind
@@ -137,14 +138,21 @@ states = st.fixed_dictionaries(
 
 
 @settings(max_examples=15 * EFFORT)
-@given(rows=states, old=st.integers(1, 5), new=st.integers(1, 9), few=st.integers(1, 20))
+@given(
+    rows=states,
+    old=st.integers(1, 5),
+    new=st.integers(1, 9),
+    few=st.integers(1, 20),
+    local=st.sampled_from(["file", "several stores at a time, as if this were remote"]),
+)
 def test_everything_goes_where_its_key_belongs(
-    tmp_path_factory: pytest.TempPathFactory, rows: Rows, old: int, new: int, few: int
+    tmp_path_factory: pytest.TempPathFactory, rows: Rows, old: int, new: int, few: int, local: str
 ) -> None:
     directory = tmp_path_factory.mktemp("query")
     before = write(directory / "old", old, rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redistribute, "_BATCH_ROWS", few)
+        patch.setattr(at_once, "_LOCAL", local)
         assert rescale(before.url, str(directory / "new"), new) == BATCH
         assert rescale(str(directory / "new"), str(directory / "again"), old) == BATCH
     after = QueryCheckpoint(str(directory / "new"))
