@@ -81,6 +81,8 @@ class Case:
     schema: Any = events.SCHEMA
     confs: Mapping[str, str] = field(default_factory=dict)
     batches: Callable[[int], list[Rows]] = events.batches
+    # With two there is none after the way back.
+    runs: int = 3
     # Whether what it keeps depends on its input alone: on no clock, and on nothing that is drawn.
     is_exact: bool = True
 
@@ -96,7 +98,7 @@ def of_join(state_format: int, checkpoint_format: int) -> Case:
 
 
 CASES = {
-    "operators with one keyed state": Case(beside(ONE_KEYED_STATE), 1, operators=5),
+    "operators with one keyed state": Case(beside(ONE_KEYED_STATE), 1, operators=5, runs=2),
     "pandas state": Case(queries.visits_until_event_time, 2, mode="update"),
     "aggregation without keys": Case(queries.aggregate_all, 2, mode="update"),
     "limit": Case(queries.first_rows, 1),
@@ -125,7 +127,7 @@ CASES = {
 def live(
     spark: Any, case: Case, directory: Path, partitions: list[int], parts: list[list[Rows]]
 ) -> tuple[list[Output], Path]:
-    """What a query puts out in runs with so many partitions, one run for each part of the input, and its checkpoint."""
+    """What a query puts out in runs with so many partitions, one for each part of the input, and its last checkpoint."""
     query = Query(
         spark,
         directory,
@@ -137,24 +139,25 @@ def live(
         confs={**case.confs, SHUFFLE_PARTITIONS: str(partitions[0])},
     )
     outputs = []
-    for number, part in enumerate(parts):
-        if number and partitions[number] != partitions[number - 1]:
+    for number, count in enumerate(partitions):
+        if number and count != partitions[number - 1]:
             new = directory / f"checkpoint-{number}"
-            batch = rescale(str(query.checkpoint), str(new), partitions[number])
+            batch = rescale(str(query.checkpoint), str(new), count)
             assert batch == int(query.commits[-1].name)
             query.checkpoint = new
-        query.feed(*part)
-        outputs.append(query.run())
-        found = [operator["numShufflePartitions"] for operator in query.progress[-1]["stateOperators"]]
-        assert found == [partitions[number]] * case.operators
+        if number < len(parts):
+            query.feed(*parts[number])
+            outputs.append(query.run())
+            found = [operator["numShufflePartitions"] for operator in query.progress[-1]["stateOperators"]]
+            assert found == [count] * case.operators
     return outputs, query.checkpoint
 
 
 def rows_of(checkpoint: Path, *, exact: bool) -> Counter[Any]:
-    """The rows of all stores of a checkpoint as they are kept, or only which state each is of."""
+    """The rows of all stores of a checkpoint as they are kept, or only the store and the state of each."""
     query = QueryCheckpoint(str(checkpoint))
     return Counter(
-        (version.store.operator, version.store.name, state, *(row.values() if exact else ()))
+        (version.store, state, *(row.values() if exact else ()))
         for version in query.stores()
         for state, rows in read_store(query, version).rows()
         for row in rows.to_pylist()
@@ -172,7 +175,7 @@ def test_a_query_goes_on_with_7_partitions_and_then_with_4_again(
     spark: Any, tmp_path: Path, name: str
 ) -> None:
     case = CASES[name]
-    parts = [[rows] for rows in case.batches(3)]
+    parts = [[rows] for rows in case.batches(case.runs)]
     expected, still = live(spark, case, tmp_path / "still", [4, 4, 4], parts)
     found, moved = live(spark, case, tmp_path / "moved", [4, 7, 4], parts)
     assert found == expected
