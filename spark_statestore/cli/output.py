@@ -30,7 +30,7 @@ USAGE: Final = 2
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
-# Where nobody looks at it, a table is as wide as it is.
+# A table is as wide as it is: folded into a terminal's width, its cells could not be read, nor copied.
 _WIDE: Final = 10_000
 
 
@@ -45,7 +45,7 @@ class Output:
 
     def __init__(self, form: str) -> None:
         self.is_json = form == "json"
-        self._console = _console(sys.stdout)
+        self._console = _console(sys.stdout, _WIDE)
 
     def result(self, node: Any, *parts: Table | str) -> None:
         """Print a result.
@@ -165,6 +165,5 @@ def when(milliseconds: int) -> str:
     return moment.isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
 
 
-def _console(stream: Any) -> Console:
-    width = None if stream.isatty() else _WIDE
+def _console(stream: Any, width: int | None = None) -> Console:
     return Console(file=stream, width=width, markup=False, highlight=False, emoji=False)

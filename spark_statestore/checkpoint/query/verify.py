@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
-from spark_statestore.checkpoint.files import FileStatus, FileSystem, join, open_file_system, split_url
+from spark_statestore.checkpoint.files import FileStatus, FileSystem, open_file_system, split_url
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.query.checkpoint import (
     COMMITS,
@@ -211,10 +211,7 @@ class _Look:
             with self._noting("the query"):
                 _ = self._checkpoint.query_id
         self._check_sources(self._check_logs())
-        self._check_operators()
-        stores: list[StoreVersion] = []
-        with self._noting(f"batch {self._batch}"):
-            stores = self._checkpoint.stores(self._batch)
+        stores = self._check_operators()
         for_each(self._check_store, stores, progress)
         self._check_operator_state()
         problems = tuple(sorted(self._problems, key=lambda problem: problem.what))
@@ -287,24 +284,16 @@ class _Look:
         )
         return list(part.kept[: folded + 1])
 
-    def _check_operators(self) -> None:
-        number = 0
+    def _check_operators(self) -> list[StoreVersion]:
+        """Check what is noted of operators, and give their stores as far as they are known."""
+        stores: list[StoreVersion] = []
         with self._noting("the operators"):
             for path, operator in self._checkpoint.operator_files(self._batch):
-                number = operator.id + 1
                 self._read(f"operator {operator.id}", path)
                 self._check_schemas(operator)
                 self._check_partitions(operator)
-        # Operators are numbered without a gap, so that one without a description hides those behind it.
-        with self._noting(f"operator {number}"):
-            hidden = join(self._checkpoint.state_url, str(number))
-            files, path = open_file_system(hidden)
-            if files.exists(path):
-                raise CheckpointNotFoundError(
-                    f"operator {number} has files at {files.url(path)}, but Spark's description of it is missing in "
-                    f"{self._url(STATE, str(number), '_metadata')}. Copy it back from a backup, or go on from an "
-                    "earlier batch."
-                )
+            stores += self._checkpoint.stores(self._batch)
+        return stores
 
     def _check_schemas(self, operator: StatefulOperator) -> None:
         what = f"the schemas of operator {operator.id}"
