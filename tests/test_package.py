@@ -126,7 +126,7 @@ else:
 def test_each_module_can_be_imported_first_and_has_what_it_lists() -> None:
     program = f"""
 import importlib, os, sys
-import fsspec, pyarrow
+import click, fsspec, pyarrow, rich.progress, rich.table
 for name in {modules()!r}:
     child = os.fork()
     if child == 0:
