@@ -68,7 +68,8 @@ class Output:
         if self.is_json:
             click.echo(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, indent=2))
         else:
-            click.echo(f"error: {error}", err=True)
+            name = "" if isinstance(error, StateStoreError) else f"{type(error).__name__}: "
+            click.echo(f"error: {name}{error}", err=True)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Report]:
@@ -98,6 +99,12 @@ def with_output(command: Callable[..., None]) -> Callable[..., None]:
             out.failure(error)
             raise click.exceptions.Exit(USAGE) from error
         except (StateStoreError, OSError) as error:
+            out.failure(error)
+            raise click.exceptions.Exit(FAILED) from error
+        except Exception as error:
+            # Drivers of storages raise errors of their own, for credentials above all. What is raised here is a bug.
+            if type(error).__module__.partition(".")[0] in ("builtins", "click", "spark_statestore"):
+                raise
             out.failure(error)
             raise click.exceptions.Exit(FAILED) from error
 

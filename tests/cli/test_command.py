@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import zlib
 from pathlib import Path
 
 import click
@@ -119,6 +120,17 @@ def test_without_its_extra_it_says_what_to_install(missing: str, tmp_path: Path)
     assert done.returncode == 2
     assert "spark-statestore[cli]" in done.stderr
     assert missing in done.stderr
+
+
+def test_errors_of_drivers_are_no_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_credentials(*_: object, **__: object) -> None:
+        raise zlib.error("no credentials")
+
+    monkeypatch.setattr("spark_statestore.cli.overview.open_checkpoint", no_credentials)
+    assert said("ls", "x", code=1) == "error: error: no credentials\n"
+    monkeypatch.setattr("spark_statestore.cli.overview.open_checkpoint", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        invoke("ls", "x")
 
 
 def test_the_entry_point_is_the_command() -> None:
