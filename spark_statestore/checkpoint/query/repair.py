@@ -77,7 +77,10 @@ def repair(
         found = verifier.verify(batch, progress, begun=begun)
         if found.ok:
             moved = _roll_back(path, batch, dry_run, checkpoints_dir) if broken else ()
-            return Repair(checkpoint.url, dry_run, batch, tuple(broken), moved)
+            if moved or not broken:
+                return Repair(checkpoint.url, dry_run, batch, tuple(broken), moved)
+            # What is broken is not what a roll-back would take away.
+            continue
         for problem in found.problems:
             if problem.kind == "unreadable":
                 raise CheckpointIOError(

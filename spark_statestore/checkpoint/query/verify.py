@@ -222,11 +222,13 @@ class _Look:
     def _check_logs(self) -> OffsetEntry | None:
         """Check the entries that Spark reads when it starts, and give the newest one of them."""
         entries = [self._batch]
-        # Spark goes on from what the batch before it had read.
-        if self._batch > 0:
+        is_newest = self._begun and self._batch == self._checkpoint.newest_batch()
+        # Spark goes on from what the batch before it had read. A roll-back sees to it that there is such an entry.
+        before = self._checkpoint.path(OFFSETS, str(self._batch - 1))
+        if self._batch > 0 and (is_newest or self._checkpoint.files.exists(before)):
             entries.insert(0, self._batch - 1)
         # A batch that was begun is run again as it was begun. That one was done and not begun cannot be.
-        if self._begun and self._batch == self._checkpoint.newest_batch():
+        if is_newest:
             entries += [number for number in self._checkpoint.noted_batches() if number > self._batch]
         last = None
         for number in entries:

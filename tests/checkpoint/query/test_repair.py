@@ -99,11 +99,19 @@ def test_storage_that_fails_is_no_reason_to_go_back(query: StoredQuery) -> None:
     assert query.files() == before
 
 
-def test_the_batch_whose_predecessor_is_forgotten_is_none_to_go_on_from(query: StoredQuery) -> None:
+def test_the_oldest_batch_can_be_gone_back_to(query: StoredQuery) -> None:
     query.forget(2)
     spoil(query, "state/0/1/chk-4*/_metadata")
-    with pytest.raises(CorruptCheckpointError, match="no batch"):
-        repair(query.url)
+    assert repair(query.url).batch == 2
+    found = verify(query.url)
+    assert (found.batch, found.ok) == (2, True)
+
+
+def test_a_newest_batch_without_the_entry_before_it_is_gone_back_behind(query: StoredQuery) -> None:
+    (query.directory / "offsets/2").unlink()
+    assert not verify(query.url).ok
+    assert repair(query.url).batch == 1
+    assert verify(query.url).ok
 
 
 def test_without_a_checkpoint_there_is_nothing_to_repair(tmp_path: Path) -> None:
