@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+
+from spark_statestore.cli.overview import _short
 from tests.checkpoint.query.stored import StoredQuery
 from tests.cli.running import node, said
 
@@ -72,3 +75,15 @@ def test_what_is_not_there_is_an_error(query: StoredQuery) -> None:
 
 def test_a_url_that_cannot_be_one_is_wrong_usage() -> None:
     assert node("ls", "http://example.com/checkpoint", code=2)["error"]["type"] == "StorageURLError"
+
+
+def test_types_are_written_as_people_write_them() -> None:
+    fields = [
+        {"name": "window", "type": {"type": "struct", "fields": [{"name": "start", "type": "timestamp"}]}},
+        {"name": "tags", "type": {"type": "array", "elementType": "string"}},
+        {"name": "counts", "type": {"type": "map", "keyType": "string", "valueType": "long"}},
+        {"name": "point", "type": {"type": "udt"}},
+    ]
+    assert _short(json.dumps({"type": "struct", "fields": fields})) == (
+        "window struct<start timestamp>, tags array<string>, counts map<string, long>, point udt"
+    )

@@ -254,8 +254,10 @@ class _Look:
             names = found.get(source, [])
             what = f"source {source}"
             with self._noting(what):
-                last = sources.position(positions.get(source, ""))
-                if last is not None and self._is_file_log(source, names):
+                offset = positions.get(source, "")
+                last = sources.position(offset)
+                # Only the file source writes such offsets; a number alone may be another source's.
+                if last is not None and ("logOffset" in offset or self._is_file_log(source, names)):
                     for name in self._needed(source, names, last):
                         if (data := self._spark_file(what, SOURCES, source, name)) is not None:
                             check_log_entry(data, self._url(SOURCES, source, name))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from spark_statestore import savepoint
 from spark_statestore.checkpoint.query.verify import verify
 from spark_statestore.errors import (
     CheckpointNotFoundError,
@@ -200,6 +201,8 @@ def test_the_log_of_a_source_is_needed_from_where_it_was_folded(query: StoredQue
     assert verify(query.url, 0).ok
     (query.directory / "sources/0/2").unlink()
     assert not verify(query.url).ok
+    shutil.rmtree(query.directory / "sources")
+    assert [problem.what for problem in verify(query.url).problems] == ["source 0"]
 
 
 def test_state_elsewhere_is_verified_there(query: StoredQuery, tmp_path: Path) -> None:
@@ -233,3 +236,50 @@ def test_another_providers_state_is_not_verified(tmp_path: Path) -> None:
         (query.directory / "state/0" / partition / "1.delta").touch()
     with pytest.raises(ForeignCheckpointError):
         verify(query.url)
+
+
+def test_what_a_source_without_a_log_of_files_keeps_is_read_whole(query: StoredQuery) -> None:
+    for batch in range(4):
+        offsets = query.directory / f"offsets/{batch}"
+        query.put(f"offsets/{batch}", f'{offsets.read_text()}\n{{"topic":{{"0":{batch}}}}}')
+    query.put("sources/1/0", '\0v1\n{"topic":{"0":0}}')
+    assert verify(query.url).ok
+    (query.directory / "sources/1/0").write_bytes(b"v1")
+    assert [problem.what for problem in verify(query.url).problems] == ["source 1"]
+
+
+def test_an_entry_of_a_source_that_is_none_is_found_without_checksums(query: StoredQuery) -> None:
+    (query.directory / "sources/0/.2.crc").unlink()
+    for broken in (b"", b"x1\n{}", b"v1\n{", b"\xff"):
+        (query.directory / "sources/0/2").write_bytes(broken)
+        (problem,) = verify(query.url, 2).problems
+        assert (problem.what, problem.kind) == ("source 0", "damaged")
+    # Checksums that are none themselves.
+    for broken in (b"", b"crc\0", b"crc\0\0\0\0\0", b"src\0\0\0\2\0"):
+        (query.directory / "sources/0/.1.crc").write_bytes(broken)
+        assert not verify(query.url, 1).ok
+
+
+def test_schema_files_are_read_where_spark_reads_them(query: StoredQuery, tmp_path: Path) -> None:
+    operator = query.directory / "state/0/_metadata/metadata"
+    node = json.loads(operator.read_text().split("\n")[1])
+    schema = query.directory / "state/0/_stateSchema/default/0_x"
+    node["stateStoreInfo"][0]["stateSchemaFilePaths"] = [f"file:{schema}"]
+    query.put("state/0/_metadata/metadata", f"v2\n{json.dumps(node)}")
+    assert [problem.kind for problem in verify(query.url).problems] == ["missing"]
+    query.put("state/0/_stateSchema/default/0_x", "schema")
+    assert verify(query.url).ok
+    schema.write_bytes(b"another")
+    assert [problem.kind for problem in verify(query.url).problems] == ["damaged"]
+    query.put("state/0/_stateSchema/default/0_x", "schema")
+    # Spark would look for it in the old place.
+    moved = query.directory.rename(tmp_path / "moved")
+    assert [problem.what for problem in verify(str(moved)).problems] == ["the schemas of operator 0"]
+
+
+def test_a_savepoint_may_be_moved(query: StoredQuery, tmp_path: Path) -> None:
+    taken = Path(savepoint(query.url, str(tmp_path / "savepoints")).path.removeprefix("file://"))
+    moved = taken.rename(tmp_path / taken.name)
+    assert verify(str(moved)).problems == ()
+    next(moved.glob("state/0/1/chk-*/_metadata")).write_bytes(b"broken")
+    assert not verify(str(moved)).ok
