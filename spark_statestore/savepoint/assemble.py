@@ -36,7 +36,10 @@ from spark_statestore.savepoint.layout import (
 )
 from spark_statestore.state.operator.query import OPERATOR_STATE_DIR
 
-__all__ = ["assemble"]
+__all__ = ["DIRECTORIES", "assemble"]
+
+DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
+"""What is written beside the file ``metadata``."""
 
 # A source whose log is cleaned up while it is read is read again.
 _ATTEMPTS: Final = 3

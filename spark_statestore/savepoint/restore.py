@@ -11,7 +11,7 @@ from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.query.checkpoint import METADATA, QueryCheckpoint
 from spark_statestore.errors import CheckpointExistsError, OptionError
-from spark_statestore.savepoint.assemble import assemble
+from spark_statestore.savepoint.assemble import DIRECTORIES, assemble
 from spark_statestore.savepoint.dispose import dispose_savepoint
 from spark_statestore.savepoint.savepoint import Savepoint, load_savepoint, open_checkpoint
 from spark_statestore.savepoint.take import kept_if_possible
@@ -202,15 +202,28 @@ def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> I
     try:
         yield
     except BaseException:
-        # First what would make it look whole. What cannot be removed is refused as a place for another one.
-        with contextlib.suppress(OSError):
-            files.delete(join(root, METADATA))
-        for at, directory in places:
+        _remove(files, root)
+        for at, directory in places[1:]:
             with contextlib.suppress(OSError):
                 at.delete_directory(directory, recursive=True)
         raise
     with failing_to("delete", files, marker):
         files.delete(marker)
+
+
+def _remove(files: FileSystem, root: str) -> None:
+    """Remove what was written to a location: first what would make it look whole, and nothing that others may have put there.
+
+    What cannot be removed is refused as a place for another one.
+    """
+    with contextlib.suppress(OSError):
+        files.delete(join(root, METADATA))
+    for name in DIRECTORIES:
+        with contextlib.suppress(OSError):
+            files.delete_directory(join(root, name), recursive=True)
+    with contextlib.suppress(OSError):
+        files.delete(join(root, IN_PROGRESS))
+        files.delete_directory(root)
 
 
 def _require_empty(files: FileSystem, directory: str) -> None:

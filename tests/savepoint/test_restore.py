@@ -164,6 +164,24 @@ def test_a_copy_that_fails_leaves_nothing(tmp_path: Path, query: WrittenQuery):
     assert files(tmp_path / "checkpoint") == before
 
 
+def test_a_copy_that_fails_removes_nothing_of_others(
+    tmp_path: Path, query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
+):
+    create: Callable[..., None] = LocalFileSystem.create
+
+    def fail(self: LocalFileSystem, path: str, data: bytes) -> None:
+        create(self, path, data)
+        if path.endswith("/new/metadata"):
+            # Somebody else takes the place for his own meanwhile.
+            create(self, str(tmp_path / "new" / "theirs"), b"theirs")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFileSystem, "create", fail)
+    with pytest.raises(KeyboardInterrupt):
+        clone(query.url, str(tmp_path / "new"))
+    assert files(tmp_path / "new") == {"theirs": b"theirs"}
+
+
 def test_until_the_last_file_is_written_it_is_no_checkpoint(
     tmp_path: Path, query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
 ):
