@@ -128,10 +128,10 @@ def pin(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, chec
         "createdMs": time.time_ns() // 1_000_000,
         "writtenBy": __version__,
     }
-    with failing_to("write the pin", made.files, made.path):
-        made.files.make_directory(made.path.rpartition("/")[0])
-        made.files.create(made.path, json.dumps(note).encode())
     try:
+        with failing_to("write the pin", made.files, made.path):
+            made.files.make_directory(made.path.rpartition("/")[0])
+            made.files.create(made.path, json.dumps(note).encode())
         if is_savepoint:
             require_savepoint(checkpoint)
         if check:
@@ -240,7 +240,8 @@ def _at(state_url: str, version: int, name: str) -> Pin:
 
 
 def _directory(state_url: str) -> tuple[FileSystem, str]:
-    files, state = open_file_system(state_url)
+    # A savepoint must not outlive its pin.
+    files, state = open_file_system(state_url, fsync=True)
     return files, join(state, PINS_DIRECTORY)
 
 

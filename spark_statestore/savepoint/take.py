@@ -59,7 +59,8 @@ def take(
     # Before anything of it is read: what is half disposed of looks like another checkpoint.
     is_savepoint = is_or_was_savepoint(checkpoint)
     number = checkpoint.require_batch(batch)
-    files, root = open_file_system(target)
+    # It is what its user falls back on: when this returns, it survives a power failure too.
+    files, root = open_file_system(target, fsync=True)
     name, attempt = new_name(checkpoint.query_id)
     directory = join(root, name)
     url = files.url(directory)
@@ -131,6 +132,7 @@ class _Taking:
             savepoint.path,
             query_id=savepoint.query_id,
             state=savepoint.kind == "canonical",
+            fsync=True,
         )
         if self.is_savepoint:
             require_savepoint(self.checkpoint)
