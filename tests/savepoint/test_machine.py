@@ -19,12 +19,19 @@ from hypothesis.stateful import (
 
 from spark_statestore.checkpoint.query import QueryCheckpoint
 from spark_statestore.errors import SavepointError, SavepointNotFoundError, StateStoreError
+from spark_statestore.options import StorageOptions
 from spark_statestore.savepoint.api import dispose_savepoint, list_savepoints, load_savepoint, savepoint
 from spark_statestore.savepoint.pins import list_pins
 from spark_statestore.savepoint.restore import clone, restore
 from spark_statestore.savepoint.rollback import rollback
 from spark_statestore.savepoint.savepoint import KINDS, Kind
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from spark_statestore.testing.faults import (
+    CrashedError,
+    Durability,
+    Fault,
+    FaultInjectingFileSystem,
+    FaultKind,
+)
 from tests.effort import EFFORT
 from tests.savepoint.written import LARGE, Content, WrittenQuery, content, unique_name
 
@@ -48,6 +55,7 @@ class SavepointMachine(RuleBasedStateMachine):
 
     with_ids = False
     elsewhere = False
+    options = StorageOptions(file_state_threshold=512, compression=None)
 
     def make_directory(self) -> str:
         self.scratch = tempfile.TemporaryDirectory()
@@ -81,12 +89,13 @@ class SavepointMachine(RuleBasedStateMachine):
             f"{self.root}/state" if self.elsewhere else None,
             # Spark's logs may keep more than clean-ups do.
             kept=max(keep, kept),
+            options=self.options,
             operators=OPERATORS,
         )
         self.run_batch([0, 1], {"first": "large"}, False)
 
     @property
-    def options(self) -> dict[str, Any]:
+    def where(self) -> dict[str, Any]:
         return {"checkpoints_dir": self.query.checkpoints_dir}
 
     @property
@@ -146,7 +155,7 @@ class SavepointMachine(RuleBasedStateMachine):
     def roll_back(self, data: st.DataObject) -> None:
         query = self.query
         batch = data.draw(st.sampled_from([b for b in self.retained if b >= self.oldest]))
-        rollback(query.url, batch, **self.options)
+        rollback(query.url, batch, **self.where)
         query.batch = batch
         self.history = {number: rows for number, rows in self.history.items() if number <= batch}
         query.rows = dict(self.history[batch])
@@ -162,7 +171,7 @@ class SavepointMachine(RuleBasedStateMachine):
 
         def take() -> object:
             try:
-                return savepoint(self.query.url, self.target, kind, batch=batch, **self.options)
+                return savepoint(self.query.url, self.target, kind, batch=batch, **self.where)
             except SavepointError:
                 # What clean-ups may be discarding is refused, and nothing else.
                 if batch is None or batch >= max(self.oldest, self.highest - self.keep):
@@ -226,8 +235,8 @@ class SavepointMachine(RuleBasedStateMachine):
     @rule()
     def clone(self) -> None:
         new = f"{self.root}/{unique_name()}"
-        batch = clone(self.query.url, new, **self.options)
-        assert content(QueryCheckpoint(new, **self.options), batch) == self.history[self.query.batch]
+        batch = clone(self.query.url, new, **self.where)
+        assert content(QueryCheckpoint(new, **self.where), batch) == self.history[self.query.batch]
 
     # What must hold
 
@@ -255,7 +264,7 @@ class SavepointMachine(RuleBasedStateMachine):
 
     def let_all_go(self) -> None:
         """Without savepoints, nothing is kept that would not be kept without any."""
-        if self.crashed:
+        if self.troubled:
             # What a dead process left is for its user to see and to remove.
             for checkpoint in (self.query.checkpoint, *map(QueryCheckpoint, self.living)):
                 for pin in list_pins(checkpoint):
@@ -268,11 +277,11 @@ class SavepointMachine(RuleBasedStateMachine):
                     del self.living[path]
         assert not self.living
         files = self.query.checkpoint.files
-        assert not list(files.list_files(self.target.partition("://")[2])) or self.crashed
-        if not self.crashed:
+        assert not list(files.list_files(self.target.partition("://")[2])) or self.troubled
+        if not self.troubled:
             assert list_pins(self.query.checkpoint) == []
 
-    crashed = False
+    troubled = False
 
 
 def load_or_none(path: str) -> object:
@@ -291,8 +300,10 @@ class ElsewhereMachine(SavepointMachine):
 class CrashingMachine(SavepointMachine):
     """Storage fails, or the process that takes a savepoint, disposes of one or cleans up dies."""
 
+    durability: Durability = "finished"
+
     def make_directory(self) -> str:
-        self.fs = FaultInjectingFileSystem()
+        self.fs = FaultInjectingFileSystem(durability=self.durability)
         self.fault: Fault | None = None
         return self.fs.url("")
 
@@ -308,13 +319,12 @@ class CrashingMachine(SavepointMachine):
         if fault is None:
             return operation()
         self.fs.inject(fault)
+        self.troubled = True
         try:
             return operation()
         except StateStoreError:
-            self.crashed = True
             return None
         except CrashedError:
-            self.crashed = True
             self.fs.restart()
             self.query.restart()
             return None
@@ -322,10 +332,18 @@ class CrashingMachine(SavepointMachine):
             self.fs.inject()
 
 
+class SyncedCrashingMachine(CrashingMachine):
+    """The machine loses power: of what was not synced nothing is left."""
+
+    durability = "synced"
+    options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize(
-    ("machine", "examples"), [(SavepointMachine, 8), (ElsewhereMachine, 2), (CrashingMachine, 20)]
+    ("machine", "examples"),
+    [(SavepointMachine, 8), (ElsewhereMachine, 2), (CrashingMachine, 15), (SyncedCrashingMachine, 10)],
 )
 def test_every_savepoint_has_the_state_of_its_batch_as_long_as_it_lives(
     machine: type[SavepointMachine], examples: int, with_ids: bool

@@ -87,6 +87,30 @@ def test_a_clean_up_finds_out_what_a_version_uses_that_others_pinned_and_wrote(t
     assert content(query.checkpoint, 2) == wanted
 
 
+def test_a_clean_up_finds_out_what_an_attempt_uses_that_came_late(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(3):
+        query.run()
+    store = STORES[0]
+    late = query.open(store)
+    late.handle, late.attempt = query.instances[store].handle, query.instances[store].attempt
+    query.run(whole=True)
+    query.run()
+    # Now this instance knows that its attempts count, and what they use.
+    query.clean_up(4, store)
+    query.batch = 2
+    query.commit_store(store, {b"batch": b"3"}, instance=late)
+    query.batch = 4
+    pinned = pin(query.checkpoint, 3, "mine", HOLDER)
+    assert pinned.attempts[store] == late.attempt
+    wanted = content(query.checkpoint, 3)
+    for _ in range(3):
+        query.run(whole=True)
+    query.clean_up(1)
+    # It is made of older versions' changes, and the attempt whose name it took was not.
+    assert content(query.checkpoint, 3) == wanted
+
+
 def test_in_format_v1_the_attempt_that_was_pinned_stays_when_another_takes_its_name(tmp_path: Path) -> None:
     query = WrittenQuery(str(tmp_path))
     query.run(put={b"large": LARGE})

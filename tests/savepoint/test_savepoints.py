@@ -23,6 +23,7 @@ from spark_statestore.errors import (
     StateStoreError,
 )
 from spark_statestore.savepoint.pins import list_pins, pinned_while
+from spark_statestore.savepoint.rollback import rollback
 from spark_statestore.savepoint.savepoint import (
     KINDS,
     Kind,
@@ -74,6 +75,23 @@ def test_a_savepoint_has_the_state_of_its_batch(
     assert (checkpoint.batches(), content(checkpoint)) == ([2], wanted)
     assert checkpoint.offsets(2) == query.checkpoint.offsets(2)
     assert [pin.holder() for pin in list_pins(query.checkpoint)] == [made.path] * (kind == "pointer")
+
+
+@each_kind
+@both_formats
+def test_it_keeps_its_state_when_the_query_is_set_back_and_runs_the_batch_again(
+    tmp_path: Path, kind: Kind, with_ids: bool
+) -> None:
+    query = grown(str(tmp_path / "checkpoint"), with_ids)
+    wanted = dict(query.rows)
+    made = savepoint(query.url, str(tmp_path / "target"), kind)
+    rollback(query.url, 1)
+    query.batch, query.rows = 1, content(query.checkpoint, 1)
+    query.restart()
+    query.run(put={b"another": b"row"})
+    go_on(query)
+    assert content(query.checkpoint) != wanted
+    assert content(load_savepoint(made.path).checkpoint()) == wanted
 
 
 @both_formats
@@ -293,9 +311,11 @@ def test_a_savepoint_without_its_pin_is_given_up() -> None:
             pin.remove()
 
     fs.inject()
-    savepoint(query.url, fs.url("trial"), "pointer")
+    made = savepoint(query.url, fs.url("trial"), "pointer")
     (publish,) = (
-        call.number for call in fs.calls if call.operation == "pipe_file" and call.path.endswith("/_metadata")
+        call.number
+        for call in fs.calls
+        if call.operation == "open" and call.path.endswith(f"{made.name}/_metadata")
     )
     fs.inject(Fault("run", publish, function=remove))
     with pytest.raises(SavepointError, match="somebody removed its pin"):

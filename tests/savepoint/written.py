@@ -87,7 +87,8 @@ class WrittenQuery:
         # What they have after the newest batch.
         self.rows: Content = {store: {} for store in self.stores}
         self.batch = -1
-        self.checkpoint = QueryCheckpoint(self.url, checkpoints_dir=self.checkpoints_dir)
+        fsync = self.options.fsync
+        self.checkpoint = QueryCheckpoint(self.url, checkpoints_dir=self.checkpoints_dir, fsync=fsync)
         self.write("metadata", json.dumps({"id": QUERY_ID}).encode())
         for number, (name, partitions, stores) in self.operators.items():
             described = [
