@@ -39,20 +39,24 @@ class Decided:
     pinned: frozenset[int]
     last: int
 
-    def against(self, operator: int, name: CheckpointName, *, stopped: bool) -> bool:
-        """Whether Spark will never ask for an attempt at a version.
+    def against(self, operator: int, name: CheckpointName) -> bool:
+        """Whether Spark has decided for other attempts at a version, and will never ask for this one."""
+        if name.id is None or name.id in self.rolled_back or name.version in self.pinned:
+            return False
+        known = self.attempts.get(name.version, {}).get(operator)
+        return known is not None and name.id not in known
+
+    def will_be_run_again(self, name: CheckpointName, newest: int) -> bool:
+        """Whether a version is of the batch that was begun, by a query that has stopped since.
 
         Parameters
         ----------
-        stopped
-            Whether the query does not run; else it may be about to commit a batch that is not in the log yet.
+        newest
+            The newest version that the store has. If it is newer than that of the batch that was begun, there is
+            another, newer log than this one.
         """
-        if name.id is None or name.id in self.rolled_back or name.version in self.pinned:
-            return False
-        if name.version > self.last:
-            return stopped
-        known = self.attempts.get(name.version, {}).get(operator)
-        return known is not None and name.id not in known
+        undecided = name.id not in self.rolled_back and name.version not in self.pinned
+        return name.id is not None and undecided and name.version == newest == self.last + 1
 
 
 @dataclass(slots=True)
@@ -114,11 +118,14 @@ def orphans(
         By path, why nothing needs it; in the order in which they are to be removed.
     """
     unneeded: dict[CheckpointName, str] = {}
+    newest = max((name.version for name in store.inventory.checkpoints), default=0)
     for name, files in store.inventory.checkpoints.items():
         if METADATA_FILE_NAME not in files:
             unneeded[name] = "its version was never published"
-        elif decided.against(store.operator, name, stopped=stopped):
+        elif decided.against(store.operator, name):
             unneeded[name] = "Spark decided for another attempt at its version"
+        elif stopped and decided.will_be_run_again(name, newest):
+            unneeded[name] = "its batch was never finished, and will be run again"
     unneeded = {name: why for name, why in unneeded.items() if all(map(is_old, store.paths(name)))}
     needed: set[str] = set()
     while True:

@@ -136,6 +136,17 @@ def test_an_attempt_of_a_batch_that_is_not_done_may_be_about_to_count(tmp_path: 
     assert len(collected(query, stopped=True)) == 1
 
 
+def test_versions_that_the_log_knows_nothing_of_stay(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    for number in range(3):
+        query.run(ann=number)
+    # As in an old copy of the log.
+    for batch in (1, 2):
+        (query.directory / f"commits/{batch}").unlink()
+    (query.directory / "commits/.1.crc").unlink()
+    assert collected(query, stopped=True) == []
+
+
 def test_versions_that_spark_has_forgotten_stay(query: StoredQuery) -> None:
     for number in range(4):
         query.run(word=number)
@@ -177,6 +188,12 @@ def test_what_was_rolled_back_stays(tmp_path: Path) -> None:
     (query.directory / "commits/1").rename(aside / "1")
     query.left.pop()
     query.counted.pop()
+    assert collected(query, stopped=True) == []
+    noted = (aside / "1").rename(query.directory / "aside")
+    query.put("state/_pins/2-savepoint-abcdef-0123456789ab", "")
+    assert collected(query, stopped=True) == []
+    (query.directory / "state/_pins/2-savepoint-abcdef-0123456789ab").unlink()
+    noted.rename(aside / "1")
     query.run(word=2)
     age(query)
     assert collected(query, stopped=True) == []
