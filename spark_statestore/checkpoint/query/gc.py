@@ -156,8 +156,8 @@ def gc(
 def _decided(checkpoint: QueryCheckpoint) -> Decided:
     batches = checkpoint.batches()
     attempts = {}
-    for batch in batches:
-        ids = checkpoint.commit(batch).state_ids or {}
+    for batch, entry in zip(batches, for_each(checkpoint.commit, batches), strict=True):
+        ids = entry.state_ids or {}
         attempts[batch + 1] = {operator: frozenset(_flat(named)) for operator, named in ids.items()}
     files, state = open_file_system(checkpoint.state_url)
     pins = join(state, PINS_DIRECTORY)
