@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from spark_statestore.checkpoint.query.workers import for_each
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.rows.decode import decode_array
 from spark_statestore.rows.source import find_state
@@ -76,7 +77,7 @@ def diff_state(
     )
     batches = []
     for one, other in zip(first.versions, second.versions, strict=True):
-        changes = _Changes(first.table(one), second.table(other))
+        changes = _Changes(*for_each(lambda part: part[0].table(part[1]), [(first, one), (second, other)]))
         for start in range(0, len(changes.keys), _AT_ONCE):
             keys = changes.keys[start : start + _AT_ONCE]
             columns = [changes.kinds(keys), decode_array(changes.key_bytes(keys), key)]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
+from spark_statestore.checkpoint.query import StoreVersion
+from spark_statestore.checkpoint.query.workers import for_each
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.rows.source import StateSource, find_state
 
@@ -71,8 +74,11 @@ def read_state(
         path, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir
     )
     typed = source.columns(columns)
-    batches = _batches(source, typed, _AT_ONCE, memory=None)
-    return pa.Table.from_batches(list(batches), typed.schema)
+
+    def read(version: StoreVersion) -> list[pa.RecordBatch]:
+        return list(_batches(source, version, typed, _AT_ONCE, memory=None))
+
+    return pa.Table.from_batches(itertools.chain(*for_each(read, source.versions)), typed.schema)
 
 
 def iter_state(
@@ -118,16 +124,16 @@ def iter_state(
     )
     typed = source.columns(columns)
     # The arguments are checked now, and not when the first batch is asked for.
-    return _at_least_one(_batches(source, typed, batch_rows, memory), typed)
+    batches = (_batches(source, version, typed, batch_rows, memory) for version in source.versions)
+    return _at_least_one(itertools.chain.from_iterable(batches), typed)
 
 
 def _batches(
-    source: StateSource, typed: StateColumns, batch_rows: int, memory: int | None
+    source: StateSource, version: StoreVersion, typed: StateColumns, batch_rows: int, memory: int | None
 ) -> Iterator[pa.RecordBatch]:
-    for version in source.versions:
-        for rows in source.rows(version, memory):
-            for batch in rows.to_batches(batch_rows):
-                yield typed.decode(batch, version.store.partition)
+    for rows in source.rows(version, memory):
+        for batch in rows.to_batches(batch_rows):
+            yield typed.decode(batch, version.store.partition)
 
 
 def _at_least_one(batches: Iterator[pa.RecordBatch], typed: StateColumns) -> Iterator[pa.RecordBatch]:
