@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import operators, race
+from tests.benchmarks import operators, race, read_state
 from tests.benchmarks.contest import OURS, PROVIDERS, Samples, Samplings
 from tests.benchmarks.race import Lap, Laps
 from tests.benchmarks.report import criteria
@@ -53,6 +53,21 @@ def test_a_query_may_take_as_long_as_on_the_better_rocksdb_in_all_its_batches():
     rivals: Laps = {"RocksDB": took(50, 50), "RocksDB, changelog": took(10, 30)}
     assert [c.met for c in operators.criteria({"q": {OURS: took(30, 10)} | rivals})] == [True]
     assert [c.met for c in operators.criteria({"q": {OURS: took(20, 21)} | rivals})] == [False]
+
+
+def test_reading_may_take_a_tenth_of_what_the_data_source_takes():
+    def met(ours: float) -> bool:
+        taken = {read_state.OURS: [ours, 9.0, 0.0], read_state.THEIRS: [10.0]}
+        return all(criterion.met for criterion in read_state.criteria(taken))
+
+    assert [met(1.0), met(1.1)] == [True, False]
+
+
+@pytest.mark.slow
+def test_every_way_of_reading_is_timed(spark: Any, tmp_path: Path):
+    taken = read_state.measure(spark, read_state.prepare(spark, tmp_path, 50), rounds=1)
+    assert all(len(seconds) == 1 and seconds[0] > 0 for seconds in taken.values())
+    assert len(taken) == 4
 
 
 @pytest.mark.slow
