@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Running", "require_kind", "require_target", "trigger_savepoint"]
 
 _logger = logging.getLogger(__name__)
+
+# About a tenth of what a batch's thread gets on the same processor.
+_NICENESS: Final = 10
 
 _POLL_SECONDS: Final = (0.1, 1.0)
 
@@ -122,6 +127,7 @@ def trigger_savepoint(
     deadline = None if timeout is None else time.monotonic() + timeout
 
     def work() -> None:
+        _give_way()
         try:
             batch = _next_batch(found, checkpoint, newest, deadline, promise)
             if batch is None or not promise.set_running_or_notify_cancel():
@@ -132,6 +138,14 @@ def trigger_savepoint(
 
     threading.Thread(target=work, name=f"savepoint of {checkpoint.url}", daemon=True).start()
     return promise
+
+
+def _give_way() -> None:
+    """Let batches go before the copy of their state, where both want the same processor."""
+    # Only Linux has priorities of threads.
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
 
 
 def require_kind(kind: str) -> None:

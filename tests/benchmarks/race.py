@@ -93,9 +93,8 @@ def run(
 class Running:
     """A query that runs for as long as the race."""
 
-    def __init__(self, query: Any, watched: Path, checkpoint: Path) -> None:
-        self.checkpoint = checkpoint
-        self._query = query
+    def __init__(self, query: Any, watched: Path) -> None:
+        self.query = query
         self._watched = watched
         self._seen = -1
         self.last = Lap(0, {}, 0, 0)
@@ -103,8 +102,8 @@ class Running:
     def batch(self, table: Path) -> Lap:
         """Give it a file, wait until it has taken that, and tell how long that took."""
         os.link(table, self._watched / table.name)
-        self._query.processAllAvailable()
-        found = [dict(p) for p in self._query.recentProgress if p.batchId > self._seen]
+        self.query.processAllAvailable()
+        found = [dict(p) for p in self.query.recentProgress if p.batchId > self._seen]
         # Of a query that waits, Spark tells now and then too.
         found = [p for p in found if "addBatch" in p["durationMs"]]
         self._seen = max(p["batchId"] for p in found)
@@ -144,6 +143,6 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
             .start()
         )
     try:
-        yield Running(query, watched, root / "checkpoint")
+        yield Running(query, watched)
     finally:
         query.stop()
