@@ -1,14 +1,16 @@
-"""What Spark writes is verified whole; broken, the query is repaired, and goes on as if nothing had been."""
+"""What Spark writes is verified whole; broken, the query is repaired, and goes on; orphans can be collected as it runs."""
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from spark_statestore.checkpoint.query.gc import gc
+from spark_statestore.checkpoint.query.gc import DAY, gc
 from spark_statestore.checkpoint.query.repair import repair
 from spark_statestore.checkpoint.query.verify import verify
 from tests.spark.queries import Query, unload_all
@@ -43,3 +45,24 @@ def test_a_query_whose_newest_batch_is_broken_is_repaired(
     # What was rolled back is kept for as long as the log entries are.
     assert gc(url, stopped=True).orphans == ()
     assert query.state() == state
+
+
+@pytest.mark.slow
+def test_orphans_are_collected_while_the_query_runs(spark: Any, tmp_path: Path) -> None:
+    """However young they are: what a commit is about to name must stay all the same."""
+    query = Query(spark, tmp_path, counts, "update", WORDS, checkpoint_format=2)
+    query.feed(*([{"word": f"{number}"} for number in range(30)] for _ in range(8)))
+    url = str(query.checkpoint)
+    collections = 0
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(query.run)
+        while not running.done():
+            if list(query.checkpoint.glob("commits/[0-9]*")):
+                gc(url, older_than=-DAY)
+                collections += 1
+            time.sleep(0.02)
+        running.result()
+    assert collections > 8
+    unload_all(spark)
+    assert verify(url).problems == ()
+    assert {"count=8)" in row for row in query.state()} == {True}
