@@ -36,6 +36,9 @@ DAY: Final = 24 * 3600.0
 
 _TRIES: Final = 5
 
+# Of a copy that was being made, see `spark_statestore.savepoint.pins.pinned_while`.
+_IN_USE: Final = re.compile(r"[0-9]+-in-use-[0-9a-f]+")
+
 _OF_AN_ATTEMPT: Final = re.compile(re.escape(METADATA_FILE_NAME) + r"\.[0-9a-f]{16}")
 
 # <operator>/<partition>[/<store>]/ and then a version's directory or the shared streams.
@@ -104,8 +107,8 @@ def gc(
 
     These are state streams that no metadata names, directories of versions that were never published,
     attempts that Spark decided against, and parts of files that were being written when a process
-    died. What a pin names is needed, what was rolled back is kept, and a store is left alone as a whole
-    if any metadata in it cannot be read.
+    died; and pins that copies left whose process was killed. What a pin names is needed, what was rolled
+    back is kept, and a store is left alone as a whole if any metadata in it cannot be read.
 
     Parameters
     ----------
@@ -113,10 +116,11 @@ def gc(
         Only look.
     older_than
         Seconds for which a file must have been there: a query that runs writes a stream before the
-        metadata that names it.
+        metadata that names it. A pin must have been there for a day at least.
     stopped
-        The query does not run, and will not while this does. Then age is of no importance, and what a
-        running query might still take up goes too: newer snapshots, versions of unfinished batches.
+        The query does not run, and will not while this does. Then the age of files in its stores is of no
+        importance, and what a running query might still take up goes too: newer snapshots, versions of the
+        batch that was not finished.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
     progress
@@ -144,10 +148,12 @@ def gc(
         for store in _stores(checkpoint)
     ]
     found = for_each(lambda one: one.collect(dry_run=dry_run), collectors, progress)
+    # Whoever copies need not be the query, and may take long.
+    pins = _left_pins(checkpoint, time.time() - max(older_than, DAY), dry_run=dry_run)
     return Collection(
         checkpoint.url,
         dry_run,
-        tuple(orphan for one in found for orphan in one.orphans),
+        (*(orphan for one in found for orphan in one.orphans), *pins),
         sum(one.young for one in found),
         tuple(problem for one in found for problem in one.skipped),
     )
@@ -164,6 +170,21 @@ def _decided(checkpoint: QueryCheckpoint) -> Decided:
     with failing_to("list", files, pins):
         pinned = look_at_pins(files, pins).pinned
     return Decided(attempts, frozenset(_rolled_back(checkpoint)), pinned, batches[-1] + 1 if batches else 0)
+
+
+def _left_pins(checkpoint: QueryCheckpoint, before: float, *, dry_run: bool) -> list[Orphan]:
+    """Remove pins of copies whose process was killed; what they kept goes with the next clean-up."""
+    files, state = open_file_system(checkpoint.state_url)
+    found = []
+    for status in _list(files, join(state, PINS_DIRECTORY)):
+        is_of_a_copy = _IN_USE.fullmatch(status.path.rpartition("/")[2])
+        if is_of_a_copy and status.modified is not None and status.modified < before:
+            if not dry_run:
+                discard_file(files, status.path)
+            found.append(
+                Orphan(files.url(status.path), status.size, "whoever pinned it has not ended in time")
+            )
+    return found
 
 
 def _rolled_back(checkpoint: QueryCheckpoint) -> Iterable[str]:

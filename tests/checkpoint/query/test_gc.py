@@ -13,10 +13,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from spark_statestore import savepoint
+from spark_statestore.checkpoint.query import QueryCheckpoint
 from spark_statestore.checkpoint.query.gc import DAY, _Collector, gc
 from spark_statestore.checkpoint.query.verify import verify
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, IllegalStateError
+from spark_statestore.savepoint.pins import pin_of, pinned_while
 from spark_statestore.state.handles import IncrementalStateHandle
 from tests.checkpoint.query.stored import StoredQuery
 from tests.checkpoint.stores import load
@@ -177,6 +180,20 @@ def test_a_pinned_version_stays(tmp_path: Path) -> None:
     paths = collected(query)
     assert any("chk-2_" in path for path in paths)
     assert not [path for path in paths if "/chk-1_" in path or "/1-" in path]
+
+
+def test_the_pin_of_a_copy_that_was_killed_is_collected(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(**LARGE)
+    taken = savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
+    with pinned_while(QueryCheckpoint(query.url), 0, "somebody"):
+        assert collected(query, stopped=True) == []
+        age(query)
+        (pin,) = collected(query, stopped=True)
+        assert pin.startswith("state/_pins/1-in-use-")
+    # That of a savepoint stays.
+    assert pin_of(taken) is not None
+    assert verify(taken.path).ok
 
 
 def test_what_was_rolled_back_stays(tmp_path: Path) -> None:
