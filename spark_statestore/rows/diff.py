@@ -11,6 +11,7 @@ from spark_statestore.rows.columns import PARTITION
 from spark_statestore.rows.decode import decode_array
 from spark_statestore.rows.source import find_state
 from spark_statestore.rows.types import SparkType, parse_schema
+from spark_statestore.state.fold import numbered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,7 +102,7 @@ class _Side:
         Numbers that there are for keys.
     """
 
-    def __init__(self, rows: pa.Table, keys: NDArray[np.int64], values: NDArray[np.int64], most: int) -> None:
+    def __init__(self, rows: pa.Table, keys: NDArray[np.int32], values: NDArray[np.int32], most: int) -> None:
         import numpy as np
 
         self._values = rows["value"]
@@ -144,8 +145,8 @@ class _Changes:
         import numpy as np
 
         split = before.num_rows
-        keys, self._dictionary = _numbered([before["key"], after["key"]])
-        values, _ = _numbered([before["value"], after["value"]])
+        keys, self._dictionary = _numbered(before["key"], after["key"])
+        values, _ = _numbered(before["value"], after["value"])
         most = len(self._dictionary)
         one = _Side(before, keys[:split], values[:split], most)
         other = _Side(after, keys[split:], values[split:], most)
@@ -171,16 +172,8 @@ class _Changes:
         return self._dictionary.take(pa.array(keys))
 
 
-def _numbered(columns: list[pa.ChunkedArray]) -> tuple[NDArray[np.int64], pa.BinaryArray]:
-    """A number for each value of some columns, and the values by number."""
-    import numpy as np
-
-    column = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.binary())
-    encoded = column.dictionary_encode().unify_dictionaries()
-    if not encoded.num_chunks:
-        return np.empty(0, np.int64), pa.array([], pa.binary())
-    numbers = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
-    return numbers.astype(np.int64), encoded.chunk(0).dictionary
+def _numbered(*columns: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.BinaryArray]:
+    return numbered(pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.binary()))
 
 
 def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.BinaryArray:
