@@ -142,7 +142,7 @@ FROM_ARROW = [
 
 @pytest.mark.slow
 @given(st.data())
-@settings(max_examples=15 * EFFORT)
+@settings(max_examples=40 * EFFORT)
 def test_generated_rows_that_spark_made_are_decoded(spark: Any, data: st.DataObject) -> None:
     from pyspark.sql.types import StructType
 
@@ -209,13 +209,14 @@ def assert_read_alike(query: Query, options: Mapping[str, Any], **read: Any) -> 
     ("checkpoint_format", "join_format", "stores"),
     [
         (1, "2", ["keyToNumValues", "keyWithIndexToValue"]),
+        pytest.param(1, "3", ["keyToNumValues", "keyWithIndexToValue"], marks=pytest.mark.soak),
         (2, "4", ["keyWithTsToValues", "tsWithKey"]),
     ],
 )
 def test_joins_and_windows_are_read_as_by_the_data_source(
     spark: Any, tmp_path: Path, checkpoint_format: int, join_format: str, stores: list[str]
 ) -> None:
-    provider = OURS_FOR_JOINS if join_format == "4" else OURS
+    provider = OURS if join_format == "2" else OURS_FOR_JOINS
     query = Query(
         spark,
         tmp_path,
