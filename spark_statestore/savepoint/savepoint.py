@@ -259,7 +259,11 @@ def open_checkpoint(path: str, *, checkpoints_dir: str | None = None, fsync: boo
     try:
         return load_savepoint(path).checkpoint(fsync=fsync)
     except SavepointNotFoundError:
-        return QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=fsync)
+        checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=fsync)
+        if _exists(checkpoint, BEING_DISPOSED):
+            # What is left of it may look like the checkpoint of another query.
+            require_savepoint(checkpoint)
+        return checkpoint
 
 
 def is_or_was_savepoint(checkpoint: QueryCheckpoint) -> bool:

@@ -19,9 +19,7 @@ from spark_statestore.savepoint.savepoint import (
     Kind,
     Savepoint,
     encode_savepoint,
-    is_or_was_savepoint,
     new_name,
-    require_savepoint,
 )
 from spark_statestore.state.handles.file import discard_file
 
@@ -56,8 +54,6 @@ def take(
     SavepointError
         If it could not be taken. Nothing is left of it then.
     """
-    # Before anything of it is read: what is half disposed of looks like another checkpoint.
-    is_savepoint = is_or_was_savepoint(checkpoint)
     number = checkpoint.require_batch(batch)
     # It is what its user falls back on: when this returns, it survives a power failure too.
     files, root = open_file_system(target, fsync=True)
@@ -77,10 +73,10 @@ def take(
         checkpoints_dir=checkpoints_dir,
         partitions=checkpoint.offsets(number).shuffle_partitions,
     )
-    taking = _Taking(checkpoint, savepoint, files, directory, is_savepoint)
+    taking = _Taking(checkpoint, savepoint, files, directory)
     try:
         return taking.point() if kind == "pointer" else taking.copy()
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         raise SavepointError(
             f"there is no {kind} savepoint of batch {number} of {checkpoint.url}: {error}"
         ) from error
@@ -92,7 +88,6 @@ class _Taking:
     savepoint: Savepoint
     files: FileSystem
     directory: str
-    is_savepoint: bool
 
     def point(self) -> Savepoint:
         """Pin the state, and write what points at it."""
@@ -134,8 +129,6 @@ class _Taking:
             state=savepoint.kind == "canonical",
             fsync=True,
         )
-        if self.is_savepoint:
-            require_savepoint(self.checkpoint)
         path = join(self.directory, METADATA_FILE_NAME)
         with failing_to("write", self.files, path):
             # This makes it exist.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import tempfile
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -17,11 +18,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.query import QueryCheckpoint
 from spark_statestore.errors import SavepointError, SavepointNotFoundError, StateStoreError
 from spark_statestore.options import StorageOptions
 from spark_statestore.savepoint.api import dispose_savepoint, list_savepoints, load_savepoint, savepoint
 from spark_statestore.savepoint.pins import list_pins
+from spark_statestore.savepoint.rescale.api import rescale
 from spark_statestore.savepoint.restore import clone, restore
 from spark_statestore.savepoint.rollback import rollback
 from spark_statestore.savepoint.savepoint import KINDS, Kind
@@ -37,8 +40,11 @@ from tests.savepoint.written import LARGE, Content, WrittenQuery, content, uniqu
 
 T = TypeVar("T")
 
-# One store with a partner, so that a savepoint is of more than one.
-OPERATORS = {0: ("stateStoreSave", 1, ("default",)), 1: ("dedupe", 1, ("default",))}
+OPERATORS = {0: ("dedupe", 2, ("default",))}
+
+
+# Which Spark puts into the first of two partitions, and into the second.
+_LONGS = ((2, 4, 5, 8, 12), (0, 1, 3, 6, 7))
 
 _puts = st.dictionaries(
     st.sampled_from("abc"), st.sampled_from(["", "1", "2", "large", "larger"]), max_size=2
@@ -48,6 +54,10 @@ _stores = st.lists(st.sampled_from([0, 1]), unique=True)
 
 def _rows(put: dict[str, str]) -> dict[bytes, bytes]:
     return {key.encode(): value.encode() + LARGE * ("large" in value) for key, value in put.items()}
+
+
+def _key(store: StoreId, key: bytes) -> bytes:
+    return struct.pack("<qq", 0, _LONGS[store.partition][b"abcfl".index(key[:1])])
 
 
 class SavepointMachine(RuleBasedStateMachine):
@@ -91,6 +101,7 @@ class SavepointMachine(RuleBasedStateMachine):
             kept=max(keep, kept),
             options=self.options,
             operators=OPERATORS,
+            key=_key,
         )
         self.run_batch([0, 1], {"first": "large"}, False)
 
@@ -238,6 +249,14 @@ class SavepointMachine(RuleBasedStateMachine):
         batch = clone(self.query.url, new, **self.where)
         assert content(QueryCheckpoint(new, **self.where), batch) == self.history[self.query.batch]
 
+    @rule(partitions=st.sampled_from([1, 3]))
+    def rescale(self, partitions: int) -> None:
+        new = f"{self.root}/{unique_name()}"
+        batch = rescale(self.query.url, new, partitions, **self.where)
+        found = content(QueryCheckpoint(new, **self.where), batch)
+        assert [store.partition for store in found] == list(range(partitions))
+        assert united(found) == united(self.history[self.query.batch])
+
     # What must hold
 
     def check_one(self, path: str) -> None:
@@ -282,6 +301,10 @@ class SavepointMachine(RuleBasedStateMachine):
             assert list_pins(self.query.checkpoint) == []
 
     troubled = False
+
+
+def united(rows: Content) -> dict[bytes, bytes]:
+    return {key: value for of_store in rows.values() for key, value in of_store.items()}
 
 
 def load_or_none(path: str) -> object:

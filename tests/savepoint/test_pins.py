@@ -149,6 +149,10 @@ def test_what_is_too_late_to_pin_is_not_pinned(tmp_path: Path, with_ids: bool) -
     with pytest.raises(CheckpointNotFoundError, match="has no batch 6: it has the batches 0 to 5"):
         pin(query.checkpoint, 6, "mine", HOLDER)
     assert files_below(tmp_path) == before
+    # That somebody else tries at this moment is no help.
+    pin(query.checkpoint, 2, "other", "file:///nowhere", check=False)
+    with pytest.raises(SavepointError, match="cannot be pinned"):
+        pin(query.checkpoint, 2, "mine", HOLDER)
     assert {pin(query.checkpoint, batch, f"mine{batch}", HOLDER).version for batch in (4, 5)} == {5, 6}
     # Whoever keeps more of it changes nothing: the other one may be at work.
     query.clean_up(2)

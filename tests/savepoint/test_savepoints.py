@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -131,18 +132,21 @@ def test_the_state_of_a_pointer_goes_when_nobody_needs_it(tmp_path: Path) -> Non
     go_on(query)
     wanted = content(made[0].checkpoint())
     # Also of a savepoint another one can be taken, even if its batch could not be pinned any more.
-    again = savepoint(made[0].path, str(tmp_path / "target"), "pointer")
-    for gone, left in ((made[0], made[1]), (made[1], again)):
+    made += [
+        savepoint(source, str(tmp_path / "target"), "pointer", batch=1)
+        for source in (made[0].path, query.url)
+    ]
+    for gone, left in pairwise(made):
         dispose_savepoint(gone.path)
         go_on(query)
         assert content(left.checkpoint()) == wanted
-    dispose_savepoint(again.path)
+    dispose_savepoint(made[-1].path)
     query.kept = 1
     go_on(query)
     with pytest.raises(CheckpointNotFoundError, match="has no batch 1"):
         savepoint(query.url, str(tmp_path / "target"), "pointer", batch=1)
     with pytest.raises(CheckpointNotFoundError):
-        content(again.checkpoint())
+        content(made[-1].checkpoint())
 
 
 def test_a_savepoint_that_others_need_is_not_disposed_of(tmp_path: Path) -> None:
@@ -197,6 +201,43 @@ def test_what_comes_while_a_savepoint_is_disposed_of_is_refused_or_refuses() -> 
 
     _, calls = disposed(None)
     assert {disposed(at)[0] for at in range(1, calls + 1)} == {"refused", "disposed"}
+
+
+def test_what_is_left_of_a_savepoint_is_no_checkpoint(tmp_path: Path) -> None:
+    made = savepoint(grown(str(tmp_path / "checkpoint")).url, str(tmp_path / "target"))
+    directory = Path(made.path.removeprefix("file://"))
+    (directory / "_metadata").rename(directory / "_disposing")
+    shutil.rmtree(directory / "state")
+    with pytest.raises(SavepointError, match="is being disposed of"):
+        open_checkpoint(made.path)
+    dispose_savepoint(made.path)
+    assert not directory.exists()
+
+
+@each_kind
+def test_a_savepoint_that_is_disposed_of_while_it_is_read_is_read_as_a_whole_or_not(kind: Kind) -> None:
+    def taken(at: int | None) -> tuple[str, int]:
+        fs = FaultInjectingFileSystem()
+        query = grown(fs.url("checkpoint"))
+        canonical = savepoint(query.url, fs.url("target"))
+        wanted = content(canonical.checkpoint())
+
+        def dispose() -> None:
+            with contextlib.suppress(IllegalStateError):
+                dispose_savepoint(canonical.path)
+
+        fs.inject(*([] if at is None else [Fault("run", at, function=dispose)]))
+        with contextlib.suppress(StateStoreError):
+            savepoint(canonical.path, fs.url("others"), kind)
+        calls = len(fs.calls)
+        fs.inject()
+        found = list_savepoints(fs.url("others"))
+        for one in found:
+            assert content(one.checkpoint()) == wanted
+        return ("taken" if found else "refused"), calls
+
+    _, calls = taken(None)
+    assert {taken(at)[0] for at in range(1, calls + 1)} == {"taken", "refused"}
 
 
 def test_what_is_not_of_a_savepoint_is_left_where_it_is(

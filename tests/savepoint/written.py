@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from spark_statestore.checkpoint.metadata import NamedState, StoreId
@@ -22,7 +22,7 @@ QUERY_ID = "f013e4c2-9d1b-4c1e-8a52-6f6f6a3d2c11"
 LARGE = bytes(700)
 """A value that does not stay inside of metadata."""
 
-SCHEMA = '{"type":"struct","fields":[{"name":"b","type":"binary","nullable":true,"metadata":{}}]}'
+SCHEMA = '{"type":"struct","fields":[{"name":"k","type":"long","nullable":true,"metadata":{}}]}'
 
 # An aggregation with two partitions, and one that has two stores in its only one.
 OPERATORS = {0: ("stateStoreSave", 2, ("default",)), 1: ("symmetricHashJoin", 1, ("left", "right"))}
@@ -71,6 +71,8 @@ class WrittenQuery:
         Batches before the newest one that Spark's logs keep.
     operators
         Its operators, see `stores_of`.
+    key
+        What a key is in a store. Where keys are read they must be rows of `SCHEMA`.
     """
 
     url: str
@@ -81,6 +83,7 @@ class WrittenQuery:
         default_factory=lambda: StorageOptions(file_state_threshold=512, compression=None)
     )
     operators: Operators = field(default_factory=lambda: OPERATORS)
+    key: Callable[[StoreId, bytes], bytes] = lambda store, key: key
 
     def __post_init__(self) -> None:
         self.stores = stores_of(self.operators)
@@ -142,6 +145,7 @@ class WrittenQuery:
         instance = instance or self.instances[store]
         by = attempt()
         version = self.batch + 2
+        put = {self.key(store, key): value for key, value in put.items()}
         rows = {**self.rows[store], **put}
         pending = instance.store.begin(
             CheckpointName(version, by if self.with_ids else None),
@@ -162,7 +166,7 @@ class WrittenQuery:
         self.batch += 1
         for store in self.stores:
             if not changed or store in changed:
-                self.rows[store] = {**self.rows[store], **put}
+                self.rows[store] = {**self.rows[store], **{self.key(store, k): v for k, v in put.items()}}
         entry = CommitEntry("v1", {"nextBatchWatermarkMs": 0})
         if self.with_ids:
             ids = {

@@ -235,7 +235,14 @@ class QueryCheckpoint:
             if path is None:
                 self._require_no_state_of(number, batch)
                 return
-            yield path, StatefulOperator.decode(self._read(path), self.files.url(path))
+            try:
+                data = self._read(path)
+            except FileNotFoundError as error:
+                raise CheckpointNotFoundError(
+                    f"{self.files.url(path)} was there and is gone: somebody removes the checkpoint, or the query has just "
+                    "purged it. Try again if it should be there."
+                ) from error
+            yield path, StatefulOperator.decode(data, self.files.url(path))
 
     def operator(self, number: int, batch: int | None = None) -> StatefulOperator:
         """One of the stateful operators.
