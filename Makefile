@@ -61,6 +61,7 @@ bench: jar ## measure side by side with Spark's own stores
 	$(PY) -m tests.benchmarks
 	$(PY) -m tests.benchmarks.operators
 	$(PY) -m tests.benchmarks.read_state
+	$(PY) -m tests.benchmarks.savepoints
 
 lint: $(READY) ## ruff, mypy in strict mode, scalac with every warning an error
 	$(PY) -m ruff check
