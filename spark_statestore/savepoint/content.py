@@ -13,7 +13,7 @@ from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
 from spark_statestore.state.changes import APPEND, CHANGE_SCHEMA, PUT
-from spark_statestore.state.fold import fold
+from spark_statestore.state.fold import fold, numbered
 from spark_statestore.state.handles import FileStateHandle
 
 __all__ = ["StoreContent", "read_store", "require_whole", "write_store"]
@@ -174,10 +174,8 @@ def _ops(table: pa.Table) -> pa.Array:
     import numpy as np
 
     ops = np.full(table.num_rows, APPEND, np.uint8)
-    if table.num_rows:
-        encoded = table["key"].dictionary_encode().unify_dictionaries()
-        indices = np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks])
-        ops[np.unique(indices, return_index=True)[1]] = PUT
+    keys, _ = numbered(table["key"])
+    ops[np.unique(keys, return_index=True)[1]] = PUT
     return pa.array(ops)
 
 
