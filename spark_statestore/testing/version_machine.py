@@ -87,7 +87,10 @@ class VersionStoreMachine(RuleBasedStateMachine):
     store = StoreId(0, 3)
 
     def make_directory(self) -> str:
-        """The URL of a new directory, for one run; by default one of this machine's."""
+        """The URL of a new directory, for one run; by default one of this machine's.
+
+        It ends in the store's operator and partition, as in a query's state directory.
+        """
         self._scratch = tempfile.TemporaryDirectory()
         return f"{self._scratch.name}/{self.store.operator}/{self.store.partition}"
 

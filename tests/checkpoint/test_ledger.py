@@ -174,3 +174,32 @@ def test_all_that_was_removed_is_counted(tmp_path: Path) -> None:
     for number in (1, 2):
         ledger.note(CheckpointName(number), version(number, *streams[:number]))
     assert ledger.discard_before(3, 0) == 4
+
+
+def test_pinned_versions_stay_with_what_they_use_until_they_are_not_pinned_any_more(tmp_path: Path) -> None:
+    ledger = Ledger(LocalFileSystem(), str(tmp_path))
+    for version in (1, 2, 3):
+        (tmp_path / f"chk-{version}").mkdir()
+        (tmp_path / f"chk-{version}" / "_metadata").write_bytes(b"")
+        state = OperatorStreamStateHandle(
+            state_name_to_partition_offsets={}, delegate_state_handle=file(tmp_path, f"{version}-shared")
+        )
+        ledger.note(CheckpointName(version), chain.start(version, state))
+    stray = file(tmp_path, "0-stray")
+    # Of a version before the third one: not of the second one, which is pinned.
+    ledger.note_stray(stray.path, 3)
+    assert ledger.discard_before(3, 0, {2}) == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["2-shared", "3-shared", "chk-2", "chk-3"]
+    assert ledger.discard_before(3, 0, {2}) == 0
+    assert ledger.discard_before(3, 0) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["3-shared", "chk-3"]
+
+
+def test_a_new_pin_makes_the_ledger_look_once(tmp_path: Path) -> None:
+    ledger = Ledger(LocalFileSystem(), str(tmp_path))
+    looks = []
+    for pinned in ([], [4], [4], [], [4], [4, 6]):
+        ledger.is_complete = True
+        ledger.expect_pinned(pinned)
+        looks.append(not ledger.is_complete)
+    assert looks == [False, True, False, False, True, True]
