@@ -366,7 +366,7 @@ class SyncedCrashingMachine(CrashingMachine):
 @pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize(
     ("machine", "examples"),
-    [(SavepointMachine, 8), (ElsewhereMachine, 2), (CrashingMachine, 15), (SyncedCrashingMachine, 10)],
+    [(SavepointMachine, 5), (ElsewhereMachine, 2), (CrashingMachine, 12), (SyncedCrashingMachine, 10)],
 )
 def test_every_savepoint_has_the_state_of_its_batch_as_long_as_it_lives(
     machine: type[SavepointMachine], examples: int, with_ids: bool

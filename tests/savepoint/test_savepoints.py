@@ -33,16 +33,22 @@ from spark_statestore.savepoint.savepoint import (
     open_checkpoint,
 )
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem, FaultKind
-from tests.savepoint.written import LARGE, QUERY_ID, STORES, WrittenQuery, content
+from tests.savepoint.written import LARGE, OPERATORS, QUERY_ID, STORES, Operators, WrittenQuery, content
 from tests.trees import files_below
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 
 
-def grown(url: str, with_ids: bool = False, checkpoints_dir: str | None = None) -> WrittenQuery:
+# For what is tried at every call to storage.
+SMALL = {0: ("dedupe", 2, ("default",))}
+
+
+def grown(
+    url: str, with_ids: bool = False, checkpoints_dir: str | None = None, operators: Operators = OPERATORS
+) -> WrittenQuery:
     """A query with some batches, whose state lies in files and inside of metadata."""
-    query = WrittenQuery(url, with_ids, checkpoints_dir)
+    query = WrittenQuery(url, with_ids, checkpoints_dir, operators=operators)
     query.run(put={b"large": LARGE})
     query.run()
     query.run(STORES[0])
@@ -218,7 +224,7 @@ def test_what_is_left_of_a_savepoint_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_savepoint_that_is_disposed_of_while_it_is_read_is_read_as_a_whole_or_not(kind: Kind) -> None:
     def taken(at: int | None) -> tuple[str, int]:
         fs = FaultInjectingFileSystem()
-        query = grown(fs.url("checkpoint"))
+        query = grown(fs.url("checkpoint"), operators=SMALL)
         canonical = savepoint(query.url, fs.url("target"))
         wanted = content(canonical.checkpoint())
 
@@ -306,7 +312,7 @@ def test_what_is_not_whole_becomes_no_savepoint(tmp_path: Path, kind: Kind) -> N
 @pytest.mark.parametrize("fault", ["fail", "fail_after", "lose_unsynced"])
 def test_a_savepoint_that_is_cut_short_is_whole_or_none(kind: Kind, fault: FaultKind) -> None:
     fs = FaultInjectingFileSystem()
-    query = grown(fs.url("checkpoint"), with_ids=True)
+    query = grown(fs.url("checkpoint"), with_ids=True, operators=SMALL)
     wanted = dict(query.rows)
     target = fs.url("target")
     fs.inject()
