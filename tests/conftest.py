@@ -20,6 +20,8 @@ TEST_JAR = ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"
 
 # Spark's Python workers would otherwise run the system's interpreter.
 os.environ["PYSPARK_PYTHON"] = sys.executable
+# A JVM of a test lives for seconds: the optimising compiler would take half of the processor's time, for nothing.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 
 settings.register_profile(
     "default",
