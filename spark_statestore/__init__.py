@@ -50,7 +50,6 @@ from spark_statestore.session import (
 
 if TYPE_CHECKING:
     from spark_statestore.checkpoint.query.gc import gc
-    from spark_statestore.checkpoint.query.repair import repair
     from spark_statestore.checkpoint.query.verify import verify
     from spark_statestore.rows import decode_rows, diff_state, iter_state, read_state
     from spark_statestore.savepoint.api import (
@@ -65,6 +64,7 @@ if TYPE_CHECKING:
         savepoint,
         trigger_savepoint,
     )
+    from spark_statestore.savepoint.repair import repair
 
 __all__ = [
     "EXTENSIONS_CLASS",
@@ -133,7 +133,7 @@ _LATER = {
     "list_savepoints": "spark_statestore.savepoint.api",
     "load_savepoint": "spark_statestore.savepoint.api",
     "read_state": "spark_statestore.rows",
-    "repair": "spark_statestore.checkpoint.query.repair",
+    "repair": "spark_statestore.savepoint.repair",
     "rescale": "spark_statestore.savepoint.api",
     "restore": "spark_statestore.savepoint.api",
     "rollback": "spark_statestore.savepoint.api",

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import click
 
 from spark_statestore.checkpoint.query.gc import gc as collect
-from spark_statestore.checkpoint.query.repair import repair as repair_checkpoint
 from spark_statestore.checkpoint.query.verify import Problem, Verification
 from spark_statestore.checkpoint.query.verify import verify as verify_checkpoint
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, plain, size, table, with_output
+from spark_statestore.savepoint.repair import repair as repair_checkpoint
 
 __all__ = ["gc", "repair", "verify"]
 

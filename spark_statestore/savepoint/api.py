@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_statestore.savepoint.dispose import dispose_savepoint
-from spark_statestore.savepoint.rescale import rescale
-from spark_statestore.savepoint.restore import clone, restore
+from spark_statestore.savepoint.restore import clone, rescale, restore
 from spark_statestore.savepoint.rollback import rollback
 from spark_statestore.savepoint.savepoint import (
     Kind,

@@ -11,6 +11,7 @@ from typing import Final
 from spark_statestore.checkpoint.files import join, parent_of
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
+from spark_statestore.checkpoint.query import sources
 from spark_statestore.checkpoint.query.checkpoint import (
     COMMITS,
     METADATA,
@@ -19,14 +20,7 @@ from spark_statestore.checkpoint.query.checkpoint import (
     STATE,
     QueryCheckpoint,
 )
-from spark_statestore.checkpoint.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
-from spark_statestore.checkpoint.query.operators import StatefulOperator
-from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
-from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
-from spark_statestore.savepoint import sources
-from spark_statestore.savepoint.at_once import at_once
-from spark_statestore.savepoint.content import StoreContent, read_store, write_store
-from spark_statestore.savepoint.layout import (
+from spark_statestore.checkpoint.query.layout import (
     entry_before,
     list_below,
     newest_operator_state,
@@ -34,6 +28,13 @@ from spark_statestore.savepoint.layout import (
     path_in_its_file_system,
     store_directory,
 )
+from spark_statestore.checkpoint.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
+from spark_statestore.checkpoint.query.operators import StatefulOperator
+from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
+from spark_statestore.savepoint.at_once import at_once
+from spark_statestore.savepoint.content import StoreContent, read_store, write_store
+from spark_statestore.savepoint.rescale import rescaled
 from spark_statestore.state.operator.query import OPERATOR_STATE_DIR
 
 __all__ = ["DIRECTORIES", "assemble"]
@@ -149,8 +150,6 @@ class _Assembly:
         attempts: dict[StoreId, str] = {}
         storages = (self._source.files, self._target.files)
         if self._partitions is not None:
-            from spark_statestore.savepoint.rescale import rescaled
-
             spread = rescaled(self._source, self._batch, operator, self._partitions)
             # One store's partitions are spread while the ones before are written.
             for _, contents in itertools.groupby(spread, lambda content: content.store.name):

@@ -19,7 +19,7 @@ from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.pins import PINS_DIRECTORY, Pins, look_at_pins
-from spark_statestore.checkpoint.query.checkpoint import COMMITS, QueryCheckpoint
+from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
 from spark_statestore.errors import (
     CheckpointIOError,
     SavepointError,
@@ -36,7 +36,6 @@ from spark_statestore.state.handles.file import discard_file
 
 __all__ = ["Pin", "list_pins", "pin", "pin_of", "pinned_while"]
 
-_ROLLED_BACK: Final = "rolled-back"
 _AT_ONCE: Final = 8
 
 
@@ -225,7 +224,7 @@ def _is_held_already(made: Pin, pins: Pins) -> bool:
 def _newest_version(checkpoint: QueryCheckpoint) -> int:
     # Also what was rolled back: an executor of that time may still clean up behind it.
     batches = list(checkpoint.batches())
-    directory = checkpoint.path(_ROLLED_BACK)
+    directory = checkpoint.path(ROLLED_BACK)
     with failing_to("list", checkpoint.files, directory):
         for status in checkpoint.files.list_files(directory):
             *_, log, name = status.path.split("/")

@@ -16,7 +16,7 @@ from spark_statestore.savepoint.dispose import dispose_savepoint
 from spark_statestore.savepoint.savepoint import Savepoint, load_savepoint, open_checkpoint
 from spark_statestore.savepoint.take import kept_if_possible
 
-__all__ = ["IN_PROGRESS", "ClaimMode", "clone", "restore"]
+__all__ = ["IN_PROGRESS", "ClaimMode", "clone", "rescale", "restore"]
 
 IN_PROGRESS: Final = "_in-progress"
 """File in a checkpoint location that is not all written yet."""
@@ -142,6 +142,55 @@ def clone(
     batch = source.require_batch(batch)
     _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir)
     return batch
+
+
+def rescale(
+    path: str,
+    new_checkpoint: str,
+    partitions: int,
+    *,
+    batch: int | None = None,
+    checkpoints_dir: str | None = None,
+) -> int:
+    """Copy a query's checkpoint with its state spread over another number of partitions.
+
+    The unchanged query goes on from the copy exactly where the batch left it, with the new number of
+    tasks for each stateful operator. Stop it first, and start it again with the new location: the
+    checkpoint stays as it is, and nobody keeps both from being run.
+
+    Parameters
+    ----------
+    path
+        The query's ``checkpointLocation``, or a canonical savepoint.
+    new_checkpoint
+        The new one, where nothing may be yet.
+    partitions
+        Partitions of the state of every operator. Aggregations without keys and limits keep their one.
+    batch
+        The batch that was done last, by default the newest one.
+    checkpoints_dir
+        The option ``checkpointsDir``, if the query has it.
+
+    Returns
+    -------
+    int
+        The batch. The query goes on with the next one.
+
+    Raises
+    ------
+    RescaleError
+        If a row is not in the partition that Spark gives its key, or which that is is not known.
+        Nothing is left at the new location.
+    CheckpointNotFoundError
+        If the checkpoint or the batch is not there.
+    CheckpointExistsError
+        If something is at the new location.
+    CheckpointError, StorageError
+        If something cannot be read or written.
+    ValueError
+        If there are to be less than one partition.
+    """
+    return clone(path, new_checkpoint, batch=batch, partitions=partitions, checkpoints_dir=checkpoints_dir)
 
 
 def _copy(

@@ -11,22 +11,31 @@ from typing import Any, Final
 
 from spark_statestore.checkpoint.files import join, parent_of
 from spark_statestore.checkpoint.files.failures import failing_to
-from spark_statestore.checkpoint.query.checkpoint import COMMITS, OFFSETS, SOURCES, STATE, QueryCheckpoint
+from spark_statestore.checkpoint.query import sources
+from spark_statestore.checkpoint.query.checkpoint import (
+    COMMITS,
+    OFFSETS,
+    ROLLED_BACK,
+    SOURCES,
+    STATE,
+    QueryCheckpoint,
+)
+from spark_statestore.checkpoint.query.layout import (
+    entry_before,
+    list_below,
+    newest_operator_state,
+    operator_states,
+)
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
 from spark_statestore.errors import IllegalStateError
-from spark_statestore.savepoint import sources
 from spark_statestore.savepoint.content import require_whole
-from spark_statestore.savepoint.layout import entry_before, list_below, newest_operator_state, operator_states
 from spark_statestore.state.operator.query import OPERATOR_STATE_DIR
 
-__all__ = ["ROLLED_BACK", "rollback"]
+__all__ = ["rollback"]
 
 # In what order goes what was noted of one batch.
 _FIRST: Final = 0
 _LAST: Final = 9
-
-ROLLED_BACK: Final = "rolled-back"
-"""Directory in a checkpoint location for what roll-backs took out of it."""
 
 
 def rollback(

@@ -24,8 +24,7 @@ from spark_statestore.errors import SavepointError, SavepointNotFoundError, Stat
 from spark_statestore.options import StorageOptions
 from spark_statestore.savepoint.api import dispose_savepoint, list_savepoints, load_savepoint, savepoint
 from spark_statestore.savepoint.pins import list_pins
-from spark_statestore.savepoint.rescale.api import rescale
-from spark_statestore.savepoint.restore import clone, restore
+from spark_statestore.savepoint.restore import clone, rescale, restore
 from spark_statestore.savepoint.rollback import rollback
 from spark_statestore.savepoint.savepoint import KINDS, Kind
 from spark_statestore.testing.faults import (

@@ -12,7 +12,7 @@ import pytest
 from spark_statestore import CheckpointNotFoundError, CorruptCheckpointError, rollback
 from spark_statestore.checkpoint.files import LocalFileSystem
 from spark_statestore.checkpoint.query import QueryCheckpoint
-from spark_statestore.savepoint.rollback import ROLLED_BACK
+from spark_statestore.checkpoint.query.checkpoint import ROLLED_BACK
 from spark_statestore.state.operator import MapStateDescriptor, QueryOperatorState
 from tests.savepoint.written import WrittenQuery, content
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from spark_statestore.checkpoint.query.gc import DAY, gc
-from spark_statestore.checkpoint.query.repair import repair
 from spark_statestore.checkpoint.query.verify import verify
+from spark_statestore.savepoint.repair import repair
 from tests.spark.queries import Query, unload_all
 
 WORDS = pa.schema([("word", pa.string())])

@@ -24,13 +24,25 @@ from spark_statestore.errors import (
 )
 from spark_statestore.options import StorageOptions
 
-__all__ = ["COMMITS", "METADATA", "OFFSETS", "SOURCES", "STATE", "QueryCheckpoint", "StoreVersion"]
+__all__ = [
+    "COMMITS",
+    "METADATA",
+    "OFFSETS",
+    "ROLLED_BACK",
+    "SOURCES",
+    "STATE",
+    "QueryCheckpoint",
+    "StoreVersion",
+]
 
 METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
 SOURCES: Final = "sources"
 STATE: Final = "state"
+
+ROLLED_BACK: Final = "rolled-back"
+"""Directory for what roll-backs took out of a checkpoint location."""
 
 _DEFAULT_STORE: Final = "default"
 

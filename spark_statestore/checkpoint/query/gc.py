@@ -18,14 +18,13 @@ from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.ledger import take_inventory
 from spark_statestore.checkpoint.metadata import CheckpointMetadata, StoreId, decode_metadata
 from spark_statestore.checkpoint.pins import PINS_DIRECTORY, look_at_pins
-from spark_statestore.checkpoint.query.checkpoint import COMMITS, QueryCheckpoint
+from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
 from spark_statestore.checkpoint.query.logs import CommitEntry
 from spark_statestore.checkpoint.query.orphans import STAGING_PREFIX, Decided, StoreFiles, orphans
 from spark_statestore.checkpoint.query.verify import Problem
 from spark_statestore.checkpoint.query.workers import Progress, for_each
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.errors import CheckpointError, CheckpointIOError, IllegalStateError
-from spark_statestore.savepoint.rollback import ROLLED_BACK
 from spark_statestore.state.handles.codec import HandleContext
 from spark_statestore.state.handles.file import discard_file
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from spark_statestore.checkpoint.files import FileStatus, FileSystem, open_file_system, split_url
 from spark_statestore.checkpoint.files.failures import failing_to
+from spark_statestore.checkpoint.query import sources
 from spark_statestore.checkpoint.query.checkpoint import (
     COMMITS,
     METADATA,
@@ -19,6 +20,7 @@ from spark_statestore.checkpoint.query.checkpoint import (
     QueryCheckpoint,
     StoreVersion,
 )
+from spark_statestore.checkpoint.query.layout import list_below, path_in_its_file_system
 from spark_statestore.checkpoint.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.checkpoint.query.operators import StatefulOperator
 from spark_statestore.checkpoint.query.sparkfiles import check_log_entry, read_checked
@@ -30,8 +32,6 @@ from spark_statestore.errors import (
     ForeignCheckpointError,
     StateStoreError,
 )
-from spark_statestore.savepoint import sources
-from spark_statestore.savepoint.layout import list_below, path_in_its_file_system
 from spark_statestore.state.changes import read_changes
 from spark_statestore.state.handles.operator import OperatorStreamStateHandle
 from spark_statestore.state.operator.query import OPERATOR_STATE_DIR, QueryOperatorState

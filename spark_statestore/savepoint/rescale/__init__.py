@@ -1,6 +1,5 @@
 """Another number of state partitions for a query."""
 
-from spark_statestore.savepoint.rescale.api import rescale
 from spark_statestore.savepoint.rescale.redistribute import rescaled
 
-__all__ = ["rescale", "rescaled"]
+__all__ = ["rescaled"]

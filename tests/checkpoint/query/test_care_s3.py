@@ -9,8 +9,8 @@ import fsspec
 import pytest
 
 from spark_statestore.checkpoint.query.gc import DAY, gc
-from spark_statestore.checkpoint.query.repair import repair
 from spark_statestore.checkpoint.query.verify import verify
+from spark_statestore.savepoint.repair import repair
 from tests.checkpoint.test_s3 import bucket, endpoint, pytestmark  # noqa: F401
 from tests.savepoint.written import WrittenQuery
 

@@ -12,7 +12,7 @@ import pytest
 
 from spark_statestore.checkpoint.query import QueryCheckpoint
 from spark_statestore.savepoint.content import read_store
-from spark_statestore.savepoint.rescale import rescale
+from spark_statestore.savepoint.restore import rescale
 from tests.spark import events, processors_query
 from tests.spark import test_queries as queries
 from tests.spark import test_queries_joins as joins

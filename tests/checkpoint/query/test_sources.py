@@ -8,9 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_statestore.checkpoint.query import OffsetEntry
+from spark_statestore.checkpoint.query import OffsetEntry, sources
 from spark_statestore.errors import CorruptCheckpointError
-from spark_statestore.savepoint import sources
 
 Log = dict[str, bytes]
 

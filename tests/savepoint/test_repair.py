@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.checkpoint.query.repair import repair
 from spark_statestore.checkpoint.query.verify import verify
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
+from spark_statestore.savepoint.repair import repair
 from tests.checkpoint.query.stored import StoredQuery
 
 LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
