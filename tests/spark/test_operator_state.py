@@ -135,6 +135,8 @@ def test_the_state_lies_beside_sparks_files_whatever_the_form_of_the_location(
     assert str(query.id) in run_and_fail(other, "belongs to the query")
 
 
+# The example of operator state is killed as well.
+@pytest.mark.soak
 @pytest.mark.slow
 def test_a_query_is_exact_when_its_driver_is_killed(tmp_path: Path) -> None:
     # Where in a batch, which batch, and which ones the driver had done until then.

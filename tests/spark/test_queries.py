@@ -272,9 +272,16 @@ def life_of(
     return outputs, state, query.metadata() if case.operators else []
 
 
+# Every case in one checkpoint format, in turn; in the other one it is for the long run.
+IN_TURN = [
+    pytest.param(name, checkpoint_format, marks=[pytest.mark.soak] * ((number + checkpoint_format) % 2))
+    for number, name in enumerate(CASES, 1)
+    for checkpoint_format in (1, 2)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "checkpoint_format"), IN_TURN)
 def test_a_query_puts_out_what_it_does_on_sparks_own_store(
     spark: Any, tmp_path: Path, on_sparks_store: Any, name: str, checkpoint_format: int
 ) -> None:
