@@ -14,19 +14,29 @@ from __future__ import annotations
 
 import contextlib
 import re
+import secrets
 from dataclasses import dataclass
 from typing import Final
 
 from spark_statestore.checkpoint.files.base import FileSystem, join, parent_of
 from spark_statestore.checkpoint.metadata.store import StoreId
 
-__all__ = ["PINS_DIRECTORY", "Pins", "look_at_pins", "look_before_discarding", "pins_directory_of"]
+__all__ = [
+    "PINS_DIRECTORY",
+    "Pins",
+    "is_of_use",
+    "look_at_pins",
+    "look_before_discarding",
+    "name_while_in_use",
+    "pins_directory_of",
+]
 
 PINS_DIRECTORY: Final = "_pins"
 """Directory of pins, beside the directories of a query's operators."""
 
 _PIN: Final = re.compile(r"([0-9]+)-(.+)")
 _KEEPS: Final = re.compile(r"keeps-([0-9]+)")
+_IN_USE: Final = re.compile(r"[0-9]+-in-use-[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +73,22 @@ class Pins:
 
 def pins_directory_of(store_directory: str, store: StoreId) -> str | None:
     """Where the pins of a store's query are; None for a store that does not lie in a query's state directory."""
-    names = [str(store.operator), str(store.partition), *([] if store.name == "default" else [store.name])]
     state = store_directory.rstrip("/")
-    for name in reversed(names):
+    for name in reversed(store.directories):
         if state.rpartition("/")[2] != name:
             return None
         state = parent_of(state)
     return join(state, PINS_DIRECTORY) if state else None
+
+
+def name_while_in_use() -> str:
+    """A new name for the pin of somebody who is at work with a version, and removes the pin at the end."""
+    return f"in-use-{secrets.token_hex(6)}"
+
+
+def is_of_use(pin: str) -> bool:
+    """Whether the file of a pin has such a name."""
+    return _IN_USE.fullmatch(pin) is not None
 
 
 def look_at_pins(files: FileSystem, directory: str) -> Pins:

@@ -128,9 +128,7 @@ class StateSource:
         """
         store = self._checkpoint.open(version.store)
         metadata = store.metadata(version.name, version.attempt)
-        number = {
-            state.name: state.rows if state.values is None else state.values for state in metadata.states
-        }.get(self.family)
+        number = {state.name: state.stored_rows for state in metadata.states}.get(self.family)
         parts = [(0, 1)]
         while parts:
             part, of = parts.pop()

@@ -26,10 +26,9 @@ from spark_statestore.checkpoint.query.layout import (
     newest_operator_state,
     operator_states,
     path_in_its_file_system,
-    store_directory,
 )
 from spark_statestore.checkpoint.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
-from spark_statestore.checkpoint.query.operators import StatefulOperator
+from spark_statestore.checkpoint.query.operators import SCHEMAS, StatefulOperator
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
 from spark_statestore.savepoint.at_once import at_once
@@ -181,15 +180,15 @@ class _Assembly:
 
     def _write_operator(self, path: str, operator: StatefulOperator) -> None:
         for url in operator.schema_files:
-            _, found, below = url.rpartition(f"/{operator.id}/_stateSchema/")
-            if not found:
+            below = operator.below_its_schemas(url)
+            if below is None:
                 raise CorruptCheckpointError(
                     f"{self._source.files.url(path)} names the schema file {url}, which is not in the operator's directory. "
                     "Copy the right file back from a backup; nothing was changed."
                 )
-            self._copy(STATE, str(operator.id), "_stateSchema", *below.split("/"))
+            self._copy(STATE, str(operator.id), SCHEMAS, *below.split("/"))
         for store in operator.stores:
-            names = store_directory(StoreId(operator.id, 0, store.name))
+            names = StoreId(operator.id, 0, store.name).directories
             # Version 1 of the operator's file has the schemas here, beside the first partition's state.
             for name in self._list(STATE, *names, "_metadata"):
                 self._copy(STATE, *names, "_metadata", *name.split("/"))
@@ -198,9 +197,8 @@ class _Assembly:
             # Spark counts partitions by these directories.
             for partition in range(self._partitions_written.get(moved.id, moved.partitions)):
                 for store in moved.stores:
-                    self._make_directory(
-                        self._target.path(STATE, *store_directory(StoreId(moved.id, partition, store.name)))
-                    )
+                    directories = StoreId(moved.id, partition, store.name).directories
+                    self._make_directory(self._target.path(STATE, *directories))
         self._put(moved.encode(), *path[len(self._source.root) + 1 :].split("/"))
 
     def _write_source(self, name: str, offset: str) -> None:

@@ -161,10 +161,9 @@ def _rows(
 
 def _check(versions: VersionStore, name: CheckpointName, state: NamedState, table: pa.Table) -> None:
     found = table.num_rows
-    noted = state.rows if state.values is None else state.values
-    if found != noted:
+    if found != state.stored_rows:
         raise CorruptCheckpointError(
-            f"{versions.where(name)} has {found} values in the state {state.name!r}, and its metadata says {noted}. "
+            f"{versions.where(name)} has {found} values in the state {state.name!r}, and its metadata says {state.stored_rows}. "
             "Take an earlier batch, and please report it; nothing was changed."
         )
 

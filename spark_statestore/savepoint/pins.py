@@ -7,24 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import secrets
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final
 
 from spark_statestore._version import __version__
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
-from spark_statestore.checkpoint.pins import PINS_DIRECTORY, Pins, look_at_pins
+from spark_statestore.checkpoint.pins import PINS_DIRECTORY, Pins, look_at_pins, name_while_in_use
 from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
-from spark_statestore.errors import (
-    CheckpointIOError,
-    SavepointError,
-    StateStoreError,
-)
+from spark_statestore.checkpoint.query.workers import for_each
+from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError
 from spark_statestore.savepoint.content import require_whole
 from spark_statestore.savepoint.savepoint import (
     Savepoint,
@@ -35,8 +29,6 @@ from spark_statestore.savepoint.savepoint import (
 from spark_statestore.state.handles.file import discard_file
 
 __all__ = ["Pin", "list_pins", "pin", "pin_of", "pinned_while"]
-
-_AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +171,7 @@ def pinned_while(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterat
     CheckpointIOError
         If the pin cannot be written.
     """
-    held = pin(checkpoint, batch, f"in-use-{secrets.token_hex(6)}", holder, check=False)
+    held = pin(checkpoint, batch, name_while_in_use(), holder, check=False)
     try:
         yield held
     finally:
@@ -203,8 +195,7 @@ def _made_sure(checkpoint: QueryCheckpoint, batch: int, made: Pin) -> dict[Store
                 f"moment. The query keeps the state of batch {oldest - 1} and later ones. Take the savepoint of one of those; or "
                 "a canonical one, which has a copy of the state. Nothing was changed."
             )
-    with ThreadPoolExecutor(_AT_ONCE) as workers:
-        found = list(workers.map(lambda version: require_whole(checkpoint, version).attempt, versions))
+    found = for_each(lambda version: require_whole(checkpoint, version).attempt, versions)
     return {version.store: attempt for version, attempt in zip(versions, found, strict=True)}
 
 

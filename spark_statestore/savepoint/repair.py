@@ -8,6 +8,7 @@ from spark_statestore.checkpoint.query.checkpoint import QueryCheckpoint
 from spark_statestore.checkpoint.query.verify import Verification, Verifier
 from spark_statestore.checkpoint.query.workers import Progress
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
+from spark_statestore.savepoint.rollback import rollback
 
 __all__ = ["Repair", "repair"]
 
@@ -76,7 +77,11 @@ def repair(
     for batch, begun in looks:
         found = verifier.verify(batch, progress, begun=begun)
         if found.ok:
-            moved = _roll_back(path, batch, dry_run, checkpoints_dir) if broken else ()
+            moved = (
+                tuple(rollback(path, batch, dry_run=dry_run, checkpoints_dir=checkpoints_dir))
+                if broken
+                else ()
+            )
             if moved or not broken:
                 return Repair(checkpoint.url, dry_run, batch, tuple(broken), moved)
             # What is broken is not what a roll-back would take away.
@@ -95,9 +100,3 @@ def repair(
         f"broken, such as {first.what}: {first.message} If the state lies elsewhere, give the checkpointsDir that the query "
         "has; else restore a savepoint or a backup. Nothing was changed."
     )
-
-
-def _roll_back(path: str, batch: int, dry_run: bool, checkpoints_dir: str | None) -> tuple[str, ...]:
-    from spark_statestore import rollback
-
-    return tuple(rollback(path, batch, dry_run=dry_run, checkpoints_dir=checkpoints_dir))

@@ -26,6 +26,7 @@ from spark_statestore.checkpoint.query.layout import (
     newest_operator_state,
     operator_states,
 )
+from spark_statestore.checkpoint.query.operators import SCHEMAS
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
 from spark_statestore.errors import IllegalStateError
 from spark_statestore.savepoint.content import require_whole
@@ -154,10 +155,10 @@ class _Plan:
             directory = f"{STATE}/{operator.id}"
             runs = self._list(directory, "_metadata", "v2")
             found += ((int(name), 2, f"{directory}/_metadata/v2/{name}") for name in runs if name.isdigit())
-            for name in self._list(directory, "_stateSchema"):
+            for name in self._list(directory, SCHEMAS):
                 number = name.rpartition("/")[2].partition("_")[0]
                 if number.isdigit():
-                    found.append((int(number), 3, f"{directory}/_stateSchema/{name}"))
+                    found.append((int(number), 3, f"{directory}/{SCHEMAS}/{name}"))
         for operator_name, states in operator_states(self._list(OPERATOR_STATE_DIR)).items():
             directory = f"{OPERATOR_STATE_DIR}/{operator_name}"
             where = self._checkpoint.files.url(self._checkpoint.path(directory))

@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from spark_statestore._version import __version__
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system, parent_of
-from spark_statestore.checkpoint.files.failures import failing_to
+from spark_statestore.checkpoint.files.failures import failing_to, read_file
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.metadata.format import MetadataKind, decode_object, encode_object, reading
 from spark_statestore.checkpoint.query.checkpoint import STATE, QueryCheckpoint
@@ -310,13 +310,4 @@ def locate(path: str) -> tuple[FileSystem, str]:
 
 def _read(files: FileSystem, directory: str) -> Savepoint:
     path = join(directory, METADATA_FILE_NAME)
-    missing: FileNotFoundError | None = None
-    data = b""
-    with failing_to("read", files, path):
-        try:
-            data = files.read(path)
-        except FileNotFoundError as error:
-            missing = error
-    if missing is not None:
-        raise missing
-    return decode_savepoint(data, files.url(directory), files.url(path))
+    return decode_savepoint(read_file(files, path), files.url(directory), files.url(path))

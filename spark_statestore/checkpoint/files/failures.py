@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from spark_statestore.checkpoint.files.base import FileSystem
 from spark_statestore.errors import CheckpointError, CheckpointIOError
 
-__all__ = ["failing_to"]
+__all__ = ["failing_to", "read_file"]
 
 
 @contextmanager
@@ -29,3 +29,21 @@ def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
             f"could not {do} {files.url(path)}: {error}. Check the permissions, and that the storage is reachable and "
             "has space; then try again."
         ) from error
+
+
+def read_file(files: FileSystem, path: str) -> bytes:
+    """A whole file. What it means that it is not there is for the caller to say.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is not there.
+    CheckpointIOError
+        If it cannot be read.
+    """
+    with failing_to("read", files, path):
+        try:
+            return files.read(path)
+        except FileNotFoundError as error:
+            missing = error
+    raise missing

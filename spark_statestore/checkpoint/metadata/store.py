@@ -20,6 +20,12 @@ class StoreId:
     partition: int
     name: str = "default"
 
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """The names of the directories that lead to the store's from that of all of a query's state."""
+        names = (str(self.operator), str(self.partition))
+        return names if self.name == "default" else (*names, self.name)
+
     def __str__(self) -> str:
         return f"operator {self.operator}, partition {self.partition}, store {self.name}"
 
@@ -62,6 +68,11 @@ class NamedState:
     values: int | None = None
     internal: bool = False
     since: int = 0
+
+    @property
+    def stored_rows(self) -> int:
+        """Rows in storage: one for each value."""
+        return self.rows if self.values is None else self.values
 
     @property
     def has_multiple_values(self) -> bool:

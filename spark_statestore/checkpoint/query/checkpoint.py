@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Final
 
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
-from spark_statestore.checkpoint.files.failures import failing_to
+from spark_statestore.checkpoint.files.failures import failing_to, read_file
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.checkpoint.query.operators import StatefulOperator
@@ -44,7 +44,7 @@ STATE: Final = "state"
 ROLLED_BACK: Final = "rolled-back"
 """Directory for what roll-backs took out of a checkpoint location."""
 
-_DEFAULT_STORE: Final = "default"
+_DEFAULT_STATE: Final = "default"
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class QueryCheckpoint:
         """
         path = self.path(METADATA)
         try:
-            return str(json.loads(self._read(path))["id"])
+            return str(json.loads(read_file(self.files, path))["id"])
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"{self.url} is no checkpoint location of a streaming query: it has no file {METADATA!r}. Check the path; it "
@@ -248,7 +248,7 @@ class QueryCheckpoint:
                 self._require_no_state_of(number, batch)
                 return
             try:
-                data = self._read(path)
+                data = read_file(self.files, path)
             except FileNotFoundError as error:
                 raise CheckpointNotFoundError(
                     f"{self.files.url(path)} was there and is gone: somebody removes the checkpoint, or the query has just "
@@ -344,15 +344,13 @@ class QueryCheckpoint:
         except CheckpointError:
             # Whoever needs it hears of it.
             return operator.partitions
-        single = any(one.name == _DEFAULT_STORE and operator.is_single(one.key_schema) for one in states)
+        single = any(one.name == _DEFAULT_STATE and operator.is_single(one.key_schema) for one in states)
         return 1 if single else operator.partitions
 
     def open(self, store: StoreId) -> VersionStore:
         """The versions of a store."""
-        names = [str(store.operator), str(store.partition)]
-        if store.name != _DEFAULT_STORE:
-            names.append(store.name)
-        return VersionStore(store, join(self.state_url, *names), StorageOptions(fsync=self._fsync))
+        directory = join(self.state_url, *store.directories)
+        return VersionStore(store, directory, StorageOptions(fsync=self._fsync))
 
     def _require_no_state_of(self, operator: int, batch: int | None) -> None:
         # An operator that is not noticed would be one whose state is left behind.
@@ -390,21 +388,12 @@ class QueryCheckpoint:
     def _entry(self, log: str, batch: int) -> tuple[bytes, str]:
         path = self.path(log, str(batch))
         try:
-            return self._read(path), self.files.url(path)
+            return read_file(self.files, path), self.files.url(path)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"the checkpoint {self.url} has nothing of batch {batch} in {log!r}: it is not done, or not kept any more. "
                 f"It has the batches {_ranges(self.batches())}."
             ) from error
-
-    def _read(self, path: str) -> bytes:
-        with failing_to("read", self.files, path):
-            try:
-                return self.files.read(path)
-            except FileNotFoundError as error:
-                missing = error
-        # What it means that a file is not there is for the caller to say.
-        raise missing
 
     def __repr__(self) -> str:
         return f"QueryCheckpoint({self.url!r})"

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_statestore.checkpoint.files import FileStatus, FileSystem, join, open_file_system
-from spark_statestore.checkpoint.files.failures import failing_to
+from spark_statestore.checkpoint.files.failures import failing_to, read_file
 from spark_statestore.checkpoint.ledger import take_inventory
 from spark_statestore.checkpoint.metadata import CheckpointMetadata, StoreId, decode_metadata
-from spark_statestore.checkpoint.pins import PINS_DIRECTORY, look_at_pins
+from spark_statestore.checkpoint.pins import PINS_DIRECTORY, is_of_use, look_at_pins
 from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
+from spark_statestore.checkpoint.query.layout import files_of_stores
 from spark_statestore.checkpoint.query.logs import CommitEntry
 from spark_statestore.checkpoint.query.orphans import STAGING_PREFIX, Decided, StoreFiles, orphans
 from spark_statestore.checkpoint.query.verify import Problem
@@ -35,13 +36,7 @@ DAY: Final = 24 * 3600.0
 
 _TRIES: Final = 5
 
-# Of a copy that was being made, see `spark_statestore.savepoint.pins.pinned_while`.
-_IN_USE: Final = re.compile(r"[0-9]+-in-use-[0-9a-f]+")
-
 _OF_AN_ATTEMPT: Final = re.compile(re.escape(METADATA_FILE_NAME) + r"\.[0-9a-f]{16}")
-
-# <operator>/<partition>[/<store>]/ and then a version's directory or the shared streams.
-_IN_A_STORE: Final = re.compile(r"(\d+)/(\d+)/(?:([^/]+)/)?(?:chk-\d+[^/]*|shared)/[^/]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +171,7 @@ def _left_pins(checkpoint: QueryCheckpoint, before: float, *, dry_run: bool) -> 
     files, state = open_file_system(checkpoint.state_url)
     found = []
     for status in _list(files, join(state, PINS_DIRECTORY)):
-        is_of_a_copy = _IN_USE.fullmatch(status.path.rpartition("/")[2])
+        is_of_a_copy = is_of_use(status.path.rpartition("/")[2])
         if is_of_a_copy and status.modified is not None and status.modified < before:
             if not dry_run:
                 discard_file(files, status.path)
@@ -205,12 +200,7 @@ def _flat(named: Iterable[Iterable[str]]) -> Iterable[str]:
 
 def _stores(checkpoint: QueryCheckpoint) -> list[StoreId]:
     """Every store that has files, whether the newest batch has it or not."""
-    files, directory = open_file_system(checkpoint.state_url)
-    stores: dict[StoreId, None] = {}
-    for status in _list(files, directory):
-        if match := _IN_A_STORE.fullmatch(status.path[len(directory.rstrip("/")) + 1 :]):
-            store = StoreId(int(match[1]), int(match[2]), match[3] or "default")
-            stores[store] = None
+    stores = {store for store, *_ in files_of_stores(checkpoint)}
     return sorted(stores, key=lambda store: (store.operator, store.partition, store.name))
 
 
@@ -319,17 +309,11 @@ class _Collector:
         key = (status.path, status.size, status.modified) if status.modified is not None else None
         if key is not None and key in self._known:
             return self._known[key]
-        with failing_to("read", self._files, status.path):
-            try:
-                data = self._files.read(status.path)
-            except FileNotFoundError as error:
-                missing = error
-            else:
-                metadata = decode_metadata(data, self._context, self._files.url(status.path))
-                if key is not None:
-                    self._known[key] = metadata
-                return metadata
-        raise missing
+        data = read_file(self._files, status.path)
+        metadata = decode_metadata(data, self._context, self._files.url(status.path))
+        if key is not None:
+            self._known[key] = metadata
+        return metadata
 
     def _is_old(self, path: str) -> bool:
         modified = self._listing[path].modified

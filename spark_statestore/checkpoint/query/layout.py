@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from spark_statestore.checkpoint.files import FileSystem, open_file_system, split_url
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from spark_statestore.checkpoint.files import FileStatus, FileSystem, open_file_system, split_url
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.query import OffsetEntry, QueryCheckpoint
@@ -11,12 +15,15 @@ from spark_statestore.errors import CheckpointNotFoundError
 
 __all__ = [
     "entry_before",
+    "files_of_stores",
     "list_below",
     "newest_operator_state",
     "operator_states",
     "path_in_its_file_system",
-    "store_directory",
 ]
+
+
+_OF_A_STORE: Final = re.compile(r"(\d+)/(\d+)/(?:([^/]+)/)?(chk-\d+(?:_\w+)?|shared)/([^/]+)")
 
 
 def entry_before(checkpoint: QueryCheckpoint, batch: int) -> OffsetEntry:
@@ -31,10 +38,26 @@ def entry_before(checkpoint: QueryCheckpoint, batch: int) -> OffsetEntry:
         return checkpoint.offsets(batch)
 
 
-def store_directory(store: StoreId) -> tuple[str, ...]:
-    """The names of the directories that lead from the state's to a store's."""
-    names = (str(store.operator), str(store.partition))
-    return names if store.name == "default" else (*names, store.name)
+def files_of_stores(checkpoint: QueryCheckpoint) -> Iterator[tuple[StoreId, str, str, FileStatus]]:
+    """Every file of every store, from one listing.
+
+    Yields
+    ------
+    tuple
+        The store, the name of the directory in it, that of the file, and the file.
+
+    Raises
+    ------
+    CheckpointIOError
+        If the state directory cannot be listed.
+    """
+    files, directory = open_file_system(checkpoint.state_url)
+    directory = directory.rstrip("/")
+    with failing_to("list", files, directory):
+        for status in files.list_files(directory):
+            if match := _OF_A_STORE.fullmatch(status.path[len(directory) + 1 :]):
+                operator, partition, name, inside, file = match.groups(default="default")
+                yield StoreId(int(operator), int(partition), name), inside, file, status
 
 
 def path_in_its_file_system(url: str) -> str:

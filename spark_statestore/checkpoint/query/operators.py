@@ -13,7 +13,10 @@ from typing import Any, Final
 
 from spark_statestore.errors import CorruptCheckpointError
 
-__all__ = ["OperatorStore", "StatefulOperator"]
+__all__ = ["SCHEMAS", "OperatorStore", "StatefulOperator"]
+
+SCHEMAS: Final = "_stateSchema"
+"""Directory of an operator's schema files."""
 
 _SCHEMA_FILES = "stateSchemaFilePaths"
 
@@ -129,6 +132,11 @@ class StatefulOperator:
         """URLs of the schema files of all stores; none in version 1."""
         return tuple(url for store in self.node["stateStoreInfo"] for url in store.get(_SCHEMA_FILES, ()))
 
+    def below_its_schemas(self, url: str) -> str | None:
+        """The path of a schema file below the operator's directory of those; None if it is not in that."""
+        _, found, below = url.rpartition(f"/{self.id}/{SCHEMAS}/")
+        return below if found else None
+
     def with_partitions(self, partitions: int) -> StatefulOperator:
         """The operator with another number of partitions."""
         nodes = [{**store, "numPartitions": partitions} for store in self.node["stateStoreInfo"]]
@@ -143,11 +151,10 @@ class StatefulOperator:
         state_url
             URL of the directory that holds the directory of each operator.
         """
-        marker = f"/{self.id}/_stateSchema/"
 
         def moved(url: str) -> str:
-            _, found, below = url.rpartition(marker)
-            return f"{state_url.rstrip('/')}{marker}{below}" if found else url
+            below = self.below_its_schemas(url)
+            return url if below is None else f"{state_url.rstrip('/')}/{self.id}/{SCHEMAS}/{below}"
 
         nodes = [
             {**store, _SCHEMA_FILES: [moved(url) for url in store[_SCHEMA_FILES]]}

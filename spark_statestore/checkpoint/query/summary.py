@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Final
 
-from spark_statestore.checkpoint.files import open_file_system
-from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.query.checkpoint import QueryCheckpoint, StoreVersion
+from spark_statestore.checkpoint.query.layout import files_of_stores
 from spark_statestore.checkpoint.query.workers import Progress, for_each
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
 
 __all__ = ["StoreSummary", "StoredFiles", "stored_files", "summarise"]
-
-_FILE: Final = re.compile(r"(\d+)/(\d+)/(?:([^/]+)/)?(chk-\d+(?:_\w+)?|shared)/([^/]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +112,14 @@ def stored_files(checkpoint: QueryCheckpoint) -> dict[StoreId, StoredFiles]:
     CheckpointIOError
         If the state directory cannot be listed.
     """
-    files, directory = open_file_system(checkpoint.state_url)
-    directory = directory.rstrip("/")
     found: dict[StoreId, StoredFiles] = {}
     versions: dict[StoreId, set[str]] = {}
-    with failing_to("list", files, directory):
-        for status in files.list_files(directory):
-            match = _FILE.fullmatch(status.path[len(directory) + 1 :])
-            if match is None:
-                continue
-            store = StoreId(int(match[1]), int(match[2]), match[3] or "default")
-            stored = found.setdefault(store, StoredFiles())
-            stored.files += 1
-            stored.bytes += status.size
-            if match[5] == METADATA_FILE_NAME:
-                versions.setdefault(store, set()).add(match[4].partition("_")[0])
+    for store, directory, file, status in files_of_stores(checkpoint):
+        stored = found.setdefault(store, StoredFiles())
+        stored.files += 1
+        stored.bytes += status.size
+        if file == METADATA_FILE_NAME:
+            versions.setdefault(store, set()).add(directory.partition("_")[0])
     for store, names in versions.items():
         found[store].versions = len(names)
     return found

@@ -10,6 +10,7 @@ from typing import Literal
 
 from spark_statestore.checkpoint.files import FileStatus, FileSystem, open_file_system, split_url
 from spark_statestore.checkpoint.files.failures import failing_to
+from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.query import sources
 from spark_statestore.checkpoint.query.checkpoint import (
     COMMITS,
@@ -22,7 +23,7 @@ from spark_statestore.checkpoint.query.checkpoint import (
 )
 from spark_statestore.checkpoint.query.layout import list_below, path_in_its_file_system
 from spark_statestore.checkpoint.query.logs import CommitEntry, OffsetEntry
-from spark_statestore.checkpoint.query.operators import StatefulOperator
+from spark_statestore.checkpoint.query.operators import SCHEMAS, StatefulOperator
 from spark_statestore.checkpoint.query.sparkfiles import check_log_entry, read_checked
 from spark_statestore.checkpoint.query.workers import Progress, for_each
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
@@ -266,13 +267,12 @@ class _Look:
                         self._spark_file(what, SOURCES, source, name)
 
     def _is_file_log(self, source: str, names: list[str]) -> bool:
-        # The newest one may be what is broken.
-        for name in reversed(sources.log_files(names)):
+        def read(name: str) -> bytes:
             path = self._checkpoint.path(SOURCES, source, name)
             with failing_to("read", self._checkpoint.files, path):
-                if sources.is_file_log(self._checkpoint.files.read(path)):
-                    return True
-        return False
+                return self._checkpoint.files.read(path)
+
+        return sources.is_file_source(sources.log_files(names), read)
 
     def _needed(self, source: str, names: list[str], last: int) -> list[str]:
         """The files with the entries up to the last one that the batch has read."""
@@ -306,8 +306,8 @@ class _Look:
                 files, path = self._schema_file(operator, url)
                 self._count(len(read_checked(files, path)))
         for store in operator.stores if not operator.schema_files else ():
-            names = [] if store.name == "default" else [store.name]
-            path = self._checkpoint.path(STATE, str(operator.id), "0", *names, "_metadata", "schema")
+            directories = StoreId(operator.id, 0, store.name).directories
+            path = self._checkpoint.path(STATE, *directories, "_metadata", "schema")
             # Spark writes a new one where it is missing.
             with self._noting(what):
                 if self._checkpoint.files.exists(path):
@@ -316,10 +316,10 @@ class _Look:
     def _schema_file(self, operator: StatefulOperator, url: str) -> tuple[FileSystem, str]:
         """Where a schema file is looked for."""
         checkpoint = self._checkpoint
-        _, found, below = url.rpartition(f"/{operator.id}/_stateSchema/")
-        if found and checkpoint.files.exists(checkpoint.path(METADATA_FILE_NAME)):
+        below = operator.below_its_schemas(url)
+        if below is not None and checkpoint.files.exists(checkpoint.path(METADATA_FILE_NAME)):
             # A savepoint may be moved: what is restored from it is told where its files are.
-            return checkpoint.files, checkpoint.path(STATE, str(operator.id), "_stateSchema", below)
+            return checkpoint.files, checkpoint.path(STATE, str(operator.id), SCHEMAS, below)
         if checkpoint.files.scheme == "file" or split_url(url)[0] != "file":
             return open_file_system(url)
         # Spark takes a path without a scheme as one in the file system of the checkpoint.
