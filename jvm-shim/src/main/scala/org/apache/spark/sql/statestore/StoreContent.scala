@@ -41,6 +41,9 @@ private[statestore] final class StoreContent(
   private val byName = new java.util.LinkedHashMap[String, ColumnFamily]
   loaded.foreach(family => byName.put(family.name, family))
 
+  // The family that was asked for last: an operator asks for the same one row by row.
+  private var latest: NamedFamily = _
+
   private var marks = List(markAs(version, id, stored))
   private var writer: AnyRef = _
   private val readers = java.util.Collections.newSetFromMap(
@@ -58,16 +61,24 @@ private[statestore] final class StoreContent(
   def newest: VersionMark = marks.head
 
   /** The column family of a name, null when there is none. */
-  def family(name: String): ColumnFamily = byName.get(name)
+  def family(name: String): ColumnFamily = {
+    val known = latest
+    if (known != null && (known.name eq name)) known.family else lookUp(name)
+  }
 
   def families: Iterable[ColumnFamily] = byName.values.asScala
 
   /** Adds an empty column family, which the commit of `since` creates. */
-  def create(schema: FamilySchema, since: Long): Unit =
+  def create(schema: FamilySchema, since: Long): Unit = {
+    latest = null
     byName.put(schema.name, ColumnFamily.empty(schema, since))
+  }
 
   /** Removes a column family with its rows. */
-  def remove(name: String): Boolean = byName.remove(name) != null
+  def remove(name: String): Boolean = {
+    latest = null
+    byName.remove(name) != null
+  }
 
   /** Keys of the families that Spark counts. */
   def numKeys: Long = families.iterator.filterNot(_.schema.isInternal).map(_.table.numKeys).sum
@@ -116,6 +127,7 @@ private[statestore] final class StoreContent(
 
   /** Undoes what was not committed. */
   def rollback(): Unit = {
+    latest = null
     byName.clear()
     newest.families.foreach { mark =>
       mark.family.table.rollbackTo(mark.content)
@@ -155,6 +167,15 @@ private[statestore] final class StoreContent(
     wanting.nonEmpty
   }
 
+  private def lookUp(name: String): ColumnFamily = {
+    val family = byName.get(name)
+    if (family != null) latest = new NamedFamily(name, family)
+    family
+  }
+
   private def markAs(version: Long, id: Option[String], stored: Option[StoredVersion]): VersionMark =
     new VersionMark(version, id, families.map(_.mark()).toList, stored)
 }
+
+/** What a column family is asked for by, and the family. Its fields are final: readers share it without a lock. */
+private final class NamedFamily(val name: String, val family: ColumnFamily)

@@ -1,156 +1,274 @@
 package org.apache.spark.sql.statestore.table
 
 import org.apache.spark.unsafe.Platform
-import org.apache.spark.unsafe.array.ByteArrayMethods
 
 /**
- * Finds the newest record of a key: open addressing with linear probing over longs, each holding
- * 28 bits of the key's hash and the record's offset in eight-byte units.
+ * Finds the newest record of a key: a directory of segments by the high bits of the key's hash, and
+ * in each segment open addressing with linear probing over longs, each holding 28 bits of the hash
+ * and the record's offset in eight-byte units.
  *
  * Guarantees: no entry is ever lost by growth or removal, which need the entries alone and never
- * the records; a lookup reads a record only when 28 bits of hash agree. The table is kept in
- * chunks of 64 KiB, so that growing it asks for no huge array.
+ * the records; a lookup reads a record only when 28 bits of hash agree. Growing moves the entries
+ * of one segment at a time, at most 64 KiB of them, so no insertion waits for all others to move.
+ *
+ * A place is a segment and a slot in it. It is good until the next insertion or removal.
  */
-private[statestore] final class HashIndex(log: Log, header: Int) {
+private[statestore] final class HashIndex(records: Records) {
   import HashIndex._
 
-  private var chunks = Array(new Array[Long](SmallestCapacity))
+  // For each value of the high bits of a hash: the segment's object, the address of its first slot
+  // in there, and what else is known of it. A segment that was split less often stands there several times.
+  private var bases = new Array[AnyRef](1)
+  private var addresses = new Array[Long](1)
+  private var segments = new Array[Segment](1)
+  private var shift = TagBits
+  // The slots of a segment less one; only a single one has less than the most.
   private var mask = SmallestCapacity - 1
-  private var count = 0
+  private var count = 0L
+  private var made = 1
 
-  def size: Int = count
+  enter(new Segment(new Array[Long](SmallestCapacity), 0), 0)
 
-  def memoryBytes: Long = 8L * (mask.toLong + 1)
+  def size: Long = count
 
-  /** The slot of the key's record, -1 when the key has none. */
+  def memoryBytes: Long = 8L * made * (mask + 1L) + bases.length * 16L
+
+  /** The place of the key's entry; the complement of a free place for it when it has none. */
   def find(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Int = {
     val tag = tagOf(hash)
+    val segment = tag >>> shift
+    val base = bases(segment)
+    val address = addresses(segment)
     var slot = tag & mask
-    var entry = entryAt(slot)
+    var entry = read(base, address, slot)
     while (entry != Empty) {
-      if ((entry >>> OffsetBits).toInt == tag) {
-        val offset = offsetOf(entry)
-        val page = log.page(offset)
-        val record = Log.address(offset)
-        if (Platform.getInt(page, record + Record.KeyLength) == keyLength &&
-          ByteArrayMethods.arrayEquals(page, record + header, keyBase, keyOffset, keyLength.toLong)) {
-          return slot
-        }
+      if ((entry >>> Record.OffsetBits).toInt == tag &&
+        records.hasKey(Record.offsetIn(entry), keyBase, keyOffset, keyLength)) {
+        return segment << SegmentBits | slot
       }
       slot = (slot + 1) & mask
-      entry = entryAt(slot)
+      entry = read(base, address, slot)
     }
-    -1
+    ~(segment << SegmentBits | slot)
   }
 
-  def offsetAt(slot: Int): Long = offsetOf(entryAt(slot))
+  /** The newest record of a key, `Record.None` when it has none. */
+  def lookup(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Long = {
+    val place = find(hash, keyBase, keyOffset, keyLength)
+    if (place < 0) Record.None else offsetAt(place)
+  }
 
-  def replaceAt(slot: Int, offset: Long): Unit =
-    setEntry(slot, entryAt(slot) & ~OffsetMask | offset >>> 3)
+  def offsetAt(place: Int): Long = Record.offsetIn(entryAt(place))
+
+  def replaceAt(place: Int, offset: Long): Unit =
+    setEntry(place, entryAt(place) & ~Record.OffsetMask | offset >>> 3)
+
+  /** Adds an entry for a key that has none, for which `find` gave the complement of a free place. */
+  def insertAt(place: Int, hash: Int, offset: Long): Unit = {
+    val segment = segments(place >>> SegmentBits)
+    if ((segment.count + 1) * LoadDenominator > (mask + 1) * LoadNumerator) {
+      insert(hash, offset)
+    } else {
+      setEntry(place, entryOf(hash, offset))
+      segment.count += 1
+      count += 1
+    }
+  }
 
   /** Adds an entry for a key that has none. */
   def insert(hash: Int, offset: Long): Unit = {
-    if ((count + 1L) * LoadDenominator > (mask + 1L) * LoadNumerator) reserve(count * 2)
-    place(tagOf(hash).toLong << OffsetBits | offset >>> 3)
+    val tag = tagOf(hash)
+    var segment = segments(tag >>> shift)
+    while ((segment.count + 1) * LoadDenominator > (mask + 1) * LoadNumerator && grow(tag >>> shift)) {
+      segment = segments(tag >>> shift)
+    }
+    place(segment, entryOf(hash, offset))
     count += 1
   }
 
+  /** What lies where the key's entry would lie at best: asking for it brings it into the processor's cache. */
+  def peek(hash: Int): Long = {
+    val tag = tagOf(hash)
+    read(bases(tag >>> shift), addresses(tag >>> shift), tag & mask)
+  }
+
   /** Points the entry of one record at another record of the same key. */
-  def replace(hash: Int, from: Long, to: Long): Unit = replaceAt(slotOf(hash, from), to)
+  def replace(hash: Int, from: Long, to: Long): Unit = replaceAt(placeOf(hash, from), to)
 
   /** Removes the entry of a record, closing the gap in its run of probes. */
   def remove(hash: Int, offset: Long): Unit = {
-    var gap = slotOf(hash, offset)
+    val place = placeOf(hash, offset)
+    val segment = place >>> SegmentBits
+    val base = bases(segment)
+    val address = addresses(segment)
+    var gap = place & SegmentMask
     var slot = (gap + 1) & mask
-    var entry = entryAt(slot)
+    var entry = read(base, address, slot)
     while (entry != Empty) {
-      val home = (entry >>> OffsetBits).toInt & mask
+      val home = (entry >>> Record.OffsetBits).toInt & mask
       // The entry may move back only if its home is not after the gap.
       if (((slot - home) & mask) >= ((slot - gap) & mask)) {
-        setEntry(gap, entry)
+        write(base, address, gap, entry)
         gap = slot
       }
       slot = (slot + 1) & mask
-      entry = entryAt(slot)
+      entry = read(base, address, slot)
     }
-    setEntry(gap, Empty)
+    write(base, address, gap, Empty)
+    segments(segment).count -= 1
     count -= 1
   }
 
-  /** Makes room for so many keys at once, so that filling the table does not grow it step by step. */
-  def reserve(keys: Int): Unit = {
-    val needed = keys.toLong * LoadDenominator / LoadNumerator + 1
-    var capacity = mask + 1L
-    while (capacity < needed) capacity <<= 1
-    if (capacity > MaxCapacity) {
-      throw new IllegalStateException(
-        s"one state table is limited to ${MaxCapacity * LoadNumerator / LoadDenominator} keys, " +
-          "use more shuffle partitions for this query")
+  /** Makes room for so many keys at once, so that filling an empty index does not grow it step by step. */
+  def reserve(keys: Long): Unit = if (count == 0L) {
+    while (mask < SegmentMask && keys * LoadDenominator > (mask + 1L) * LoadNumerator) widen()
+    var depth = 0
+    while (depth < MostSplits && keys * LoadDenominator > (SegmentSlots.toLong << depth) * LoadNumerator) depth += 1
+    if (depth > 0) {
+      shift = TagBits - depth
+      made = 1 << depth
+      segments = new Array[Segment](made)
+      bases = new Array[AnyRef](made)
+      addresses = new Array[Long](made)
+      segments.indices.foreach(i => enter(new Segment(new Array[Long](SegmentSlots), depth), i))
     }
-    if (capacity > mask + 1L) rehash(capacity.toInt)
   }
 
-  private def rehash(capacity: Int): Unit = {
-    val old = chunks
-    chunks =
-      if (capacity <= ChunkSize) Array(new Array[Long](capacity))
-      else Array.fill(capacity >>> ChunkBits)(new Array[Long](ChunkSize))
-    mask = capacity - 1
+  // Makes room in a segment; false if that cannot be, but there is room left.
+  private def grow(segment: Int): Boolean =
+    if (mask < SegmentMask) {
+      widen()
+      true
+    } else if (segments(segment).depth < MostSplits) {
+      split(segment)
+      true
+    } else if (segments(segment).count < SegmentSlots - SpareSlots) {
+      false
+    } else {
+      throw new IllegalStateException(
+        s"one state table is limited to about ${(SegmentSlots.toLong << MostSplits) * LoadNumerator / LoadDenominator} " +
+          "keys, use more shuffle partitions for this query")
+    }
+
+  // Twice the slots for the only segment.
+  private def widen(): Unit = {
+    val old = segments(0)
+    val oldSlots = mask + 1
+    mask = 2 * oldSlots - 1
+    val wide = new Segment(new Array[Long](2 * oldSlots), 0)
+    enter(wide, 0)
     var i = 0
-    while (i < old.length) {
-      val chunk = old(i)
-      var j = 0
-      while (j < chunk.length) {
-        if (chunk(j) != Empty) place(chunk(j))
-        j += 1
-      }
+    while (i < oldSlots) {
+      if (old.slots(i) != Empty) place(wide, old.slots(i))
       i += 1
     }
   }
 
-  private def place(entry: Long): Unit = {
-    var slot = (entry >>> OffsetBits).toInt & mask
-    while (entryAt(slot) != Empty) slot = (slot + 1) & mask
-    setEntry(slot, entry)
+  // Half of a segment's entries go to a new one.
+  private def split(segment: Int): Unit = {
+    val old = segments(segment)
+    if (TagBits - shift == old.depth) doubleDirectory()
+    val depth = old.depth + 1
+    val low = new Segment(new Array[Long](SegmentSlots), depth)
+    val high = new Segment(new Array[Long](SegmentSlots), depth)
+    val entries = segments.length >>> depth
+    var at = segments.indexWhere(_ eq old)
+    val middle = at + entries
+    while (at < middle) {
+      enter(low, at)
+      enter(high, at + entries)
+      at += 1
+    }
+    var i = 0
+    while (i < SegmentSlots) {
+      val entry = old.slots(i)
+      if (entry != Empty) {
+        place(if ((entry >>> (Record.OffsetBits + TagBits - depth) & 1L) == 0L) low else high, entry)
+      }
+      i += 1
+    }
+    made += 1
   }
 
-  private def slotOf(hash: Int, offset: Long): Int = {
-    val wanted = tagOf(hash).toLong << OffsetBits | offset >>> 3
+  private def doubleDirectory(): Unit = {
+    val old = segments
+    segments = new Array[Segment](2 * old.length)
+    bases = new Array[AnyRef](2 * old.length)
+    addresses = new Array[Long](2 * old.length)
+    shift -= 1
+    var i = 0
+    while (i < segments.length) {
+      enter(old(i / 2), i)
+      i += 1
+    }
+  }
+
+  private def enter(segment: Segment, at: Int): Unit = {
+    segments(at) = segment
+    bases(at) = segment.slots
+    addresses(at) = Platform.LONG_ARRAY_OFFSET.toLong
+  }
+
+  private def place(segment: Segment, entry: Long): Unit = {
+    var slot = (entry >>> Record.OffsetBits).toInt & mask
+    while (segment.slots(slot) != Empty) slot = (slot + 1) & mask
+    segment.slots(slot) = entry
+    segment.count += 1
+  }
+
+  private def placeOf(hash: Int, offset: Long): Int = {
+    val wanted = entryOf(hash, offset)
+    val segment = tagOf(hash) >>> shift
     var slot = tagOf(hash) & mask
-    var entry = entryAt(slot)
+    var entry = read(bases(segment), addresses(segment), slot)
     while (entry != wanted) {
       if (entry == Empty) {
         throw new IllegalStateException(s"the index has no entry for the record at $offset")
       }
       slot = (slot + 1) & mask
-      entry = entryAt(slot)
+      entry = read(bases(segment), addresses(segment), slot)
     }
-    slot
+    segment << SegmentBits | slot
   }
 
-  private def entryAt(slot: Int): Long = chunks(slot >>> ChunkBits)(slot & ChunkMask)
+  private def entryAt(place: Int): Long =
+    read(bases(place >>> SegmentBits), addresses(place >>> SegmentBits), place & SegmentMask)
 
-  private def setEntry(slot: Int, entry: Long): Unit =
-    chunks(slot >>> ChunkBits)(slot & ChunkMask) = entry
-
-  private def offsetOf(entry: Long): Long = (entry & OffsetMask) << 3
+  private def setEntry(place: Int, entry: Long): Unit =
+    write(bases(place >>> SegmentBits), addresses(place >>> SegmentBits), place & SegmentMask, entry)
 }
 
 private[statestore] object HashIndex {
-  private final val OffsetBits = 36
-  private final val OffsetMask = (1L << OffsetBits) - 1
+  private final val TagBits = 28
   private final val Empty = 0L
-  private final val ChunkBits = 13
-  private final val ChunkSize = 1 << ChunkBits
-  private final val ChunkMask = ChunkSize - 1
   private final val SmallestCapacity = 16
 
-  // Slots come from the 28 tag bits, so more slots than tags would cluster.
-  private final val MaxCapacity = 1L << 28
+  // 64 KiB, far below what G1 takes for humongous.
+  private final val SegmentBits = 13
+  private final val SegmentSlots = 1 << SegmentBits
+  private final val SegmentMask = SegmentSlots - 1
 
-  // Grows when more than 0.7 of the slots are taken.
-  private final val LoadNumerator = 7L
-  private final val LoadDenominator = 10L
+  // The high bits of a tag tell the segment, the low ones the slot; no bit does both.
+  private final val MostSplits = TagBits - SegmentBits
+
+  // Grows when more than 0.6 of the slots are taken: who looks for what is not there ends at a free one.
+  private final val LoadNumerator = 3
+  private final val LoadDenominator = 5
+
+  // Free slots that a segment which cannot be split keeps, since probing ends at one.
+  private final val SpareSlots = 256
+
+  /** The entries whose hashes share their `depth` highest bits. */
+  private final class Segment(val slots: Array[Long], val depth: Int) {
+    var count = 0
+  }
 
   private def tagOf(hash: Int): Int = hash >>> 4
+
+  private def entryOf(hash: Int, offset: Long): Long = tagOf(hash).toLong << Record.OffsetBits | offset >>> 3
+
+  private def read(base: AnyRef, address: Long, slot: Int): Long = Platform.getLong(base, address + (slot.toLong << 3))
+
+  private def write(base: AnyRef, address: Long, slot: Int, entry: Long): Unit =
+    Platform.putLong(base, address + (slot.toLong << 3), entry)
 }

@@ -3,7 +3,7 @@ package org.apache.spark.sql.statestore.table
 import org.apache.spark.unsafe.Platform
 
 /**
- * An append-only log of records in byte array pages, addressed by offsets that only grow.
+ * An append-only log of records in pages, addressed by offsets that only grow.
  *
  * Guarantees: the bytes of a record never move or change their meaning while anybody holds the
  * page that they are in. Appending never touches earlier bytes; truncating replaces the last page
@@ -14,8 +14,15 @@ import org.apache.spark.unsafe.Platform
 private[statestore] final class Log {
   import Log._
 
-  private var pages = new Array[Array[Byte]](4)
+  // Of each page: the object that it lies in, the address of its first byte there, and how far its
+  // records reach, which is known once records go elsewhere.
+  private var pages = new Array[AnyRef](4)
+  private var addresses = new Array[Long](4)
   private var used = new Array[Int](4)
+
+  // The page that was started last, -1 if there is none, and the offset that is its end.
+  private var last = -1
+  private var limit = FirstOffset
   private var end = FirstOffset
   private var held = 0L
 
@@ -25,24 +32,22 @@ private[statestore] final class Log {
   /** Bytes of all pages. */
   def heldBytes: Long = held
 
-  def page(offset: Long): Array[Byte] = pages((offset >>> PageBits).toInt)
+  /** The object that a record lies in. */
+  def page(offset: Long): AnyRef = pages((offset >>> PageBits).toInt)
 
-  def view: LogView = new LogView(pages, used, end)
+  /** Where a record lies in its page's object. */
+  def address(offset: Long): Long = addresses((offset >>> PageBits).toInt) + (offset & PageMask)
+
+  def view: LogView = new LogView(pages, addresses, used, last, end)
 
   /** Makes room for a record and returns its offset; the caller writes its fields. */
   def append(bytes: Int): Long = {
-    val inPage = (end & PageMask).toInt
-    val index = (end >>> PageBits).toInt
-    // A page filled to its last byte leaves `end` at the start of the next one.
-    if (inPage != 0 && index < pages.length && pages(index) != null &&
-      inPage.toLong + bytes <= PageBytes && used(index) == inPage) {
-      if (inPage + bytes > pages(index).length) grow(index, inPage + bytes)
-      used(index) = inPage + bytes
-      val offset = end
-      end += bytes
+    val offset = end
+    if (offset + bytes <= limit) {
+      end = offset + bytes
       offset
     } else {
-      startPage(bytes)
+      appendElsewhere(bytes)
     }
   }
 
@@ -52,37 +57,58 @@ private[statestore] final class Log {
       throw new IllegalArgumentException(s"cannot truncate a log of $end bytes to $mark")
     }
     if (mark < end) {
-      val last = (mark >>> PageBits).toInt
-      val inPage = (mark & PageMask).toInt
+      var kept = if (mark == FirstOffset) -1 else ((mark - 1) >>> PageBits).toInt
+      while (kept >= 0 && pages(kept) == null) kept -= 1
       // Fresh arrays: a scan that holds the old ones still sees the old pages.
-      val keptPages = new Array[Array[Byte]](pages.length)
-      val keptUsed = new Array[Int](used.length)
-      System.arraycopy(pages, 0, keptPages, 0, last)
-      System.arraycopy(used, 0, keptUsed, 0, last)
-      val first = if (last == 0) FirstOffset.toInt else 0
-      if (inPage > first && pages(last) != null) {
-        keptPages(last) = pages(last).clone()
-        keptUsed(last) = inPage
-      }
-      pages = keptPages
-      used = keptUsed
+      val oldPages = pages
+      val oldAddresses = addresses
+      val oldUsed = used
+      pages = new Array[AnyRef](oldPages.length)
+      addresses = new Array[Long](oldPages.length)
+      used = new Array[Int](oldPages.length)
+      System.arraycopy(oldPages, 0, pages, 0, kept + 1)
+      System.arraycopy(oldAddresses, 0, addresses, 0, kept + 1)
+      System.arraycopy(oldUsed, 0, used, 0, kept + 1)
+      last = kept
       end = mark
+      limit = mark
+      if (kept >= 0 && mark < startOf(kept) + PageBytes) {
+        val page = pages(kept).asInstanceOf[Array[Byte]].clone()
+        pages(kept) = page
+        limit = startOf(kept) + page.length
+      }
       held = 0L
       var i = 0
-      while (i < pages.length) {
-        if (pages(i) != null) held += pages(i).length
+      while (i <= last) {
+        if (pages(i) != null) held += pages(i).asInstanceOf[Array[Byte]].length
         i += 1
       }
     }
   }
 
-  private def startPage(bytes: Int): Long = {
-    val index = ((end + PageMask) >>> PageBits).toInt
-    val first = end == FirstOffset
-    val at = if (first) 0 else index
-    val inPage = if (first) FirstOffset.toInt else 0
+  private def appendElsewhere(bytes: Int): Long = {
+    // Only the first page grows: a store of few rows must not cost a whole page.
+    if (last == 0 && end + bytes <= PageBytes && limit < PageBytes) grow((end + bytes).toInt)
+    else startPage(bytes)
+    val offset = end
+    end += bytes
+    offset
+  }
+
+  private def grow(wanted: Int): Unit = {
+    val page = pages(0).asInstanceOf[Array[Byte]]
+    val size = firstPageBytes(wanted)
+    held += size - page.length
+    pages(0) = java.util.Arrays.copyOf(page, size)
+    limit = size
+  }
+
+  private def startPage(bytes: Int): Unit = {
+    val at = if (last < 0) 0 else ((end + PageMask) >>> PageBits).toInt
+    val inPage = if (last < 0) FirstOffset else 0L
+    val wanted = inPage + bytes
     // A record larger than a page takes a page of its own and the page numbers that it spans.
-    val span = ((inPage.toLong + bytes + PageMask) >>> PageBits).toInt
+    val span = ((wanted + PageMask) >>> PageBits).toInt
     if (at + span > MaxPages) {
       throw new IllegalStateException(
         s"one state table is limited to ${MaxPages.toLong << PageBits >> 30} GiB of records")
@@ -90,26 +116,20 @@ private[statestore] final class Log {
     if (at + span > pages.length) {
       val length = math.max(pages.length * 2, at + span)
       pages = java.util.Arrays.copyOf(pages, length)
+      addresses = java.util.Arrays.copyOf(addresses, length)
       used = java.util.Arrays.copyOf(used, length)
     }
-    val wanted = inPage + bytes
     val size =
-      if (wanted > PageBytes) wanted
-      else if (at == 0) firstPageBytes(wanted)
+      if (wanted > PageBytes) wanted.toInt
+      else if (at == 0) firstPageBytes(wanted.toInt)
       else PageBytes
     pages(at) = new Array[Byte](size)
-    used(at) = wanted
+    addresses(at) = Platform.BYTE_ARRAY_OFFSET.toLong
+    if (last >= 0) used(last) = (end - startOf(last)).toInt
     held += size
-    val offset = (at.toLong << PageBits) + inPage
-    end = offset + bytes
-    offset
-  }
-
-  // Only the first page grows: a store of few rows must not cost a whole page.
-  private def grow(index: Int, wanted: Int): Unit = {
-    val size = firstPageBytes(wanted)
-    held += size - pages(index).length
-    pages(index) = java.util.Arrays.copyOf(pages(index), size)
+    last = at
+    limit = startOf(at) + size
+    end = startOf(at) + inPage
   }
 
   private def firstPageBytes(wanted: Int): Int = {
@@ -130,72 +150,85 @@ private[statestore] object Log {
   /** Offset 0 means "no record". */
   final val FirstOffset = 8L
 
-  /** Offsets are kept as 36 bits of eight-byte units in the index. */
-  final val MaxPages: Int = 1 << (36 + 3 - PageBits)
+  final val MaxPages: Int = 1 << (Record.OffsetBits + 3 - PageBits)
 
-  def address(offset: Long): Long = Platform.BYTE_ARRAY_OFFSET + inPage(offset)
-
-  // Offsets within an oversized page may pass PageMask only inside one record, never at its start.
-  def inPage(offset: Long): Long = offset & PageMask
+  def startOf(page: Int): Long = page.toLong << PageBits
 }
 
-/** The pages of a log as they were at one moment, up to `end`. */
+/**
+ * The pages of a log as they were at one moment, up to `end`.
+ *
+ * @param last  the page that ends there
+ */
 private[statestore] final class LogView(
-    val pages: Array[Array[Byte]],
-    val used: Array[Int],
-    val end: Long)
+    pages: Array[AnyRef], addresses: Array[Long], used: Array[Int], val last: Int, val end: Long) {
+
+  def page(offset: Long): AnyRef = pages((offset >>> Log.PageBits).toInt)
+
+  def address(offset: Long): Long = addresses((offset >>> Log.PageBits).toInt) + (offset & Log.PageMask)
+
+  /** The offset at which the records of a page end, its start if there is no such page. */
+  def endOf(page: Int): Long =
+    if (page == last) end
+    else if (page > last || pages(page) == null) Log.startOf(page)
+    else Log.startOf(page) + used(page)
+}
 
 /**
  * Walks the records of a log in append order, from `start` (a record or a former tail) to the end
- * of the view. After `advance()` returned true, `page` and `position` point at a record.
+ * of the view. After `advance()` returned true, it stands on a record.
  */
 private[statestore] final class LogScan(view: LogView, header: Int, start: Long = Log.FirstOffset) {
-  private val lastPage = ((view.end - 1) >>> Log.PageBits).toInt
   private var index = (start >>> Log.PageBits).toInt
-  private var next = (start & Log.PageMask).toInt
-  private var limit = limitOf(index)
+  private var next = start
+  private var limit = view.endOf(index)
+  // From an offset in this page to its address.
+  private var toAddress = 0L
+  private var dead = 0L
+  private var link = 0L
 
-  var page: Array[Byte] = _
+  var page: AnyRef = _
   var position: Long = 0L
   var offset: Long = 0L
 
+  enter()
+
   def advance(): Boolean = {
-    while (next >= limit && index < lastPage) {
+    while (next >= limit && index < view.last) {
       index += 1
-      next = 0
-      limit = limitOf(index)
+      next = Log.startOf(index)
+      limit = view.endOf(index)
+      enter()
     }
-    if (next >= limit || index > lastPage) {
+    if (next >= limit) {
       false
     } else {
-      page = view.pages(index)
-      position = Platform.BYTE_ARRAY_OFFSET + next.toLong
-      offset = (index.toLong << Log.PageBits) + next
-      next += Record.align(header + keyLength + valueLength)
+      offset = next
+      position = next + toAddress
+      dead = Platform.getLong(page, position + Record.Dead)
+      link = Platform.getLong(page, position + Record.Link)
+      next += header + keyLength + valueLength
       true
     }
   }
 
-  def deadAt: Long = Platform.getLong(page, position + Record.DeadAt)
-  def prev: Long = Platform.getLong(page, position + Record.Prev)
-  def hash: Int = Platform.getInt(page, position + Record.Hash)
-  def keyLength: Int = Platform.getInt(page, position + Record.KeyLength)
-  def valueLength: Int = Platform.getInt(page, position + Record.ValueLength)
-  def kind: Int = Platform.getInt(page, position + Record.Kind)
+  def deadAt: Long = Record.offsetIn(dead)
+  def prev: Long = Record.offsetIn(link)
+  def keyLength: Int = Record.keyLength(link)
+  def valueLength: Int = Record.valueLength(dead)
+  def kind: Int = Record.kind(link)
   def keyAddress: Long = position + header
   def valueAddress: Long = position + header + keyLength
+  def hash: Int = StateTable.hashOf(page, keyAddress, keyLength)
 
   /** Alive at the end of the view, whatever was appended since. */
   def isAlive: Boolean = {
-    val dead = deadAt
-    dead == Record.None || dead >= view.end
+    val by = deadAt
+    by == Record.None || by >= view.end
   }
 
-  // The last page may have been appended to since the view was taken.
-  private def limitOf(i: Int): Int =
-    if (i > lastPage || i >= view.pages.length || view.pages(i) == null) {
-      0
-    } else {
-      math.min(view.used(i).toLong, view.end - (i.toLong << Log.PageBits)).toInt
-    }
+  private def enter(): Unit = if (next < limit) {
+    page = view.page(next)
+    toAddress = view.address(next) - next
+  }
 }

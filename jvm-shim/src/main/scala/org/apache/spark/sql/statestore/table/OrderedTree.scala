@@ -11,9 +11,11 @@ import org.apache.spark.unsafe.Platform
  * nothing when it is taken, stays as it was, and can be returned to. Keys are read from the
  * log only where their words do not tell them apart.
  */
-private[statestore] final class OrderedTree(log: Log, header: Int, val order: KeyOrder) {
+private[statestore] final class OrderedTree(records: Records, val order: KeyOrder) {
   import OrderedTree._
 
+  private val log = records.log
+  private val header = records.header
   private var root = new Node(null, null)
   // Nodes of another owner are part of a snapshot.
   private var owner = new Object
@@ -91,10 +93,9 @@ private[statestore] final class OrderedTree(log: Log, header: Int, val order: Ke
   private def wordOf(offset: Long): Long =
     order.word(log.page(offset), keyAddress(offset), keyLength(offset))
 
-  private def keyAddress(offset: Long): Long = Log.address(offset) + header
+  private def keyAddress(offset: Long): Long = log.address(offset) + header
 
-  private def keyLength(offset: Long): Int =
-    Platform.getInt(log.page(offset), Log.address(offset) + Record.KeyLength)
+  private def keyLength(offset: Long): Int = records.keyLengthOf(offset)
 
   // Notes the way to the place of a record's key; returns the key's word.
   private def descend(offset: Long): Long = {
@@ -259,14 +260,14 @@ private[statestore] object OrderedTree {
     private val word = order.word(bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)
 
     /** How an entry stands to the bound. */
-    def compare(pages: Array[Array[Byte]], header: Int, entryWord: Long, offset: Long): Int = {
+    def compare(view: LogView, header: Int, entryWord: Long, offset: Long): Int = {
       val words = java.lang.Long.compare(entryWord, word)
       if (words != 0) {
         words
       } else {
-        val page = pages((offset >>> Log.PageBits).toInt)
-        val record = Log.address(offset)
-        val keyLength = Platform.getInt(page, record + Record.KeyLength)
+        val page = view.page(offset)
+        val record = view.address(offset)
+        val keyLength = Record.keyLength(Platform.getLong(page, record + Record.Link))
         if (leading) {
           order.compareLeading(page, record + header, keyLength, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)
         } else {
@@ -281,7 +282,7 @@ private[statestore] object OrderedTree {
    * null stands for no bound. With `through` the entries that are equal to `end` are included.
    */
   private[table] final class Cursor(
-      tree: Snapshot, pages: Array[Array[Byte]], header: Int, start: Bound, end: Bound, through: Boolean)
+      tree: Snapshot, view: LogView, header: Int, start: Bound, end: Bound, through: Boolean)
     extends RowCursor {
 
     private val path = new Array[Node](MaxDepth)
@@ -311,7 +312,7 @@ private[statestore] object OrderedTree {
     }
 
     private def isBeyond(leaf: Node, at: Int): Boolean = end != null && {
-      val stands = end.compare(pages, header, leaf.words(at), leaf.offsets(at))
+      val stands = end.compare(view, header, leaf.words(at), leaf.offsets(at))
       if (through) stands > 0 else stands >= 0
     }
 
@@ -344,7 +345,7 @@ private[statestore] object OrderedTree {
       var high = node.count
       while (low < high) {
         val middle = (low + high) >>> 1
-        if (start.compare(pages, header, node.words(middle), node.offsets(middle)) < 0) low = middle + 1
+        if (start.compare(view, header, node.words(middle), node.offsets(middle)) < 0) low = middle + 1
         else high = middle
       }
       low

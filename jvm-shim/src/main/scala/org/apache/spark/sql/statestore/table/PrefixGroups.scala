@@ -11,22 +11,15 @@ import org.apache.spark.unsafe.Platform
  * which the keys were first put. A record that leaves its ring keeps its own
  * pointers, so every change can be undone exactly, as long as changes are undone newest first.
  */
-private[statestore] final class PrefixGroups(log: Log, header: Int, val projection: PrefixProjection) {
-  private val index = new HashIndex(log, header)
+private[statestore] final class PrefixGroups(records: Records, val projection: PrefixProjection) {
+  private val index = new HashIndex(records)
 
   def memoryBytes: Long = index.memoryBytes
 
-  def reserve(groups: Int): Unit = index.reserve(groups)
-
-  def size: Int = index.size
-
   /** The group of a prefix, `Record.None` when it has none. */
-  def find(prefix: UnsafeRow): Long = {
-    val slot = index.find(
-      StateTable.hashOf(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
-      prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes)
-    if (slot < 0) Record.None else index.offsetAt(slot)
-  }
+  def find(prefix: UnsafeRow): Long = index.lookup(
+    StateTable.hashOf(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
+    prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes)
 
   /** Adds a group record that was just appended. */
   def add(hash: Int, group: Long): Unit = {
@@ -84,10 +77,10 @@ private[statestore] final class PrefixGroups(log: Log, header: Int, val projecti
   private def setBefore(record: Long, to: Long): Unit = set(record, Record.Before, to)
 
   private def get(record: Long, field: Int): Long =
-    Platform.getLong(log.page(record), Log.address(record) + field)
+    Platform.getLong(records.log.page(record), records.log.address(record) + field)
 
   private def set(record: Long, field: Int, to: Long): Unit =
-    Platform.putLong(log.page(record), Log.address(record) + field, to)
+    Platform.putLong(records.log.page(record), records.log.address(record) + field, to)
 }
 
 /** Cuts the first columns out of a key, in the very bytes that an operator passes to prefixScan. */

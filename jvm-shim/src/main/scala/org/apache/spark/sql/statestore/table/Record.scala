@@ -5,33 +5,28 @@ package org.apache.spark.sql.statestore.table
  * memory only; what is stored is described in docs/format.md.
  *
  * {{{
- *   0 deadAt : Long   offset of the record that superseded this one, 0 while nothing did
- *   8 prev   : Long   offset of the record that this one supersedes or follows, 0 when there is none
- *  16 hash   : Int    hash of the key bytes
- *  20 keyLen : Int    bytes of the key
- *  24 valLen : Int    bytes of the value
- *  28 kind   : Int    Row, Tombstone, Group or Append
- *  32 next   : Long   prefix tables only: the next member of the prefix group
- *  40 before : Long   prefix tables only: the previous member of the prefix group
+ *   0 dead   : Long   low 36 bits: the record that superseded this one, 0 while nothing did;
+ *                     high 28 bits: length of the value
+ *   8 link   : Long   low 36 bits: the record that this one supersedes or follows, 0 when there is none;
+ *                     then 26 bits: length of the key; high 2 bits: Row, Tombstone, Group or Append
+ *  16 next   : Long   prefix tables only: the next member of the prefix group
+ *  24 before : Long   prefix tables only: the previous member of the prefix group
  *  .. head   : Long   tables with several values per key only: the key's first value
  *  .. more   : Long   likewise: the key's next value, 0 when there is none
  *     key bytes, value bytes
  * }}}
  *
- * Everything but `deadAt`, `next`, `before` and `more` is written once. Records start at multiples
- * of eight bytes, since UnsafeRow reads words.
+ * In the first two words records are named by their offset divided by eight, and lengths are in words:
+ * records start at multiples of eight bytes, and rows are whole words. Everything but the low bits of
+ * `dead`, `next`, `before` and `more` is written once.
  */
 private[statestore] object Record {
-  final val DeadAt = 0
-  final val Prev = 8
-  final val Hash = 16
-  final val KeyLength = 20
-  final val ValueLength = 24
-  final val Kind = 28
-  final val Next = 32
-  final val Before = 40
+  final val Dead = 0
+  final val Link = 8
+  final val Next = 16
+  final val Before = 24
 
-  final val PlainHeader = 32
+  final val PlainHeader = 16
   final val RingBytes = 16
   final val ListBytes = 16
 
@@ -50,5 +45,27 @@ private[statestore] object Record {
   /** No record: offsets of records start at 8. */
   final val None = 0L
 
-  def align(bytes: Int): Int = (bytes + 7) & ~7
+  /** Offsets are kept in so many bits, in units of eight bytes. */
+  final val OffsetBits = 36
+  final val OffsetMask: Long = (1L << OffsetBits) - 1
+
+  /** The longest key, in bytes. What a value may have at most is bound by the record's size. */
+  final val LongestKey: Int = ((1 << 26) - 1) * 8
+
+  private final val KeyMask = (1 << 26) - 1
+  private final val KindShift = 62
+
+  def deadWord(dead: Long, valueLength: Int): Long = dead >>> 3 | (valueLength >>> 3).toLong << OffsetBits
+
+  def linkWord(prev: Long, keyLength: Int, kind: Int): Long =
+    prev >>> 3 | (keyLength >>> 3).toLong << OffsetBits | kind.toLong << KindShift
+
+  /** The offset that one of the first two words names. */
+  def offsetIn(word: Long): Long = (word & OffsetMask) << 3
+
+  def valueLength(deadWord: Long): Int = (deadWord >>> OffsetBits).toInt << 3
+
+  def keyLength(linkWord: Long): Int = ((linkWord >>> OffsetBits).toInt & KeyMask) << 3
+
+  def kind(linkWord: Long): Int = (linkWord >>> KindShift).toInt
 }

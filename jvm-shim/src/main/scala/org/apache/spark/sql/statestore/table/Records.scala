@@ -1,12 +1,12 @@
 package org.apache.spark.sql.statestore.table
 
 import org.apache.spark.unsafe.Platform
-import org.apache.spark.unsafe.array.ByteArrayMethods
 
 /**
  * The records of one log, by their fields; see `Record` for where those lie.
  *
- * Guarantees: what a record is written with stays as it is, but for the pointers that say so.
+ * Guarantees: what a record is written with stays as it is, but for the pointers that say so. A key
+ * or value that a record cannot hold is refused before anything is written.
  *
  * @param hasRings  whether records are members of prefix groups
  * @param hasLists  whether a key may have several values
@@ -23,32 +23,41 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
   def onNewLog(): Records = new Records(new Log, hasRings, hasLists)
 
   def write(
-      hash: Int, kind: Int, prev: Long,
+      kind: Int, prev: Long,
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
-    if (header.toLong + keyLength + valueLength > Records.LargestRecord) {
-      throw new IllegalArgumentException(
-        s"a row of ${keyLength.toLong + valueLength} bytes is larger than one record may be")
-    }
-    val at = log.append(Record.align(header + keyLength + valueLength))
+    Records.check(header, keyLength, valueLength)
+    val at = log.append(header + keyLength + valueLength)
     val page = log.page(at)
-    val record = Log.address(at)
+    val record = log.address(at)
     // Pages are reused after a rollback, so every field is written.
-    Platform.putLong(page, record + Record.DeadAt, Record.None)
-    Platform.putLong(page, record + Record.Prev, prev)
-    Platform.putInt(page, record + Record.Hash, hash)
-    Platform.putInt(page, record + Record.KeyLength, keyLength)
-    Platform.putInt(page, record + Record.ValueLength, valueLength)
-    Platform.putInt(page, record + Record.Kind, kind)
+    Platform.putLong(page, record + Record.Dead, Record.deadWord(Record.None, valueLength))
+    Platform.putLong(page, record + Record.Link, Record.linkWord(prev, keyLength, kind))
     if (hasLists) {
       Platform.putLong(page, record + head, Record.None)
       Platform.putLong(page, record + more, Record.None)
     }
-    Platform.copyMemory(keyBase, keyOffset, page, record + header, keyLength.toLong)
-    if (valueLength > 0) {
-      Platform.copyMemory(valueBase, valueOffset, page, record + header + keyLength, valueLength.toLong)
-    }
+    Words.copy(keyBase, keyOffset, page, record + header, keyLength)
+    Words.copy(valueBase, valueOffset, page, record + header + keyLength, valueLength)
     at
+  }
+
+  /** Whether a record has this key. */
+  def hasKey(at: Long, base: Object, offset: Long, length: Int): Boolean = {
+    val page = log.page(at)
+    val record = log.address(at)
+    Record.keyLength(Platform.getLong(page, record + Record.Link)) == length &&
+      Words.areEqual(page, record + header, base, offset, length)
+  }
+
+  /** Whether a record has this value. */
+  def hasValue(at: Long, base: Object, offset: Long, length: Int): Boolean = {
+    val page = log.page(at)
+    val record = log.address(at)
+    Record.valueLength(Platform.getLong(page, record + Record.Dead)) == length && {
+      val keyLength = Record.keyLength(Platform.getLong(page, record + Record.Link))
+      Words.areEqual(page, record + header + keyLength, base, offset, length)
+    }
   }
 
   /** Makes an `Append` record the value that follows another one in the list of `first`. */
@@ -62,9 +71,15 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
 
   /** The first value of a key whose newest record this is, none if it was removed. */
   def firstOf(newest: Long): Long =
-    if (!isLive(newest)) Record.None
-    else if (kindOf(newest) == Record.Append) long(newest, head)
-    else newest
+    if (newest == Record.None) {
+      Record.None
+    } else {
+      kindOf(newest) match {
+        case Record.Row => newest
+        case Record.Append => long(newest, head)
+        case _ => Record.None
+      }
+    }
 
   /** The value after another one of the same key, none if it is the last. */
   def following(value: Long): Long = if (hasLists) long(value, more) else Record.None
@@ -72,36 +87,90 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
   /** Whether a key whose newest record this is has a value. */
   def isLive(newest: Long): Boolean = newest != Record.None && kindOf(newest) != Record.Tombstone
 
-  def hasValue(at: Long, keyLength: Int, base: Object, offset: Long, length: Int): Boolean = {
+  def kindOf(at: Long): Int = Record.kind(long(at, Record.Link))
+
+  def prevOf(at: Long): Long = Record.offsetIn(long(at, Record.Link))
+
+  def keyLengthOf(at: Long): Int = Record.keyLength(long(at, Record.Link))
+
+  /** The hash of a record's key. */
+  def hashOf(at: Long): Int = StateTable.hashOf(log.page(at), log.address(at) + header, keyLengthOf(at))
+
+  /** Notes what superseded a record; `Record.None` takes that back. */
+  def setDeadAt(at: Long, dead: Long): Unit = {
     val page = log.page(at)
-    val record = Log.address(at)
-    Platform.getInt(page, record + Record.ValueLength) == length &&
-      ByteArrayMethods.arrayEquals(page, record + header + keyLength, base, offset, length.toLong)
+    val word = log.address(at) + Record.Dead
+    // One write, since scans of other threads read the length of the value there.
+    Platform.putLong(page, word, Platform.getLong(page, word) & ~Record.OffsetMask | dead >>> 3)
   }
-
-  def kindOf(at: Long): Int = int(at, Record.Kind)
-
-  def hashOf(at: Long): Int = int(at, Record.Hash)
-
-  def prevOf(at: Long): Long = long(at, Record.Prev)
-
-  def setDeadAt(at: Long, dead: Long): Unit = setLong(at, Record.DeadAt, dead)
 
   def sizeOf(at: Long): Int = {
     val page = log.page(at)
-    val record = Log.address(at)
-    Record.align(header + Platform.getInt(page, record + Record.KeyLength) +
-      Platform.getInt(page, record + Record.ValueLength))
+    val record = log.address(at)
+    header + Record.keyLength(Platform.getLong(page, record + Record.Link)) +
+      Record.valueLength(Platform.getLong(page, record + Record.Dead))
   }
 
-  private def int(at: Long, field: Int): Int = Platform.getInt(log.page(at), Log.address(at) + field)
-
-  private def long(at: Long, field: Int): Long = Platform.getLong(log.page(at), Log.address(at) + field)
+  private def long(at: Long, field: Int): Long = Platform.getLong(log.page(at), log.address(at) + field)
 
   private def setLong(at: Long, field: Int, to: Long): Unit =
-    Platform.putLong(log.page(at), Log.address(at) + field, to)
+    Platform.putLong(log.page(at), log.address(at) + field, to)
 }
 
 private[table] object Records {
   private final val LargestRecord = Int.MaxValue - (1 << 20)
+
+  private def check(header: Int, keyLength: Int, valueLength: Int): Unit =
+    if (((keyLength | valueLength) & 7) != 0 || keyLength > Record.LongestKey ||
+      header.toLong + keyLength + valueLength > LargestRecord) refuse(keyLength, valueLength)
+
+  private def refuse(keyLength: Int, valueLength: Int): Nothing = {
+    val why =
+      if (((keyLength | valueLength) & 7) != 0) "rows are whole words of eight bytes"
+      else if (keyLength > Record.LongestKey) s"a key has at most ${Record.LongestKey} bytes"
+      else s"key and value together have at most $LargestRecord bytes"
+    throw new IllegalArgumentException(
+      s"a state row with a key of $keyLength bytes and a value of $valueLength bytes cannot be kept: $why")
+  }
+}
+
+/** Copies and compares rows, which are whole words and mostly short. */
+private[table] object Words {
+  // From here on a call of what copies memory at large pays.
+  private final val Short = 128
+
+  def copy(from: Object, fromOffset: Long, to: Object, toOffset: Long, length: Int): Unit =
+    if (length <= Short) {
+      var i = 0
+      while (i < length) {
+        Platform.putLong(to, toOffset + i, Platform.getLong(from, fromOffset + i))
+        i += 8
+      }
+    } else {
+      Platform.copyMemory(from, fromOffset, to, toOffset, length.toLong)
+    }
+
+  def areEqual(a: Object, aOffset: Long, b: Object, bOffset: Long, length: Int): Boolean = {
+    var i = 0
+    while (i < length && Platform.getLong(a, aOffset + i) == Platform.getLong(b, bOffset + i)) i += 8
+    i >= length
+  }
+
+  private final val Seed = 0x5ca1ab1e7ab1e5L
+  private final val Multiplier = 0x9e3779b97f4a7c15L
+
+  /**
+   * A hash of 32 bits. Each step is a bijection of the word and of what was before, so keys that
+   * differ in one word have different states before the last step, which keeps the best bits.
+   */
+  def hash(base: Object, offset: Long, length: Int): Int = {
+    var h = Seed ^ length
+    var i = 0
+    while (i + 8 <= length) {
+      h = (h ^ Platform.getLong(base, offset + i)) * Multiplier
+      h ^= h >>> 32
+      i += 8
+    }
+    ((h * Multiplier) >>> 32).toInt
+  }
 }

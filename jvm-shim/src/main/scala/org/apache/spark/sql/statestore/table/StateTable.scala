@@ -3,7 +3,6 @@ package org.apache.spark.sql.statestore.table
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.UnsafeRowPair
 import org.apache.spark.unsafe.Platform
-import org.apache.spark.unsafe.hash.Murmur3_x86_32
 
 /** The content of a table at one moment, to return to. */
 private[statestore] final class TableMark(
@@ -39,9 +38,9 @@ private[statestore] final class StateTable(
 
   private var records = new Records(new Log, prefix.isDefined, hasLists)
   private val header = records.header
-  private var index = new HashIndex(records.log, header)
-  private var groups = prefix.map(new PrefixGroups(records.log, header, _)).orNull
-  private var tree = order.map(new OrderedTree(records.log, header, _)).orNull
+  private var index = new HashIndex(records)
+  private var groups = prefix.map(new PrefixGroups(records, _)).orNull
+  private var tree = order.map(new OrderedTree(records, _)).orNull
   private var keys = 0L
   private var values = 0L
   private var live = 0L
@@ -82,9 +81,9 @@ private[statestore] final class StateTable(
       null
     } else {
       val page = records.log.page(first)
-      val record = Log.address(first)
-      got.pointTo(page, record + header + Platform.getInt(page, record + Record.KeyLength),
-        Platform.getInt(page, record + Record.ValueLength))
+      val record = records.log.address(first)
+      got.pointTo(page, record + header + Record.keyLength(Platform.getLong(page, record + Record.Link)),
+        Record.valueLength(Platform.getLong(page, record + Record.Dead)))
       got
     }
   }
@@ -108,12 +107,12 @@ private[statestore] final class StateTable(
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
     val first = records.firstOf(old)
     val isSame = first != Record.None && first == old &&
-      records.hasValue(old, keyLength, valueBase, valueOffset, valueLength)
+      records.hasValue(old, valueBase, valueOffset, valueLength)
     if (!isSame) {
       // The group goes into the log first, so that it is taken back after its first member.
       val group = if (groups == null || first != Record.None) Record.None else groupOf(keyBase, keyOffset, keyLength)
-      val at = append(hash, Record.Row, old, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
-      if (slot < 0) index.insert(hash, at) else index.replaceAt(slot, at)
+      val at = append(Record.Row, old, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+      if (slot < 0) index.insertAt(~slot, hash, at) else index.replaceAt(slot, at)
       if (first != Record.None) {
         supersede(first, at)
         if (groups != null) groups.substitute(first, at)
@@ -123,7 +122,7 @@ private[statestore] final class StateTable(
         if (old != Record.None) records.setDeadAt(old, at)
       }
       if (tree != null) tree.put(at)
-      live += records.sizeOf(at)
+      live += header + keyLength + valueLength
       values += 1
     }
   }
@@ -144,7 +143,7 @@ private[statestore] final class StateTable(
     if (first == Record.None) {
       put(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
     } else {
-      val at = append(hash, Record.Append, last, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+      val at = append(Record.Append, last, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
       records.chain(first, last, at)
       index.replaceAt(slot, at)
       live += records.sizeOf(at)
@@ -161,7 +160,7 @@ private[statestore] final class StateTable(
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
     val first = records.firstOf(old)
     if (first != Record.None) {
-      val at = append(hash, Record.Tombstone, old, keyBase, keyOffset, keyLength, null, 0L, 0)
+      val at = append(Record.Tombstone, old, keyBase, keyOffset, keyLength, null, 0L, 0)
       supersede(first, at)
       keys -= 1
       if (groups != null) groups.unlink(first)
@@ -256,10 +255,10 @@ private[statestore] final class StateTable(
   private def range(
       start: OrderedTree.Bound, end: OrderedTree.Bound, through: Boolean, everyValue: Boolean)
     : Iterator[UnsafeRowPair] = {
-    val pages = records.log.view.pages
+    val view = records.log.view
     // Few offsets are noted: nodes in a snapshot would have to be copied by the next write.
     val offsets = new Array[Long](StateTable.FewRows)
-    val looking = new OrderedTree.Cursor(tree.current, pages, header, start, end, through)
+    val looking = new OrderedTree.Cursor(tree.current, view, header, start, end, through)
     var count = 0
     while (count < offsets.length && looking.advance()) {
       offsets(count) = looking.offset
@@ -267,7 +266,7 @@ private[statestore] final class StateTable(
     }
     rows(
       if (count < offsets.length) new OffsetsCursor(offsets, count)
-      else new OrderedTree.Cursor(tree.snapshot(), pages, header, start, end, through),
+      else new OrderedTree.Cursor(tree.snapshot(), view, header, start, end, through),
       everyValue)
   }
 
@@ -308,7 +307,7 @@ private[statestore] final class StateTable(
   }
 
   /** Makes room before a load of so many rows. */
-  def reserve(rows: Long): Unit = index.reserve(math.min(rows, Int.MaxValue.toLong).toInt)
+  def reserve(rows: Long): Unit = index.reserve(rows)
 
   /** Whether more than half of the log's bytes are superseded. */
   def wantsCompaction: Boolean =
@@ -320,21 +319,21 @@ private[statestore] final class StateTable(
     val fromGroups = groups
     val fromTree = tree
     records = records.onNewLog()
-    index = new HashIndex(records.log, header)
-    index.reserve(math.min(keys, Int.MaxValue.toLong).toInt)
+    index = new HashIndex(records)
+    index.reserve(keys)
     keys = 0L
     values = 0L
     live = 0L
     total = 0L
     groupBytes = 0L
     if (fromGroups != null) {
-      groups = new PrefixGroups(records.log, header, fromGroups.projection)
+      groups = new PrefixGroups(records, fromGroups.projection)
       compactGroups(from, fromGroups)
     } else {
-      if (fromTree != null) tree = new OrderedTree(records.log, header, fromTree.order)
+      if (fromTree != null) tree = new OrderedTree(records, fromTree.order)
       val cursor =
         if (fromTree == null) new LogCursor(scan(from))
-        else new OrderedTree.Cursor(fromTree.current, from.pages, header, null, null, through = false)
+        else new OrderedTree.Cursor(fromTree.current, from, header, null, null, through = false)
       val record = new LogRecord(header)
       while (cursor.advance()) {
         val first = copyList(from, cursor.offset, record)
@@ -362,20 +361,22 @@ private[statestore] final class StateTable(
     var copiedFirst = Record.None
     var last = Record.None
     var at = first
+    record.pointTo(from, first)
+    val hash = record.hash
     while (at != Record.None) {
       record.pointTo(from, at)
       val copied = append(
-        record.hash, if (at == first) Record.Row else Record.Append, last,
+        if (at == first) Record.Row else Record.Append, last,
         record.page, record.keyAddress, record.keyLength,
         record.page, record.valueAddress, record.valueLength)
       live += records.sizeOf(copied)
       values += 1
       if (at == first) {
-        index.insert(record.hash, copied)
+        index.insert(hash, copied)
         copiedFirst = copied
       } else {
         records.chain(copiedFirst, last, copied)
-        index.replace(record.hash, last, copied)
+        index.replace(hash, last, copied)
       }
       last = copied
       at = if (hasLists) record.long(records.more) else Record.None
@@ -447,26 +448,26 @@ private[statestore] final class StateTable(
   }
 
   private def appendGroup(hash: Int, base: Object, offset: Long, length: Int): Long = {
-    val at = append(hash, Record.Group, Record.None, base, offset, length, null, 0L, 0)
+    val at = append(Record.Group, Record.None, base, offset, length, null, 0L, 0)
     groupBytes += records.sizeOf(at)
     groups.add(hash, at)
     at
   }
 
   private def append(
-      hash: Int, kind: Int, prev: Long,
+      kind: Int, prev: Long,
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
-    val at = records.write(hash, kind, prev, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
-    total += records.sizeOf(at)
+    val at = records.write(kind, prev, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+    total += header + keyLength + valueLength
     at
   }
 
   private def newestOf(key: UnsafeRow): Long = {
+    val base = key.getBaseObject
+    val offset = key.getBaseOffset
     val length = key.getSizeInBytes
-    val hash = StateTable.hashOf(key.getBaseObject, key.getBaseOffset, length)
-    val slot = index.find(hash, key.getBaseObject, key.getBaseOffset, length)
-    if (slot < 0) Record.None else index.offsetAt(slot)
+    index.lookup(StateTable.hashOf(base, offset, length), base, offset, length)
   }
 }
 
@@ -477,10 +478,5 @@ private[statestore] object StateTable {
   /** Below this many bytes a log is not worth compacting. */
   private final val SmallestCompaction = 2L * Log.PageBytes
 
-  // Not Spark's 42: rows were already spread over partitions by a hash with that seed.
-  private final val Seed = 0x5ca1ab1e
-
-  def hashOf(base: Object, offset: Long, length: Int): Int =
-    if ((length & 7) == 0) Murmur3_x86_32.hashUnsafeWords(base, offset, length, Seed)
-    else Murmur3_x86_32.hashUnsafeBytes(base, offset, length, Seed)
+  def hashOf(base: Object, offset: Long, length: Int): Int = Words.hash(base, offset, length)
 }

@@ -6,19 +6,19 @@ import org.apache.spark.unsafe.Platform
 
 /** One record at a known place; reused by pointing it elsewhere. */
 private[statestore] final class LogRecord(header: Int) {
-  var page: Array[Byte] = _
+  var page: AnyRef = _
   private var position = 0L
 
   def pointTo(view: LogView, offset: Long): Unit = {
-    page = view.pages((offset >>> Log.PageBits).toInt)
-    position = Log.address(offset)
+    page = view.page(offset)
+    position = view.address(offset)
   }
 
-  def hash: Int = Platform.getInt(page, position + Record.Hash)
-  def keyLength: Int = Platform.getInt(page, position + Record.KeyLength)
-  def valueLength: Int = Platform.getInt(page, position + Record.ValueLength)
+  def keyLength: Int = Record.keyLength(long(Record.Link))
+  def valueLength: Int = Record.valueLength(long(Record.Dead))
   def keyAddress: Long = position + header
   def valueAddress: Long = position + header + keyLength
+  def hash: Int = StateTable.hashOf(page, keyAddress, keyLength)
   def long(field: Int): Long = Platform.getLong(page, position + field)
 }
 
