@@ -31,6 +31,7 @@ from spark_statestore.checkpoint.storage import (
     FsCheckpointStorage,
     MemoryBackendCheckpointStorage,
 )
+from spark_statestore.checkpoint.stored import read_version
 from spark_statestore.checkpoint.streams import CheckpointedStateScope
 from spark_statestore.errors import (
     CheckpointError,
@@ -42,7 +43,6 @@ from spark_statestore.errors import (
     UnsupportedFormatError,
 )
 from spark_statestore.options import StorageOptions
-from spark_statestore.state.changes import read_changes
 from spark_statestore.state.handles import FileStateHandle, IncrementalStateHandle
 from spark_statestore.state.handles.codec import HandleContext
 from spark_statestore.state.handles.owner import owner_of
@@ -207,33 +207,8 @@ class VersionStore:
     def read(
         self, name: CheckpointName, metadata: CheckpointMetadata
     ) -> Iterator[tuple[str, pa.RecordBatch]]:
-        """The changes that make up a version, in the order in which they apply.
-
-        Changes of states that were removed since are left out. Sound only once the iterator has
-        ended, see `read_changes`.
-
-        Raises
-        ------
-        CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
-            If a stream cannot be read.
-        """
-        since = {state.name: state.since for state in metadata.states}
-        for entry in metadata.handle:
-            try:
-                for state, batch in read_changes(entry.state, f"{self.store}, {name}"):
-                    if state in since and since[state] <= entry.version:
-                        yield state, batch
-            except FileNotFoundError as error:
-                raise CorruptCheckpointError(
-                    f"{self.where(name)} needs the state stream {entry.state.stream_state_handle_id}, which is "
-                    "missing. Copy it back from a backup, or start from an earlier version; nothing was changed."
-                ) from error
-            except CheckpointError:
-                raise
-            except OSError as error:
-                raise CheckpointIOError(
-                    f"{self.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}"
-                ) from error
+        """The changes that make up a version, see `read_version`."""
+        return read_version(self, name, metadata)
 
     def holds(self, base: IncrementalStateHandle) -> bool:
         """Whether a snapshot that no metadata names yet is still there."""

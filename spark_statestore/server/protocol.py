@@ -14,7 +14,7 @@ from spark_statestore.errors import ProtocolError
 
 __all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind"]
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 """Changes whenever frames, requests or answers change."""
 
 _MAGIC: Final = 0x31545353
@@ -44,6 +44,8 @@ class Kind(enum.IntEnum):
     """A JSON object that says what went wrong; the message ends after it."""
     OBJECT = 6
     """A whole metadata object, of a store whose metadata is in no file."""
+    STREAM = 7
+    """A stream of changes ends; what follows is of another."""
 
 
 _LIMITS: Final = {
@@ -53,6 +55,7 @@ _LIMITS: Final = {
     Kind.END: 0,
     Kind.ERROR: _MAX_CONTROL,
     Kind.OBJECT: _MAX_DATA,
+    Kind.STREAM: 0,
 }
 
 

@@ -15,6 +15,7 @@ from spark_statestore.checkpoint.files import MemoryFileSystem, join
 from spark_statestore.checkpoint.metadata import NamedState, StoreId
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.stored import local_streams, starts_with_newest, stored_messages
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import ProtocolError
 from spark_statestore.options import StorageOptions
@@ -76,10 +77,25 @@ class Requests:
         answer = _describe(metadata.handle, metadata.attempt)
         answer["states"] = [state.to_json() for state in metadata.states]
         answer["bytesRead"] = metadata.handle.state_size
+        is_stored = bool(request.get("asStored"))
+        files = local_streams(store, name, metadata) if is_stored else None
+        if is_stored:
+            answer["newestFirst"] = starts_with_newest(metadata)
+        if files is not None:
+            answer["files"] = files
         connection.send_json(Kind.CONTROL, answer)
         connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))
-        for state, batch in store.read(name, metadata):
-            connection.send(Kind.DATA, batch.serialize(), positions[state])
+        if files is not None:
+            pass
+        elif is_stored:
+            for stored in stored_messages(store, name, metadata):
+                if stored is None:
+                    connection.send(Kind.STREAM)
+                else:
+                    connection.send(Kind.DATA, stored[1], positions[stored[0]])
+        else:
+            for state, batch in store.read(name, metadata):
+                connection.send(Kind.DATA, batch.serialize(), positions[state])
         connection.send(Kind.END)
 
     def _lineage(self, request: dict[str, Any], connection: FrameSocket) -> None:

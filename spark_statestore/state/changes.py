@@ -9,6 +9,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -27,7 +28,10 @@ __all__ = [
     "PUT",
     "REMOVE",
     "ChangeStreamWriter",
+    "StreamPart",
+    "parts_of",
     "read_changes",
+    "read_messages",
 ]
 
 CHANGE_FORMAT_VERSION: Final = 2
@@ -153,28 +157,66 @@ def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tupl
     FileNotFoundError
         If it is gone.
     """
-    parts = sorted(
+    for part, data in read_messages(handle, where):
+        try:
+            batch = read_batch(pa.py_buffer(data), CHANGE_SCHEMA, full=True)
+        except pa.ArrowException as error:
+            raise _corrupt(where, handle, f"has an unreadable batch at byte {part.start}: {error}") from error
+        yield part.state, batch
+
+
+@dataclass(frozen=True, slots=True)
+class StreamPart:
+    """Where one record batch message lies in its stream.
+
+    Attributes
+    ----------
+    state
+        The named state that it changes.
+    start, end
+        Its first byte, and the one behind its last.
+    """
+
+    state: str
+    start: int
+    end: int
+
+
+def parts_of(handle: OperatorStreamStateHandle, where: str) -> list[StreamPart]:
+    """The messages of a stream of changes, in their order; they fill it without gaps.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If the handle cannot be that of such a stream.
+    """
+    starts = sorted(
         (offset, name)
         for name, meta in handle.state_name_to_partition_offsets.items()
         for offset in meta.offsets
     )
-    if not parts or parts[0][0] != _HEADER.size:
+    if not starts or starts[0][0] != _HEADER.size:
         raise _corrupt(where, handle, "has no batch at its start")
-    ends = [offset for offset, _ in parts[1:]] + [handle.state_size]
+    ends = [offset for offset, _ in starts[1:]] + [handle.state_size]
+    return [StreamPart(name, start, end) for (start, name), end in zip(starts, ends, strict=True)]
+
+
+def read_messages(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[StreamPart, bytes]]:
+    """Read a stream of changes as it is stored; what is in its messages is not looked at.
+
+    Raises and is sound as `read_changes`.
+    """
+    parts = parts_of(handle, where)
     with handle.open_input_stream() as stream:
         header = stream.read(_HEADER.size)
         _check_header(header, where, handle)
         checksum = zlib.crc32(header)
-        for (offset, name), end in zip(parts, ends, strict=True):
-            data = stream.read(end - offset)
+        for part in parts:
+            data = stream.read(part.end - part.start)
             checksum = zlib.crc32(data, checksum)
-            if len(data) != end - offset:
-                raise _corrupt(where, handle, f"ends after {offset + len(data)} bytes")
-            try:
-                batch = read_batch(pa.py_buffer(data), CHANGE_SCHEMA, full=True)
-            except pa.ArrowException as error:
-                raise _corrupt(where, handle, f"has an unreadable batch at byte {offset}: {error}") from error
-            yield name, batch
+            if len(data) != part.end - part.start:
+                raise _corrupt(where, handle, f"ends after {part.start + len(data)} bytes")
+            yield part, data
         if stream.read(1):
             raise _corrupt(where, handle, f"goes on after its {handle.state_size} bytes")
     if handle.checksum is not None and checksum != handle.checksum:

@@ -169,6 +169,24 @@ def test_a_load_that_fails_in_its_midst_answers_with_the_error_alone(
         assert shared.name in answer.error["message"]
 
 
+def test_streams_are_told_where_they_lie_or_sent_as_they_are(backend: Backend, tmp_path: Path) -> None:
+    with backend.client() as client:
+        client.ask(commit(tmp_path, 1, attempt()), data({b"a": secrets.token_bytes(70_000)}))
+        (shared,) = (tmp_path / "shared").iterdir()
+        told = client.ask({"op": "load", "store": store(tmp_path), "version": 1, "asStored": True})
+        assert told.control["newestFirst"]
+        assert [stream["path"] for stream in told.control["files"]] == [str(shared)]
+        assert told.of(Kind.DATA) == []
+        elsewhere = store(tmp_path, "elsewhere") | {"root": "memory://elsewhere"}
+        made = client.ask(commit(tmp_path, 1, attempt(), store=elsewhere), data({b"a": b"1"}))
+        changed = commit(tmp_path, 2, attempt(), store=elsewhere, hasParent=True)
+        client.ask(changed, (Kind.HANDLE, made.of(Kind.HANDLE)[0], 0), data({b"a": b"2"}))
+        sent = client.ask({"op": "load", "store": elsewhere, "version": 2, "asStored": True})
+        assert "files" not in sent.control
+        assert [frame.kind for frame in sent.frames[2:]] == [Kind.DATA, Kind.STREAM] * 2
+        assert sent.of(Kind.DATA) == [message({b"a": b"2"}).to_pybytes(), message({b"a": b"1"}).to_pybytes()]
+
+
 def test_a_snapshot_becomes_the_base_of_a_commit_and_old_versions_go(
     backend: Backend, tmp_path: Path
 ) -> None:

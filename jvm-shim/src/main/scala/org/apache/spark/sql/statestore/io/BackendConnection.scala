@@ -68,7 +68,7 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
       case Frames.Handle => Frames.MaxHandleBytes
       case Frames.Data => Frames.MaxDataBytes
       case Frames.Object => Frames.MaxObjectBytes
-      case Frames.End => 0L
+      case Frames.End | Frames.Stream => 0L
       case _ => -1L
     }
     if (magic != Frames.Magic || length < 0 || length > most) {

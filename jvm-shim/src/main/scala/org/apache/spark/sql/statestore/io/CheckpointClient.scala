@@ -3,6 +3,7 @@ package org.apache.spark.sql.statestore.io
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 import com.fasterxml.jackson.databind.node.ObjectNode
 
+import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.BackendException
 import org.apache.spark.sql.statestore.families.FamilyMark
 import org.apache.spark.sql.statestore.memory.{CheckpointKeeper, HeldChain, HeldVersion}
@@ -69,7 +70,7 @@ private[statestore] object NamedState {
  * @param keeper  keeps the metadata of a store that has it in no file
  */
 private[statestore] final class CheckpointClient(
-    val backend: Backend, store: ObjectNode, keeper: Option[CheckpointKeeper]) {
+    val backend: Backend, store: ObjectNode, keeper: Option[CheckpointKeeper]) extends Logging {
   import CheckpointClient._
 
   // How messages name the store, and where: two stores of one application have no place in common.
@@ -95,18 +96,48 @@ private[statestore] final class CheckpointClient(
       start.id.foreach(request.put("fromId", _))
     }
     val objects = keeper.fold(Seq.empty[Array[Byte]])(collect(_, version, id, request))
-    backend.exchange { connection =>
+    request.put("asStored", true)
+    try load(version, request, objects, tablesOf) catch {
+      case e: UnreadableChangesException =>
+        logWarning(s"version $version of $where could not be read as it is stored, the backend reads it: " +
+          e.getMessage)
+        request.remove("asStored")
+        CheckpointClient.decodedLoads.increment()
+        load(version, request, objects, tablesOf)
+    }
+  }
+
+  private def load(
+      version: Long,
+      request: ObjectNode,
+      objects: Seq[Array[Byte]],
+      tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
+    var tables = Seq.empty[StateTable]
+    val (found, handle) = backend.exchange { connection =>
       connection.send(Frames.Control, mapper.writeValueAsBytes(request))
       objects.foreach(connection.sendNow(Frames.Object, _))
       connection.end()
       val found = Backend.answer(connection)
       val states = found.path("states")
-      val tables = tablesOf(Seq.tabulate(states.size)(states.get))
+      tables = tablesOf(Seq.tabulate(states.size)(states.get))
       val handle = receiveHandle(connection)
-      receiveChanges(connection, tables)
-      tables.indices.foreach(i => requireRows(version, states.get(i), tables(i)))
-      new LoadedVersion(storedVersion(found, handle), found.path("bytesRead").asLong)
+      if (found.has("files")) {
+        expectEnd(connection)
+      } else {
+        val read = new LoadedChanges(tables, found.path("newestFirst").asBoolean)
+        read.all(new ReceivedMessages(connection, unexpected), isLarge = true)
+      }
+      (found, handle)
     }
+    if (found.has("files")) {
+      val files = new FileMessages(found.path("files"))
+      val read = new LoadedChanges(tables, found.path("newestFirst").asBoolean)
+      try read.all(files, files.bytes >= LargeBytes) finally files.close()
+    }
+    try tables.indices.foreach(i => requireRows(version, found.path("states").get(i), tables(i))) catch {
+      case e: BackendException if request.has("asStored") => throw new UnreadableChangesException(e.getMessage, e)
+    }
+    new LoadedVersion(storedVersion(found, handle), found.path("bytesRead").asLong)
   }
 
   /** The attempts at the versions from `oldest` to a version, and what describes one of its states. */
@@ -137,7 +168,7 @@ private[statestore] final class CheckpointClient(
       connection.end()
       Backend.answer(connection)
       val sink = newSink()
-      receiveChanges(connection, Seq(sink))
+      receiveChanges(connection, sink)
       sink
     }
   }
@@ -326,20 +357,16 @@ private[statestore] final class CheckpointClient(
   }
 
   // All changes that follow, each to the sink of its state.
-  private def receiveChanges(connection: BackendConnection, sinks: Seq[ChangeSink]): Unit = {
-    connection.receive()
-    while (connection.kind != Frames.End) {
-      if (connection.kind != Frames.Data || connection.state >= sinks.length) throw unexpected(connection)
-      receive(connection, sinks(connection.state))
-      connection.receive()
-    }
-  }
-
-  private def receive(connection: BackendConnection, sink: ChangeSink): Unit = {
-    val message = ChangeBatch.allocator.buffer(connection.length)
+  private def receiveChanges(connection: BackendConnection, sink: ChangeSink): Unit = {
+    val messages = new ReceivedMessages(connection, unexpected)
+    val message = new StoredMessage
     try {
-      connection.payload(message)
-      ChangeReader(message, connection.length, sink)
+      while (messages.next(message)) {
+        if (message.columns.hasAppends && !sink.hasLists) {
+          throw new UnreadableChangesException("a further value where a key has one")
+        }
+        message.columns.applyTo(sink)
+      }
     } finally {
       message.close()
     }
@@ -366,4 +393,10 @@ private[statestore] final class CheckpointClient(
 
 private[statestore] object CheckpointClient {
   val mapper = new ObjectMapper
+
+  /** Loads that the backend had to read, since they could not be read as they were stored. */
+  val decodedLoads = new java.util.concurrent.atomic.LongAdder
+
+  // Less is read sooner than a thread is started for it.
+  private final val LargeBytes = 256L << 10
 }

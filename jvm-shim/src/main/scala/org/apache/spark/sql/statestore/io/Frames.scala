@@ -6,7 +6,7 @@ package org.apache.spark.sql.statestore.io
  */
 private[statestore] object Frames {
   /** Changes whenever frames, requests or answers change. */
-  final val ProtocolVersion = 3
+  final val ProtocolVersion = 4
 
   final val HeaderBytes = 16
   final val Magic = 0x31545353
@@ -28,6 +28,9 @@ private[statestore] object Frames {
 
   /** A whole metadata object, of a store whose metadata is in no file. */
   final val Object: Byte = 6
+
+  /** A stream of changes ends; what follows is of another. */
+  final val Stream: Byte = 7
 
   final val MaxControlBytes: Long = 16L << 20
   final val MaxHandleBytes: Long = 256L << 20

@@ -92,6 +92,12 @@ private[statestore] final class HashIndex(records: Records) {
     read(bases(tag >>> shift), addresses(tag >>> shift), tag & mask)
   }
 
+  /** As `peek`; gives the offset of a record that may well be the key's, else `Record.None`. */
+  def guess(hash: Int): Long = {
+    val entry = peek(hash)
+    if ((entry >>> Record.OffsetBits).toInt == tagOf(hash)) Record.offsetIn(entry) else Record.None
+  }
+
   /** Points the entry of one record at another record of the same key. */
   def replace(hash: Int, from: Long, to: Long): Unit = replaceAt(placeOf(hash, from), to)
 

@@ -306,6 +306,40 @@ private[statestore] final class StateTable(
     }
   }
 
+  /**
+   * Looks where a lookup of the key looks at first, which brings that into the processor's cache.
+   * Gives the offset of a record that may well be the key's, else `Record.None`.
+   */
+  private[table] def guess(hash: Int): Long = index.guess(hash)
+
+  /** Brings the start of a record into the processor's cache. */
+  private[table] def touch(at: Long): Int = Platform.getByte(records.log.page(at), records.log.address(at))
+
+  /** The offset of the key's newest record, `Record.None` if it has none. */
+  private[table] def newestOf(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Long =
+    index.lookup(hash, keyBase, keyOffset, keyLength)
+
+  /** Puts a key if it has no record; gives the offset of its newest one before, `Record.None` if it had none. */
+  private[table] def putIfNew(
+      hash: Int,
+      keyBase: Object, keyOffset: Long, keyLength: Int,
+      valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
+    val place = index.find(hash, keyBase, keyOffset, keyLength)
+    if (place >= 0) {
+      index.offsetAt(place)
+    } else {
+      val group = if (groups == null) Record.None else groupOf(keyBase, keyOffset, keyLength)
+      val at = append(Record.Row, Record.None, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+      index.insertAt(~place, hash, at)
+      if (groups != null) groups.link(group, at)
+      if (tree != null) tree.put(at)
+      keys += 1
+      values += 1
+      live += header + keyLength + valueLength
+      Record.None
+    }
+  }
+
   /** Makes room before a load of so many rows. */
   def reserve(rows: Long): Unit = index.reserve(rows)
 

@@ -1,0 +1,151 @@
+package org.apache.spark.sql.statestore.io
+
+import java.io.{Closeable, IOException}
+import java.nio.ByteBuffer
+import java.nio.channels.{ClosedByInterruptException, FileChannel}
+import java.nio.file.{Path, StandardOpenOption}
+import java.util.zip.CRC32
+
+import com.fasterxml.jackson.databind.JsonNode
+
+import org.apache.spark.sql.statestore.BackendException
+
+/** Messages of changes, one after the other; used by one thread. */
+private[io] trait MessageSource {
+  /**
+   * Brings the next message, decoded; false if there is none. Only then everything that came is known to be
+   * what was written.
+   */
+  def next(into: StoredMessage): Boolean
+}
+
+/** Messages that the backend sends, which checks them. */
+private[io] final class ReceivedMessages(
+    connection: BackendConnection, unexpected: BackendConnection => BackendException) extends MessageSource {
+
+  private var stream = 0
+
+  override def next(into: StoredMessage): Boolean = {
+    connection.receive()
+    while (connection.kind == Frames.Stream) {
+      stream += 1
+      connection.receive()
+    }
+    if (connection.kind == Frames.End) {
+      false
+    } else {
+      if (connection.kind != Frames.Data) throw unexpected(connection)
+      into.state = connection.state
+      into.stream = stream
+      connection.payload(into.room(connection.length))
+      into.decode(connection.length)
+      true
+    }
+  }
+}
+
+/**
+ * Messages in local files, as the backend says where they lie.
+ *
+ * Guarantees: what is not what was written, by length, header or checksum, shows as
+ * `UnreadableChangesException`, and so does a file that cannot be read. Files are read rather than mapped:
+ * one that is cut short meanwhile is an error, and no signal that ends the process.
+ */
+private[io] final class FileMessages(streams: JsonNode) extends MessageSource with Closeable {
+  import FileMessages._
+
+  private val checksum = new CRC32
+  private val header = ByteBuffer.allocate(HeaderBytes)
+  private var channel: FileChannel = _
+  private var index = -1
+  private var part = 0
+  private var position = 0L
+
+  /** Bytes of all messages. */
+  def bytes: Long = {
+    var sum = 0L
+    streams.forEach(stream => stream.path("parts").forEach(part => sum += part.path(1).asLong))
+    sum
+  }
+
+  override def next(into: StoredMessage): Boolean =
+    try {
+      var found = false
+      while (!found && index < streams.size) {
+        if (channel == null) {
+          index += 1
+          if (index < streams.size) open()
+        } else if (part == parts.size) {
+          finish()
+        } else {
+          found = read(into)
+        }
+      }
+      found
+    } catch {
+      case e: ClosedByInterruptException => throw e
+      case e: BackendException => throw e
+      case e: IOException => throw new UnreadableChangesException(e.toString, e)
+    }
+
+  override def close(): Unit = if (channel != null) {
+    channel.close()
+    channel = null
+  }
+
+  private def stream: JsonNode = streams.get(index)
+
+  private def parts: JsonNode = stream.path("parts")
+
+  private def open(): Unit = {
+    channel = FileChannel.open(Path.of(stream.path("path").asText), StandardOpenOption.READ)
+    position = stream.path("start").asLong
+    part = 0
+    checksum.reset()
+    header.clear()
+    fill(header)
+    checksum.update(header.flip())
+    val version = header.get(8) & 0xff | (header.get(9) & 0xff) << 8
+    if (java.util.Arrays.mismatch(header.array, 0, 8, Magic, 0, 8) >= 0 || version > NewestFormat) {
+      throw new UnreadableChangesException(s"${stream.path("path")} starts with what is no stream of changes")
+    }
+  }
+
+  // Takes a message; false if it is of no state that is wanted.
+  private def read(into: StoredMessage): Boolean = {
+    val bytes = parts.get(part).path(1).asLong
+    val memory = into.room(bytes)
+    val buffer = memory.nioBuffer(0L, bytes.toInt)
+    fill(buffer)
+    checksum.update(buffer.flip())
+    into.state = parts.get(part).path(0).asInt
+    into.stream = index
+    part += 1
+    val isWanted = into.state >= 0
+    if (isWanted) into.decode(bytes)
+    isWanted
+  }
+
+  private def finish(): Unit = {
+    if (stream.path("isWhole").asBoolean && channel.size != position) {
+      throw new UnreadableChangesException(s"${stream.path("path")} goes on after its $position bytes")
+    }
+    if (checksum.getValue != stream.path("checksum").asLong) {
+      throw new UnreadableChangesException(s"${stream.path("path")} does not match its checksum")
+    }
+    close()
+  }
+
+  private def fill(buffer: ByteBuffer): Unit =
+    while (buffer.hasRemaining) {
+      val n = channel.read(buffer, position)
+      if (n < 0) throw new UnreadableChangesException(s"${stream.path("path")} ends at byte $position")
+      position += n
+    }
+}
+
+private[io] object FileMessages {
+  private final val HeaderBytes = 16
+  private final val NewestFormat = 2
+  private val Magic = Array(0x89, 'S', 'S', 'T', 'S', 0x0d, 0x0a, 0x1a).map(_.toByte)
+}

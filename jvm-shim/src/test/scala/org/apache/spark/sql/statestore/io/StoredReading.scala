@@ -1,0 +1,37 @@
+package org.apache.spark.sql.statestore.io
+
+import org.apache.spark.unsafe.Platform
+
+/** What loads are made of, for tests in Python. */
+object StoredReading {
+  private final val Guard: Byte = 77
+  private final val GuardBytes = 64
+
+  /** Loads of this JVM so far that the backend had to read. */
+  def decodedLoads: Long = CheckpointClient.decodedLoads.sum
+
+  /** What an LZ4 frame holds, null if it is refused; fails if memory was written that must not be. */
+  def lz4(frame: Array[Byte], size: Int): Array[Byte] = {
+    val source = Platform.allocateMemory(frame.length.toLong + Lz4Frame.Slack)
+    val target = Platform.allocateMemory(size.toLong + Lz4Frame.Slack + GuardBytes)
+    try {
+      Platform.copyMemory(frame, Platform.BYTE_ARRAY_OFFSET.toLong, null, source, frame.length.toLong)
+      val behind = target + size + Lz4Frame.Slack
+      Platform.setMemory(null, behind, GuardBytes, Guard)
+      val sound = Lz4Frame.decompress(source, frame.length.toLong, target, size.toLong)
+      (0 until GuardBytes).foreach { i =>
+        if (Platform.getByte(null, behind + i) != Guard) throw new IllegalStateException("written beyond its memory")
+      }
+      if (sound) {
+        val result = new Array[Byte](size)
+        Platform.copyMemory(null, target, result, Platform.BYTE_ARRAY_OFFSET.toLong, size.toLong)
+        result
+      } else {
+        null
+      }
+    } finally {
+      Platform.freeMemory(source)
+      Platform.freeMemory(target)
+    }
+  }
+}

@@ -1,0 +1,156 @@
+"""Loads into memory that holds nothing: from streams as they are stored, the newest first."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from py4j.protocol import Py4JJavaError
+
+from tests.spark.harness import Family, Provider, Row
+
+KINDS = [
+    Family(),
+    Family(spec=("prefix", 1)),
+    Family(key="t bigint, a string", spec=("range", 0)),
+    Family(key="a string, t bigint", spec=("timestampPostfix",)),
+]
+# Few keys, so that what one batch does to a key meets what others did to it.
+numbers = st.integers(0, 5)
+batches = st.lists(
+    st.dictionaries(numbers, st.one_of(st.none(), st.sampled_from([0, 40, 30_000])), max_size=5),
+    min_size=1,
+    max_size=6,
+)
+
+
+def reading(spark: Any) -> Any:
+    return spark._jvm.org.apache.spark.sql.statestore.io.StoredReading
+
+
+def key_of(family: Family, number: int) -> Row:
+    return (number - 3, "k") if family.key.startswith("t ") else ("aab"[number % 3], number)
+
+
+def run_batch(provider: Provider, version: int, family: Family, changes: dict[int, int | None]) -> None:
+    script = (store := provider.open(version)).script()
+    for number, size in changes.items():
+        if size is None:
+            script.remove(key_of(family, number))
+        else:
+            script.put(key_of(family, number), (version, size))
+    script.run()
+    assert store.commit() == version + 1
+
+
+def rows_at(provider: Provider, version: int) -> list[tuple[Row, Row]]:
+    store = provider.open_read(version)
+    rows = store.rows()
+    store.release()
+    return rows
+
+
+@pytest.mark.parametrize("storage", ["files", "driver"])
+@settings(max_examples=12)
+@given(
+    family=st.sampled_from(KINDS),
+    batches=batches,
+    codec=st.sampled_from(["none", "lz4", "zstd"]),
+    later=st.dictionaries(numbers, st.none() | st.just(1), max_size=3),
+)
+def test_a_cold_load_has_what_the_changes_make(
+    spark: Any,
+    storage: str,
+    family: Family,
+    batches: list[dict[int, int | None]],
+    codec: str,
+    later: dict[int, int | None],
+) -> None:
+    confs = {"backend__compression": codec, "minDeltasForSnapshot": "100"}
+    if storage == "driver":
+        confs |= {"backend__storage": "memory"}
+    before = reading(spark).decodedLoads()
+    with tempfile.TemporaryDirectory() as directory:
+
+        def instance() -> Provider:
+            return Provider(spark, f"file:{directory}", default=family, **confs)
+
+        writer = instance()
+        wanted: dict[Row, Row] = {}
+        for version, changes in enumerate([*batches, later]):
+            if version == len(batches):
+                # What was loaded is gone on with, and loaded again.
+                writer.close()
+                writer = instance()
+            run_batch(writer, version, family, changes)
+            for number, size in changes.items():
+                key = key_of(family, number)
+                if size is None:
+                    wanted.pop(key, None)
+                else:
+                    wanted[key] = (version, "x" * size if isinstance(size, int) else size)
+            cold = instance()
+            found = rows_at(cold, version + 1)
+            assert {key: value[0] for key, value in found} == {k: v[0] for k, v in wanted.items()}
+            assert len(found) == len(wanted)
+            if family.spec[0] == "range":
+                assert [key for key, _ in found] == sorted(wanted)
+            cold.close()
+        writer.close()
+    assert reading(spark).decodedLoads() == before
+
+
+def test_damage_is_found_and_told_by_the_backend(spark: Any, tmp_path: Path) -> None:
+    family = Family()
+    writer = Provider(spark, f"file:{tmp_path}", backend__compression="none")
+    run_batch(writer, 0, family, {1: 30_000})
+    writer.close()
+    (shared,) = tmp_path.glob("state/0/0/shared/*")
+    sound = shared.read_bytes()
+    before = reading(spark).decodedLoads()
+    # One byte of a value; half of it; more than there was; a format that is not known.
+    for damaged in (
+        sound[:20_000] + b"\0" + sound[20_001:],
+        sound[: len(sound) // 2],
+        sound + b"\0",
+        sound[:8] + b"\x09" + sound[9:],
+    ):
+        shared.write_bytes(damaged)
+        cold = Provider(spark, f"file:{tmp_path}")
+        with pytest.raises(Py4JJavaError, match=f"(?s){shared.name} (is|has|ends|goes|does)"):
+            cold.open_read(1)
+        cold.close()
+    assert reading(spark).decodedLoads() == before + 4
+    shared.write_bytes(sound)
+    cold = Provider(spark, f"file:{tmp_path}")
+    assert len(rows_at(cold, 1)) == 1
+    cold.close()
+
+
+pieces = st.one_of(
+    st.binary(max_size=40),
+    st.tuples(st.binary(min_size=1, max_size=12), st.integers(1, 3_000)).map(lambda p: p[0] * p[1]),
+    st.integers(1, 200_000).map(lambda n: bytes(n)),
+)
+
+
+@settings(max_examples=60)
+@given(
+    data=st.lists(pieces, max_size=8).map(b"".join), damage=st.integers(0, 2**31), byte=st.integers(0, 255)
+)
+def test_frames_of_lz4_are_read_as_arrow_reads_them(spark: Any, data: bytes, damage: int, byte: int) -> None:
+    read = reading(spark).lz4
+    frame = bytes(pa.Codec("lz4").compress(data))
+    assert bytes(read(frame, len(data))) == data
+    assert read(frame, len(data) + 1) is None
+    if data:
+        assert read(frame, len(data) - 1) is None
+    at = damage % len(frame)
+    # Whatever that gives, it touches no memory but its own.
+    read(frame[:at] + bytes([byte]) + frame[at + 1 :], len(data))
+    assert read(frame[:at], len(data)) is None
