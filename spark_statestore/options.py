@@ -19,11 +19,17 @@ __all__ = ["OPTIONS", "OPTION_PREFIX", "Option", "StorageOptions", "check", "par
 OPTION_PREFIX = "spark.sql.streaming.stateStore.backend."
 """Where the options live: only keys below ``spark.sql.streaming.stateStore.`` reach a provider."""
 
-MAX_FILE_STATE_THRESHOLD = 1024 * 1024
-"""Flink's upper bound for state that is kept inside the metadata, in bytes."""
+MAX_FILE_STATE_THRESHOLD = 256 * 1024 * 1024
+"""The most bytes of state that can be kept inside the metadata; Flink's bound is 1 MiB.
+
+Flink's metadata goes through one coordinator. Here each store has its own, and one object is cheaper than two.
+"""
 
 DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
-"""Flink's default of what is kept inside the metadata, in bytes."""
+"""Flink's default of what is kept inside the metadata, in bytes: that of operator state."""
+
+DEFAULT_INLINE_CHANGES = 32 * 1024 * 1024
+"""The default of what a commit of a store keeps inside the metadata, in bytes."""
 
 _SIZE = re.compile(r"\s*(\d+)\s*(b|[kmg]i?b?)?\s*", re.IGNORECASE)
 _UNITS = {"b": 0, "k": 10, "m": 20, "g": 30}
@@ -88,8 +94,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "fileStateThreshold",
         "size",
-        "20k",
-        "at most so many bytes of state stay inside the metadata object",
+        "32m",
+        "at most so many bytes of what a commit changes lie inside of its metadata object; more goes to a file "
+        "of its own. Files that are not local: the backend holds so much in memory for each commit under way",
         least=0,
         most=MAX_FILE_STATE_THRESHOLD,
     ),
@@ -231,7 +238,7 @@ class StorageOptions:
     storage: str = "filesystem"
     checkpoints_dir: str | None = None
     max_state_size: int = 5 * 1024 * 1024
-    file_state_threshold: int = DEFAULT_FILE_STATE_THRESHOLD
+    file_state_threshold: int = DEFAULT_INLINE_CHANGES
     compression: str | None = "lz4"
     fsync: bool = False
 
@@ -255,7 +262,7 @@ class StorageOptions:
             storage=values.get("storage", "filesystem"),
             checkpoints_dir=values.get("checkpointsDir"),
             max_state_size=parse_size(values.get("maxStateSize", "5m")) or 0,
-            file_state_threshold=parse_size(values.get("fileStateThreshold", "20k")) or 0,
+            file_state_threshold=parse_size(values.get("fileStateThreshold", "32m")) or 0,
             compression=None if compression == "none" else compression,
             fsync=values.get("fsync", "false") == "true",
         )

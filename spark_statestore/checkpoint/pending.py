@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from spark_statestore._version import __version__
 from spark_statestore.checkpoint import chain
-from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, InlineState
 from spark_statestore.checkpoint.metadata.store import CheckpointMetadata, NamedState, encode_metadata
 from spark_statestore.checkpoint.streams import (
     CheckpointedStateScope,
@@ -19,7 +19,6 @@ from spark_statestore.checkpoint.streams import (
 )
 from spark_statestore.state.changes import ChangeStreamWriter
 from spark_statestore.state.handles import (
-    ByteStreamStateHandle,
     IncrementalStateHandle,
     OperatorStreamStateHandle,
     SegmentFileStateHandle,
@@ -94,6 +93,10 @@ class PendingSnapshot:
             An Arrow record batch message with the schema of changes.
         """
         self._writer.write(self.states[state].name, message)
+
+    def write_sealed(self, state: int, message: pa.Buffer, checksum: int) -> None:
+        """Append a batch of changes that is compressed already, and whose CRC-32 is known."""
+        self._writer.write_sealed(self.states[state].name, message, checksum)
 
     def abandon(self) -> None:
         """Remove what was written."""
@@ -176,18 +179,12 @@ class PendingCheckpoint(PendingSnapshot):
         parent_attempt: str | None,
         base: IncrementalStateHandle | None,
     ) -> Committed:
-        stream = self._writer.finish()
+        stream, inline = self._finish_state()
         objects = 0
         file_bytes = 0
-        inline = b""
-        if stream is not None:
-            data = stream.as_bytes_if_in_memory()
-            if data is None:
-                objects = 1
-                file_bytes = stream.state_size
-            else:
-                inline = data
-                stream = self._as_segment(stream)
+        if stream is not None and not inline.size:
+            objects = 1
+            file_bytes = stream.state_size
         version = self._version
         handle = chain.start(version, stream) if parent is None else chain.extend(parent, version, stream)
         if base is not None:
@@ -206,7 +203,7 @@ class PendingCheckpoint(PendingSnapshot):
         encoded = encode_metadata(metadata, inline, encoded_handle)
         written, kept = self._versions.publish(self._location, self._name, self._attempt, encoded)
         self._versions.note(self._name, handle, self._attempt)
-        return Committed(handle, encoded_handle, len(encoded) + file_bytes, objects + written, kept)
+        return Committed(handle, encoded_handle, encoded.size + file_bytes, objects + written, kept)
 
     def _rebase(self, handle: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
         if base.version > handle.base_version and self._versions.holds(base):
@@ -215,17 +212,23 @@ class PendingCheckpoint(PendingSnapshot):
         self._versions.expect_strays()
         return handle
 
-    def _as_segment(self, stream: OperatorStreamStateHandle) -> OperatorStreamStateHandle:
-        delegate = stream.delegate_state_handle
-        assert isinstance(delegate, ByteStreamStateHandle)  # noqa: S101 - it had its bytes in memory
-        return OperatorStreamStateHandle(
-            state_name_to_partition_offsets=stream.state_name_to_partition_offsets,
-            delegate_state_handle=SegmentFileStateHandle(
-                self._versions.files,
-                self._versions.metadata_path(self._name),
-                INLINE_STATE_OFFSET,
-                delegate.state_size,
-                self._attempt,
-                delegate.checksum,
-            ),
+    def _finish_state(self) -> tuple[OperatorStreamStateHandle | None, InlineState]:
+        """Finish the stream; what needs no file goes into the metadata."""
+        if (in_memory := self._stream.close_if_in_memory()) is not None:
+            parts, checksum = in_memory
+            inline = InlineState(parts, sum(map(len, parts)), checksum)
+        else:
+            stream = self._writer.finish()
+            data = None if stream is None else stream.as_bytes_if_in_memory()
+            if data is None:
+                return stream, InlineState()
+            inline = InlineState.of(data)
+        segment = SegmentFileStateHandle(
+            self._versions.files,
+            self._versions.metadata_path(self._name),
+            INLINE_STATE_OFFSET,
+            inline.size,
+            self._attempt,
+            inline.checksum,
         )
+        return self._writer.in_stream(segment), inline

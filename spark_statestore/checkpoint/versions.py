@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
-from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, EncodedObject
 from spark_statestore.checkpoint.metadata.store import (
     CheckpointMetadata,
     NamedState,
@@ -285,7 +285,7 @@ class VersionStore:
         return ledger.discard_before(retain_from, most, pinned)
 
     def publish(
-        self, location: CheckpointStorageLocation, name: CheckpointName, attempt: str, data: bytes
+        self, location: CheckpointStorageLocation, name: CheckpointName, attempt: str, metadata: EncodedObject
     ) -> tuple[int, bytes | None]:
         """Publish a version's metadata.
 
@@ -301,12 +301,12 @@ class VersionStore:
         """
         stream = location.create_metadata_output_stream()
         with stream:
-            stream.write(data)
+            stream.write_whole(metadata.parts, metadata.checksum)
             try:
                 completed = stream.close_and_finalize_checkpoint()
             except FileExistsError:
                 try:
-                    return self._replace(name, attempt, data), None
+                    return self._replace(name, attempt, bytes(metadata)), None
                 except OSError as error:
                     raise self._cannot_write(name, error) from error
         return 1, completed.metadata_handle.as_bytes_if_in_memory()

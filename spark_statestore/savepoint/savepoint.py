@@ -137,7 +137,7 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
             [store.operator, store.partition, store.name, attempt]
             for store, attempt in savepoint.attempts.items()
         ]
-    return encode_object(MetadataKind.SAVEPOINT, savepoint.attempt, properties, [])
+    return bytes(encode_object(MetadataKind.SAVEPOINT, savepoint.attempt, properties, []))
 
 
 def decode_savepoint(data: bytes, path: str, where: str) -> Savepoint:

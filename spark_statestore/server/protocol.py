@@ -25,7 +25,11 @@ _MAX_CONTROL: Final = 16 << 20
 _MAX_HANDLE: Final = 256 << 20
 _MAX_DATA: Final = (1 << 31) - 1
 
-# Small frames wait for company until so many bytes have gathered.
+# The payload is as it is stored, and its CRC-32 stands between it and the header.
+_SEALED: Final = 1
+_CHECKSUM_BYTES: Final = 4
+
+# Small frames wait for company until so many bytes have gathered, and arrive together.
 _GATHER_BYTES: Final = 64 * 1024
 
 
@@ -70,14 +74,17 @@ class Frame:
         For `Kind.DATA`: which of the message's named states it belongs to, by position.
     payload
         Its bytes.
+    checksum
+        Of changes that are sealed, compressed as they are to be stored: their CRC-32.
     """
 
-    __slots__ = ("kind", "payload", "state")
+    __slots__ = ("checksum", "kind", "payload", "state")
 
-    def __init__(self, kind: Kind, state: int, payload: pa.Buffer) -> None:
+    def __init__(self, kind: Kind, state: int, payload: pa.Buffer, checksum: int | None = None) -> None:
         self.kind = kind
         self.state = state
         self.payload = payload
+        self.checksum = checksum
 
     def json(self) -> dict[str, Any]:
         """The payload as a JSON object.
@@ -101,7 +108,10 @@ class FrameSocket:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._header = bytearray(_HEADER.size)
+        # What was received and not read yet.
+        self._received = memoryview(bytearray(_GATHER_BYTES))
+        self._start = 0
+        self._end = 0
         self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = 0
         self._ended = True
@@ -121,20 +131,24 @@ class FrameSocket:
         ConnectionError
             If the connection breaks within a frame.
         """
-        if not self._fill(memoryview(self._header), may_end=True):
+        if not self._gather(_HEADER.size, may_end=True):
             self._ended = True
             return None
-        number, _, state, magic, length = _HEADER.unpack(self._header)
+        number, flags, state, magic, length = _HEADER.unpack_from(self._received, self._start)
+        self._start += _HEADER.size
         if magic != _MAGIC or number not in Kind._value2member_map_:
             raise ProtocolError("what arrived is no frame of this protocol")
         kind = Kind(number)
         limit = _LIMITS[kind] if most is None else min(most, _LIMITS[kind])
         if length > limit:
             raise ProtocolError(f"a {kind.name} frame of {length} bytes is larger than the {limit} allowed")
-        payload = pa.allocate_buffer(length)
-        self._fill(memoryview(payload), may_end=False)
+        checksum = None
+        if flags & _SEALED:
+            self._gather(_CHECKSUM_BYTES)
+            checksum = int.from_bytes(self._take(_CHECKSUM_BYTES), "little")
+        payload = self._payload(length)
         self._ended = kind is Kind.END
-        return Frame(kind, state, payload)
+        return Frame(kind, state, payload, checksum)
 
     def drain(self) -> None:
         """Read and forget the rest of a message."""
@@ -173,13 +187,37 @@ class FrameSocket:
             if sent:
                 parts[0] = memoryview(parts[0])[sent:]
 
-    def _fill(self, target: memoryview, *, may_end: bool) -> bool:
-        got = 0
-        while got < len(target):
-            n = self._socket.recv_into(target[got:])
+    def _payload(self, length: int) -> pa.Buffer:
+        if length <= self._end - self._start:
+            return pa.py_buffer(bytes(self._take(length)))
+        payload = pa.allocate_buffer(length)
+        target = memoryview(payload).cast("B")
+        got = self._end - self._start
+        target[:got] = self._take(got)
+        while got < length:
+            got += self._receive_into(target[got:])
+        return payload
+
+    def _gather(self, size: int, *, may_end: bool = False) -> bool:
+        """Have so many bytes at hand; False if the other side has closed the connection instead."""
+        have = self._end - self._start
+        if have >= size:
+            return True
+        self._received[:have] = self._received[self._start : self._end]
+        self._start, self._end = 0, have
+        while self._end < size:
+            n = self._receive_into(self._received[self._end :], may_end=may_end and self._end == 0)
             if n == 0:
-                if may_end and got == 0:
-                    return False
-                raise ConnectionResetError("the connection was closed within a message")
-            got += n
+                return False
+            self._end += n
         return True
+
+    def _take(self, size: int) -> memoryview:
+        self._start += size
+        return self._received[self._start - size : self._start]
+
+    def _receive_into(self, target: memoryview, *, may_end: bool = False) -> int:
+        n = self._socket.recv_into(target)
+        if n == 0 and not may_end:
+            raise ConnectionResetError("the connection was closed within a message")
+        return n

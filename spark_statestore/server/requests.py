@@ -250,7 +250,10 @@ def _receive_changes(connection: FrameSocket, pending: PendingCheckpoint | Pendi
                 raise ProtocolError(f"a {frame.kind.name} frame among the changes")
             start = time.perf_counter_ns()
             try:
-                pending.write(frame.state, frame.payload)
+                if frame.checksum is None:
+                    pending.write(frame.state, frame.payload)
+                else:
+                    pending.write_sealed(frame.state, frame.payload, frame.checksum)
             except (pa.ArrowException, IndexError) as error:
                 raise ProtocolError(f"changes that cannot be read: {error}") from error
             nanos += time.perf_counter_ns() - start

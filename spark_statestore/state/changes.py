@@ -20,6 +20,7 @@ from spark_statestore.state.handles.operator import OperatorStreamStateHandle, S
 
 if TYPE_CHECKING:
     from spark_statestore.checkpoint.streams.base import CheckpointStateOutputStream
+    from spark_statestore.state.handles.base import StreamStateHandle
 
 __all__ = [
     "APPEND",
@@ -114,22 +115,50 @@ class ChangeStreamWriter:
 
     def write(self, state: str, message: pa.Buffer) -> None:
         """Append one batch of a named state."""
-        if not self._offsets:
-            self._out.write(_HEADER.pack(_MAGIC, CHANGE_FORMAT_VERSION, 0, 0))
-        self._offsets.setdefault(state, []).append(self._out.get_pos())
-        self._out.write(compress(message, self._codec))
+        compressed = compress(message, self._codec)
+        self._begin(state)
+        self._out.write(compressed)
+
+    def write_sealed(self, state: str, message: pa.Buffer, checksum: int) -> None:
+        """Append one batch as it is, which its writer has compressed and summed up.
+
+        Raises
+        ------
+        pyarrow.ArrowException
+            If the message is no batch.
+        """
+        _require_batch(message)
+        self._begin(state)
+        self._out.write_summed(memoryview(message), checksum)
 
     def finish(self) -> OperatorStreamStateHandle | None:
         """Finish the stream; None if no batch was written."""
         stream = self._out.close_and_get_handle()
-        if stream is None:
-            return None
+        return None if stream is None else self.in_stream(stream)
+
+    def in_stream(self, stream: StreamStateHandle) -> OperatorStreamStateHandle:
+        """The handle to the states, given the one to the stream."""
         return OperatorStreamStateHandle(
             state_name_to_partition_offsets={
                 name: StateMetaInfo(tuple(offsets)) for name, offsets in self._offsets.items()
             },
             delegate_state_handle=stream,
         )
+
+    def _begin(self, state: str) -> None:
+        if not self._offsets:
+            self._out.write(_HEADER.pack(_MAGIC, CHANGE_FORMAT_VERSION, 0, 0))
+        self._offsets.setdefault(state, []).append(self._out.get_pos())
+
+
+def _require_batch(message: pa.Buffer) -> None:
+    # Values are looked at when they are read; here it is enough that the message is whole.
+    try:
+        found = pa.ipc.read_message(message)
+    except (EOFError, OSError) as error:
+        raise pa.ArrowInvalid(str(error)) from error
+    if found.type != "record batch":
+        raise pa.ArrowInvalid(f"a message of type {found.type}")
 
 
 def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -16,6 +16,7 @@ from spark_statestore.checkpoint.storage import (
     encode_path_as_reference,
 )
 from spark_statestore.checkpoint.streams import CheckpointedStateScope
+from spark_statestore.options import MAX_FILE_STATE_THRESHOLD
 from spark_statestore.state.handles import ByteStreamStateHandle, FileStateHandle
 from spark_statestore.testing.storages import CheckpointStorageTests
 
@@ -111,7 +112,7 @@ class FsCheckpointStorageTests(CheckpointStorageTests):
         with pytest.raises(ValueError, match="-1 bytes"):
             FsCheckpointStorage(files, directory, 0, -1)
         with pytest.raises(ValueError, match="1048577 bytes"):
-            FsCheckpointStorage(files, directory, 1024 * 1024 + 1)
+            FsCheckpointStorage(files, directory, MAX_FILE_STATE_THRESHOLD + 1)
 
 
 class MemoryCheckpointStorageTests(CheckpointStorageTests):

@@ -130,12 +130,10 @@ class FsCheckpointStreamTests(CheckpointStreamTests):
     def test_the_threshold_may_be_a_mebibyte(
         self, files: FileSystem, directory: str, stored: Callable[[], list[str]]
     ) -> None:
-        factory = self.streams(files, directory, MAX_FILE_STATE_THRESHOLD, 0)
-        assert isinstance(
-            self.finish(factory, SHARED, bytes(MAX_FILE_STATE_THRESHOLD)), ByteStreamStateHandle
-        )
+        factory = self.streams(files, directory, 1 << 20, 0)
+        assert isinstance(self.finish(factory, SHARED, bytes(1 << 20)), ByteStreamStateHandle)
         assert stored() == []
-        assert isinstance(self.finish(factory, SHARED, bytes(MAX_FILE_STATE_THRESHOLD + 1)), FileStateHandle)
+        assert isinstance(self.finish(factory, SHARED, bytes((1 << 20) + 1)), FileStateHandle)
 
     def test_flushing_below_the_threshold_keeps_the_state_in_memory(
         self, files: FileSystem, directory: str, stored: Callable[[], list[str]]

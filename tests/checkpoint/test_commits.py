@@ -13,7 +13,7 @@ import pytest
 
 from spark_statestore import __version__
 from spark_statestore.checkpoint.metadata import encode_metadata
-from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, InlineState
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
 from spark_statestore.options import StorageOptions
@@ -57,9 +57,26 @@ def test_metadata_tells_who_wrote_it_when_and_from_what(tmp_path: Path) -> None:
     assert isinstance(metadata.created_ms, int)
     assert abs(metadata.created_ms - time.time() * 1000) < 60_000
     # The state is in a file, and the metadata is nothing but metadata.
-    assert (tmp_path / "chk-2" / "_metadata").read_bytes() == encode_metadata(
-        metadata, b"", done.encoded_handle
+    assert (tmp_path / "chk-2" / "_metadata").read_bytes() == bytes(
+        encode_metadata(metadata, InlineState(), done.encoded_handle)
     )
+
+
+def test_many_sealed_batches_are_one_object_that_reads_as_it_was_written(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path, StorageOptions()), attempt()
+    pending = store.begin(v1(1), mine, named())
+    rows = [{bytes([i]): bytes([i]) * 100_000} for i in range(100)]
+    for batch in rows:
+        sealed = message(batch)
+        pending.write_sealed(0, sealed, zlib.crc32(sealed))
+    done = pending.publish(None, None, None)
+    assert set(files_below(tmp_path)) == {"chk-1/_metadata"}
+    assert (done.objects_written, done.bytes_written) == (
+        1,
+        (tmp_path / "chk-1" / "_metadata").stat().st_size,
+    )
+    assert done.bytes_written > 10_000_000
+    assert rows_of(open_store(tmp_path), v1(1)) == {k: v for batch in rows for k, v in batch.items()}
 
 
 def test_state_inside_of_metadata_has_a_checksum_of_its_own(tmp_path: Path) -> None:

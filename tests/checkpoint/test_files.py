@@ -156,9 +156,12 @@ def test_a_failed_write_leaves_nothing_hidden_behind(tmp_path: Path, monkeypatch
         local_without("_unnamed_files", "_hard_links"),
     ):
         monkeypatch.setattr(os, "write", no_space)
+        monkeypatch.setattr(os, "writev", no_space)
         for write in (files.create, files.replace):
             with pytest.raises(OSError, match="No space"):
                 write(str(tmp_path / "file"), b"1")
+        with pytest.raises(OSError, match="No space"):
+            files.create_of_parts(str(tmp_path / "file"), [b"1", b"2"])
         monkeypatch.undo()
         assert list(tmp_path.iterdir()) == []
 

@@ -27,7 +27,7 @@ from spark_statestore.checkpoint.metadata import (
     encode_metadata,
     encode_operators,
 )
-from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, InlineState
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.state.handles import (
@@ -102,7 +102,7 @@ def sample(inline: bytes = b"") -> bytes:
         ),
         handle=chain.extend(chain.start(5, base), 7, changes),
     )
-    return encode_metadata(metadata, inline, encode_handle(metadata.handle, CONTEXT))
+    return bytes(encode_metadata(metadata, InlineState.of(inline), encode_handle(metadata.handle, CONTEXT)))
 
 
 def operators_sample() -> bytes:
@@ -139,7 +139,7 @@ BOTH = pytest.mark.parametrize(
 
 @given(metadatas, st.binary(max_size=100))
 def test_metadata_comes_back_as_it_was(metadata: CheckpointMetadata, inline: bytes) -> None:
-    data = encode_metadata(metadata, inline, encode_handle(metadata.handle, CONTEXT))
+    data = bytes(encode_metadata(metadata, InlineState.of(inline), encode_handle(metadata.handle, CONTEXT)))
     assert decode_metadata(data, CONTEXT, "here") == metadata
     assert data[INLINE_STATE_OFFSET:][: len(inline)] == inline
     assert owner_of(data) == metadata.attempt
@@ -430,7 +430,7 @@ def test_what_came_with_a_later_format_is_not_read_from_the_first() -> None:
     placeholder = PlaceholderStreamStateHandle("sent before", 1)
     state = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=placeholder)
     metadata = replace(decode_metadata(SAMPLE, CONTEXT, "here"), handle=chain.start(7, state))
-    data = encode_metadata(metadata, b"", encode_handle(metadata.handle, CONTEXT))
+    data = bytes(encode_metadata(metadata, InlineState(), encode_handle(metadata.handle, CONTEXT)))
     assert decode_metadata(data, CONTEXT, "here").handle == metadata.handle
     with pytest.raises(CorruptCheckpointError, match="format 1 does not have"):
         decode_metadata(first_format(data), CONTEXT, "here")

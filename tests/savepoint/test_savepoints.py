@@ -429,7 +429,7 @@ def test_what_is_no_savepoint_is_not_read_as_one(
     kind: MetadataKind, properties: dict[str, str], what: str
 ) -> None:
     with pytest.raises(CorruptCheckpointError, match=f"here.*{what}"):
-        decode_savepoint(encode_object(kind, "0" * 16, properties, []), "there", "here")
+        decode_savepoint(bytes(encode_object(kind, "0" * 16, properties, [])), "there", "here")
 
 
 def test_the_package_of_the_name_is_the_function() -> None:

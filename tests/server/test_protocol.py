@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 
 import hypothesis.strategies as st
@@ -48,6 +49,33 @@ def test_frames_arrive_as_they_were_sent(
     got = []
     while (frame := theirs.receive()).kind is not Kind.END:
         got.append((frame.kind, bytes(frame.payload), frame.state))
+    assert got == sent
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 200_000), st.one_of(st.none(), st.integers(0, 2**32 - 1))), max_size=3)
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+def test_payloads_and_their_checksums_arrive_whatever_pieces_they_come_in(
+    sockets: tuple[socket.socket, socket.socket], sent: list[tuple[int, int | None]]
+) -> None:
+    ours, theirs = sockets
+    written = b""
+    for size, checksum in sent:
+        sealed = b"" if checksum is None else struct.pack("<I", checksum)
+        written += HEADER.pack(Kind.DATA, len(sealed) // 4, 7, MAGIC, size) + sealed
+        written += (bytes(range(256)) * (size // 256 + 1))[:size]
+    sender = threading.Thread(target=ours.sendall, args=(written + HEADER.pack(Kind.END, 0, 0, MAGIC, 0),))
+    sender.start()
+    frames = FrameSocket(theirs)
+    got = []
+    while (frame := frames.receive()).kind is not Kind.END:
+        assert (
+            bytes(frame.payload)
+            == (bytes(range(256)) * (frame.payload.size // 256 + 1))[: frame.payload.size]
+        )
+        got.append((frame.payload.size, frame.checksum))
+    sender.join()
     assert got == sent
 
 

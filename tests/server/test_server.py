@@ -161,7 +161,8 @@ def test_a_load_that_fails_in_its_midst_answers_with_the_error_alone(
     backend: Backend, tmp_path: Path
 ) -> None:
     with backend.client() as client:
-        client.ask(commit(tmp_path, 1, attempt()), data({b"a": secrets.token_bytes(70_000)}))
+        files = {"store": store(tmp_path, fileStateThreshold="0")}
+        client.ask(commit(tmp_path, 1, attempt()) | files, data({b"a": secrets.token_bytes(70_000)}))
         (shared,) = (tmp_path / "shared").iterdir()
         shared.write_bytes(shared.read_bytes()[:-1])
         answer = client.ask({"op": "load", "store": store(tmp_path), "version": 1})

@@ -66,7 +66,7 @@ def query_end(checkpoint: Path) -> int:
         ("numRetained", "many", r"numRetained' is 'many', but it must be a whole number"),
         ("numRetained", "0", r"must be a whole number of at least 1"),
         ("fileStateThreshold", "20 kilos", r"must be a size such as 20k, 5m or 1048576"),
-        ("fileStateThreshold", "1g", r"at most 1048576"),
+        ("fileStateThreshold", "1g", r"at most 268435456"),
         ("fsync", "yes", r"must be true or false"),
         ("storage", "ramdisk", r"must be one of filesystem, memory"),
         ("compression", "gzip", r"must be one of none, lz4, zstd"),

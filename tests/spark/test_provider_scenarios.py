@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import signal
 import sys
 import threading
@@ -347,6 +348,21 @@ def test_a_large_change_is_a_file_of_its_own(instance: Open, tmp_path: Path) -> 
     shared = [path for path in tmp_path.rglob("shared/*") if path.is_file()]
     assert len(shared) == 1
     assert shared[0].stat().st_size > LARGE
+
+
+@pytest.mark.parametrize("compression", ["none", "lz4", "zstd"])
+def test_any_rows_come_back_from_each_compression(instance: Open, tmp_path: Path, compression: str) -> None:
+    rows = {("repeats", 1): value(1, 9_000_000), ("small", 1): value(2)}
+    rows |= {("random", i): value(i, secrets.token_hex(150_000)) for i in range(9)}
+    one = commit(provider := instance(backend__compression=compression), 0, None, rows)
+    two = commit(provider, 1, one, {("random", 3): None, ("small", 1): value(3), ("new", 1): value(4)})
+    assert read(instance(), 1, one) == rows
+    del rows["random", 3]
+    assert read(instance(), 2, two) == rows | {("small", 1): value(3), ("new", 1): value(4)}
+    files = [path for path in tmp_path.rglob("state/**/*") if path.is_file()]
+    assert len(files) == 2
+    largest = max(path.stat().st_size for path in files)
+    assert largest < 3_500_000 or compression == "none"
 
 
 def test_memory_that_is_dead_is_given_back(instance: Open) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from spark_statestore.checkpoint.files import LocalFileSystem
 from spark_statestore.checkpoint.storage import CheckpointName
-from spark_statestore.checkpoint.streams import MemoryCheckpointOutputStream
+from spark_statestore.checkpoint.streams import FsCheckpointStateOutputStream, MemoryCheckpointOutputStream
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.state.changes import (
     CHANGE_FORMAT_VERSION,
@@ -91,11 +91,42 @@ def test_what_repeats_is_compressed_and_what_does_not_is_stored_as_it_came(codec
     assert compress(batch([(0, b"k", b"v")]), codec) == batch([(0, b"k", b"v")])
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk", b"\xff" * 64, bytes(64)])
+@pytest.mark.parametrize(
+    "junk", [b"", b"junk", b"\xff" * 64, bytes(64), CHANGE_SCHEMA.serialize().to_pybytes()]
+)
 def test_a_message_that_is_no_batch_is_not_written(junk: bytes) -> None:
     out = MemoryCheckpointOutputStream(1 << 20)
     with pytest.raises(pa.ArrowException):
         ChangeStreamWriter(out, "lz4").write("default", pa.py_buffer(junk))
+    with pytest.raises(pa.ArrowException):
+        ChangeStreamWriter(out, "lz4").write_sealed("default", pa.py_buffer(junk), zlib.crc32(junk))
+    assert out.get_pos() == 0
+
+
+@pytest.mark.parametrize("threshold", [0, 1 << 20])
+def test_a_sealed_batch_is_stored_as_it_came_with_the_checksum_that_came(
+    tmp_path: Path, threshold: int
+) -> None:
+    out = FsCheckpointStateOutputStream(LocalFileSystem(), str(tmp_path), 1 << 20, threshold)
+    writer = ChangeStreamWriter(out, "zstd")
+    batches = [compress(batch([(0, b"k", bytes([i]) * 5000)]), "lz4") for i in range(3)]
+    for sealed in batches:
+        writer.write_sealed("default", sealed, zlib.crc32(sealed))
+    handle = writer.finish()
+    with handle.open_input_stream() as stream:
+        stored = stream.read()
+    assert stored[16:] == b"".join(map(bytes, batches))
+    assert handle.checksum == zlib.crc32(stored)
+    assert len(read(handle)) == 3
+
+
+def test_a_sealed_batch_that_changed_on_the_way_is_not_taken_for_sound() -> None:
+    out = FsCheckpointStateOutputStream(LocalFileSystem(), "/nowhere", 1 << 20, 1 << 20)
+    writer = ChangeStreamWriter(out, None)
+    sealed = batch([(0, b"k", b"value")])
+    writer.write_sealed("default", sealed, zlib.crc32(bytes(sealed).replace(b"value", b"other")))
+    with pytest.raises(CorruptCheckpointError, match="does not match its checksum"):
+        read(writer.finish())
 
 
 @given(batches, st.sampled_from([None, "lz4"]), st.data())

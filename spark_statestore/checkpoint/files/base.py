@@ -52,7 +52,7 @@ class FileOutput(ABC):
     def write(self, data: Buffer) -> None:
         """Append bytes."""
 
-    def write_parts(self, parts: Sequence[bytes]) -> None:
+    def write_parts(self, parts: Sequence[Buffer]) -> None:
         """Append bytes that lie in several places."""
         self.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
@@ -127,6 +127,10 @@ class FileSystem(ABC):
         The file appears at once and whole, also when the process dies meanwhile, unless a
         subclass says otherwise.
         """
+
+    def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
+        """As `create`, of bytes that lie in several places."""
+        self.create(path, parts[0] if len(parts) == 1 else b"".join(parts))
 
     @abstractmethod
     def replace(self, path: str, data: Buffer) -> None:

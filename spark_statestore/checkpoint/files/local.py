@@ -55,6 +55,18 @@ def _write_all(fd: int, data: Buffer) -> None:
         view = view[os.write(fd, view) :]
 
 
+def _write_parts(fd: int, parts: Sequence[Buffer]) -> None:
+    if not 1 < len(parts) <= _GATHERED_PARTS:
+        _write_all(fd, b"".join(parts))
+        return
+    left = os.writev(fd, parts)
+    for part in parts:
+        view = memoryview(part).cast("B")
+        if left < len(view):
+            _write_all(fd, view[left:])
+        left = max(0, left - len(view))
+
+
 class _LocalOutput(FileOutput):
     def __init__(self, path: str, *, fsync: bool) -> None:
         self._path = path
@@ -64,15 +76,8 @@ class _LocalOutput(FileOutput):
     def write(self, data: Buffer) -> None:
         _write_all(self._file.fileno(), data)
 
-    def write_parts(self, parts: Sequence[bytes]) -> None:
-        if len(parts) > _GATHERED_PARTS:
-            super().write_parts(parts)
-            return
-        left = os.writev(self._file.fileno(), parts)
-        for part in parts:
-            if left < len(part):
-                self.write(memoryview(part)[left:])
-            left = max(0, left - len(part))
+    def write_parts(self, parts: Sequence[Buffer]) -> None:
+        _write_parts(self._file.fileno(), parts)
 
     def flush(self) -> None:
         pass
@@ -141,14 +146,17 @@ class LocalFileSystem(FileSystem):
         return _LocalOutput(path, fsync=self._fsync)
 
     def create(self, path: str, data: Buffer) -> None:
-        if self._unnamed_files and self._create_unnamed(path, data):
+        self.create_of_parts(path, [data])
+
+    def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
+        if self._unnamed_files and self._create_unnamed(path, parts):
             return
-        if self._hard_links and self._create_linked(path, data):
+        if self._hard_links and self._create_linked(path, parts):
             return
-        write_whole(self.open_output(path), data)
+        write_whole(self.open_output(path), b"".join(parts))
 
     def replace(self, path: str, data: Buffer) -> None:
-        staging = self._stage(path, data)
+        staging = self._stage(path, [data])
         try:
             os.replace(staging, path)
         except BaseException:
@@ -198,7 +206,7 @@ class LocalFileSystem(FileSystem):
             except (FileNotFoundError, NotADirectoryError):
                 continue
 
-    def _create_unnamed(self, path: str, data: Buffer) -> bool:
+    def _create_unnamed(self, path: str, parts: Sequence[Buffer]) -> bool:
         try:
             fd = os.open(parent_of(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
         except OSError as error:
@@ -207,7 +215,7 @@ class LocalFileSystem(FileSystem):
             self._unnamed_files = False
             return False
         try:
-            _write_all(fd, data)
+            _write_parts(fd, parts)
             if self._fsync:
                 os.fsync(fd)
             # A directory descriptor is what makes CPython follow the link to the open file.
@@ -224,8 +232,8 @@ class LocalFileSystem(FileSystem):
         self._sync_name(path)
         return True
 
-    def _create_linked(self, path: str, data: Buffer) -> bool:
-        staging = self._stage(path, data)
+    def _create_linked(self, path: str, parts: Sequence[Buffer]) -> bool:
+        staging = self._stage(path, parts)
         try:
             os.link(staging, path)
         except FileExistsError:
@@ -240,11 +248,11 @@ class LocalFileSystem(FileSystem):
         self._sync_name(path)
         return True
 
-    def _stage(self, path: str, data: Buffer) -> str:
+    def _stage(self, path: str, parts: Sequence[Buffer]) -> str:
         staging = f"{parent_of(path)}/{_STAGING_PREFIX}{uuid.uuid4()}"
         fd = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            _write_all(fd, data)
+            _write_parts(fd, parts)
             if self._fsync:
                 os.fsync(fd)
         except BaseException:

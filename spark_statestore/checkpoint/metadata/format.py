@@ -14,12 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+from spark_statestore.checkpoint.files.base import Buffer
+from spark_statestore.checkpoint.streams.checksums import combine
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.state.handles.owner import METADATA_MAGIC
 
 __all__ = [
     "INLINE_STATE_OFFSET",
     "METADATA_FORMAT_VERSION",
+    "EncodedObject",
+    "InlineState",
     "MetadataKind",
     "MetadataObject",
     "decode_object",
@@ -82,19 +86,61 @@ class MetadataObject:
         return min(self.format_version, 2)
 
 
+@dataclass(frozen=True, slots=True)
+class InlineState:
+    """State that stays inside a metadata object, at `INLINE_STATE_OFFSET`.
+
+    Attributes
+    ----------
+    parts
+        Its bytes, in several places.
+    size, checksum
+        How many they are, and their CRC-32.
+    """
+
+    parts: Sequence[Buffer] = ()
+    size: int = 0
+    checksum: int = 0
+
+    @classmethod
+    def of(cls, data: bytes) -> InlineState:
+        """State in one place."""
+        return cls([data], len(data), zlib.crc32(data)) if data else cls()
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedObject:
+    """A metadata object as it is written.
+
+    Attributes
+    ----------
+    parts
+        Its bytes, in several places.
+    size, checksum
+        How many they are, and their CRC-32.
+    """
+
+    parts: Sequence[Buffer]
+    size: int
+    checksum: int
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.parts)
+
+
 def encode_object(
     kind: MetadataKind,
     attempt: str,
     properties: dict[str, Any],
     handles: Sequence[bytes],
-    inline_state: bytes = b"",
-) -> bytes:
+    inline_state: InlineState = InlineState(),
+) -> EncodedObject:
     """A metadata object, in the newest format.
 
     Parameters
     ----------
     inline_state
-        State that stays inside the object, at `INLINE_STATE_OFFSET`.
+        State that stays inside the object.
     """
     described = json.dumps(properties, separators=(",", ":")).encode()
     lengths = [len(described), len(handles), *map(len, handles)]
@@ -103,10 +149,16 @@ def encode_object(
         1,
     )
     header = _HEADER.pack(
-        METADATA_MAGIC, METADATA_FORMAT_VERSION, kind, 0, bytes.fromhex(attempt), len(inline_state), len(body)
+        METADATA_MAGIC, METADATA_FORMAT_VERSION, kind, 0, bytes.fromhex(attempt), inline_state.size, len(body)
     )
-    checksum = zlib.crc32(body, zlib.crc32(inline_state, zlib.crc32(header)))
-    return b"".join([header, inline_state, body, _FOOTER.pack(checksum, _END)])
+    checksum = combine(zlib.crc32(header), inline_state.checksum, inline_state.size)
+    checksum = zlib.crc32(body, checksum)
+    footer = _FOOTER.pack(checksum, _END)
+    return EncodedObject(
+        [header, *inline_state.parts, body, footer],
+        len(header) + inline_state.size + len(body) + len(footer),
+        zlib.crc32(footer, checksum),
+    )
 
 
 def decode_object(data: bytes, where: str) -> MetadataObject:

@@ -69,7 +69,7 @@ def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> byt
         "operators": operators,
         "properties": dict(metadata.properties),
     }
-    return encode_object(MetadataKind.OPERATORS, metadata.attempt, properties, handles)
+    return bytes(encode_object(MetadataKind.OPERATORS, metadata.attempt, properties, handles))
 
 
 def decode_operators(data: bytes, context: HandleContext, where: str) -> OperatorsMetadata:

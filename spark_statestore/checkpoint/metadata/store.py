@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from spark_statestore.checkpoint.metadata.format import MetadataKind, decode_object, encode_object, reading
+from spark_statestore.checkpoint.metadata.format import (
+    EncodedObject,
+    InlineState,
+    MetadataKind,
+    decode_object,
+    encode_object,
+    reading,
+)
 from spark_statestore.state.handles.codec import HandleContext, decode_handle
 from spark_statestore.state.handles.incremental import IncrementalStateHandle
 
@@ -145,13 +152,13 @@ class CheckpointMetadata:
     handle: IncrementalStateHandle
 
 
-def encode_metadata(metadata: CheckpointMetadata, inline_state: bytes, handle: bytes) -> bytes:
+def encode_metadata(metadata: CheckpointMetadata, inline_state: InlineState, handle: bytes) -> EncodedObject:
     """The metadata object of a version.
 
     Parameters
     ----------
     inline_state
-        State that stays inside the object, at `INLINE_STATE_OFFSET`.
+        State that stays inside the object.
     handle
         The metadata's handle, encoded: it also travels on its own, and encoding it takes time.
     """

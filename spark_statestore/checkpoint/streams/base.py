@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -78,6 +79,27 @@ class CheckpointStateOutputStream(OutputStream):
     out.close_and_get_handle()``: leaving the block without the handle removes the state.
     """
 
+    def write_summed(self, data: memoryview, checksum: int) -> None:
+        """Append bytes that do not change any more, and whose CRC-32 is known.
+
+        Raises
+        ------
+        CheckpointIOError
+            If the stream is closed or the storage fails.
+        """
+        self.write(data)
+
+    def close_if_in_memory(self) -> tuple[Sequence[Buffer], int] | None:
+        """Finish the stream if its state needs no file.
+
+        Returns
+        -------
+        tuple or None
+            The bytes, as they were written and not copied, and their CRC-32. None if nothing was written, or
+            if the state has to be finished by `close_and_get_handle`.
+        """
+        return None
+
     @abstractmethod
     def close_and_get_handle(self) -> StreamStateHandle | None:
         """Finish the stream.
@@ -96,6 +118,23 @@ class CheckpointStateOutputStream(OutputStream):
 
 class CheckpointMetadataOutputStream(OutputStream):
     """The stream of a checkpoint's metadata, which is what makes the checkpoint exist."""
+
+    @abstractmethod
+    def write_whole(self, parts: Sequence[Buffer], checksum: int) -> None:
+        """Write all of the metadata, of bytes that do not change any more.
+
+        Parameters
+        ----------
+        parts
+            The bytes, in several places.
+        checksum
+            Their CRC-32.
+
+        Raises
+        ------
+        CheckpointIOError
+            If the stream is closed.
+        """
 
     @abstractmethod
     def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:

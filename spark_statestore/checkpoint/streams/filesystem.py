@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import uuid
-import zlib
+from collections.abc import Sequence
 
 from spark_statestore.checkpoint.files.base import Buffer, FileOutput, FileSystem, join
 from spark_statestore.checkpoint.streams.base import (
@@ -13,7 +13,7 @@ from spark_statestore.checkpoint.streams.base import (
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
 )
-from spark_statestore.checkpoint.streams.checksums import RunningChecksum
+from spark_statestore.checkpoint.streams.checksums import RunningChecksum, Summed, checksum_of
 from spark_statestore.errors import CheckpointIOError
 from spark_statestore.options import MAX_FILE_STATE_THRESHOLD
 from spark_statestore.state.handles.base import StreamStateHandle
@@ -140,7 +140,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
         self._threshold = local_state_threshold
         self._relative = allow_relative_paths
         self._name_prefix = name_prefix
-        self._parts: list[bytes] = []
+        self._parts: list[Summed] = []
         self._buffered = 0
         self._written = 0
         self._checksum = RunningChecksum()
@@ -152,17 +152,11 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
         return self._written + self._buffered
 
     def write(self, data: Buffer) -> None:
-        self._require_open()
         # What cannot change any more need not be copied.
-        part = data if isinstance(data, bytes) else bytes(data)
-        if not part:
-            return
-        if self._buffered + len(part) > self._buffer_size and self._buffered:
-            self.flush_to_file()
-        self._parts.append(part)
-        self._buffered += len(part)
-        if self._buffered > self._buffer_size:
-            self.flush_to_file()
+        self._append(data if isinstance(data, bytes) else bytes(data), None)
+
+    def write_summed(self, data: memoryview, checksum: int) -> None:
+        self._append(data, checksum)
 
     def flush(self) -> None:
         self._require_open()
@@ -177,7 +171,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
             return
         parts, self._parts = self._parts, []
         try:
-            self._checksum.update(parts, meanwhile=lambda: output.write_parts(parts))
+            self._checksum.update(parts, meanwhile=lambda: output.write_parts([part for part, _ in parts]))
         except OSError as error:
             # A part of the data may be in the file: it cannot be finished any more.
             self.close()
@@ -212,6 +206,13 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
             except OSError as error:
                 _logger.warning("could not remove the abandoned state file %s: %s", self._url, error)
 
+    def close_if_in_memory(self) -> tuple[Sequence[Buffer], int] | None:
+        if self._closed or self._output is not None or not 0 < self._buffered <= self._threshold:
+            return None
+        parts, self._parts = self._parts, []
+        self._closed = True
+        return [part for part, _ in parts], checksum_of(parts)
+
     def close_and_get_handle(self) -> StreamStateHandle | None:
         if not self._closed and self._output is None and not self._buffered:
             return None
@@ -219,11 +220,9 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
             raise CheckpointIOError(
                 f"the stream to {self._files.url(self._base_path)} has already been closed and discarded"
             )
-        if self._output is None and self._buffered <= self._threshold:
-            self._closed = True
+        if (in_memory := self.close_if_in_memory()) is not None:
             name = f"{self._base_path}/{self._name_prefix}{uuid.uuid4()}"
-            data = b"".join(self._parts)
-            return ByteStreamStateHandle(name, data, zlib.crc32(data))
+            return ByteStreamStateHandle(name, b"".join(in_memory[0]), in_memory[1])
         try:
             self.flush_to_file()
             assert self._output is not None  # noqa: S101 - flush_to_file opened it
@@ -243,6 +242,17 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
     @property
     def _url(self) -> str:
         return self._files.url(join(self._base_path, self._name))
+
+    def _append(self, part: bytes | memoryview, checksum: int | None) -> None:
+        self._require_open()
+        if not len(part):
+            return
+        if self._buffered + len(part) > self._buffer_size and self._buffered:
+            self.flush_to_file()
+        self._parts.append((part, checksum))
+        self._buffered += len(part)
+        if self._buffered > self._buffer_size:
+            self.flush_to_file()
 
     def _require_open(self) -> None:
         if self._closed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 import zlib
+from collections.abc import Sequence
 
 from spark_statestore.checkpoint.completed.location import (
     FsCompletedCheckpointStorageLocation,
@@ -24,7 +25,8 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
 
     def __init__(self, where: str) -> None:
         self._where = where
-        self._parts: list[bytes] = []
+        self._parts: list[Buffer] = []
+        self._checksum: int | None = None
         self._size = 0
         self._closed = False
 
@@ -32,10 +34,16 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
         return self._size
 
     def write(self, data: Buffer) -> None:
-        if self._closed:
-            raise CheckpointIOError(f"the stream of {self._where} is closed, nothing can be written to it")
+        self._require_open()
         self._parts.append(bytes(data))
         self._size += memoryview(data).nbytes
+        self._checksum = None
+
+    def write_whole(self, parts: Sequence[Buffer], checksum: int) -> None:
+        self._require_open()
+        self._parts = list(parts)
+        self._size = sum(memoryview(part).nbytes for part in parts)
+        self._checksum = checksum
 
     def flush(self) -> None:
         pass
@@ -47,14 +55,21 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
         self._closed = True
         self._parts = []
 
-    def _take(self) -> bytes:
+    def _take(self) -> tuple[list[Buffer], int]:
         if self._closed:
             raise CheckpointIOError(
                 f"the stream of {self._where} has already been closed: its metadata was published or given up"
             )
-        data = b"".join(self._parts)
+        parts, checksum = self._parts, self._checksum
         self.close()
-        return data
+        if checksum is None:
+            parts = [b"".join(parts)]
+            checksum = zlib.crc32(parts[0])
+        return parts, checksum
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise CheckpointIOError(f"the stream of {self._where} is closed, nothing can be written to it")
 
 
 class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
@@ -103,9 +118,9 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
                     raise _exists(url)
 
     def close_and_finalize_checkpoint(self) -> FsCompletedCheckpointStorageLocation:
-        data = self._take()
+        parts, checksum = self._take()
         try:
-            self._files.create(self._path, data)
+            self._files.create_of_parts(self._path, parts)
         except FileExistsError as error:
             raise _exists(self._where) from error
         except OSError as error:
@@ -116,7 +131,7 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
         return FsCompletedCheckpointStorageLocation(
             self._files,
             self._directory,
-            FileStateHandle(self._files, self._path, len(data), zlib.crc32(data)),
+            FileStateHandle(self._files, self._path, self._size, checksum),
             self._files.url(parent_of(self._path)),
         )
 
@@ -131,9 +146,9 @@ class MemoryCheckpointMetadataOutputStream(_CollectingOutputStream):
         super().__init__("a checkpoint in memory")
 
     def close_and_finalize_checkpoint(self) -> NonPersistentCompletedCheckpointStorageLocation:
-        data = self._take()
+        parts, checksum = self._take()
         return NonPersistentCompletedCheckpointStorageLocation(
-            ByteStreamStateHandle(str(uuid.uuid4()), data, zlib.crc32(data))
+            ByteStreamStateHandle(str(uuid.uuid4()), b"".join(parts), checksum)
         )
 
 

@@ -16,6 +16,8 @@ import org.apache.spark.sql.statestore.{BackendConnectionException, BackendExcep
  * connection shows as `BackendConnectionException`. Used by one thread at a time.
  */
 private[io] final class BackendConnection(channel: SocketChannel) extends Closeable {
+  import BackendConnection._
+
   private val incoming = ByteBuffer.allocateDirect(64 * 1024).order(ByteOrder.LITTLE_ENDIAN).flip()
   private var outgoing = new java.util.ArrayList[ByteBuffer]
   private var batch: ChangeBatch = _
@@ -36,7 +38,7 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
     flush()
   }
 
-  /** Takes the batch over and sends it with what waits before it, at the latest with `end`. */
+  /** Takes the batch over and sends it with what waits before it: a large one now, others at the latest with `end`. */
   def send(stateIndex: Int, changes: ChangeBatch): Unit = {
     try {
       if (batch != null) flush()
@@ -46,8 +48,11 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
         throw e
     }
     batch = changes
-    outgoing.add(header(Frames.Data, stateIndex, changes.messageBytes))
+    val sealedHeader = ByteBuffer.allocate(Frames.HeaderBytes + 4).order(ByteOrder.LITTLE_ENDIAN)
+    putHeader(sealedHeader, Frames.Data, Frames.Sealed, stateIndex, changes.messageBytes)
+    outgoing.add(sealedHeader.putInt(changes.checksum).flip())
     changes.addTo(outgoing)
+    if (changes.messageBytes >= LargeBytes) flush()
   }
 
   def end(): Unit = {
@@ -147,7 +152,15 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
 
   private def header(frameKind: Byte, stateIndex: Int, bytes: Long): ByteBuffer = {
     val buffer = ByteBuffer.allocate(Frames.HeaderBytes).order(ByteOrder.LITTLE_ENDIAN)
-    buffer.put(frameKind).put(0.toByte).putShort(stateIndex.toShort).putInt(Frames.Magic).putLong(bytes)
+    putHeader(buffer, frameKind, 0, stateIndex, bytes)
     buffer.flip()
   }
+
+  private def putHeader(to: ByteBuffer, frameKind: Byte, flags: Byte, stateIndex: Int, bytes: Long): Unit =
+    to.put(frameKind).put(flags).putShort(stateIndex.toShort).putInt(Frames.Magic).putLong(bytes)
+}
+
+private[io] object BackendConnection {
+  // The other side stores it while the next batch is made.
+  private val LargeBytes = 128L << 10
 }

@@ -1,11 +1,14 @@
 package org.apache.spark.sql.statestore.io
 
 import java.io.Closeable
-import java.nio.ByteBuffer
+import java.nio.{ByteBuffer, ByteOrder}
 import java.util
+import java.util.zip.CRC32
 
 import org.apache.arrow.memory.{ArrowBuf, BufferAllocator}
-import org.apache.arrow.vector.ipc.message.{ArrowFieldNode, ArrowRecordBatch, IpcOption, MessageSerializer}
+import org.apache.arrow.vector.compression.NoCompressionCodec
+import org.apache.arrow.vector.ipc.message.{ArrowBodyCompression, ArrowFieldNode, ArrowRecordBatch, IpcOption,
+  MessageSerializer}
 
 import org.apache.spark.sql.statestore.table.{LogScan, Record}
 import org.apache.spark.sql.util.ArrowUtils
@@ -14,9 +17,11 @@ import org.apache.spark.unsafe.Platform
 /**
  * One Arrow record batch of changes, schema version 2: op (uint8), key (binary), value (binary,
  * null for a removal). All its buffers lie in one piece of off-heap memory, laid out as the body
- * of the message. `close` gives the memory back.
+ * of the message, compressed or not: the message is what storage will hold, and `checksum` is that
+ * of its bytes. `close` gives the memory back.
  */
-private[io] final class ChangeBatch(rows: Int, nulls: Int, body: ArrowBuf, buffers: util.List[ArrowBuf])
+private[io] final class ChangeBatch(
+    rows: Int, nulls: Int, body: ArrowBuf, buffers: util.List[ArrowBuf], compressed: ArrowBodyCompression)
   extends Closeable {
 
   private val bodyBytes = body.writerIndex()
@@ -25,7 +30,7 @@ private[io] final class ChangeBatch(rows: Int, nulls: Int, body: ArrowBuf, buffe
       new ArrowFieldNode(rows.toLong, 0L),
       new ArrowFieldNode(rows.toLong, 0L),
       new ArrowFieldNode(rows.toLong, nulls.toLong))
-    val batch = new ArrowRecordBatch(rows, nodes, buffers)
+    val batch = new ArrowRecordBatch(rows, nodes, buffers, compressed)
     try MessageSerializer.serializeMetadata(batch, IpcOption.DEFAULT) finally batch.close()
   }
   // Continuation marker, metadata length and metadata, padded so that the body starts aligned.
@@ -33,12 +38,23 @@ private[io] final class ChangeBatch(rows: Int, nulls: Int, body: ArrowBuf, buffe
 
   def messageBytes: Long = 8L + padded + bodyBytes
 
+  /** The bytes of the message before its body. */
+  private val head: ByteBuffer = {
+    val buffer = ByteBuffer.allocate(8 + padded).order(ByteOrder.LITTLE_ENDIAN)
+    buffer.putInt(MessageSerializer.IPC_CONTINUATION_TOKEN).putInt(padded).put(metadata)
+    buffer.rewind()
+  }
+
+  /** CRC-32 of the message. */
+  val checksum: Int = {
+    val crc = new CRC32
+    crc.update(head.array)
+    crc.update(body.nioBuffer(0L, bodyBytes.toInt))
+    crc.getValue.toInt
+  }
+
   def addTo(outgoing: util.List[ByteBuffer]): Unit = {
-    val prefix = ByteBuffer.allocate(8).order(java.nio.ByteOrder.LITTLE_ENDIAN)
-    prefix.putInt(MessageSerializer.IPC_CONTINUATION_TOKEN).putInt(padded).flip()
-    outgoing.add(prefix)
-    outgoing.add(metadata.duplicate())
-    if (padded > metadata.remaining) outgoing.add(ByteBuffer.allocate(padded - metadata.remaining))
+    outgoing.add(head.duplicate())
     outgoing.add(body.nioBuffer(0L, bodyBytes.toInt))
   }
 
@@ -58,6 +74,89 @@ private[statestore] object ChangeBatch {
   /** A batch is sent once it has so many rows or bytes. */
   final val TargetRows = 1 << 16
   final val TargetBytes: Long = 4L << 20
+
+  /** So many of a delta: while one is on its way the next is made, and it stays in the processor's cache. */
+  final val DeltaRows = 1 << 14
+  final val DeltaBytes: Long = 1L << 20
+
+  /** Compressing less than this costs more than it saves. */
+  final val SmallestCompressed = 1024L
+
+  private val NotCompressed = -1L
+
+  /**
+   * A batch as it is stored. Takes `body` over.
+   *
+   * @param starts, sizes  where its buffers lie in the body
+   */
+  def seal(
+      rows: Int, nulls: Int, body: ArrowBuf, starts: Array[Long], sizes: Array[Long],
+      compression: Option[Compression]): ChangeBatch = {
+    val packed = if (body.writerIndex() < SmallestCompressed) None
+    else compression.flatMap(compress(rows, nulls, body, starts, sizes, _))
+    packed match {
+      case Some(batch) =>
+        body.close()
+        batch
+      case None =>
+        new ChangeBatch(rows, nulls, body, slices(body, starts, sizes), NoCompressionCodec.DEFAULT_BODY_COMPRESSION)
+    }
+  }
+
+  // None if nothing is saved.
+  private def compress(
+      rows: Int, nulls: Int, body: ArrowBuf, starts: Array[Long], sizes: Array[Long],
+      compression: Compression): Option[ChangeBatch] = {
+    val most = sizes.foldLeft(0L)((sum, size) => sum + 16 + math.max(size, compression.most(size.toInt).toLong))
+    if (most > Int.MaxValue) return None
+    val packed = allocator.buffer(most)
+    var done = false
+    try {
+      val from = body.nioBuffer(0L, body.writerIndex().toInt)
+      val to = packed.nioBuffer(0L, most.toInt).order(ByteOrder.LITTLE_ENDIAN)
+      val places = new Array[Long](starts.length)
+      val lengths = new Array[Long](starts.length)
+      var at = 0
+      var i = 0
+      while (i < starts.length) {
+        places(i) = at.toLong
+        if (sizes(i) > 0) {
+          from.limit((starts(i) + sizes(i)).toInt).position(starts(i).toInt)
+          var size = compression.compress(from, to, at + 8)
+          if (size < sizes(i)) {
+            to.putLong(at, sizes(i))
+          } else {
+            size = sizes(i).toInt
+            to.putLong(at, NotCompressed)
+            to.put(at + 8, from, from.position(), size)
+          }
+          lengths(i) = 8L + size
+          at += 8 + size
+          while ((at & 7) != 0) {
+            to.put(at, 0.toByte)
+            at += 1
+          }
+        }
+        i += 1
+      }
+      if (at < body.writerIndex()) {
+        packed.writerIndex(at.toLong)
+        val batch = new ChangeBatch(rows, nulls, packed, slices(packed, places, lengths), compression.noted)
+        done = true
+        Some(batch)
+      } else {
+        None
+      }
+    } finally {
+      if (!done) packed.close()
+    }
+  }
+
+  private def slices(of: ArrowBuf, starts: Array[Long], sizes: Array[Long]): util.List[ArrowBuf] = {
+    val list = new util.ArrayList[ArrowBuf](starts.length)
+    starts.indices.foreach(i => list.add(of.slice(starts(i), sizes(i))))
+    list
+  }
 
   lazy val allocator: BufferAllocator =
     ArrowUtils.rootAllocator.newChildAllocator("spark-statestore", 0L, Long.MaxValue)
@@ -89,10 +188,13 @@ private[statestore] object RecordSelection {
   }
 }
 
-/** Cuts the selected records of a scan into batches of bounded size. */
-private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSelection) {
+/** Cuts the selected records of a scan into batches of bounded size, ready to be stored. */
+private[io] final class ChangeBatches(
+    scan: () => LogScan, selection: RecordSelection, compression: Option[Compression]) {
   import ChangeBatch._
 
+  private val mostRows = if (selection eq RecordSelection.Live) TargetRows else DeltaRows
+  private val mostBytes = if (selection eq RecordSelection.Live) TargetBytes else DeltaBytes
   private val measuring = scan()
   private val filling = scan()
   private var measured = false
@@ -114,7 +216,7 @@ private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSele
     nulls = 0
     keyBytes = 0L
     valueBytes = 0L
-    while (!measured && rows < TargetRows && keyBytes + valueBytes < TargetBytes) {
+    while (!measured && rows < mostRows && keyBytes + valueBytes < mostBytes) {
       if (!measuring.advance()) {
         measured = true
       } else if (selection.selects(measuring)) {
@@ -152,12 +254,11 @@ private[io] final class ChangeBatches(scan: () => LogScan, selection: RecordSele
       pad(base, valueOffsetsAt + 4L * (rows + 1), valuesAt)
       pad(base, valuesAt + valueBytes, total)
       body.writerIndex(total)
-      val none = body.slice(0L, 0L)
-      new ChangeBatch(rows, nulls, body, util.List.of(
-        none, body.slice(opAt, rows.toLong),
-        none, body.slice(keyOffsetsAt, 4L * (rows + 1)), body.slice(keysAt, keyBytes),
-        body.slice(bitmapAt, bitmapBytes),
-        body.slice(valueOffsetsAt, 4L * (rows + 1)), body.slice(valuesAt, valueBytes)))
+      // Validity, then the rest, column by column.
+      val starts = Array(0L, opAt, 0L, keyOffsetsAt, keysAt, bitmapAt, valueOffsetsAt, valuesAt)
+      val sizes = Array(
+        0L, rows.toLong, 0L, 4L * (rows + 1), keyBytes, bitmapBytes, 4L * (rows + 1), valueBytes)
+      seal(rows, nulls, body, starts, sizes, compression)
     } catch {
       case e: Throwable =>
         body.close()

@@ -73,6 +73,8 @@ private[statestore] final class CheckpointClient(
     val backend: Backend, store: ObjectNode, keeper: Option[CheckpointKeeper]) extends Logging {
   import CheckpointClient._
 
+  private val compression = Compression.of(store.path("options").path("compression").asText("lz4"))
+
   // How messages name the store, and where: two stores of one application have no place in common.
   private val where = s"operator ${store.path("operator").asText}, partition " +
     s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText}"
@@ -341,7 +343,7 @@ private[statestore] final class CheckpointClient(
     var sealNanos = 0L
     var index = 0
     states.foreach { state =>
-      val batches = new ChangeBatches(state.scan, state.selection)
+      val batches = new ChangeBatches(state.scan, state.selection, compression)
       var start = System.nanoTime()
       var batch = batches.next()
       sealNanos += System.nanoTime() - start

@@ -2,7 +2,8 @@ package org.apache.spark.sql.statestore.io
 
 /**
  * The frames that travel between the shim and the backend; docs/format.md describes the wire.
- * A header is 16 bytes, little endian: kind, flags, state index, magic, payload length.
+ * A header is 16 bytes, little endian: kind, flags, state index, magic, payload length. With the
+ * flag `Sealed` the CRC-32 of the payload follows it.
  */
 private[statestore] object Frames {
   /** Changes whenever frames, requests or answers change. */
@@ -31,6 +32,9 @@ private[statestore] object Frames {
 
   /** A stream of changes ends; what follows is of another. */
   final val Stream: Byte = 7
+
+  /** Flag of changes that are as storage will hold them. */
+  final val Sealed: Byte = 1
 
   final val MaxControlBytes: Long = 16L << 20
   final val MaxHandleBytes: Long = 256L << 20
