@@ -202,7 +202,7 @@ class PendingCheckpoint(PendingSnapshot):
         encoded_handle = encode_handle(handle, self._versions.context)
         encoded = encode_metadata(metadata, inline, encoded_handle)
         written, kept = self._versions.publish(self._location, self._name, self._attempt, encoded)
-        self._versions.note(self._name, handle, self._attempt)
+        self._versions.note(self._name, handle, self._attempt, encoded_handle)
         return Committed(handle, encoded_handle, encoded.size + file_bytes, objects + written, kept)
 
     def _rebase(self, handle: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:

@@ -116,6 +116,7 @@ class VersionStore:
         self._ledger = Ledger(self._files, self._directory)
         self._pins = pins_directory_of(self._directory, store)
         self._initialised = False
+        self._newest_handle: tuple[bytes, IncrementalStateHandle] | None = None
 
     def where(self, name: CheckpointName) -> str:
         """The store and version, for messages."""
@@ -322,9 +323,17 @@ class VersionStore:
         """Have the next clean-up look for files that nothing names."""
         self._ledger.is_complete = False
 
-    def note(self, name: CheckpointName, handle: IncrementalStateHandle, attempt: str) -> None:
-        """Note a version that was published."""
+    def note(
+        self, name: CheckpointName, handle: IncrementalStateHandle, attempt: str, encoded: bytes
+    ) -> None:
+        """Note a version that was published, and the stored form of its handle."""
         self._ledger.note(name, handle, attempt=attempt)
+        self._newest_handle = (encoded, handle)
+
+    def known_handle(self, encoded: bytes) -> IncrementalStateHandle | None:
+        """The handle with a stored form, if it is that of the version that this instance published last."""
+        known = self._newest_handle
+        return known[1] if known is not None and known[0] == encoded else None
 
     def metadata_path(self, name: CheckpointName) -> str:
         """Path of a version's metadata."""

@@ -19,7 +19,7 @@ from spark_statestore.checkpoint.stored import local_streams, starts_with_newest
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import ProtocolError
 from spark_statestore.options import StorageOptions
-from spark_statestore.server.memory import resident_bytes
+from spark_statestore.server.memory import recent_resident_bytes
 from spark_statestore.server.protocol import FrameSocket, Kind
 from spark_statestore.state.handles import IncrementalStateHandle
 from spark_statestore.state.handles.codec import decode_handle, encode_handle
@@ -160,14 +160,17 @@ class Requests:
             request["retainFrom"],
             request["mostVersions"],
         )
-        connection.send_json(Kind.CONTROL, {"deleted": removed, "memoryBytes": resident_bytes()})
+        connection.send_json(Kind.CONTROL, {"deleted": removed, "memoryBytes": recent_resident_bytes()})
         connection.send(Kind.END)
 
     def _receive_handle(self, connection: FrameSocket, store: VersionStore) -> IncrementalStateHandle:
         frame = connection.receive()
         if frame is None or frame.kind is not Kind.HANDLE:
             raise ProtocolError("a handle was announced and did not follow")
-        handle = decode_handle(memoryview(frame.payload).tobytes(), store.context)
+        encoded = memoryview(frame.payload).tobytes()
+        if (known := store.known_handle(encoded)) is not None:
+            return known
+        handle = decode_handle(encoded, store.context)
         if not isinstance(handle, IncrementalStateHandle):
             raise ProtocolError(f"a {type(handle).__name__} is not the handle of a version")
         return handle
@@ -175,7 +178,7 @@ class Requests:
     def _answer(
         self, connection: FrameSocket, answer: dict[str, Any], handle: bytes, metadata: bytes | None = None
     ) -> None:
-        connection.send_json(Kind.CONTROL, answer | {"memoryBytes": resident_bytes()})
+        connection.send_json(Kind.CONTROL, answer | {"memoryBytes": recent_resident_bytes()})
         connection.send(Kind.HANDLE, handle)
         if metadata is not None:
             connection.send(Kind.OBJECT, metadata)

@@ -8,7 +8,7 @@ row for each node, parents before children. Version 2 has the schema of version 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,6 +26,7 @@ from spark_statestore.state.handles.incremental import ChainEntry, IncrementalSt
 from spark_statestore.state.handles.memory import ByteStreamStateHandle
 from spark_statestore.state.handles.operator import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.state.handles.placeholder import PlaceholderStreamStateHandle
+from spark_statestore.state.messages import BatchEncoder
 from spark_statestore.state.objects import StateObject
 from spark_statestore.state.snapshot.result import SnapshotResult
 
@@ -50,6 +51,8 @@ HANDLE_SCHEMA: Final = pa.schema(
         pa.field("offsets", pa.list_(pa.field("item", pa.int64(), nullable=False))),
     ]
 )
+
+_ENCODER: Final = BatchEncoder(HANDLE_SCHEMA)
 
 # Kinds of nodes. Numbers are stored: never change one, never use one again.
 _STREAM: Final = 1
@@ -118,17 +121,18 @@ def _stays_below(relative: str) -> bool:
     return relative != "" and not relative.startswith("/") and ".." not in relative.split("/")
 
 
-@dataclass(slots=True)
 class _Rows:
-    columns: dict[str, list[Any]] = field(default_factory=lambda: {n: [] for n in HANDLE_SCHEMA.names})
+    def __init__(self) -> None:
+        self._rows: list[dict[str, Any]] = []
 
     def add(self, parent: int, kind: int, **values: Any) -> int:
-        row = len(self.columns["kind"])
         values["parent"] = parent
         values["kind"] = kind
-        for name, column in self.columns.items():
-            column.append(values.get(name))
-        return row
+        self._rows.append(values)
+        return len(self._rows) - 1
+
+    def columns(self) -> dict[str, list[Any]]:
+        return {name: [row.get(name) for row in self._rows] for name in HANDLE_SCHEMA.names}
 
 
 def encode_handle(state: StateObject, context: HandleContext) -> bytes:
@@ -147,9 +151,7 @@ def encode_handle(state: StateObject, context: HandleContext) -> bytes:
     """
     rows = _Rows()
     _add(rows, -1, state, context)
-    arrays = [pa.array(rows.columns[f.name], f.type) for f in HANDLE_SCHEMA]
-    message: pa.Buffer = pa.record_batch(arrays, schema=HANDLE_SCHEMA).serialize()
-    return bytes(message)
+    return _ENCODER.encode(rows.columns())
 
 
 def decode_handle(
