@@ -8,6 +8,10 @@ clean-up looks for the first time it leaves a mark ``_pins/keeps-<n>``: from her
 nothing newer than n versions before the newest one. Whoever pins writes the pin, and then asks which marks there are
 and which version is the newest: a version that is not older than the marks allow is out of reach of every clean-up
 that did not see the pin. Nothing is written in steady state.
+
+Nor is anything listed: whoever pins first leaves the file ``_pins/pinned``, which stays. A clean-up that has once
+seen a mark of its own, and no pin, asks for that one file. As long as it is missing, a pin is still to come, and
+whoever writes it sees the mark.
 """
 
 from __future__ import annotations
@@ -23,17 +27,19 @@ from spark_statestore.checkpoint.metadata.store import StoreId
 
 __all__ = [
     "PINS_DIRECTORY",
+    "CleanupWatch",
     "Pins",
     "is_of_use",
     "look_at_pins",
-    "look_before_discarding",
     "name_while_in_use",
     "pins_directory_of",
+    "say_that_pins_come",
 ]
 
 PINS_DIRECTORY: Final = "_pins"
 """Directory of pins, beside the directories of a query's operators."""
 
+_PINNED: Final = "pinned"
 _PIN: Final = re.compile(r"([0-9]+)-(.+)")
 _KEEPS: Final = re.compile(r"keeps-([0-9]+)")
 _IN_USE: Final = re.compile(r"[0-9]+-in-use-[0-9a-f]+")
@@ -50,10 +56,13 @@ class Pins:
     keeps
         How many versions before the newest one the clean-ups of this query keep: one number for each way in which
         it was ever run.
+    ever
+        Whether there ever was a pin.
     """
 
     versions: dict[str, int]
     keeps: frozenset[int]
+    ever: bool
 
     @property
     def pinned(self) -> frozenset[int]:
@@ -101,6 +110,7 @@ def look_at_pins(files: FileSystem, directory: str) -> Pins:
     """
     versions = {}
     keeps = set()
+    ever = False
     start = directory.rstrip("/") + "/"
     for status in files.list_files(directory):
         name = status.path.removeprefix(start)
@@ -108,31 +118,76 @@ def look_at_pins(files: FileSystem, directory: str) -> Pins:
             keeps.add(int(mark[1]))
         elif pin := _PIN.fullmatch(name):
             versions[name] = int(pin[1])
-    return Pins(versions, frozenset(keeps))
+        elif name == _PINNED:
+            ever = True
+    return Pins(versions, frozenset(keeps), ever or bool(versions))
 
 
-def look_before_discarding(files: FileSystem, directory: str | None, keep: int) -> frozenset[int]:
-    """The versions that a clean-up must leave alone.
+def say_that_pins_come(files: FileSystem, directory: str) -> None:
+    """Have every clean-up from now on look for pins; to be called before one is written.
+
+    Raises
+    ------
+    OSError
+        If that cannot be said; then no pin may be written.
+    """
+    files.make_directory(directory)
+    _create(files, join(directory, _PINNED), b"There was a pin here, and may be more.\n")
+
+
+class CleanupWatch:
+    """What the clean-ups of one instance of a store know of the pins on its query.
 
     Parameters
     ----------
     directory
         Of the pins, see `pins_directory_of`.
-    keep
-        How many versions before the newest one it keeps.
-
-    Raises
-    ------
-    OSError
-        If they cannot be told; then nothing may be discarded.
     """
-    if directory is None:
-        return frozenset()
-    found = look_at_pins(files, directory)
-    if not any(known <= keep for known in found.keeps):
-        files.make_directory(directory)
-        with contextlib.suppress(FileExistsError):
-            files.create(join(directory, f"keeps-{keep}"), b"")
-        # Whoever saw no mark has written its pin before it looked.
-        found = look_at_pins(files, directory)
-    return found.pinned
+
+    def __init__(self, files: FileSystem, directory: str | None) -> None:
+        self._files = files
+        self._directory = directory
+        self._marked: int | None = None
+        self._ever = False
+
+    def look(self, keep: int) -> frozenset[int]:
+        """The versions that a clean-up must leave alone.
+
+        Parameters
+        ----------
+        keep
+            How many versions before the newest one it keeps.
+
+        Raises
+        ------
+        OSError
+            If they cannot be told; then nothing may be discarded.
+        """
+        if self._directory is None:
+            return frozenset()
+        if self._marked is not None and self._marked <= keep and not self._ever:
+            self._ever = self._has(join(self._directory, _PINNED))
+            if not self._ever:
+                return frozenset()
+        found = look_at_pins(self._files, self._directory)
+        if not any(known <= keep for known in found.keeps):
+            self._files.make_directory(self._directory)
+            _create(self._files, join(self._directory, f"keeps-{keep}"), b"")
+            # Whoever saw no mark has written its pin before it looked.
+            found = look_at_pins(self._files, self._directory)
+        self._marked = min(found.keeps, default=None)
+        self._ever = found.ever
+        return found.pinned
+
+    def _has(self, path: str) -> bool:
+        # Asking an object store whether a file exists may list what its name starts; a part of one is read at once.
+        try:
+            self._files.read(path, 0, 1)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _create(files: FileSystem, path: str, data: bytes) -> None:
+    with contextlib.suppress(FileExistsError):
+        files.create(path, data)

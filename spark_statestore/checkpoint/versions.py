@@ -21,7 +21,7 @@ from spark_statestore.checkpoint.metadata.store import (
     decode_metadata,
 )
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
-from spark_statestore.checkpoint.pins import look_before_discarding, pins_directory_of
+from spark_statestore.checkpoint.pins import CleanupWatch, pins_directory_of
 from spark_statestore.checkpoint.storage import (
     METADATA_FILE_NAME,
     CheckpointName,
@@ -114,7 +114,7 @@ class VersionStore:
             )
         self.context = HandleContext(self._files, self._directory)
         self._ledger = Ledger(self._files, self._directory)
-        self._pins = pins_directory_of(self._directory, store)
+        self._pins = CleanupWatch(self._files, pins_directory_of(self._directory, store))
         self._initialised = False
         self._newest_handle: tuple[bytes, IncrementalStateHandle] | None = None
 
@@ -268,7 +268,7 @@ class VersionStore:
             # Another instance took this store over, and cleans up after itself.
             _logger.info("%s is no longer this instance's, nothing is discarded", self.where(newest))
             return 0
-        pinned = look_before_discarding(self._files, self._pins, max(0, newest.version - retain_from))
+        pinned = self._pins.look(max(0, newest.version - retain_from))
         ledger.expect_pinned(version for version in pinned if version < retain_from)
         for name, owner in ledger.unconfirmed(newest.version):
             if (name.version >= retain_from or name.version in pinned) and self._owner(name) != owner:

@@ -15,7 +15,13 @@ from spark_statestore._version import __version__
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system
 from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import StoreId
-from spark_statestore.checkpoint.pins import PINS_DIRECTORY, Pins, look_at_pins, name_while_in_use
+from spark_statestore.checkpoint.pins import (
+    PINS_DIRECTORY,
+    Pins,
+    look_at_pins,
+    name_while_in_use,
+    say_that_pins_come,
+)
 from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
 from spark_statestore.checkpoint.query.workers import for_each
 from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError
@@ -121,7 +127,7 @@ def pin(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, chec
     }
     try:
         with failing_to("write the pin", made.files, made.path):
-            made.files.make_directory(made.path.rpartition("/")[0])
+            say_that_pins_come(made.files, made.path.rpartition("/")[0])
             made.files.create(made.path, json.dumps(note).encode())
         if is_savepoint:
             require_savepoint(checkpoint)

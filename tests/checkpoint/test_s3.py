@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import uuid
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from spark_statestore.checkpoint.files import FsspecFileSystem, check_url
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.streams import FsCheckpointStreamFactory
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
+from spark_statestore.options import StorageOptions
 from spark_statestore.testing import (
     CheckpointStreamMachine,
     FileSystemTests,
@@ -184,8 +186,29 @@ def test_a_cleanup_leaves_what_is_used(bucket: str, calls: list[str]) -> None:
     assert rows_of(open_store(url), CheckpointName(4)) == {b"k%d" % i: b"v" for i in (2, 3, 4)} | LARGE
     calls.clear()
     store.cleanup(CheckpointName(4), mine, 4, 0)
-    # Whether the store is still its own, and what is pinned.
-    assert calls == ["get_object", "list_objects_v2"]
+    # Whether the store is still its own, and whether anything was ever pinned.
+    assert calls == ["get_object", "get_object"]
+
+
+def test_a_batch_is_one_put_and_nothing_is_ever_listed_again(bucket: str, calls: list[str]) -> None:
+    store, mine = open_store(f"s3://{bucket}/state/0/3", StorageOptions()), attempt()
+    handle = None
+    for version in range(1, 31):
+        if version == 5:
+            # What the first clean-up had to find out is known.
+            calls.clear()
+        whole = version % 10 == 1
+        rows = {b"%d" % version: bytes(200_000)}
+        handle = commit(
+            store, CheckpointName(version), rows, parent=None if whole else handle, by=mine
+        ).handle
+        store.cleanup(CheckpointName(version), mine, version - 2, 0)
+    made = collections.Counter(calls)
+    assert made.pop("put_object") == 26
+    # What versions 1 to 20 wrote; the chain of the newest begins with version 21.
+    assert made.pop("delete_object") == 20
+    assert set(made) == {"get_object"}
+    assert made["get_object"] <= 3 * 26
 
 
 def test_an_abandoned_checkpoint_leaves_nothing(bucket: str) -> None:
