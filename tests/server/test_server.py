@@ -172,7 +172,8 @@ def test_a_load_that_fails_in_its_midst_answers_with_the_error_alone(
 
 def test_streams_are_told_where_they_lie_or_sent_as_they_are(backend: Backend, tmp_path: Path) -> None:
     with backend.client() as client:
-        client.ask(commit(tmp_path, 1, attempt()), data({b"a": secrets.token_bytes(70_000)}))
+        files = {"store": store(tmp_path, fileStateThreshold="0")}
+        client.ask(commit(tmp_path, 1, attempt()) | files, data({b"a": secrets.token_bytes(70_000)}))
         (shared,) = (tmp_path / "shared").iterdir()
         told = client.ask({"op": "load", "store": store(tmp_path), "version": 1, "asStored": True})
         assert told.control["newestFirst"]

@@ -107,7 +107,8 @@ def test_a_cold_load_has_what_the_changes_make(
 
 def test_damage_is_found_and_told_by_the_backend(spark: Any, tmp_path: Path) -> None:
     family = Family()
-    writer = Provider(spark, f"file:{tmp_path}", backend__compression="none")
+    options = {"backend__compression": "none", "backend__fileStateThreshold": "0"}
+    writer = Provider(spark, f"file:{tmp_path}", **options)
     run_batch(writer, 0, family, {1: 30_000})
     writer.close()
     (shared,) = tmp_path.glob("state/0/0/shared/*")
