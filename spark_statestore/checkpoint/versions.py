@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
-from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, EncodedObject
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, EncodedObject, read_without_state
 from spark_statestore.checkpoint.metadata.store import (
     CheckpointMetadata,
     NamedState,
@@ -397,13 +397,15 @@ class VersionStore:
         if file.startswith(f"{METADATA_FILE_NAME}.damaged-"):
             return
         try:
-            data = self._files.read(path)
+            data = read_without_state(self._files, path)
         except FileNotFoundError:
             return
-        ledger.note(name, self._decode(data, name).handle)
+        ledger.note(name, self._decode(data, name, without_state=True).handle)
 
-    def _decode(self, data: bytes, name: CheckpointName) -> CheckpointMetadata:
-        metadata = decode_metadata(data, self.context, self.where(name))
+    def _decode(
+        self, data: bytes, name: CheckpointName, *, without_state: bool = False
+    ) -> CheckpointMetadata:
+        metadata = decode_metadata(data, self.context, self.where(name), without_state=without_state)
         if (metadata.store, metadata.version) != (self.store, name.version) or (
             name.id is not None and metadata.attempt != name.id
         ):

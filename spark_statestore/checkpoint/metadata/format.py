@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_statestore.checkpoint.files.base import Buffer
+from spark_statestore.checkpoint.files.base import Buffer, FileSystem
 from spark_statestore.checkpoint.streams.checksums import combine
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.state.handles.owner import METADATA_MAGIC
@@ -28,6 +28,7 @@ __all__ = [
     "MetadataObject",
     "decode_object",
     "encode_object",
+    "read_without_state",
     "reading",
 ]
 
@@ -43,6 +44,10 @@ INLINE_STATE_OFFSET: Final = _HEADER.size
 """Where state that stays inside the metadata starts, in bytes."""
 
 _LARGEST_BODY: Final = 256 * 1024 * 1024
+_LARGEST_STATE: Final = 1 << 40
+
+# More than the metadata of most versions; less than what is worth a second request.
+_READ_AT_ONCE: Final = 256 * 1024
 
 
 class MetadataKind(enum.IntEnum):
@@ -161,13 +166,34 @@ def encode_object(
     )
 
 
-def decode_object(data: bytes, where: str) -> MetadataObject:
+def read_without_state(files: FileSystem, path: str) -> bytes:
+    """A metadata object; of one that holds much state, what `decode_object` takes as being without it.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    start = files.read(path, 0, _READ_AT_ONCE)
+    if len(start) < _READ_AT_ONCE or start[: len(METADATA_MAGIC)] != METADATA_MAGIC:
+        return start
+    *_, inline_length, body_length = _HEADER.unpack_from(start)
+    if inline_length > _LARGEST_STATE or body_length > _LARGEST_BODY:
+        return start
+    rest = body_length + _FOOTER.size
+    return start[: _HEADER.size] + files.read(path, _HEADER.size + inline_length, rest + 1)
+
+
+def decode_object(data: bytes, where: str, *, without_state: bool = False) -> MetadataObject:
     """Take a metadata object apart, checking all of it.
 
     Parameters
     ----------
     where
         The object's URL, for messages.
+    without_state
+        The state may be missing from it. Then the object's checksum, which covers the state too, says nothing; the
+        body has one of its own.
 
     Raises
     ------
@@ -185,10 +211,15 @@ def decode_object(data: bytes, where: str) -> MetadataObject:
             f"{where} has metadata format {version}, but this release reads formats up to "
             f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was changed."
         )
+    is_whole = len(data) == _HEADER.size + inline_length + body_length + _FOOTER.size
+    if not is_whole and without_state:
+        inline_length = 0
     if len(data) != _HEADER.size + inline_length + body_length + _FOOTER.size:
         raise _corrupt(where, f"is {len(data)} bytes long, which is not the length it was written with")
     checksum, end = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
-    if end != _END or checksum != zlib.crc32(memoryview(data)[: -_FOOTER.size]):
+    if end != _END or (
+        (is_whole or not without_state) and checksum != zlib.crc32(memoryview(data)[: -_FOOTER.size])
+    ):
         raise _corrupt(where, "does not match its checksum")
     start = _HEADER.size + inline_length
     with reading(where):

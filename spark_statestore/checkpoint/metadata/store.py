@@ -175,13 +175,17 @@ def encode_metadata(metadata: CheckpointMetadata, inline_state: InlineState, han
     return encode_object(MetadataKind.STORE_VERSION, metadata.attempt, properties, [handle], inline_state)
 
 
-def decode_metadata(data: bytes, context: HandleContext, where: str) -> CheckpointMetadata:
+def decode_metadata(
+    data: bytes, context: HandleContext, where: str, *, without_state: bool = False
+) -> CheckpointMetadata:
     """Read the metadata object of a version, checking all of it.
 
     Parameters
     ----------
     where
         The object's URL, for messages.
+    without_state
+        See `decode_object`.
 
     Raises
     ------
@@ -190,7 +194,7 @@ def decode_metadata(data: bytes, context: HandleContext, where: str) -> Checkpoi
     UnsupportedFormatError
         If a newer release wrote them.
     """
-    found = decode_object(data, where)
+    found = decode_object(data, where, without_state=without_state)
     properties = found.properties
     with reading(where):
         if found.kind is not MetadataKind.STORE_VERSION:
