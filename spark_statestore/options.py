@@ -130,6 +130,14 @@ OPTIONS: tuple[Option, ...] = (
         "local files: sync files and directories before a commit returns",
     ),
     Option(
+        "maxHeapBytes",
+        "size",
+        "half of the largest heap",
+        "what all stores of a JVM together may have of its heap; state beyond that lies in mapped files in Spark's "
+        "local directory. Set alike for all queries of an application: the store that was opened last says it",
+        least=0,
+    ),
+    Option(
         "python",
         "text",
         "spark.pyspark.python, else PYSPARK_PYTHON, else python3",

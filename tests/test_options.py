@@ -30,6 +30,7 @@ GOOD = {
     "numRetained": [1, "1000000000"],
     "compression": ["none", "lz4", "zstd"],
     "fsync": ["true", "false", True, False],
+    "maxHeapBytes": ["0", "2g"],
     "python": ["/usr/bin/python3"],
 }
 BAD = {
@@ -42,6 +43,7 @@ BAD = {
     "numRetained": ["0", "1000000001", b"1"],
     "compression": ["gzip", "LZ4", ""],
     "fsync": ["yes", "1", 1, "True"],
+    "maxHeapBytes": ["-1", "half"],
     "python": [""],
 }
 CASES = [(name, value, True) for name in GOOD for value in GOOD[name]] + [

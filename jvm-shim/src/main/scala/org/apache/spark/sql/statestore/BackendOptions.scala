@@ -28,6 +28,9 @@ private[statestore] final class BackendOptions private (values: Map[String, Stri
 
   def numRetained(sparks: Int): Int = values.get("numRetained").map(_.toInt).getOrElse(sparks)
 
+  /** What all stores of this JVM may have of its heap. */
+  def maxHeapBytes: Option[Long] = values.get("maxHeapBytes").flatMap(BackendOptions.bytes)
+
   /** Adds what the backend needs to know, as strings, to a JSON object. */
   def addTo(node: ObjectNode): Unit =
     values.toSeq.sorted.foreach { case (name, value) => node.put(name, value) }

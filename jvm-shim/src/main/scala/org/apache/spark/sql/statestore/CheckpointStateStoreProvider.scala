@@ -11,6 +11,7 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation}
 import org.apache.spark.sql.statestore.io._
 import org.apache.spark.sql.statestore.memory.CheckpointKeeper
+import org.apache.spark.sql.statestore.table.TableMemory
 import org.apache.spark.sql.types.StructType
 
 /**
@@ -66,6 +67,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
     this.hasFamilies = useColumnFamilies
     requireSupported(useMultipleValuesPerKey, storeConfs)
     this.options = BackendOptions.parse(storeConfs.sqlConfs)
+    TableMemory.limitHeap(options.maxHeapBytes.getOrElse(TableMemory.defaultLimit))
     this.keeper = if (options.isKeptOnDriver) Some(CheckpointKeeper.find()) else None
     this.schema = FamilySchema(
       StateStore.DEFAULT_COL_FAMILY_NAME, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal = false)

@@ -10,6 +10,7 @@ import org.apache.spark.unsafe.Platform
  * Guarantees: no entry is ever lost by growth or removal, which need the entries alone and never
  * the records; a lookup reads a record only when 28 bits of hash agree. Growing moves the entries
  * of one segment at a time, at most 64 KiB of them, so no insertion waits for all others to move.
+ * It holds what the segments lie in.
  *
  * A place is a segment and a slot in it. It is good until the next insertion or removal.
  */
@@ -27,7 +28,9 @@ private[statestore] final class HashIndex(records: Records) {
   private var count = 0L
   private var made = 1
 
-  enter(new Segment(new Array[Long](SmallestCapacity), 0), 0)
+  private val memory = records.log.memory
+
+  enter(newSegment(SmallestCapacity, 0), 0)
 
   def size: Long = count
 
@@ -63,28 +66,29 @@ private[statestore] final class HashIndex(records: Records) {
   def replaceAt(place: Int, offset: Long): Unit =
     setEntry(place, entryAt(place) & ~Record.OffsetMask | offset >>> 3)
 
-  /** Adds an entry for a key that has none, for which `find` gave the complement of a free place. */
+  /**
+   * Makes sure of room for one more entry, whose free place `find` gave; returns a free place for it. What
+   * may fail for want of memory fails here, and changes nothing.
+   */
+  def roomAt(place: Int, hash: Int): Int = if (isFull(segments(place >>> SegmentBits))) room(hash) else place
+
+  /** The same for an entry of which only the hash is known. */
+  def room(hash: Int): Int = {
+    val tag = tagOf(hash)
+    while (isFull(segments(tag >>> shift)) && grow(tag >>> shift)) {}
+    val segment = segments(tag >>> shift)
+    (tag >>> shift) << SegmentBits | freeSlot(segment, tag)
+  }
+
+  /** Adds an entry for a key that has none, where `room` or `roomAt` said. */
   def insertAt(place: Int, hash: Int, offset: Long): Unit = {
-    val segment = segments(place >>> SegmentBits)
-    if ((segment.count + 1) * LoadDenominator > (mask + 1) * LoadNumerator) {
-      insert(hash, offset)
-    } else {
-      setEntry(place, entryOf(hash, offset))
-      segment.count += 1
-      count += 1
-    }
+    setEntry(place, entryOf(hash, offset))
+    segments(place >>> SegmentBits).count += 1
+    count += 1
   }
 
   /** Adds an entry for a key that has none. */
-  def insert(hash: Int, offset: Long): Unit = {
-    val tag = tagOf(hash)
-    var segment = segments(tag >>> shift)
-    while ((segment.count + 1) * LoadDenominator > (mask + 1) * LoadNumerator && grow(tag >>> shift)) {
-      segment = segments(tag >>> shift)
-    }
-    place(segment, entryOf(hash, offset))
-    count += 1
-  }
+  def insert(hash: Int, offset: Long): Unit = insertAt(room(hash), hash, offset)
 
   /** What lies where the key's entry would lie at best: asking for it brings it into the processor's cache. */
   def peek(hash: Int): Long = {
@@ -131,12 +135,14 @@ private[statestore] final class HashIndex(records: Records) {
     var depth = 0
     while (depth < MostSplits && keys * LoadDenominator > (SegmentSlots.toLong << depth) * LoadNumerator) depth += 1
     if (depth > 0) {
+      val reserved = Array.fill(1 << depth)(newSegment(SegmentSlots, depth))
+      memory.free(segments(0).base, 8 * SegmentSlots)
       shift = TagBits - depth
-      made = 1 << depth
-      segments = new Array[Segment](made)
+      made = reserved.length
+      segments = reserved
       bases = new Array[AnyRef](made)
       addresses = new Array[Long](made)
-      segments.indices.foreach(i => enter(new Segment(new Array[Long](SegmentSlots), depth), i))
+      reserved.indices.foreach(i => enter(reserved(i), i))
     }
   }
 
@@ -159,37 +165,42 @@ private[statestore] final class HashIndex(records: Records) {
   // Twice the slots for the only segment.
   private def widen(): Unit = {
     val old = segments(0)
-    val oldSlots = mask + 1
-    mask = 2 * oldSlots - 1
-    val wide = new Segment(new Array[Long](2 * oldSlots), 0)
+    val slots = mask + 1
+    val wide = newSegment(2 * slots, 0)
+    mask = 2 * slots - 1
     enter(wide, 0)
     var i = 0
-    while (i < oldSlots) {
-      if (old.slots(i) != Empty) place(wide, old.slots(i))
+    while (i < slots) {
+      val entry = read(old.base, old.address, i)
+      if (entry != Empty) place(wide, entry)
       i += 1
     }
+    memory.free(old.base, 8 * slots)
   }
 
   // Half of a segment's entries go to a new one.
   private def split(segment: Int): Unit = {
-    val old = segments(segment)
-    if (TagBits - shift == old.depth) doubleDirectory()
-    val depth = old.depth + 1
-    val low = new Segment(new Array[Long](SegmentSlots), depth)
-    val high = new Segment(new Array[Long](SegmentSlots), depth)
-    val entries = segments.length >>> depth
-    var at = segments.indexWhere(_ eq old)
-    val middle = at + entries
-    while (at < middle) {
-      enter(low, at)
-      enter(high, at + entries)
+    val low = segments(segment)
+    val high = newSegment(SegmentSlots, low.depth + 1)
+    val entries = new Array[Long](SegmentSlots)
+    if (TagBits - shift == low.depth) doubleDirectory()
+    low.depth += 1
+    val width = segments.length >>> low.depth
+    var at = segments.indexWhere(_ eq low) + width
+    val end = at + width
+    while (at < end) {
+      enter(high, at)
       at += 1
     }
+    val bytes = 8L * SegmentSlots
+    Platform.copyMemory(low.base, low.address, entries, Platform.LONG_ARRAY_OFFSET.toLong, bytes)
+    Platform.setMemory(low.base, low.address, bytes, 0)
+    low.count = 0
     var i = 0
     while (i < SegmentSlots) {
-      val entry = old.slots(i)
+      val entry = entries(i)
       if (entry != Empty) {
-        place(if ((entry >>> (Record.OffsetBits + TagBits - depth) & 1L) == 0L) low else high, entry)
+        place(if ((entry >>> (Record.OffsetBits + TagBits - low.depth) & 1L) == 0L) low else high, entry)
       }
       i += 1
     }
@@ -198,9 +209,11 @@ private[statestore] final class HashIndex(records: Records) {
 
   private def doubleDirectory(): Unit = {
     val old = segments
+    val wideBases = new Array[AnyRef](2 * old.length)
+    val wideAddresses = new Array[Long](2 * old.length)
     segments = new Array[Segment](2 * old.length)
-    bases = new Array[AnyRef](2 * old.length)
-    addresses = new Array[Long](2 * old.length)
+    bases = wideBases
+    addresses = wideAddresses
     shift -= 1
     var i = 0
     while (i < segments.length) {
@@ -209,17 +222,29 @@ private[statestore] final class HashIndex(records: Records) {
     }
   }
 
+  private def newSegment(slots: Int, depth: Int): Segment = {
+    val block = if (slots < SegmentSlots) memory.allocateInHeap(8 * slots) else memory.allocate(8 * slots)
+    new Segment(block.base, block.address, depth)
+  }
+
+  private def isFull(segment: Segment): Boolean =
+    (segment.count + 1) * LoadDenominator > (mask + 1) * LoadNumerator
+
   private def enter(segment: Segment, at: Int): Unit = {
     segments(at) = segment
-    bases(at) = segment.slots
-    addresses(at) = Platform.LONG_ARRAY_OFFSET.toLong
+    bases(at) = segment.base
+    addresses(at) = segment.address
   }
 
   private def place(segment: Segment, entry: Long): Unit = {
-    var slot = (entry >>> Record.OffsetBits).toInt & mask
-    while (segment.slots(slot) != Empty) slot = (slot + 1) & mask
-    segment.slots(slot) = entry
+    write(segment.base, segment.address, freeSlot(segment, (entry >>> Record.OffsetBits).toInt), entry)
     segment.count += 1
+  }
+
+  private def freeSlot(segment: Segment, tag: Int): Int = {
+    var slot = tag & mask
+    while (read(segment.base, segment.address, slot) != Empty) slot = (slot + 1) & mask
+    slot
   }
 
   private def placeOf(hash: Int, offset: Long): Int = {
@@ -265,7 +290,7 @@ private[statestore] object HashIndex {
   private final val SpareSlots = 256
 
   /** The entries whose hashes share their `depth` highest bits. */
-  private final class Segment(val slots: Array[Long], val depth: Int) {
+  private final class Segment(val base: AnyRef, val address: Long, var depth: Int) {
     var count = 0
   }
 

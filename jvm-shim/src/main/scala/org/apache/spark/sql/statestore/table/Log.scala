@@ -7,17 +7,20 @@ import org.apache.spark.unsafe.Platform
  *
  * Guarantees: the bytes of a record never move or change their meaning while anybody holds the
  * page that they are in. Appending never touches earlier bytes; truncating replaces the last page
- * by a copy, so rows and scans taken before keep reading what they saw. The log does no locking:
+ * by a copy or ends it, so rows and scans taken before keep reading what they saw. The log does no locking:
  * one thread writes at a time, and a scan may run on any thread that took its `LogView` after the
  * last write.
+ *
+ * @param memory  what the pages lie in
  */
-private[statestore] final class Log {
+private[statestore] final class Log(private[table] val memory: TableMemory) {
   import Log._
 
-  // Of each page: the object that it lies in, the address of its first byte there, and how far its
-  // records reach, which is known once records go elsewhere.
+  // Of each page: the object that it lies in if it is in the heap, the address of its first byte, 0 if there
+  // is no page, its size, and how far its records reach, which is known once records go elsewhere.
   private var pages = new Array[AnyRef](4)
   private var addresses = new Array[Long](4)
+  private var sizes = new Array[Int](4)
   private var used = new Array[Int](4)
 
   // The page that was started last, -1 if there is none, and the offset that is its end.
@@ -32,13 +35,13 @@ private[statestore] final class Log {
   /** Bytes of all pages. */
   def heldBytes: Long = held
 
-  /** The object that a record lies in. */
+  /** The object that a record lies in, null if it is not in the heap. */
   def page(offset: Long): AnyRef = pages((offset >>> PageBits).toInt)
 
-  /** Where a record lies in its page's object. */
+  /** Where a record lies, in its page's object if there is one. */
   def address(offset: Long): Long = addresses((offset >>> PageBits).toInt) + (offset & PageMask)
 
-  def view: LogView = new LogView(pages, addresses, used, last, end)
+  def view: LogView = new LogView(memory, pages, addresses, used, last, end)
 
   /** Makes room for a record and returns its offset; the caller writes its fields. */
   def append(bytes: Int): Long = {
@@ -58,32 +61,52 @@ private[statestore] final class Log {
     }
     if (mark < end) {
       var kept = if (mark == FirstOffset) -1 else ((mark - 1) >>> PageBits).toInt
-      while (kept >= 0 && pages(kept) == null) kept -= 1
+      while (kept >= 0 && addresses(kept) == 0L) kept -= 1
+      // In a file the rest of the page stays unused: going back must not fail because a disk is full.
+      val reopens = kept >= 0 && pages(kept) != null && mark < startOf(kept) + PageBytes
+      val reopened = if (reopens) copyInHeap(kept, sizes(kept)) else null
+      (kept + 1 to last).foreach(drop)
       // Fresh arrays: a scan that holds the old ones still sees the old pages.
       val oldPages = pages
       val oldAddresses = addresses
+      val oldSizes = sizes
       val oldUsed = used
       pages = new Array[AnyRef](oldPages.length)
       addresses = new Array[Long](oldPages.length)
+      sizes = new Array[Int](oldPages.length)
       used = new Array[Int](oldPages.length)
       System.arraycopy(oldPages, 0, pages, 0, kept + 1)
       System.arraycopy(oldAddresses, 0, addresses, 0, kept + 1)
+      System.arraycopy(oldSizes, 0, sizes, 0, kept + 1)
       System.arraycopy(oldUsed, 0, used, 0, kept + 1)
       last = kept
       end = mark
       limit = mark
-      if (kept >= 0 && mark < startOf(kept) + PageBytes) {
-        val page = pages(kept).asInstanceOf[Array[Byte]].clone()
-        pages(kept) = page
-        limit = startOf(kept) + page.length
-      }
-      held = 0L
-      var i = 0
-      while (i <= last) {
-        if (pages(i) != null) held += pages(i).asInstanceOf[Array[Byte]].length
-        i += 1
+      if (reopens) {
+        drop(kept)
+        enter(kept, reopened, sizes(kept))
       }
     }
+  }
+
+  private def copyInHeap(page: Int, size: Int): Block = {
+    val copy = memory.allocateInHeap(size)
+    Platform.copyMemory(
+      pages(page), addresses(page), copy.base, copy.address, math.min(size, sizes(page)).toLong)
+    copy
+  }
+
+  private def enter(page: Int, block: Block, size: Int): Unit = {
+    pages(page) = block.base
+    addresses(page) = block.address
+    sizes(page) = size
+    held += size
+    limit = startOf(page) + size
+  }
+
+  private def drop(page: Int): Unit = if (addresses(page) != 0L) {
+    memory.free(pages(page), sizes(page))
+    held -= sizes(page)
   }
 
   private def appendElsewhere(bytes: Int): Long = {
@@ -96,11 +119,10 @@ private[statestore] final class Log {
   }
 
   private def grow(wanted: Int): Unit = {
-    val page = pages(0).asInstanceOf[Array[Byte]]
     val size = firstPageBytes(wanted)
-    held += size - page.length
-    pages(0) = java.util.Arrays.copyOf(page, size)
-    limit = size
+    val grown = copyInHeap(0, size)
+    drop(0)
+    enter(0, grown, size)
   }
 
   private def startPage(bytes: Int): Unit = {
@@ -117,18 +139,17 @@ private[statestore] final class Log {
       val length = math.max(pages.length * 2, at + span)
       pages = java.util.Arrays.copyOf(pages, length)
       addresses = java.util.Arrays.copyOf(addresses, length)
+      sizes = java.util.Arrays.copyOf(sizes, length)
       used = java.util.Arrays.copyOf(used, length)
     }
     val size =
       if (wanted > PageBytes) wanted.toInt
       else if (at == 0) firstPageBytes(wanted.toInt)
       else PageBytes
-    pages(at) = new Array[Byte](size)
-    addresses(at) = Platform.BYTE_ARRAY_OFFSET.toLong
+    val block = if (size < PageBytes) memory.allocateInHeap(size) else memory.allocate(size)
     if (last >= 0) used(last) = (end - startOf(last)).toInt
-    held += size
+    enter(at, block, size)
     last = at
-    limit = startOf(at) + size
     end = startOf(at) + inPage
   }
 
@@ -158,10 +179,11 @@ private[statestore] object Log {
 /**
  * The pages of a log as they were at one moment, up to `end`.
  *
+ * @param memory  what the pages lie in, which stays while somebody has the view
  * @param last  the page that ends there
  */
-private[statestore] final class LogView(
-    pages: Array[AnyRef], addresses: Array[Long], used: Array[Int], val last: Int, val end: Long) {
+private[statestore] final class LogView private[table] (
+    private[table] val memory: TableMemory, pages: Array[AnyRef], addresses: Array[Long], used: Array[Int], val last: Int, val end: Long) {
 
   def page(offset: Long): AnyRef = pages((offset >>> Log.PageBits).toInt)
 
@@ -170,7 +192,7 @@ private[statestore] final class LogView(
   /** The offset at which the records of a page end, its start if there is no such page. */
   def endOf(page: Int): Long =
     if (page == last) end
-    else if (page > last || pages(page) == null) Log.startOf(page)
+    else if (page > last || addresses(page) == 0L) Log.startOf(page)
     else Log.startOf(page) + used(page)
 }
 

@@ -21,11 +21,14 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
     StateTable.hashOf(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
     prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes)
 
+  /** Makes sure of room for one more group; returns the place that `add` needs. */
+  def room(hash: Int): Int = index.room(hash)
+
   /** Adds a group record that was just appended. */
-  def add(hash: Int, group: Long): Unit = {
+  def add(place: Int, hash: Int, group: Long): Unit = {
     setNext(group, group)
     setBefore(group, group)
-    index.insert(hash, group)
+    index.insertAt(place, hash, group)
   }
 
   /** Undoes `add`: by then its ring is empty again. */

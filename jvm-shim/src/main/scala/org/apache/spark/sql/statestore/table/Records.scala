@@ -19,9 +19,6 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
 
   val header: Int = head + (if (hasLists) Record.ListBytes else 0)
 
-  /** The same layout over an empty log. */
-  def onNewLog(): Records = new Records(new Log, hasRings, hasLists)
-
   def write(
       kind: Int, prev: Long,
       keyBase: Object, keyOffset: Long, keyLength: Int,

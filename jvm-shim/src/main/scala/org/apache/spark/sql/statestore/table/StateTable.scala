@@ -36,17 +36,19 @@ private[statestore] final class StateTable(
     prefix: Option[PrefixProjection] = None,
     order: Option[KeyOrder] = None) extends ChangeSink {
 
-  private var records = new Records(new Log, prefix.isDefined, hasLists)
-  private val header = records.header
-  private var index = new HashIndex(records)
-  private var groups = prefix.map(new PrefixGroups(records, _)).orNull
-  private var tree = order.map(new OrderedTree(records, _)).orNull
-  private var keys = 0L
-  private var values = 0L
-  private var live = 0L
+  private[table] var records = new Records(new Log(new TableMemory), prefix.isDefined, hasLists)
+  private[table] val header = records.header
+  private[table] var index = new HashIndex(records)
+  private[table] var groups = prefix.map(new PrefixGroups(records, _)).orNull
+  private[table] var tree = order.map(new OrderedTree(records, _)).orNull
+  private[table] var keys = 0L
+  private[table] var values = 0L
+  private[table] var live = 0L
   private var groupBytes = 0L
   private var total = 0L
   private val got = new UnsafeRow(valueFields)
+  // The row that `get` gave last may lie in what was compacted.
+  private[table] var retired: AnyRef = _
 
   def isOrdered: Boolean = tree != null
 
@@ -58,7 +60,7 @@ private[statestore] final class StateTable(
   /** Values of all keys. */
   def numValues: Long = values
 
-  /** Heap that the table holds: log pages and indexes, in bytes. */
+  /** Log pages and indexes, in bytes, in the heap and in files. */
   def memoryBytes: Long =
     records.log.heldBytes + index.memoryBytes + (if (groups == null) 0L else groups.memoryBytes) +
       (if (tree == null) 0L else tree.memoryBytes)
@@ -111,8 +113,10 @@ private[statestore] final class StateTable(
     if (!isSame) {
       // The group goes into the log first, so that it is taken back after its first member.
       val group = if (groups == null || first != Record.None) Record.None else groupOf(keyBase, keyOffset, keyLength)
+      // What may fail for want of memory comes before the record: what is in the log is in the index, too.
+      val place = if (slot < 0) index.roomAt(~slot, hash) else slot
       val at = append(Record.Row, old, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
-      if (slot < 0) index.insertAt(~slot, hash, at) else index.replaceAt(slot, at)
+      if (slot < 0) index.insertAt(place, hash, at) else index.replaceAt(place, at)
       if (first != Record.None) {
         supersede(first, at)
         if (groups != null) groups.substitute(first, at)
@@ -349,74 +353,18 @@ private[statestore] final class StateTable(
 
   /** Rewrites the log with what is alive. Offsets change: earlier marks name nothing any more. */
   def compact(): Unit = {
-    val from = records.log.view
-    val fromGroups = groups
-    val fromTree = tree
-    records = records.onNewLog()
-    index = new HashIndex(records)
-    index.reserve(keys)
-    keys = 0L
-    values = 0L
-    live = 0L
-    total = 0L
-    groupBytes = 0L
-    if (fromGroups != null) {
-      groups = new PrefixGroups(records, fromGroups.projection)
-      compactGroups(from, fromGroups)
-    } else {
-      if (fromTree != null) tree = new OrderedTree(records, fromTree.order)
-      val cursor =
-        if (fromTree == null) new LogCursor(scan(from))
-        else new OrderedTree.Cursor(fromTree.current, from, header, null, null, through = false)
-      val record = new LogRecord(header)
-      while (cursor.advance()) {
-        val first = copyList(from, cursor.offset, record)
-        if (tree != null) tree.append(first)
-      }
-    }
-  }
-
-  private def compactGroups(from: LogView, fromGroups: PrefixGroups): Unit = {
-    val heads = scan(from)
-    val record = new LogRecord(header)
-    while (heads.advance()) {
-      if (heads.kind == Record.Group) {
-        val members = fromGroups.membersOf(heads.offset)
-        if (members.nonEmpty) {
-          val group = appendGroup(heads.hash, heads.page, heads.keyAddress, heads.keyLength)
-          members.foreach(member => groups.link(group, copyList(from, member, record)))
-        }
-      }
-    }
-  }
-
-  // Copies all values of a key; returns the offset of the first one.
-  private def copyList(from: LogView, first: Long, record: LogRecord): Long = {
-    var copiedFirst = Record.None
-    var last = Record.None
-    var at = first
-    record.pointTo(from, first)
-    val hash = record.hash
-    while (at != Record.None) {
-      record.pointTo(from, at)
-      val copied = append(
-        if (at == first) Record.Row else Record.Append, last,
-        record.page, record.keyAddress, record.keyLength,
-        record.page, record.valueAddress, record.valueLength)
-      live += records.sizeOf(copied)
-      values += 1
-      if (at == first) {
-        index.insert(hash, copied)
-        copiedFirst = copied
-      } else {
-        records.chain(copiedFirst, last, copied)
-        index.replace(hash, last, copied)
-      }
-      last = copied
-      at = if (hasLists) record.long(records.more) else Record.None
-    }
-    keys += 1
-    copiedFirst
+    val made = new StateTable(keyFields, valueFields, hasLists, prefix, order)
+    new TableCompaction(this, made).run()
+    retired = records.log.memory.keeper
+    records = made.records
+    index = made.index
+    groups = made.groups
+    tree = made.tree
+    keys = made.keys
+    values = made.values
+    live = made.live
+    total = made.total
+    groupBytes = made.groupBytes
   }
 
   private def undo(at: Long): Unit = {
@@ -481,14 +429,15 @@ private[statestore] final class StateTable(
     }
   }
 
-  private def appendGroup(hash: Int, base: Object, offset: Long, length: Int): Long = {
+  private[table] def appendGroup(hash: Int, base: Object, offset: Long, length: Int): Long = {
+    val place = groups.room(hash)
     val at = append(Record.Group, Record.None, base, offset, length, null, 0L, 0)
     groupBytes += records.sizeOf(at)
-    groups.add(hash, at)
+    groups.add(place, hash, at)
     at
   }
 
-  private def append(
+  private[table] def append(
       kind: Int, prev: Long,
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long = {

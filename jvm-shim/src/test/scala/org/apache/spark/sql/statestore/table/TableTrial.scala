@@ -14,18 +14,28 @@ import org.apache.spark.unsafe.Platform
  *
  * @param keys  so many different ones
  * @param largest  rows of that many bytes come now and then
+ * @param heap  what tables may have of the heap meanwhile
  */
-class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean) {
+class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: Long) {
   private val random = new SplittableRandom(seed)
   private val table = new StateTable(1, 1, hasLists)
   private var content = Map.empty[Int, Vector[Long]]
   private var committed = List((table.mark(), content))
   private val scans = mutable.ArrayBuffer.empty[(Iterator[(Int, Long)], mutable.Set[(Int, Long)])]
 
-  def run(steps: Int): Unit = {
+  /** Returns how many bytes of files there are at the end. */
+  def run(steps: Int): Long = try {
+    TableMemory.limitHeap(heap)
     (1 to steps).foreach(step)
+    // Open scans alone have what they show by now.
+    compact()
+    compact()
+    System.gc()
     scans.foreach(finish)
     check()
+    TableMemory.mappedBytes
+  } finally {
+    TableMemory.limitHeap(TableMemory.defaultLimit)
   }
 
   private def step(number: Int): Unit = random.nextInt(1000) match {
