@@ -25,8 +25,10 @@ private[io] final class LoadedChanges(tables: Seq[StateTable], newestFirst: Bool
   private var stream = 0
 
   /** Takes all messages; with `isLarge`, another thread reads them. */
-  def all(source: MessageSource, isLarge: Boolean): Unit =
+  def all(source: MessageSource, isLarge: Boolean): Unit = {
     if (isLarge) besides(source) else here(source)
+    loads.foreach(load => requireSound(load.finish()))
+  }
 
   private def here(source: MessageSource): Unit = {
     val message = new StoredMessage
@@ -101,13 +103,14 @@ private[io] final class LoadedChanges(tables: Seq[StateTable], newestFirst: Bool
     } else {
       if (message.stream != stream) {
         stream = message.stream
-        loads.foreach(_.nextStream())
+        loads.foreach(load => requireSound(load.nextStream()))
       }
-      if (!loads(message.state).take(columns)) {
-        throw new UnreadableChangesException("a key that one stream changes twice")
-      }
+      requireSound(loads(message.state).take(columns))
     }
   }
+
+  private def requireSound(sound: Boolean): Unit =
+    if (!sound) throw new UnreadableChangesException("a key that one stream changes twice")
 }
 
 private[io] object LoadedChanges {

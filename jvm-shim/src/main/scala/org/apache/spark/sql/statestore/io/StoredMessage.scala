@@ -92,11 +92,15 @@ private[io] final class StoredMessage extends Closeable {
     requireOffsets(KeyOffsets, sizes(Keys), "key")
     requireOffsets(ValueOffsets, sizes(Values), "value")
     columns.hasAppends = false
+    columns.hasOthersThanPuts = false
     var row = 0
     while (row < columns.rows) {
       val op = columns.op(row)
       if (op < ChangeColumns.Put || op > ChangeColumns.Append) throw malformed(s"operation $op")
-      if (op == ChangeColumns.Append) columns.hasAppends = true
+      if (op != ChangeColumns.Put) {
+        columns.hasOthersThanPuts = true
+        columns.hasAppends |= op == ChangeColumns.Append
+      }
       row += 1
     }
   }

@@ -26,6 +26,9 @@ private[statestore] final class ChangeColumns {
   /** Whether there is one that adds a value to a key. */
   var hasAppends = false
 
+  /** Whether there is one that is no put. */
+  var hasOthersThanPuts = false
+
   def op(row: Int): Int = Platform.getByte(null, ops + row)
 
   def keyAt(row: Int): Long = keys + Platform.getInt(null, keyOffsets + 4L * row)

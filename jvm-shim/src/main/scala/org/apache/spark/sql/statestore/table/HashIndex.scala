@@ -90,6 +90,28 @@ private[statestore] final class HashIndex(records: Records) {
   /** Adds an entry for a key that has none. */
   def insert(hash: Int, offset: Long): Unit = insertAt(room(hash), hash, offset)
 
+  /** Adds an entry as `entryOf` makes it; false if there is one for the same key. */
+  def insertNew(entry: Long): Boolean = {
+    val tag = (entry >>> Record.OffsetBits).toInt
+    while ((segments(tag >>> shift).count + 1) * LoadDenominator > (mask + 1) * LoadNumerator && grow(tag >>> shift)) {}
+    val base = bases(tag >>> shift)
+    val address = addresses(tag >>> shift)
+    var slot = tag & mask
+    var present = read(base, address, slot)
+    while (present != Empty) {
+      if (((present ^ entry) >>> Record.OffsetBits) == 0L &&
+        records.haveSameKey(Record.offsetIn(present), Record.offsetIn(entry))) {
+        return false
+      }
+      slot = (slot + 1) & mask
+      present = read(base, address, slot)
+    }
+    write(base, address, slot, entry)
+    segments(tag >>> shift).count += 1
+    count += 1
+    true
+  }
+
   /** What lies where the key's entry would lie at best: asking for it brings it into the processor's cache. */
   def peek(hash: Int): Long = {
     val tag = tagOf(hash)
@@ -296,7 +318,8 @@ private[statestore] object HashIndex {
 
   private def tagOf(hash: Int): Int = hash >>> 4
 
-  private def entryOf(hash: Int, offset: Long): Long = tagOf(hash).toLong << Record.OffsetBits | offset >>> 3
+  /** What the index has of a key: bits of its hash, and where its record is. */
+  private[table] def entryOf(hash: Int, offset: Long): Long = tagOf(hash).toLong << Record.OffsetBits | offset >>> 3
 
   private def read(base: AnyRef, address: Long, slot: Int): Long = Platform.getLong(base, address + (slot.toLong << 3))
 

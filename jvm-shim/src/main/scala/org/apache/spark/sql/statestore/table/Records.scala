@@ -47,6 +47,10 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
       Words.areEqual(page, record + header, base, offset, length)
   }
 
+  /** Whether two records have the same key. */
+  def haveSameKey(one: Long, other: Long): Boolean =
+    hasKey(one, log.page(other), log.address(other) + header, keyLengthOf(other))
+
   /** Whether a record has this value. */
   def hasValue(at: Long, base: Object, offset: Long, length: Int): Boolean = {
     val page = log.page(at)

@@ -332,16 +332,33 @@ private[statestore] final class StateTable(
     if (place >= 0) {
       index.offsetAt(place)
     } else {
-      val group = if (groups == null) Record.None else groupOf(keyBase, keyOffset, keyLength)
-      val at = append(Record.Row, Record.None, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+      val at = appendRow(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
       index.insertAt(~place, hash, at)
-      if (groups != null) groups.link(group, at)
-      if (tree != null) tree.put(at)
-      keys += 1
-      values += 1
-      live += header + keyLength + valueLength
       Record.None
     }
+  }
+
+  /** Adds the row of a key that has no record, but for its entry in the index: that is given, for `insertNew`. */
+  private[table] def putUnindexed(
+      hash: Int,
+      keyBase: Object, keyOffset: Long, keyLength: Int,
+      valueBase: Object, valueOffset: Long, valueLength: Int): Long =
+    HashIndex.entryOf(hash, appendRow(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength))
+
+  /** Adds an entry that `putUnindexed` gave; false if the key has a record. */
+  private[table] def insertNew(entry: Long): Boolean = index.insertNew(entry)
+
+  private def appendRow(
+      keyBase: Object, keyOffset: Long, keyLength: Int,
+      valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
+    val group = if (groups == null) Record.None else groupOf(keyBase, keyOffset, keyLength)
+    val at = append(Record.Row, Record.None, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+    if (groups != null) groups.link(group, at)
+    if (tree != null) tree.put(at)
+    keys += 1
+    values += 1
+    live += header + keyLength + valueLength
+    at
   }
 
   /** Makes room before a load of so many rows. */

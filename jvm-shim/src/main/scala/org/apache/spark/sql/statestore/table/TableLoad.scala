@@ -23,14 +23,32 @@ private[statestore] final class TableLoad(table: StateTable) {
   // Made of what was looked at ahead of time, so that looking is not optimised away.
   private var seen = 0
 
-  /** What follows is of an older stream. */
-  def nextStream(): Unit = {
+  // Takes the rows of the first stream, before which nothing is known; null afterwards.
+  private var filling = new IndexFill(table)
+
+  /** What follows is of an older stream; false as in `take`. */
+  def nextStream(): Boolean = {
+    val sound = finish()
     rowsFrom = table.tail
     removedFrom = if (removed == null) Log.FirstOffset else removed.tail
+    sound
+  }
+
+  /** Everything came; false as in `take`. */
+  def finish(): Boolean = {
+    val filled = filling
+    filling = null
+    filled == null || filled.finish()
   }
 
   /** Takes a batch of the present stream, whose hashes are known; false if the stream cannot be loaded like this. */
   def take(batch: ChangeColumns): Boolean = {
+    if (filling != null && batch.hasOthersThanPuts && !finish()) false
+    else if (filling != null) filling.take(batch)
+    else takeUnknown(batch)
+  }
+
+  private def takeUnknown(batch: ChangeColumns): Boolean = {
     val hashes = batch.hashes
     var from = 0
     var sound = true
