@@ -9,10 +9,10 @@ export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test soak coverage mutation bench lint format wheel clean
+.PHONY: help setup jar demo test soak coverage mutation bench bench-quick lint format wheel clean
 
 help: ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 setup: $(READY) ## make the virtual environment and build the jar
 
@@ -59,9 +59,9 @@ mutation: $(READY) ## break checkpoint/ in every small way, and see which breaks
 
 bench: jar ## measure side by side with Spark's own stores
 	$(PY) -m tests.benchmarks
-	$(PY) -m tests.benchmarks.operators
-	$(PY) -m tests.benchmarks.read_state
-	$(PY) -m tests.benchmarks.savepoints
+
+bench-quick: jar ## the ratios that a change must not spoil, in a minute
+	$(PY) -m tests.benchmarks --only guard
 
 lint: $(READY) ## ruff, mypy in strict mode, scalac with every warning an error
 	$(PY) -m ruff check

@@ -1,10 +1,14 @@
-"""The Spark session that benchmarks run in, and how they tell how far they are."""
+"""The Spark session that a group of the benchmark runs in, and how it tells how far it is."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +17,16 @@ from tests.sessions import local_builder
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start(scratch: Path, **confs: str) -> Any:
-    """A session with the provider and the benchmark's jar, built from the sources as they are.
+@contextmanager
+def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
+    """A session with the provider and the benchmark's jar, for as long as the block; the JVM outlives it.
 
     Parameters
     ----------
     scratch
         Where it keeps what is temporary.
+    memory
+        The JVM's largest heap.
     **confs
         Further settings below ``spark.``, with ``__`` for a dot.
     """
@@ -29,7 +36,7 @@ def start(scratch: Path, **confs: str) -> Any:
     import spark_statestore
 
     builder = (
-        local_builder("benchmarks", memory="6g")
+        local_builder("benchmarks", memory=memory)
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.jars", str(ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"))
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
@@ -38,8 +45,17 @@ def start(scratch: Path, **confs: str) -> Any:
     for key, value in confs.items():
         builder.config("spark." + key.replace("__", "."), value)
     spark = spark_statestore.configure(builder).getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
-    return spark
+    try:
+        spark.sparkContext.setLogLevel("ERROR")
+        yield spark
+    finally:
+        spark.stop()
+
+
+def separately(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+    """What a function gives in a process of its own, which ends with the call, as does a JVM that it started."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(function, *arguments)
 
 
 def say(text: str) -> None:

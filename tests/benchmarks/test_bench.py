@@ -4,45 +4,72 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.benchmarks import operators, race, read_state
-from tests.benchmarks.contest import OURS, PROVIDERS, Samples, Samplings
+from tests.benchmarks import groups, race, result, session
+from tests.benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
+from tests.benchmarks.groups import batches, guard, operators, read_state
+from tests.benchmarks.groups.batches import Samples, Samplings
 from tests.benchmarks.race import Lap, Laps
-from tests.benchmarks.report import criteria
-from tests.benchmarks.session import ROOT
+from tests.benchmarks.result import Criterion
 
 
-def measured(ours_small: float, ours_large: float, built_in: float) -> Samplings:
-    """One batch of each store; RocksDB is the better built-in."""
-    return {
-        (OURS, 100_000): Samples(batch=[ours_small]),
-        (OURS, 1_000_000): Samples(batch=[ours_large]),
-        ("RocksDB", 1_000_000): Samples(batch=[built_in]),
-        ("HDFSBacked", 1_000_000): Samples(batch=[2 * built_in]),
-    }
+def batches_of(**milliseconds: float) -> Samplings:
+    """One batch of each store at a million keys, of ours also at other sizes."""
+    large = {OURS: milliseconds["ours"], ROCKSDB: milliseconds["rocksdb"], HDFS: milliseconds["hdfs"]}
+    return {(name, 1_000_000): Samples(batch=[times]) for name, times in large.items()}
 
 
-def verdicts(samples: Samplings) -> list[bool]:
-    return [criterion.met for criterion in criteria(samples)]
+def growing(*milliseconds: float) -> Samplings:
+    return {(OURS, 100_000 * 10**n): Samples(batch=[time]) for n, time in enumerate(milliseconds)}
 
 
-def test_an_eighth_of_the_better_built_in_is_just_fast_enough():
-    assert verdicts(measured(10, 10, built_in=80)) == [True, True]
-    assert verdicts(measured(10, 10, built_in=79)) == [False, True]
+def verdicts(criteria: list[Criterion]) -> list[str]:
+    return [criterion.verdict for criterion in criteria]
 
 
-def test_a_batch_may_take_half_as_long_again_with_ten_times_the_keys():
-    assert verdicts(measured(10, 15, built_in=1000)) == [True, True]
-    assert verdicts(measured(10, 16, built_in=1000)) == [True, False]
+def test_a_batch_may_take_a_twentieth_of_the_better_built_in():
+    growth = growing(10, 10)
+    assert verdicts(batches.criteria(batches_of(ours=10, rocksdb=201, hdfs=300), growth)) == ["ok", "ok"]
+    assert verdicts(batches.criteria(batches_of(ours=10, rocksdb=400, hdfs=199), growth)) == ["short", "ok"]
 
 
-def test_a_second_object_for_a_small_commit_is_not_accepted():
-    samples = {(OURS, 100_000): Samples(small_metrics=[{"checkpointObjectsWritten": n} for n in (1, 2, 1)])}
-    assert verdicts(samples) == [False]
+def test_a_batch_may_take_a_third_longer_at_the_largest_size():
+    sides = batches_of(ours=10, rocksdb=300, hdfs=300)
+    assert verdicts(batches.criteria(sides, growing(10, 20, 12.9))) == ["ok", "ok"]
+    assert verdicts(batches.criteria(sides, growing(10, 10, 13.1))) == ["ok", "short"]
+
+
+def test_the_guard_notices_state_that_makes_batches_slow_and_a_lead_that_is_lost():
+    def judged(small: float, large: float, theirs: float) -> list[str]:
+        times = {(OURS, 100_000): small, (OURS, 200_000): large, (CHANGELOG, 200_000): theirs}
+        return verdicts(guard.criteria({entry: Samples(batch=[t, 2 * t]) for entry, t in times.items()}))
+
+    assert judged(10, 20, 200) == ["ok", "ok"]
+    assert judged(10, 26, 200) == ["ok", "short"]
+    assert judged(10, 20, 100) == ["short", "ok"]
+
+
+def test_what_is_short_is_accepted_only_if_it_is_explained(monkeypatch: pytest.MonkeyPatch):
+    short = Criterion("work", 2, 1, "ms")
+    assert (short.verdict, short.accepted) == ("short", False)
+    monkeypatch.setitem(result.EXPLAINED, "work", "Where the time goes")
+    assert (short.verdict, short.accepted) == ("short, explained", True)
+
+
+def test_a_bound_may_be_the_least():
+    assert Criterion("work", 5, 0.6, "MB/s", 10, "plain", at_least=True).verdict == "short"
+    assert Criterion("work", 6, 0.6, "MB/s", 10, "plain", at_least=True).verdict == "ok"
+
+
+def test_a_row_of_the_summary_shows_what_was_compared():
+    row = Criterion("work", 12.3, 1 / 20, "ms", 132, "RocksDB").row()
+    assert row == ["work", "12.3 ms", "≤ 0.05 of 132 ms (RocksDB)", "0.093", "short"]
+    assert Criterion("work", 1, 2, "ms").row() == ["work", "1 ms", "≤ 2 ms", "0.500", "ok"]
 
 
 def took(*milliseconds: float) -> list[Lap]:
@@ -51,8 +78,8 @@ def took(*milliseconds: float) -> list[Lap]:
 
 def test_a_query_may_take_as_long_as_on_the_better_rocksdb_in_all_its_batches():
     rivals: Laps = {"RocksDB": took(50, 50), "RocksDB, changelog": took(10, 30)}
-    assert [c.met for c in operators.criteria({"q": {OURS: took(30, 10)} | rivals})] == [True]
-    assert [c.met for c in operators.criteria({"q": {OURS: took(20, 21)} | rivals})] == [False]
+    assert verdicts(operators.criteria({"q": {OURS: took(30, 10)} | rivals})) == ["ok"]
+    assert verdicts(operators.criteria({"q": {OURS: took(20, 21)} | rivals})) == ["short"]
 
 
 def test_reading_may_take_a_tenth_of_what_the_data_source_takes():
@@ -80,17 +107,42 @@ def test_a_race_times_the_same_batches_on_every_store(spark: Any, tmp_path: Path
     # Of RocksDB with short commits the rows are not known.
     assert laps[OURS][-1].rows == laps["RocksDB"][-1].rows > 0
     assert len(told) == 3
-    assert "| RocksDB, changelog | " in operators.tables({join.name: laps}, operators.QUICK, {})
+    assert "| RocksDB, changelog | " in operators.tables({join.name: laps}, operators.QUICK)
 
 
 @pytest.mark.slow
 def test_a_quick_run_measures_every_store(built: Path, tmp_path: Path):
-    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--directory", str(tmp_path)]
-    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--only", "batches"]
+    run = subprocess.run(
+        [*command, "--directory", str(tmp_path)],
+        cwd=session.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     for name in PROVIDERS:
-        # Two sizes of batches, and the cold load.
-        assert sum(line.startswith(f"| {name} ") for line in lines) == 3
-    assert any(line.startswith("- PASS  objects per commit") for line in lines)
+        # Two kinds of batches, and maintenance.
+        assert sum(line.startswith(f"| {name} ") for line in lines) >= 3
+    assert any(line.startswith("| batch of 10,000 rows") for line in lines[lines.index("## Summary") :])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_group_that_fails_fails_the_run(tmp_path: Path):
+    command = [sys.executable, "-c", "from tests.benchmarks import __main__, groups; import sys\n"]
+    command[2] += "groups.GROUPS['gone'] = 'tests.benchmarks.gone'\n"
+    command[2] += "if __name__ == '__main__': sys.exit(__main__.main())"
+    run = subprocess.run(
+        [*command, "--only", "gone", "--directory", str(tmp_path)],
+        cwd=session.ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "| group gone |" in run.stdout
+
+
+def test_every_group_has_a_module():
+    assert all(callable(import_module(path).run) for path in (groups.GROUPS | groups.SEPARATE).values())

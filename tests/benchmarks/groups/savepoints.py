@@ -1,19 +1,15 @@
-"""What a savepoint costs the query that it is taken of: ``python -m tests.benchmarks.savepoints``.
+"""What a savepoint costs the query that it is taken of.
 
 Batches of one query follow one another without a pause. In turn a number of them runs undisturbed, and then
-as many as it takes run while a canonical savepoint is written. The exit code is 1 if the slowest of those takes
-more than 1.2 times as long as the slowest of the others.
+as many as it takes run while a canonical savepoint is written.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +18,9 @@ import pyarrow.parquet as pq
 import spark_statestore
 from tests.benchmarks import report, session
 from tests.benchmarks.contest import OURS
-from tests.benchmarks.operators import visits
+from tests.benchmarks.groups.operators import visits
 from tests.benchmarks.race import Entrant, Lap, Race, Running, running
-from tests.benchmarks.report import Criterion
+from tests.benchmarks.result import Criterion, Result
 
 MOST = 1.2
 
@@ -54,8 +50,8 @@ class Measured:
 
     @property
     def criterion(self) -> Criterion:
-        slowest = max(_times(self.beside)) / max(_times(self.quiet))
-        return Criterion("the slowest batch beside a savepoint, against the slowest without", slowest, MOST)
+        slowest, quiet = max(_times(self.beside)), max(_times(self.quiet))
+        return Criterion("slowest batch beside a savepoint", slowest, MOST, "ms", quiet, "slowest without")
 
 
 def counts(stream: Any) -> Any:
@@ -109,7 +105,7 @@ def _times(laps: list[Lap]) -> list[float]:
     return [lap.milliseconds for lap in laps]
 
 
-def tables(found: Measured, plan: Plan, about: dict[str, Any]) -> str:
+def tables(found: Measured, plan: Plan) -> str:
     """Everything in Markdown."""
     rows = [
         [name, str(len(laps)), *report.figures(report.median(times), report.p95(times), max(times))]
@@ -118,7 +114,6 @@ def tables(found: Measured, plan: Plan, about: dict[str, Any]) -> str:
     ]
     return "\n\n".join(
         [
-            ", ".join(f"{key} {value}" for key, value in about.items()) + ".",
             (
                 f"A count and a sum of {plan.keys:,} keys, {plan.rows:,} of them at random in a batch, 2 partitions, local "
                 f"files; {plan.savepoints} canonical savepoints, {report.median(found.seconds):.1f} seconds each (median). "
@@ -129,23 +124,10 @@ def tables(found: Measured, plan: Plan, about: dict[str, Any]) -> str:
     )
 
 
-def main() -> int:
-    """Measure, print, judge."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.savepoints", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small and short, to see that it works")
-    parser.add_argument("--directory", help="where the checkpoints lie while they are measured")
-    arguments = parser.parse_args()
-    plan = QUICK if arguments.quick else FULL
-    with tempfile.TemporaryDirectory(prefix="statestore-bench-", dir=arguments.directory) as scratch:
-        spark = session.start(Path(scratch))
-        try:
-            found = measure(spark, Path(scratch), plan)
-            about = report.environment(spark)
-        finally:
-            spark.stop()
-    print(f"{tables(found, plan, about)}\n\n- {found.criterion}")
-    return 0 if found.criterion.met else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(scratch: Path, quick: bool) -> Result:
+    """Measure, and say what was measured."""
+    plan = QUICK if quick else FULL
+    with session.running(scratch) as spark:
+        found = measure(spark, scratch, plan)
+    samples = {"plan": asdict(plan), "quiet": _times(found.quiet), "beside": _times(found.beside)}
+    return Result("savepoints", tables(found, plan), [found.criterion], samples | {"seconds": found.seconds})

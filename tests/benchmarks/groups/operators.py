@@ -1,15 +1,11 @@
-"""Whole queries on the store and on RocksDB in one session: ``python -m tests.benchmarks.operators``.
+"""Operators that no other built-in than RocksDB can keep the state of, as queries in one session.
 
 Every query runs on each store at the same time, on the same input, batch by batch in turn. What counts is
-what a batch takes from trigger to trigger, Spark's own work and Python's included. The exit code is 1 if one
-takes longer here than on RocksDB at the better of its settings.
+what a batch takes from trigger to trigger, Spark's own work and Python's included.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -23,7 +19,7 @@ import spark_statestore
 from tests.benchmarks import race, report, session
 from tests.benchmarks.contest import OURS, PROVIDERS
 from tests.benchmarks.race import Entrant, Lap, Laps, Race
-from tests.benchmarks.report import Criterion
+from tests.benchmarks.result import Criterion, Result
 
 ROCKSDB = tuple(
     Entrant(name, provider, settings)
@@ -142,44 +138,21 @@ def races(plan: Plan) -> list[Race]:
     ]
 
 
-def main() -> int:
-    """Measure, print, judge."""
-    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.operators", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="small and short, to see that it works")
-    parser.add_argument("--save", metavar="NAME", help="keep tables and samples in results/<date>-NAME")
-    parser.add_argument("--directory", help="where the checkpoints lie while they are measured")
-    arguments = parser.parse_args()
-    plan = QUICK if arguments.quick else FULL
+def run(scratch: Path, quick: bool) -> Result:
+    """Run every query on all stores."""
+    plan = QUICK if quick else FULL
     found: dict[str, Laps] = {}
-    with tempfile.TemporaryDirectory(prefix="statestore-bench-", dir=arguments.directory) as scratch:
-        # So that queries which wait for their turn do not look for input all the time.
-        spark = session.start(Path(scratch), sql__streaming__pollingDelay="200ms")
-        try:
-            for number, entered in enumerate(races(plan)):
-                directory = Path(scratch, str(number))
-                directory.mkdir()
-                found[entered.name] = race.run(
-                    spark, directory, entered, plan.warmup, plan.batches, session.say
-                )
-            about = report.environment(spark)
-        finally:
-            spark.stop()
-    judged = criteria(found)
-    text = tables(found, plan, about) + "\n\n" + "\n".join(f"- {c}" for c in judged)
-    print(text)
-    if arguments.save:
-        times = {
-            name: {store: [asdict(lap) for lap in laps] for store, laps in stores.items()}
-            for name, stores in found.items()
-        }
-        said = {
-            "environment": about,
-            "plan": asdict(plan),
-            "criteria": report.verdicts(judged),
-            "laps": times,
-        }
-        report.save(arguments.save, text, said)
-    return 0 if all(c.met for c in judged) else 1
+    # So that queries which wait for their turn do not look for input all the time.
+    with session.running(scratch, sql__streaming__pollingDelay="200ms") as spark:
+        for number, entered in enumerate(races(plan)):
+            directory = scratch / str(number)
+            directory.mkdir()
+            found[entered.name] = race.run(spark, directory, entered, plan.warmup, plan.batches, session.say)
+    laps = {
+        name: {store: [asdict(lap) for lap in laps] for store, laps in stores.items()}
+        for name, stores in found.items()
+    }
+    return Result("operators", tables(found, plan), criteria(found), {"plan": asdict(plan), "laps": laps})
 
 
 def total(laps: list[Lap]) -> float:
@@ -195,17 +168,21 @@ def criteria(found: dict[str, Laps]) -> list[Criterion]:
     """Each query takes at most as long as on RocksDB, over all batches."""
     return [
         Criterion(
-            f"{name}: at most as long as on RocksDB", total(laps[OURS]) / total(laps[best_rocksdb(laps)]), 1
+            f"all batches of {name}",
+            total(laps[OURS]),
+            1,
+            "ms",
+            total(laps[best_rocksdb(laps)]),
+            best_rocksdb(laps),
         )
         for name, laps in found.items()
     ]
 
 
-def tables(found: dict[str, Laps], plan: Plan, about: dict[str, Any]) -> str:
+def tables(found: dict[str, Laps], plan: Plan) -> str:
     """Everything in Markdown, which also reads well in a terminal."""
     return "\n\n".join(
         [
-            ", ".join(f"{key} {value}" for key, value in about.items()) + ".",
             (
                 f"Each query runs on all stores at once and gets the input of {plan.batches} batches, after one "
                 f"that fills the state and {plan.warmup} to warm up; batch by batch in turn, in changing order, "
@@ -240,7 +217,3 @@ def _table(name: str, laps: Laps) -> str:
             ]
         )
     return report.table(name, header, rows)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,17 +1,12 @@
-"""State as a table, without Spark and by Spark's data source: ``python -m tests.benchmarks.read_state``.
+"""State as a table, without Spark and by Spark's data source.
 
 A query counts and sums by a string and a window. Then the same rows are read in turn, from the same checkpoint on
-the same machine. The exit code is 1 if `read_state` takes more than a tenth of what the data source takes to collect
-them as a pandas frame. Most of that is making Python objects of the keys' structs, so it is timed with a column for each
-field too, and told, not judged.
+the same machine. Most of what the data source takes to collect them as a pandas frame is making Python objects of the
+keys' structs, so it is timed with a column for each field too, and told, not judged.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -24,7 +19,8 @@ import pyarrow.parquet as pq
 
 from spark_statestore.rows import read_state
 from tests.benchmarks import session
-from tests.benchmarks.report import Criterion, environment
+from tests.benchmarks.report import figures, median, table
+from tests.benchmarks.result import Criterion, Result
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 MOST_OF_DATA_SOURCE = 1 / 10
@@ -94,33 +90,19 @@ def measure(spark: Any, checkpoint: Path, rounds: int) -> dict[str, list[float]]
 
 def criteria(taken: dict[str, list[float]]) -> list[Criterion]:
     """What is promised of these times."""
-    share = statistics.median(taken[OURS]) / statistics.median(taken[THEIRS])
-    return [Criterion(f"{OURS} over {THEIRS}", share, MOST_OF_DATA_SOURCE)]
+    ours, theirs = median(taken[OURS]), median(taken[THEIRS])
+    return [Criterion("read the whole state", ours, MOST_OF_DATA_SOURCE, "s", theirs, THEIRS)]
 
 
-def main() -> int:
-    """Measure, and say what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        spark = session.start(Path(directory))
-        try:
-            checkpoint = prepare(spark, Path(directory), arguments.rows)
-            taken = measure(spark, checkpoint, arguments.rounds)
-            print(environment(spark))
-        finally:
-            spark.stop()
-    for name, seconds in taken.items():
-        print(f"{name}: median {statistics.median(seconds):.3f} s of {[round(one, 3) for one in seconds]}")
-    share = statistics.median(taken[OURS]) / statistics.median(taken[THEIRS_FLAT])
-    print(f"{OURS} over {THEIRS_FLAT}: {share:.3f}")
-    found = criteria(taken)
-    for criterion in found:
-        print(criterion)
-    return 0 if all(criterion.met for criterion in found) else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def run(scratch: Path, quick: bool) -> Result:
+    """Make a checkpoint, and read it in every way."""
+    rows, rounds = (10_000, 1) if quick else (1_000_000, 3)
+    with session.running(scratch) as spark:
+        taken = measure(spark, prepare(spark, scratch, rows), rounds)
+    cells = [
+        [way, *figures(median(seconds), min(seconds)), f"{median(seconds) / median(taken[OURS]):.2f}"]
+        for way, seconds in taken.items()
+    ]
+    title = f"Reading {rows:,} rows of state, in seconds"
+    shown = table(title, ["way", "median", "min", "ratio to ours"], cells)
+    return Result("read_state", shown, criteria(taken), {"rows": rows, "seconds": taken})

@@ -1,0 +1,35 @@
+"""What no change may spoil, in less than a minute and with generous slack: it runs on machines that do other work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.benchmarks import session
+from tests.benchmarks.contest import CHANGELOG, OURS
+from tests.benchmarks.groups import batches
+from tests.benchmarks.result import Criterion, Result
+
+MOST_OF_BUILT_IN = 1 / 6
+MOST_GROWTH = 2.5
+
+SMALL, LARGE = 100_000, 1_000_000
+PLAN = batches.Plan(warmup=8, batches=15, small_batches=0)
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Our store at two sizes, and at the larger one the built-in that is the faster there."""
+    large = 2 * SMALL if quick else LARGE
+    with session.running(scratch) as spark:
+        found = batches.measure(spark, scratch, [(OURS, SMALL), (OURS, large), (CHANGELOG, large)], PLAN)
+    return Result("guard", batches.batch_table(found, PLAN), criteria(found))
+
+
+def criteria(found: batches.Samplings) -> list[Criterion]:
+    """By the fastest batch of each, which whatever else runs on the machine disturbs least."""
+    large = max(size for _, size in found)
+    small, ours, theirs = (min(found[e].batch) for e in ((OURS, SMALL), (OURS, large), (CHANGELOG, large)))
+    work = f"fastest batch of 10,000 rows at {large:,} keys"
+    return [
+        Criterion(work, ours, MOST_OF_BUILT_IN, "ms", theirs, CHANGELOG),
+        Criterion(f"{work}, growth", ours, MOST_GROWTH, "ms", small, f"at {SMALL:,}"),
+    ]
