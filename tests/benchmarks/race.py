@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -61,27 +62,56 @@ class Lap:
     steps: dict[str, float]
     rows: int
     input_rows: int
+    output: tuple[int, int] = (0, 0)
+    """Number of the rows that came out, and a sum over their hashes, the same in whatever order."""
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """What is the same on every store."""
+        return {"rows in": self.input_rows, "rows out and their sum": self.output}
 
 
 Laps = dict[str, list[Lap]]
 
 
 def run(
-    spark: Any, directory: Path, race: Race, warmup: int, batches: int, say: Callable[[str], None]
+    spark: Any,
+    directory: Path,
+    race: Race,
+    warmup: int,
+    batches: int,
+    say: Callable[[str], None],
+    seconds: float = float("inf"),
+    least: int = 1,
 ) -> Laps:
-    """Give every entrant the same input in turn, in changing order, and time those after the warm-up."""
+    """Give every entrant the same input in turn, in changing order, and time those after the warm-up.
+
+    After so many seconds no further batch is begun, if there were at least so many that count.
+
+    Raises
+    ------
+    RuntimeError
+        The stores' answers differ, so their times mean nothing.
+    """
+    begin = time.monotonic()
     laps: Laps = {entrant.name: [] for entrant in race.entrants}
     shuffled = random.Random(1)
     with ExitStack() as stack:
         queries = {e.name: stack.enter_context(running(spark, directory, race, e)) for e in race.entrants}
         order = list(queries)
         for number in range(1 + warmup + batches):
+            if number > warmup + least and time.monotonic() - begin > seconds:
+                break
             made = directory / f"{number:03}.parquet"
             pq.write_table(race.table(number), made)
             shuffled.shuffle(order)
             for name in order:
                 lap = queries[name].batch(made)
-                assert lap.input_rows == queries[order[0]].last.input_rows, "the same input for all"
+                first = queries[order[0]].last
+                if lap.answer != first.answer:
+                    raise RuntimeError(
+                        f"{race.name}, batch {number}: {name} has {lap.answer}, and {order[0]} {first.answer}"
+                    )
                 if number > warmup:
                     laps[name].append(lap)
                 elif number == 0:
@@ -120,6 +150,7 @@ class Running:
             steps=steps,
             rows=sum(operator["numRowsTotal"] for operator in found[-1]["stateOperators"]),
             input_rows=sum(p["numInputRows"] for p in found),
+            output=_sums([p["observedMetrics"]["output"] for p in found]),
         )
         return self.last
 
@@ -137,6 +168,7 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
         stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(watched))
         query = (
             race.build(stream)
+            .transform(_observed)
             .writeStream.outputMode(race.mode)
             .option("checkpointLocation", str(root / "checkpoint"))
             .format("noop")
@@ -146,3 +178,15 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
         yield Running(query, watched)
     finally:
         query.stop()
+
+
+def _observed(output: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    # Of remainders, since a sum of whole hashes would overflow.
+    hashed = F.sum(F.xxhash64(F.struct("*")) % (1 << 31))
+    return output.observe("output", F.count(F.lit(1)).alias("rows"), hashed.alias("hash"))
+
+
+def _sums(observed: list[Any]) -> tuple[int, int]:
+    return sum(o["rows"] for o in observed), sum(o["hash"] or 0 for o in observed)

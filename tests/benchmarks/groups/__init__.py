@@ -9,6 +9,7 @@ from tests.benchmarks.result import Result
 
 GROUPS: dict[str, str] = {
     "batches": "tests.benchmarks.groups.batches",
+    "queries": "tests.benchmarks.groups.queries",
     "operators": "tests.benchmarks.groups.operators",
     "read_state": "tests.benchmarks.groups.read_state",
     "savepoints": "tests.benchmarks.groups.savepoints",
