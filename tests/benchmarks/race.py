@@ -81,26 +81,33 @@ def run(
     warmup: int,
     batches: int,
     say: Callable[[str], None],
-    seconds: float = float("inf"),
     least: int = 1,
+    seconds: float = float("inf"),
+    hopeless: float = float("inf"),
 ) -> Laps:
     """Give every entrant the same input in turn, in changing order, and time those after the warm-up.
 
-    After so many seconds no further batch is begun, if there were at least so many that count.
+    All take part in the `least` batches that count; further ones begin for so many `seconds`. An entrant
+    whose best of those batches took `hopeless` times as long as the first entrant's worst takes no more.
 
     Raises
     ------
     RuntimeError
         The stores' answers differ, so their times mean nothing.
     """
-    begin = time.monotonic()
+    end = float("inf")
     laps: Laps = {entrant.name: [] for entrant in race.entrants}
     shuffled = random.Random(1)
     with ExitStack() as stack:
         queries = {e.name: stack.enter_context(running(spark, directory, race, e)) for e in race.entrants}
         order = list(queries)
         for number in range(1 + warmup + batches):
-            if number > warmup + least and time.monotonic() - begin > seconds:
+            if number == warmup + least + 1:
+                end = time.monotonic() + seconds
+                for name in _behind(laps, race.entrants[0].name, hopeless):
+                    order.remove(name)
+                    queries[name].query.stop()
+            if time.monotonic() > end:
                 break
             made = directory / f"{number:03}.parquet"
             pq.write_table(race.table(number), made)
@@ -118,6 +125,12 @@ def run(
                     say(f"{race.name}, {name}: {lap.rows:,} rows of state in {lap.milliseconds:,.0f} ms")
             made.unlink()
     return laps
+
+
+def _behind(laps: Laps, leader: str, times: float) -> list[str]:
+    most = times * max(lap.milliseconds for lap in laps[leader])
+    others = ((name, of) for name, of in laps.items() if name != leader)
+    return [name for name, of in others if min(lap.milliseconds for lap in of) > most]
 
 
 class Running:

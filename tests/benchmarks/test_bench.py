@@ -175,10 +175,25 @@ def test_stores_whose_answers_differ_are_not_compared(spark: Any, tmp_path: Path
 
 
 @pytest.mark.slow
+def test_who_is_far_behind_is_takes_no_more_batches_than_it_must(spark: Any, tmp_path: Path):
+    entrants = tuple(Entrant(name, *PROVIDERS[name]) for name in (OURS, HDFS))
+
+    def ran(times: float) -> dict[str, int]:
+        plain = Race(f"{times} times", lambda stream: stream, operators.visits(10, 10), entrants)
+        laps = race.run(spark, tmp_path / str(times), plain, 0, 3, lambda _: None, least=1, hopeless=times)
+        return {name: len(of) for name, of in laps.items()}
+
+    (tmp_path / "0").mkdir()
+    (tmp_path / "1000").mkdir()
+    assert ran(1000) == {OURS: 3, HDFS: 3}
+    assert ran(0) == {OURS: 3, HDFS: 1}
+
+
+@pytest.mark.slow
 def test_the_stores_answers_to_a_query_over_the_auction_are_the_same(spark: Any, tmp_path: Path):
     windowed = queries.races(queries.QUICK, 2)[0]
-    laps = race.run(spark, tmp_path, windowed, 0, 3, lambda _: None, seconds=0, least=1)
-    # After its time is up, it ends with as many batches as it needs.
+    laps = race.run(spark, tmp_path, windowed, 0, 3, lambda _: None, least=1, seconds=0)
+    # When its time is up, it has as many batches as it needs.
     assert {name: len(of) for name, of in laps.items()} == dict.fromkeys(PROVIDERS, 1)
     assert all(of[0].output[0] > 0 for of in laps.values())
     assert "| HDFSBacked " in queries.tables({windowed.name: laps}, queries.QUICK)

@@ -38,10 +38,12 @@ class Plan:
         Events that fill the state, and of a batch.
     python_fill, python_rows
         The same where Python works through them row by row.
-    warmup, batches
-        Batches that do not count, and that do at most.
-    seconds, least
-        After so many seconds a query gets no further batch, if it had at least so many that count.
+    warmup, least, batches
+        Batches that do not count, that count for every store, and that count for the fastest ones.
+    seconds
+        For which there are more batches than the least.
+    hopeless
+        A store that is so many times slower than ours is not in more than the least either.
     """
 
     partitions: tuple[int, ...] = (8, 200)
@@ -49,14 +51,15 @@ class Plan:
     rows: int = 50_000
     python_fill: int = 20_000
     python_rows: int = 5_000
-    warmup: int = 2
+    warmup: int = 1
+    least: int = 3
     batches: int = 30
-    seconds: float = 80
-    least: int = 4
+    seconds: float = 40
+    hopeless: float = 4
 
 
 FULL = Plan()
-QUICK = Plan((2,), 5_000, 1_000, 500, 200, warmup=0, batches=1, least=1)
+QUICK = Plan((2,), 5_000, 1_000, 500, 200, warmup=0, least=1, batches=1)
 
 
 def races(plan: Plan, partitions: int) -> list[Race]:
@@ -156,7 +159,8 @@ def tables(found: dict[str, Laps], plan: Plan) -> str:
         f"Each query runs on all stores at once and gets the input of at most {plan.batches} batches of "
         f"{plan.rows:,} events, after one of {plan.fill:,} that fills the state and {plan.warmup} to warm up "
         f"(Python: {plan.python_rows:,} and {plan.python_fill:,}); batch by batch in turn, in changing order, "
-        "while the others wait. After each batch the answers of all stores are compared. Checkpoints on a local "
+        f"while the others wait. A store that took {plan.hopeless:g} times as long as ours in each of the first "
+        f"{plan.least} has only those. After each batch the answers of all stores are compared. Checkpoints on a local "
         "file system, Spark's defaults; without maintenance in the background. Times in milliseconds, from "
         "trigger to trigger, of a batch and the batch without data that may follow it; of few batches, p99 is "
         "the longest. Updates, removals and commit are sums over the partitions, two of which work at once."
