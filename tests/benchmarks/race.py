@@ -81,6 +81,7 @@ def run(
     warmup: int,
     batches: int,
     say: Callable[[str], None],
+    *,
     least: int = 1,
     seconds: float = float("inf"),
     hopeless: float = float("inf"),

@@ -117,8 +117,9 @@ def run(scratch: Path, quick: bool) -> Result:
                     plan.warmup,
                     plan.batches,
                     session.say,
-                    plan.seconds,
-                    plan.least,
+                    least=plan.least,
+                    seconds=plan.seconds,
+                    hopeless=plan.hopeless,
                 )
                 unload_all(spark)
     samples = {name: {store: _samples(of) for store, of in laps.items()} for name, laps in found.items()}
