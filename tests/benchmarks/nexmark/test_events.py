@@ -58,6 +58,19 @@ def test_auctions_and_persons_are_new_and_bids_are_on_the_newest():
     assert min(b["bidder"] for b in bids) >= persons[0] - 500 - 10 * 20 - 100
 
 
+def test_the_newest_auction_is_the_last_one_that_came():
+    generator = Generator(open_auctions=1, active_persons=1, repeated=1 << 40)
+    auction = person = None
+    for event in generator.table(1_000_000, 1_000).to_pylist():
+        if event["kind"] == AUCTION:
+            auction = event["auction"]["id"]
+        elif event["kind"] == PERSON:
+            person = event["person"]["id"]
+        else:
+            assert event["bid"]["auction"] in (auction, auction // 100 * 100)
+            assert event["bid"]["bidder"] in (person, person // 100 * 100)
+
+
 def test_half_of_the_bids_go_to_one_auction_in_a_hundred():
     bids = of_kind(Generator().table(1_000_000, MANY), BID, "bid")
     hot = sum(bid["auction"] % 100 == 0 for bid in bids)
