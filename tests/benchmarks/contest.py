@@ -48,7 +48,7 @@ def root(directory: Path, name: str, *more: object) -> Path:
 def open_store(spark: Any, path: Path, name: str, **settings: str) -> Any:
     """One store of the benchmark, see StoreBenchmark."""
     provider, set_to = confs(spark, name, **settings)
-    return spark._jvm.org.apache.spark.sql.statestore.StoreBenchmark(provider, f"file:{path}", set_to)
+    return spark._jvm.org.apache.spark.sql.statestore.bench.StoreBenchmark(provider, f"file:{path}", set_to)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from tests.benchmarks.result import Result
 
 GROUPS: dict[str, str] = {
+    "rows": "tests.benchmarks.groups.rows",
     "batches": "tests.benchmarks.groups.batches",
     "queries": "tests.benchmarks.groups.queries",
     "operators": "tests.benchmarks.groups.operators",

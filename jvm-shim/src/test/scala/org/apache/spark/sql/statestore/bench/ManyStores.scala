@@ -1,0 +1,66 @@
+package org.apache.spark.sql.statestore.bench
+
+import java.util.{Map => JMap}
+import java.util.concurrent.{Callable, CyclicBarrier, Executors}
+
+import scala.jdk.CollectionConverters._
+
+/**
+ * Many stores of one operator on one executor, one for each partition. Times are in nanoseconds,
+ * from the moment when all threads begin to that when the last one is done.
+ */
+class ManyStores(
+    providerClass: String, checkpointRoot: String, confs: JMap[String, String], count: Int, noise: Int) {
+
+  private val stores =
+    Array.tabulate(count)(new StoreBenchmark(providerClass, checkpointRoot, confs, _, noise))
+
+  /** Every store's first batch. */
+  def fill(keys: Int): Unit = stores.foreach(_.fill(keys))
+
+  /** Opens and commits every store without a change, so many at a time. */
+  def emptyBatch(threads: Int): Long = Crowd.run(threads) { thread =>
+    var i = thread
+    while (i < stores.length) {
+      stores(i).change()
+      stores(i).commit()
+      i += threads
+    }
+  }
+
+  /** Changes so many rows in every store, and then times all the commits at once, each in a thread. */
+  def commitAtOnce(rows: Int, seed: Long): Long = {
+    stores.foreach(_.change(rows, seed))
+    Crowd.run(stores.length)(stores(_).commit())
+  }
+
+  def maintenance(): Unit = stores.foreach(_.maintenance())
+
+  def metrics: java.util.List[String] = stores.map(_.metrics).toSeq.asJava
+
+  def close(): Unit = stores.foreach(_.close())
+}
+
+private[bench] object Crowd {
+
+  /** How long threads take that begin at once. */
+  def run(threads: Int)(body: Int => Unit): Long = {
+    val pool = Executors.newFixedThreadPool(threads)
+    try {
+      var start = 0L
+      val barrier = new CyclicBarrier(threads, () => start = System.nanoTime())
+      val tasks = (0 until threads).map { thread =>
+        pool.submit(new Callable[Long] {
+          override def call(): Long = {
+            barrier.await()
+            body(thread)
+            System.nanoTime()
+          }
+        })
+      }
+      tasks.map(_.get()).max - start
+    } finally {
+      pool.shutdown()
+    }
+  }
+}
