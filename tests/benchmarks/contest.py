@@ -30,6 +30,7 @@ RocksDB takes part twice: with its defaults, and as one sets it up for short com
 """
 
 Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 def confs(spark: Any, name: str, **settings: str) -> tuple[str, dict[str, str]]:
@@ -45,10 +46,15 @@ def root(directory: Path, name: str, *more: object) -> Path:
     return directory / "-".join(str(part) for part in (list(PROVIDERS).index(name), *more)) / "state"
 
 
-def open_store(spark: Any, path: Path, name: str, **settings: str) -> Any:
+def open_store(spark: Any, path: Path | str, name: str, noise: int = 1, **settings: str) -> Any:
     """One store of the benchmark, see StoreBenchmark."""
     provider, set_to = confs(spark, name, **settings)
-    return spark._jvm.org.apache.spark.sql.statestore.bench.StoreBenchmark(provider, f"file:{path}", set_to)
+    return bench(spark).StoreBenchmark(provider, f"file:{path}", set_to, 0, noise)
+
+
+def bench(spark: Any) -> Any:
+    """What the benchmark has in the JVM."""
+    return spark._jvm.org.apache.spark.sql.statestore.bench
 
 
 @contextmanager
@@ -68,3 +74,11 @@ def turns(of: Iterable[Key], rounds: int, seed: int = 1) -> Iterator[tuple[int, 
     for number in range(rounds):
         shuffled.shuffle(order)
         yield number, shuffled.randrange(2**62), list(order)
+
+
+def in_order(found: Mapping[tuple[str, Any], Value]) -> list[tuple[tuple[str, Any], Value]]:
+    """What was found by store and size, by size and in the stores' usual order."""
+    names = list(PROVIDERS)
+    return sorted(
+        found.items(), key=lambda of: (of[0][1], names.index(of[0][0]) if of[0][0] in names else len(names))
+    )

@@ -84,7 +84,7 @@ def run(scratch: Path, quick: bool) -> Result:
 
 def measure(spark: Any, directory: Path, entries: list[Entry], plan: Plan) -> Samplings:
     """Measure stores at their sizes, all interleaved batch by batch in changing order."""
-    jvm = spark._jvm.org.apache.spark.sql.statestore.bench
+    jvm = contest.bench(spark)
     stores: dict[Entry, Any] = {}
     samples: Samplings = {entry: Samples() for entry in entries}
     with contest.closing(stores):

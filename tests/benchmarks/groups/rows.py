@@ -55,8 +55,7 @@ def measure(spark: Any, scratch: Path, count: int, warmup: int, rounds: int) -> 
             for name in dict.fromkeys(name for names in chosen.values() for name in names):
                 provider, confs = contest.confs(spark, name)
                 path = contest.root(scratch, name, kind)
-                make = spark._jvm.org.apache.spark.sql.statestore.bench.RowBenchmark
-                stores[name] = make(provider, f"file:{path}", confs, kind, count)
+                stores[name] = contest.bench(spark).RowBenchmark(provider, f"file:{path}", confs, kind, count)
             for operation, names in chosen.items():
                 session.say(operation)
                 for number, _, order in contest.turns(names, warmup + rounds):

@@ -1,0 +1,180 @@
+"""A commit by itself: its time, its bytes and its objects, by the number of rows that the batch changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import contest, session
+from tests.benchmarks.contest import OURS, PROVIDERS
+from tests.benchmarks.report import figures, median, p95, table
+from tests.benchmarks.result import Criterion, Result
+
+MOST_OF_BUILT_IN = 1 / 8
+SYNCED, LIMIT = f"{OURS}, fsync", "a copy and one write call"
+ROW_BYTES = 24 + 32
+"""Of a key of two longs and a value of three, as Spark lays rows out."""
+
+ABOUT = """A batch puts so many different keys of {keys:,} that exist, and commits. {batches} batches of each store in
+changing order, after {warmup} to warm up; the times, in milliseconds, are those of commit() alone, and of getStore and
+all puts before it: what a store writes while it takes the puts is not part of its commit. Bytes and objects are those of
+the files that a commit added, without the checksum files that Hadoop's local file system keeps beside them. The limit is
+a copy of the changed bytes ({row} a row) and one system call that writes them, to a file that is open. Of {synced},
+which is not judged, every file is synced before the commit returns; of no other is any."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    keys: int = 1_000_000
+    changed: tuple[int, ...] = (1_000, 10_000, 100_000)
+    warmup: int = 6
+    batches: int = 12
+
+
+FULL = Plan()
+QUICK = Plan(keys=20_000, changed=(100, 1_000), warmup=1, batches=2)
+
+
+@dataclass
+class Samples:
+    """Of one store, and of one number of changed rows: milliseconds, and what each commit wrote."""
+
+    puts: list[float] = field(default_factory=list)
+    commit: list[float] = field(default_factory=list)
+    written: list[float] = field(default_factory=list)
+    objects: list[float] = field(default_factory=list)
+    metrics: list[dict[str, int]] = field(default_factory=list)
+
+
+Samplings = dict[tuple[str, int], Samples]
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Time the commits of all stores, and the limit."""
+    plan = QUICK if quick else FULL
+    with session.running(scratch) as spark:
+        found = measure(spark, scratch, plan)
+        limits = {
+            changed: [
+                contest.bench(spark).Machine.copyAndWrite(changed * ROW_BYTES, str(scratch)) / 1e6
+                for _ in range(plan.warmup + plan.batches)
+            ][plan.warmup :]
+            for changed in plan.changed
+        }
+    about = ABOUT.format(
+        keys=plan.keys, batches=plan.batches, warmup=plan.warmup, row=ROW_BYTES, synced=SYNCED
+    )
+    samples = [
+        {"store": name, "changed": changed} | asdict(of) | {"metrics": []}
+        for (name, changed), of in found.items()
+    ]
+    return Result(
+        "commits",
+        "\n\n".join([about, *(tables(found, limits, changed) for changed in plan.changed), steps(found)]),
+        criteria(found),
+        {"plan": asdict(plan), "stores": samples, "limits": limits},
+    )
+
+
+def measure(spark: Any, scratch: Path, plan: Plan) -> Samplings:
+    """Change and commit in turn."""
+    stores: dict[str, Any] = {}
+    found: Samplings = {}
+    roots = {name: contest.root(scratch, name) for name in PROVIDERS} | {SYNCED: scratch / "synced" / "state"}
+    with contest.closing(stores):
+        for name, root in roots.items():
+            settings = {"backend__fsync": "true"} if name == SYNCED else {}
+            store = OURS if name == SYNCED else name
+            stores[name] = contest.open_store(spark, root, store, **settings)
+            stores[name].fill(plan.keys)
+            session.say(f"{name}: {plan.keys:,} keys")
+        for changed in plan.changed:
+            session.say(f"{plan.warmup + plan.batches} commits of {changed:,} rows each")
+            for number, seed, order in contest.turns(stores, plan.warmup + plan.batches):
+                for name in order:
+                    store = stores[name]
+                    before = files(roots[name])
+                    puts = store.change(changed, seed) / 1e6
+                    millis = store.commit() / 1e6
+                    after = files(roots[name])
+                    added = [size for path, size in after.items() if path not in before]
+                    contest.bench(spark).StoreBenchmark.settle()
+                    if number >= plan.warmup:
+                        of = found.setdefault((name, changed), Samples())
+                        of.puts.append(puts)
+                        of.commit.append(millis)
+                        of.written.append(sum(added))
+                        of.objects.append(len(added))
+                        of.metrics.append(json.loads(store.metrics()))
+                if number % 5 == 4:
+                    for name in order:
+                        stores[name].maintenance()
+    return found
+
+
+def files(directory: Path) -> dict[str, int]:
+    """Files with their sizes, without the hidden ones."""
+    found = {}
+    for path, _, names in os.walk(directory):
+        for name in names:
+            if not name.startswith("."):
+                found[os.path.join(path, name)] = os.path.getsize(os.path.join(path, name))
+    return found
+
+
+def criteria(found: Samplings) -> list[Criterion]:
+    """Time and bytes against the built-in that is better in that, and the objects of ours."""
+    judged = []
+    for changed in dict.fromkeys(changed for _, changed in found):
+        work = f"commit of {changed:,} rows"
+        of = {name: found[name, changed] for name in PROVIDERS}
+        built_in = [name for name in PROVIDERS if name != OURS]
+        quick = min(built_in, key=lambda name: median(of[name].commit))
+        times = median(of[OURS].commit), MOST_OF_BUILT_IN, "ms", median(of[quick].commit), quick
+        small = min(built_in, key=lambda name: median(of[name].written))
+        sizes = median(of[OURS].written), 1, "bytes", median(of[small].written), small
+        judged += [
+            Criterion(work, *times),
+            Criterion(f"{work}: bytes", *sizes),
+            Criterion(f"{work}: objects", median(of[OURS].objects), 1),
+        ]
+    return judged
+
+
+def tables(found: Samplings, limits: dict[int, list[float]], changed: int) -> str:
+    """All stores, and the limit."""
+    ours, limit = median(found[OURS, changed].commit), median(limits[changed])
+    rows = []
+    for (name, number), of in contest.in_order(found):
+        if number == changed:
+            times = figures(median(of.puts), median(of.commit), min(of.commit), p95(of.commit))
+            ratios = figures(median(of.commit) / ours, median(of.commit) / limit)
+            wrote = [f"{median(of.written):,.0f}", f"{median(of.objects):g}"]
+            rows.append([name, *times, *ratios, *wrote])
+    times = figures(limit, min(limits[changed]), p95(limits[changed]))
+    rows.append([LIMIT, "", *times, *figures(limit / ours, 1), f"{changed * ROW_BYTES:,}", ""])
+    header = ["store", "puts", "commit", "min", "p95", "to ours", "to the limit", "bytes", "objects"]
+    return table(f"Commit of {changed:,} changed rows", header, rows)
+
+
+def steps(found: Samplings) -> str:
+    """Where ours spends its commits."""
+    names = {
+        "seal": "checkpointCommitSealTimeUs",
+        "send": "checkpointCommitSendTimeUs",
+        "store": "checkpointCommitStoreTimeUs",
+    }
+    rows = []
+    for (name, changed), of in contest.in_order(found):
+        if name in (OURS, SYNCED):
+            taken = [median([m[metric] / 1000 for m in of.metrics]) for metric in names.values()]
+            rest = median(of.commit) - sum(taken)
+            rows.append([name, f"{changed:,}", *figures(median(of.commit), *taken, rest)])
+    return table(
+        f"Where a commit of {OURS} spends its time", ["store", "rows", "whole", *names, "rest"], rows
+    )

@@ -1,0 +1,93 @@
+"""Loading a state that an executor does not have: from a snapshot, and from a snapshot and deltas."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks import contest, session
+from tests.benchmarks.contest import OURS, PROVIDERS
+from tests.benchmarks.report import figures, median, table
+from tests.benchmarks.result import Criterion, Result
+
+MOST_OF_BUILT_IN = 1 / 5
+
+ABOUT = """A state of {keys:,} rows (key two longs, value three) is committed as a snapshot, {deltas} batches change
+{operations:,} of its rows each, and no other snapshot is taken, but by RocksDB without changelog, which takes one with
+every commit. Before and after that a new instance of the store loads the newest version: {loads} times in changing
+order. Its first 1,000 rows are compared with what was put. Files are in the page cache. HDFSBacked and
+spark-statestore have the whole state in memory then, RocksDB has opened its files. Times in milliseconds."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    keys: int = 1_000_000
+    deltas: int = 50
+    operations: int = 10_000
+    loads: int = 7
+
+
+FULL = Plan()
+QUICK = Plan(keys=10_000, deltas=3, operations=1_000, loads=2)
+
+Times = dict[tuple[str, int], list[float]]
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Load on all stores in turn."""
+    plan = QUICK if quick else FULL
+    taken: Times = {}
+    with session.running(scratch) as spark:
+        stores: dict[str, Any] = {}
+        with contest.closing(stores):
+            for name in PROVIDERS:
+                path = contest.root(scratch, name)
+                stores[name] = contest.open_store(spark, path, name, minDeltasForSnapshot="1000000")
+                stores[name].fill(plan.keys, plan.keys, True)
+                session.say(f"{name}: {plan.keys:,} rows")
+            load(stores, 0, plan, taken)
+            for _, seed, order in contest.turns(stores, plan.deltas):
+                for name in order:
+                    stores[name].batch(plan.operations, seed)
+            contest.bench(spark).StoreBenchmark.settle()
+            load(stores, plan.deltas, plan, taken)
+    samples = [{"store": n, "deltas": d, "milliseconds": times} for (n, d), times in taken.items()]
+    return Result(
+        "loads",
+        f"{ABOUT.format(**asdict(plan))}\n\n{tables(taken)}",
+        criteria(taken, plan.keys),
+        {"plan": asdict(plan), "times": samples},
+    )
+
+
+def load(stores: dict[str, Any], deltas: int, plan: Plan, taken: Times) -> None:
+    """Once to warm up, then so often as is planned."""
+    session.say(f"{plan.loads} loads after {deltas} deltas")
+    for number, _, order in contest.turns(stores, 2 + plan.loads):
+        for name in order:
+            millis = stores[name].coldLoad() / 1e6
+            if number > 1:
+                taken.setdefault((name, deltas), []).append(millis)
+
+
+def criteria(taken: Times, keys: int) -> list[Criterion]:
+    """Against the better built-in."""
+    judged = []
+    for deltas in dict.fromkeys(deltas for _, deltas in taken):
+        times = {name: median(taken[name, deltas]) for name in PROVIDERS}
+        rival = min((name for name in times if name != OURS), key=times.__getitem__)
+        work = f"cold load of {keys:,} rows after {deltas} deltas"
+        judged.append(Criterion(work, times[OURS], MOST_OF_BUILT_IN, "ms", times[rival], rival))
+    return judged
+
+
+def tables(taken: Times) -> str:
+    """A row for each store and number of deltas."""
+    rows = []
+    for (name, deltas), times in contest.in_order(taken):
+        ratio = median(times) / median(taken[OURS, deltas])
+        rows.append([name, str(deltas), *figures(median(times), min(times), ratio)])
+    return table("Cold load", ["store", "deltas", "median", "min", "ratio to ours"], rows)
