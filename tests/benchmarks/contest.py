@@ -52,6 +52,12 @@ def open_store(spark: Any, path: Path | str, name: str, noise: int = 1, **settin
     return bench(spark).StoreBenchmark(provider, f"file:{path}", set_to, 0, noise)
 
 
+def open_many(spark: Any, path: Path, name: str, count: int, **settings: str) -> Any:
+    """Stores of one operator, see ManyStores."""
+    provider, set_to = confs(spark, name, **settings)
+    return bench(spark).ManyStores(provider, f"file:{path}", set_to, count, 1)
+
+
 def bench(spark: Any) -> Any:
     """What the benchmark has in the JVM."""
     return spark._jvm.org.apache.spark.sql.statestore.bench

@@ -41,8 +41,8 @@ class Criterion:
 
     @property
     def ratio(self) -> float:
-        """What was measured, over what it is compared with; without that, over the bound."""
-        return self.measured / (self.bound if self.against is None else self.against)
+        """What was measured, over what it is compared with; without that, over the bound if it is not 0."""
+        return self.measured / ((self.bound if self.against is None else self.against) or 1)
 
     @property
     def met(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -55,7 +56,14 @@ def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
 def separately(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """What a function gives in a process of its own, which ends with the call, as does a JVM that it started."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, *arguments)
+        return pool.submit(_call, function, *arguments)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return function(*arguments)
+    except Exception as error:  # noqa: BLE001 - errors of the JVM do not pass from one process to another
+        raise RuntimeError("".join(traceback.format_exception(error))) from None
 
 
 def say(text: str) -> None:

@@ -32,9 +32,7 @@ def run(scratch: Path, quick: bool) -> Result:
         stores: dict[str, Any] = {}
         with contest.closing(stores):
             for name in PROVIDERS:
-                provider, confs = contest.confs(spark, name)
-                path = contest.root(scratch, name)
-                stores[name] = contest.bench(spark).ManyStores(provider, f"file:{path}", confs, count, 1)
+                stores[name] = contest.open_many(spark, contest.root(scratch, name), name, count)
                 stores[name].fill(100)
                 session.say(f"{count} stores of {name}")
             for number, _, order in contest.turns(stores, 1 + rounds):

@@ -28,11 +28,11 @@ class ManyStores(
     }
   }
 
-  /** Changes so many rows in every store, and then times all the commits at once, each in a thread. */
-  def commitAtOnce(rows: Int, seed: Long): Long = {
-    stores.foreach(_.change(rows, seed))
-    Crowd.run(stores.length)(stores(_).commit())
-  }
+  /** Changes so many rows in every store; `commitAtOnce` is to follow. */
+  def change(rows: Int, seed: Long): Unit = stores.foreach(_.change(rows, seed))
+
+  /** Commits every store, each in a thread of its own. */
+  def commitAtOnce(): Long = Crowd.run(stores.length)(stores(_).commit())
 
   def maintenance(): Unit = stores.foreach(_.maintenance())
 

@@ -1,0 +1,100 @@
+"""What a row of state takes of memory: heap after full collections, buffers, and the backend."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.benchmarks import contest, session
+from tests.benchmarks.contest import HDFS, OURS, PROVIDERS
+from tests.benchmarks.report import figures, table
+from tests.benchmarks.result import Criterion, Result
+from tests.spark.counting import backends_of, jvm_of
+
+MOST_OF_HDFS = 1 / 3
+MIB = 2**20
+
+ABOUT = """One store in a JVM of its own is filled with rows (key two longs, value three), and runs {batches} batches of
+10,000 rows and its maintenance. Heap and buffers are what is in use after full collections more than before the store was
+there; the backend's memory is what is resident of its process in all. RocksDB keeps its rows outside of the heap and on
+local disk; what it tells of its native memory is in the last column. MiB, and bytes for each row."""
+
+Measured = dict[str, float]
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Measure every store and size in a process of its own."""
+    sizes = (20_000,) if quick else (100_000, 1_000_000)
+    found: dict[tuple[str, int], Measured] = {}
+    for size in sizes:
+        for name in PROVIDERS:
+            directory = contest.root(scratch, name, size)
+            found[name, size] = session.separately(measure, directory, name, size, 3).result()
+            session.say(f"{name}, {size:,} rows: {found[name, size]}")
+    samples = [{"store": n, "rows": size} | measured for (n, size), measured in found.items()]
+    return Result(
+        "memory",
+        f"{ABOUT.format(batches=3)}\n\n{tables(found)}",
+        criteria(found),
+        {"stores": samples},
+    )
+
+
+def measure(scratch: Path, name: str, size: int, batches: int) -> Measured:
+    """Bytes in use by one store."""
+    with session.running(scratch) as spark:
+        used = contest.bench(spark).Machine.usedMemory
+        # Another store first, so that what is made once is not counted.
+        for path, keys in ((scratch / "small", 1_000), (scratch / "state", size)):
+            heap, buffers = used()
+            store = contest.open_store(spark, path, name)
+            store.fill(keys)
+            for number in range(batches):
+                store.batch(min(keys, 10_000), number)
+            contest.bench(spark).StoreBenchmark.settle()
+            store.maintenance()
+            then_heap, then_buffers = used()
+            told = json.loads(store.metrics())["memoryUsedBytes"]
+            backend = sum(process.memory_info().rss for process in backends_of(jvm_of(spark)))
+            store.close()
+    # The benchmark itself remembers four bytes of each key.
+    return {
+        "heap": then_heap - heap - 4 * size,
+        "buffers": then_buffers - buffers,
+        "backend": backend,
+        "told": told,
+    }
+
+
+def criteria(found: dict[tuple[str, int], Measured]) -> list[Criterion]:
+    """Everything of ours against the heap of HDFSBacked, at the largest size."""
+    size = max(size for _, size in found)
+    ours, theirs = total(found[OURS, size]) / size, found[HDFS, size]["heap"] / size
+    return [Criterion(f"memory for each of {size:,} rows", ours, MOST_OF_HDFS, "bytes", theirs, HDFS)]
+
+
+def total(measured: Measured) -> float:
+    """Without what the store tells."""
+    return measured["heap"] + measured["buffers"] + measured["backend"]
+
+
+def tables(found: dict[tuple[str, int], Measured]) -> str:
+    """A row for each store and size."""
+    rows = []
+    for (name, size), of in contest.in_order(found):
+        parts = figures(*(of[part] / MIB for part in ("heap", "buffers", "backend")), total(of) / MIB)
+        rows.append(
+            [name, f"{size:,}", *parts, *figures(total(of) / size, of["heap"] / size, of["told"] / MIB)]
+        )
+    header = [
+        "store",
+        "rows",
+        "heap",
+        "buffers",
+        "backend",
+        "all",
+        "bytes a row",
+        "of heap",
+        "memoryUsedBytes",
+    ]
+    return table("Memory", header, rows)

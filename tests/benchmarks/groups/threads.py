@@ -1,0 +1,151 @@
+"""Many tasks of one executor that commit at once, and what the disk gives as many threads that just write."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from tests.benchmarks import contest, session
+from tests.benchmarks.contest import OURS
+from tests.benchmarks.groups.commits import ROW_BYTES
+from tests.benchmarks.report import figures, median, table
+from tests.benchmarks.result import Criterion, Result
+from tests.spark.counting import jvm_of
+
+LEAST_OF_DISK = 0.6
+LEAST_BUSY = 0.75
+
+ABOUT = """{threads} threads of one executor each commit {rows:,} changed rows ({bytes:,.0f} bytes) of a store of
+{keys:,} at the same moment; what counts is the time until the last one is done, and the bytes that were written,
+which are {written:,.0f} of each store. Then as many threads each write a new file of that size from memory.
+Both once with every file synced before it counts, and once without; {rounds} rounds in changing order after {warmup} to
+warm up. Busy is the processor time of the JVM and the backend over that of all {cores} cores."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is measured."""
+
+    threads: int = 16
+    keys: int = 20_000
+    rows: int = 2**20 // ROW_BYTES
+    warmup: int = 5
+    rounds: int = 15
+
+
+FULL = Plan()
+QUICK = Plan(keys=2_000, rows=1_000, warmup=1, rounds=2)
+
+Kind = tuple[bool, bool]
+"""Whether it is ours, and whether files are synced."""
+
+
+@dataclass
+class Taken:
+    """Milliseconds, processor time in milliseconds, and bytes of each store."""
+
+    millis: list[float]
+    processor: list[float]
+    bytes: list[float]
+
+    @property
+    def rate(self) -> float:
+        """MB/s of the median round."""
+        return median([size / millis / 1000 for size, millis in zip(self.bytes, self.millis, strict=True)])
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Commit and write in turn."""
+    plan = QUICK if quick else FULL
+    with session.running(scratch) as spark:
+        found = measure(spark, scratch, plan)
+    written = median(found[True, False].bytes) / plan.threads
+    sizes = {"bytes": plan.rows * ROW_BYTES, "written": written, "cores": psutil.cpu_count()}
+    samples = [{"ours": o, "synced": s} | asdict(taken) for (o, s), taken in found.items()]
+    return Result(
+        "threads",
+        f"{ABOUT.format(**asdict(plan), **sizes)}\n\n{tables(found)}",
+        criteria(found, plan.threads),
+        {"plan": asdict(plan), "kinds": samples},
+    )
+
+
+def measure(spark: Any, scratch: Path, plan: Plan) -> dict[Kind, Taken]:
+    """Every kind in turn."""
+    machine, jvm = contest.bench(spark).Machine, psutil.Process(jvm_of(spark))
+    stores: dict[bool, Any] = {}
+    found: dict[Kind, Taken] = {(o, s): Taken([], [], []) for o in (True, False) for s in (False, True)}
+    with contest.closing(stores):
+        for synced in (False, True):
+            settings = {"backend__fsync": str(synced).lower()}
+            path = scratch / f"stores-{synced}"
+            stores[synced] = contest.open_many(spark, path, OURS, plan.threads, **settings)
+            stores[synced].fill(plan.keys)
+        size = 0
+        for number, seed, order in contest.turns(found, plan.warmup + plan.rounds):
+            # Ours first, so that the other can write as much.
+            for ours, synced in sorted(order, key=lambda kind: not kind[0]):
+                if ours:
+                    stores[synced].change(plan.rows, seed)
+                before = processor(jvm)
+                if ours:
+                    millis = stores[synced].commitAtOnce() / 1e6
+                else:
+                    millis = machine.writeAtOnce(plan.threads, size, str(scratch), synced) / 1e6
+                used = processor(jvm) - before
+                if ours:
+                    told = [json.loads(metrics) for metrics in stores[synced].metrics()]
+                    size = sum(m["checkpointBytesWritten"] for m in told) // plan.threads
+                contest.bench(spark).StoreBenchmark.settle()
+                if number >= plan.warmup:
+                    of = found[ours, synced]
+                    of.millis.append(millis)
+                    of.processor.append(used)
+                    of.bytes.append(size * plan.threads)
+            if number % 10 == 9:
+                for many in stores.values():
+                    many.maintenance()
+    return found
+
+
+def processor(jvm: psutil.Process) -> float:
+    """Milliseconds that a JVM and its children have worked so far."""
+    times = [process.cpu_times() for process in (jvm, *jvm.children(recursive=True))]
+    return 1000 * sum(t.user + t.system for t in times)
+
+
+def busy(taken: Taken) -> float:
+    """Of all cores, over all rounds: the system counts in steps of 10 ms."""
+    return sum(taken.processor) / sum(taken.millis) / (psutil.cpu_count() or 1)
+
+
+def criteria(found: dict[Kind, Taken], threads: int) -> list[Criterion]:
+    """With files synced, as only that says what the disk gives; and without, how busy the cores are."""
+    ours, plain = found[True, True].rate, found[False, True].rate
+    work, rival = f"{threads} commits of 1 MB at once", f"{threads} plain threads"
+    return [
+        Criterion(f"{work}, synced", ours, LEAST_OF_DISK, "MB/s", plain, rival, at_least=True),
+        Criterion(f"{work}: cores busy", busy(found[True, False]), LEAST_BUSY, at_least=True),
+    ]
+
+
+def tables(found: dict[Kind, Taken]) -> str:
+    """A row for each kind."""
+    rows = []
+    for (ours, synced), taken in sorted(found.items(), key=lambda item: (item[0][1], not item[0][0])):
+        name = OURS if ours else "plain threads"
+        rows.append(
+            [
+                name,
+                "yes" if synced else "no",
+                *figures(median(taken.millis), min(taken.millis), taken.rate),
+                f"{taken.rate / found[False, synced].rate:.2f}",
+                f"{busy(taken):.0%}",
+            ]
+        )
+    header = ["who", "synced", "median", "min", "MB/s", "of the disk", "busy"]
+    return table("Commits at once, in milliseconds", header, rows)
