@@ -23,7 +23,10 @@ GROUPS: dict[str, str] = {
 }
 """Names and modules, in the order of the summary."""
 
-SEPARATE: dict[str, str] = {"guard": "tests.benchmarks.groups.guard"}
+SEPARATE: dict[str, str] = {
+    "guard": "tests.benchmarks.groups.guard",
+    "spill": "tests.benchmarks.groups.spill",
+}
 """Groups that run only when they are asked for by name."""
 
 
