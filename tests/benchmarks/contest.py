@@ -29,21 +29,44 @@ PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
 RocksDB takes part twice: with its defaults, and as one sets it up for short commits.
 """
 
+_UNFORKED = {
+    "fs.file.impl": "org.apache.spark.sql.statestore.bench.UnforkedFileSystem",
+    "fs.file.impl.disable.cache": "true",
+    "fs.AbstractFileSystem.file.impl": "org.apache.spark.sql.statestore.bench.UnforkedFileContext",
+}
+
+UNFORKED: dict[str, tuple[str, dict[str, str]]] = {
+    f"{name}, unforked": (provider, settings | _UNFORKED)
+    for name, (provider, settings) in PROVIDERS.items()
+    if name != OURS
+}
+"""Spark's own stores, on local files for which Hadoop starts no programs.
+
+They are told of, not judged by: stock Spark is what users of local files have.
+"""
+
+ABOUT_UNFORKED = """Hadoop without its native library, which PySpark does not bring along, starts programs (`chmod`,
+`readlink`) several times in each commit to local files; a store that is *unforked* has local files without that, and is
+not judged."""
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
 def confs(spark: Any, name: str, **settings: str) -> tuple[str, dict[str, str]]:
     """The class of a store, and all its settings; more can be given with ``__`` for a dot."""
-    provider, own = PROVIDERS[name]
+    provider, own = (PROVIDERS | UNFORKED)[name]
     shared = {key: value for key, value in spark.conf.getAll.items() if key.startswith(PREFIX)}
     more = {key.replace("__", "."): value for key, value in settings.items()}
-    return provider, shared | {PREFIX + key: value for key, value in (own | more).items()}
+    own = {key if key.startswith("fs.") else PREFIX + key: value for key, value in (own | more).items()}
+    return provider, shared | own
 
 
 def root(directory: Path, name: str, *more: object) -> Path:
     """The directory of a store; paths of different stores are equally long."""
-    return directory / "-".join(str(part) for part in (list(PROVIDERS).index(name), *more)) / "state"
+    return (
+        directory / "-".join(str(part) for part in (list(PROVIDERS | UNFORKED).index(name), *more)) / "state"
+    )
 
 
 def open_store(spark: Any, path: Path | str, name: str, noise: int = 1, **settings: str) -> Any:
@@ -84,7 +107,7 @@ def turns(of: Iterable[Key], rounds: int, seed: int = 1) -> Iterator[tuple[int, 
 
 def in_order(found: Mapping[tuple[str, Any], Value]) -> list[tuple[tuple[str, Any], Value]]:
     """What was found by store and size, by size and in the stores' usual order."""
-    names = list(PROVIDERS)
+    names = list(PROVIDERS | UNFORKED)
     return sorted(
         found.items(), key=lambda of: (of[0][1], names.index(of[0][0]) if of[0][0] in names else len(names))
     )

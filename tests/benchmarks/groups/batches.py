@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import contest, session
-from tests.benchmarks.contest import OURS, PROVIDERS
+from tests.benchmarks.contest import OURS, PROVIDERS, UNFORKED
 from tests.benchmarks.report import figures, median, p95, table
 from tests.benchmarks.result import Criterion, Result
 
@@ -72,7 +72,9 @@ def run(scratch: Path, quick: bool) -> Result:
     """All stores beside one another, and then ours alone at all its sizes."""
     plan = QUICK if quick else FULL
     with session.running(scratch) as spark:
-        sides = measure(spark, scratch / "sides", [(n, s) for s in plan.sizes for n in PROVIDERS], plan)
+        entries = [(name, size) for size in plan.sizes for name in PROVIDERS]
+        entries += [(name, max(plan.sizes)) for name in UNFORKED]
+        sides = measure(spark, scratch / "sides", entries, plan)
         growth = measure(spark, scratch / "growth", [(OURS, size) for size in plan.growth], plan)
     return Result(
         "batches",
@@ -126,7 +128,7 @@ def measure(spark: Any, directory: Path, entries: list[Entry], plan: Plan) -> Sa
 def criteria(sides: Samplings, growth: Samplings, most: float = MOST_OF_BUILT_IN) -> list[Criterion]:
     """Against the better built-in at the largest common size, and from the smallest to the largest size."""
     size = max(size for _, size in sides)
-    times = {name: median(of.batch) for (name, at), of in sides.items() if at == size}
+    times = {name: median(of.batch) for (name, at), of in sides.items() if at == size and name in PROVIDERS}
     rival = min((name for name in times if name != OURS), key=times.__getitem__)
     sizes = sorted(size for _, size in growth)
     first, last = (median(growth[OURS, at].batch) for at in (sizes[0], sizes[-1]))
@@ -146,7 +148,7 @@ def tables(sides: Samplings, growth: Samplings, plan: Plan) -> str:
             f"{plan.batches} batches of each store after {plan.warmup} to warm up, interleaved in changing order. "
             "Key two longs, value three longs, files on a local file system. Maintenance, and "
             "what a store does in the background after its commit, runs between the batches and is not in their "
-            "times. Times in milliseconds."
+            f"times. {contest.ABOUT_UNFORKED} Times in milliseconds."
         ),
         batch_table(sides, plan),
         _batches(sides, "small_batch", f"Batch of {plan.small_operations:,} rows"),
@@ -179,7 +181,7 @@ def _as_json(samples: Samplings) -> list[dict[str, Any]]:
 
 def _batches(samples: Samplings, what: str, title: str) -> str:
     rows = []
-    for (name, size), of in samples.items():
+    for (name, size), of in contest.in_order(samples):
         times: list[float] = getattr(of, what)
         ratio = median(times) / median(getattr(samples[OURS, size], what))
         rows.append([name, f"{size:,}", *figures(median(times), min(times), p95(times)), f"{ratio:.2f}"])
@@ -188,7 +190,7 @@ def _batches(samples: Samplings, what: str, title: str) -> str:
 
 def _others(samples: Samplings) -> str:
     rows = []
-    for (name, size), of in samples.items():
+    for (name, size), of in contest.in_order(samples):
         memory = of.small_metrics[-1]["memoryUsedBytes"] / 2**20
         rows.append([name, f"{size:,}", *figures(median(of.maintenance), memory)])
     return table(

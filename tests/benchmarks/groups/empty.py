@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import contest, session
-from tests.benchmarks.contest import OURS, PROVIDERS
+from tests.benchmarks.contest import OURS, PROVIDERS, UNFORKED
 from tests.benchmarks.report import figures, median, table
 from tests.benchmarks.result import Criterion, Result
 
@@ -17,7 +17,7 @@ MOST_MILLIS = 0.5
 ABOUT = """{stores} stores of 100 rows each; a batch opens and commits each of them without a change, by one thread
 and by as many as an executor of two cores has. Milliseconds for each store, that is, of the whole batch over the number
 of stores. {ours} batches of ours and {theirs} of each other store, after {more} and one to warm up. Objects are those
-that one store's commit wrote."""
+that one store's commit wrote. {unforked}"""
 
 Times = dict[tuple[str, int], list[float]]
 
@@ -31,7 +31,7 @@ def run(scratch: Path, quick: bool) -> Result:
     with session.running(scratch) as spark:
         stores: dict[str, Any] = {}
         with contest.closing(stores):
-            for name in PROVIDERS:
+            for name in PROVIDERS | UNFORKED:
                 stores[name] = contest.open_many(spark, contest.root(scratch, name), name, count)
                 stores[name].fill(100)
                 session.say(f"{count} stores of {name}")
@@ -47,7 +47,9 @@ def run(scratch: Path, quick: bool) -> Result:
                 session.say(f"round {number}")
             for metrics in stores[OURS].metrics():
                 wrote["objects"] = wrote.get("objects", 0) + json.loads(metrics)["checkpointObjectsWritten"]
-    about = ABOUT.format(stores=count, ours=more * rounds, theirs=rounds, more=more)
+    about = ABOUT.format(
+        stores=count, ours=more * rounds, theirs=rounds, more=more, unforked=contest.ABOUT_UNFORKED
+    )
     samples = [{"store": n, "threads": t, "milliseconds": times} for (n, t), times in taken.items()]
     return Result(
         "empty",

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import contest, session
-from tests.benchmarks.contest import OURS, PROVIDERS
+from tests.benchmarks.contest import OURS, PROVIDERS, UNFORKED
 from tests.benchmarks.report import figures, median, table
 from tests.benchmarks.result import Criterion, Result
 
@@ -17,7 +17,7 @@ ABOUT = """A state of {keys:,} rows (key two longs, value three) is committed as
 {operations:,} of its rows each, and no other snapshot is taken, but by RocksDB without changelog, which takes one with
 every commit. Before and after that a new instance of the store loads the newest version: {loads} times in changing
 order. Its first 1,000 rows are compared with what was put. Files are in the page cache. HDFSBacked and
-spark-statestore have the whole state in memory then, RocksDB has opened its files. Times in milliseconds."""
+spark-statestore have the whole state in memory then, RocksDB has opened its files. {unforked} Times in milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def run(scratch: Path, quick: bool) -> Result:
     with session.running(scratch) as spark:
         stores: dict[str, Any] = {}
         with contest.closing(stores):
-            for name in PROVIDERS:
+            for name in PROVIDERS | UNFORKED:
                 path = contest.root(scratch, name)
                 stores[name] = contest.open_store(spark, path, name, minDeltasForSnapshot="1000000")
                 stores[name].fill(plan.keys, plan.keys, True)
@@ -57,7 +57,7 @@ def run(scratch: Path, quick: bool) -> Result:
     samples = [{"store": n, "deltas": d, "milliseconds": times} for (n, d), times in taken.items()]
     return Result(
         "loads",
-        f"{ABOUT.format(**asdict(plan))}\n\n{tables(taken)}",
+        f"{ABOUT.format(**asdict(plan), unforked=contest.ABOUT_UNFORKED)}\n\n{tables(taken)}",
         criteria(taken, plan.keys),
         {"plan": asdict(plan), "times": samples},
     )

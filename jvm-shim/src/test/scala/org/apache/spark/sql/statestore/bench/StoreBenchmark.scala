@@ -212,8 +212,11 @@ object StoreBenchmark {
       valueSchema: StructType,
       multiple: Boolean): StateStoreProvider = {
     val sqlConf = new SQLConf
-    confs.forEach((name, value) => sqlConf.setConfString(name, value))
     val hadoopConf = new Configuration
+    hadoopConf.setClassLoader(getClass.getClassLoader)
+    confs.forEach { (name, value) =>
+      if (name.startsWith("fs.")) hadoopConf.set(name, value) else sqlConf.setConfString(name, value)
+    }
     hadoopConf.set("sql.streaming.runId", java.util.UUID.randomUUID.toString)
     val created = StateStoreProvider.create(providerClass)
     created.init(StateStoreId(checkpointRoot, 0L, partition), BenchmarkRows.KeySchema, valueSchema, spec,
