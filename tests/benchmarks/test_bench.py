@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections import Counter
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,21 @@ import pytest
 
 from tests.benchmarks import groups, race, result, session
 from tests.benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
-from tests.benchmarks.groups import batches, guard, operators, queries, read_state
+from tests.benchmarks.groups import (
+    batches,
+    commits,
+    empty,
+    guard,
+    loads,
+    memory,
+    operators,
+    queries,
+    read_state,
+    requests,
+    rows,
+    spill,
+    threads,
+)
 from tests.benchmarks.groups.batches import Samples, Samplings
 from tests.benchmarks.race import Entrant, Lap, Laps, Race
 from tests.benchmarks.result import Criterion
@@ -70,6 +86,93 @@ def test_a_row_of_the_summary_shows_what_was_compared():
     row = Criterion("work", 12.3, 1 / 20, "ms", 132, "RocksDB").row()
     assert row == ["work", "12.3 ms", "≤ 0.05 of 132 ms (RocksDB)", "0.093", "short"]
     assert Criterion("work", 1, 2, "ms").row() == ["work", "1 ms", "≤ 2 ms", "0.500", "ok"]
+
+
+def of_all(ours: float, best: float, key: object) -> dict[tuple[str, Any], list[float]]:
+    """The time of every store; one built-in is the best."""
+    rest = dict.fromkeys(PROVIDERS, 10 * best)
+    return {(name, key): [time] for name, time in (rest | {OURS: ours, CHANGELOG: best}).items()}
+
+
+def test_an_operation_is_judged_by_the_rivals_that_it_has_to_beat():
+    taken = {(o, name): [10.0] for o, (_, names, *_) in rows.OPERATIONS.items() for name in names}
+    judged = dict(zip(rows.OPERATIONS, verdicts(rows.criteria(taken)), strict=True))
+    assert {o for o, verdict in judged.items() if verdict == "short"} == {
+        "merge",
+        "prefix scan",
+        "range scan",
+    }
+    taken["get hit", HDFS], taken["merge", OURS] = [9.9], [2.5]
+    judged = dict(zip(rows.OPERATIONS, verdicts(rows.criteria(taken)), strict=True))
+    assert (judged["get hit"], judged["merge"]) == ("short", "ok")
+
+
+def test_an_empty_batch_has_two_bounds():
+    assert verdicts(empty.criteria(of_all(0.4, 2.0, 1))) == ["ok", "ok"]
+    assert verdicts(empty.criteria(of_all(0.6, 3.0, 1))) == ["ok", "short"]
+    assert verdicts(empty.criteria(of_all(0.4, 1.9, 1))) == ["short", "ok"]
+
+
+def test_a_load_may_take_a_fifth_of_the_better_built_in():
+    found = of_all(20, 100, 0) | of_all(20, 99, 50)
+    assert verdicts(loads.criteria(found, 1_000_000)) == ["ok", "short"]
+
+
+def test_a_commit_is_judged_by_time_with_and_without_puts_by_bytes_and_by_objects():
+    def judged(puts: float, commit: float, written: float, objects: float) -> list[str]:
+        theirs = {name: commits.Samples([100], [80], [500], [1]) for name in PROVIDERS}
+        ours = {OURS: commits.Samples([puts], [commit], [written], [objects])}
+        return verdicts(commits.criteria({(name, 1_000): of for name, of in (theirs | ours).items()}))
+
+    assert judged(10, 10, 500, 1) == ["ok", "ok", "ok", "ok"]
+    assert judged(20, 10, 501, 2) == ["ok", "short", "short", "short"]
+    assert judged(1, 11, 500, 1) == ["short", "ok", "ok", "ok"]
+
+
+def test_memory_counts_heap_buffers_and_the_backend():
+    def judged(backend: float) -> list[str]:
+        ours = {"heap": 60.0, "buffers": 10.0, "backend": backend, "told": 1.0}
+        theirs = {"heap": 300.0, "buffers": 0.0, "backend": 0.0, "told": 1.0}
+        return verdicts(memory.criteria({(OURS, 10): ours, (HDFS, 10): theirs}))
+
+    assert (judged(30), judged(31)) == (["ok"], ["short"])
+
+
+def test_threads_that_commit_are_judged_by_the_disk_and_by_the_processor():
+    def judged(millis: float, processor: float) -> list[str]:
+        taken = {kind: threads.Taken([10.0], [0.0], [1e6]) for kind in ((False, False), (False, True))}
+        taken[True, True] = threads.Taken([millis], [0.0], [1e6])
+        taken[True, False] = threads.Taken([10.0], [processor * (os.cpu_count() or 1)], [1e6])
+        return verdicts(threads.criteria(taken, 16))
+
+    assert judged(16.6, 7.5) == ["ok", "ok"]
+    assert judged(16.7, 7.4) == ["short", "short"]
+
+
+def test_requests_of_s3_are_told_apart():
+    def kind(method: str, path: str, query: str = "", **more: str) -> str:
+        return requests.kind_of({"REQUEST_METHOD": method, "PATH_INFO": path, "QUERY_STRING": query} | more)
+
+    assert kind("PUT", "/bucket/a/b") == "PUT"
+    assert kind("PUT", "/bucket/a/b", HTTP_X_AMZ_COPY_SOURCE="bucket/a/c") == "COPY"
+    assert kind("GET", "/bucket", "list-type=2&prefix=a") == "LIST"
+    assert kind("GET", "/bucket/a") == "GET"
+    assert kind("POST", "/bucket", "delete") == "DELETE"
+    assert kind("POST", "/bucket/a", "uploads") == "other"
+
+
+def test_a_listing_in_maintenance_is_short():
+    found = {phase: Counter(PUT=10) for phase in (requests.CHANGED, requests.UNCHANGED, requests.MAINTENANCE)}
+    assert verdicts(requests.criteria(found, 10)) == ["ok", "ok", "ok"]
+    found[requests.MAINTENANCE]["LIST"] = 1
+    assert verdicts(requests.criteria(found, 10)) == ["ok", "short", "ok"]
+
+
+def test_state_on_disk_may_take_three_times_as_long():
+    assert verdicts(spill.criteria({spill.IN_MEMORY: [1], spill.LARGE: [3], spill.LOADED: [3.1]})) == [
+        "ok",
+        "short",
+    ]
 
 
 def took(*milliseconds: float) -> list[Lap]:
