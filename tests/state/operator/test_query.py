@@ -238,7 +238,7 @@ def test_a_failed_write_leaves_nothing_and_is_made_up_for(
     def refuse(*_: object) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(type(state._files), "create", refuse)
+    monkeypatch.setattr(type(state._files), "create_of_parts", refuse)
     with pytest.raises(CheckpointIOError, match="no space left"):
         add(state, 1, 1)
     monkeypatch.undo()
