@@ -151,6 +151,7 @@ def test_frames_of_lz4_are_read_as_arrow_reads_them(spark: Any, data: bytes, dam
     assert read(frame, len(data) + 1) is None
     if data:
         assert read(frame, len(data) - 1) is None
+        assert read(frame, len(data) // 2) is None
     at = damage % len(frame)
     # Whatever that gives, it touches no memory but its own.
     read(frame[:at] + bytes([byte]) + frame[at + 1 :], len(data))
