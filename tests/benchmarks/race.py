@@ -6,11 +6,12 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -64,6 +65,8 @@ class Lap:
     input_rows: int
     output: tuple[int, int] = (0, 0)
     """Number of the rows that came out, and a sum over their hashes, the same in whatever order."""
+    cpu: float = 0
+    """Milliseconds of processor time of Spark's JVM, its Python workers and the backend meanwhile."""
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -145,8 +148,10 @@ class Running:
 
     def batch(self, table: Path) -> Lap:
         """Give it a file, wait until it has taken that, and tell how long that took."""
+        cpu = _processor_time()
         os.link(table, self._watched / table.name)
         self.query.processAllAvailable()
+        cpu = _processor_time() - cpu
         found = [dict(p) for p in self.query.recentProgress if p.batchId > self._seen]
         # Of a query that waits, Spark tells now and then too.
         found = [p for p in found if "addBatch" in p["durationMs"]]
@@ -165,6 +170,7 @@ class Running:
             rows=sum(operator["numRowsTotal"] for operator in found[-1]["stateOperators"]),
             input_rows=sum(p["numInputRows"] for p in found),
             output=_sums([p["observedMetrics"]["output"] for p in found]),
+            cpu=cpu,
         )
         return self.last
 
@@ -192,6 +198,16 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
         yield Running(query, watched)
     finally:
         query.stop()
+
+
+def _processor_time() -> float:
+    """Milliseconds that all processes below this one have taken; what came and went between is missing."""
+    taken = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            taken += times.user + times.system
+    return 1000 * taken
 
 
 def _observed(output: Any) -> Any:

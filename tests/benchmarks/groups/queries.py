@@ -144,6 +144,10 @@ def p99(laps: list[Lap]) -> float:
     return report.percentile([lap.milliseconds for lap in laps], 99)
 
 
+def cpu(laps: list[Lap]) -> float:
+    return report.median([lap.cpu for lap in laps])
+
+
 def per_second(laps: list[Lap]) -> float:
     return 1000 * sum(lap.input_rows for lap in laps) / sum(lap.milliseconds for lap in laps)
 
@@ -175,13 +179,14 @@ def tables(found: dict[str, Laps], plan: Plan) -> str:
         "file system and without the processes that Spark starts for each file there by default, which would "
         "slow down the built-in stores; no maintenance in the background. Times in milliseconds, from "
         "trigger to trigger, of a batch and the batch without data that may follow it; of few batches, p99 is "
-        "the longest. Updates, removals and commit are sums over the partitions, two of which work at once."
+        "the longest. CPU is the processor time of all processes in half of the batches, which other programs "
+        "on the machine hardly change. Updates, removals and commit are sums over the partitions, two of which work at once."
     )
     return "\n\n".join([about, *(_table_of(name, laps) for name, laps in found.items())])
 
 
 def _table_of(name: str, laps: Laps) -> str:
-    header = ["store", "batches", "p50", "p99", "min", "rows/s", "p50 to ours"]
+    header = ["store", "batches", "p50", "p99", "min", "rows/s", "p50 to ours", "CPU", "CPU to ours"]
     header += ["updates", "removals", "commit", "addBatch", "rows of state"]
     rows = []
     for store, measured in laps.items():
@@ -197,6 +202,7 @@ def _table_of(name: str, laps: Laps) -> str:
                 *report.figures(p50(measured), p99(measured), least),
                 f"{per_second(measured):,.0f}",
                 f"{p50(measured) / p50(laps[OURS]):.2f}",
+                *report.figures(cpu(measured), cpu(measured) / cpu(laps[OURS])),
                 *report.figures(*steps),
                 # RocksDB does not count them at its best setting.
                 f"{measured[-1].rows:,}" if measured[-1].rows else "",
@@ -208,6 +214,7 @@ def _table_of(name: str, laps: Laps) -> str:
 def _samples(laps: list[Lap]) -> dict[str, object]:
     return {
         "milliseconds": [lap.milliseconds for lap in laps],
+        "cpu": [lap.cpu for lap in laps],
         "input_rows": [lap.input_rows for lap in laps],
         "steps": {step: report.median([lap.steps[step] for lap in laps]) for step in laps[0].steps},
         "state_rows": laps[-1].rows,
