@@ -25,6 +25,7 @@ GROUPS: dict[str, str] = {
 
 SEPARATE: dict[str, str] = {
     "guard": "tests.benchmarks.groups.guard",
+    "scale": "tests.benchmarks.groups.scale",
     "spill": "tests.benchmarks.groups.spill",
 }
 """Groups that run only when they are asked for by name."""
