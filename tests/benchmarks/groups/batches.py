@@ -73,7 +73,7 @@ def run(scratch: Path, quick: bool) -> Result:
     plan = QUICK if quick else FULL
     with session.running(scratch) as spark:
         entries = [(name, size) for size in plan.sizes for name in PROVIDERS]
-        entries += [(name, max(plan.sizes)) for name in UNFORKED]
+        entries += [(name, max(plan.sizes)) for name in UNFORKED if not quick]
         sides = measure(spark, scratch / "sides", entries, plan)
         growth = measure(spark, scratch / "growth", [(OURS, size) for size in plan.growth], plan)
     return Result(
@@ -132,11 +132,10 @@ def criteria(sides: Samplings, growth: Samplings, most: float = MOST_OF_BUILT_IN
     rival = min((name for name in times if name != OURS), key=times.__getitem__)
     sizes = sorted(size for _, size in growth)
     first, last = (median(growth[OURS, at].batch) for at in (sizes[0], sizes[-1]))
+    growth_work = f"batch of 10,000 rows, {sizes[0]:,} to {sizes[-1]:,} keys"
     return [
         Criterion(f"batch of 10,000 rows at {size:,} keys", times[OURS], most, "ms", times[rival], rival),
-        Criterion(
-            f"batch of 10,000 rows at {sizes[-1]:,} keys", last, MOST_GROWTH, "ms", first, f"at {sizes[0]:,}"
-        ),
+        Criterion(growth_work, last, MOST_GROWTH, "ms", first, f"at {sizes[0]:,}"),
     ]
 
 
