@@ -111,7 +111,7 @@ class FsCheckpointStorageTests(CheckpointStorageTests):
             FsCheckpointStorage(files, directory, -1)
         with pytest.raises(ValueError, match="-1 bytes"):
             FsCheckpointStorage(files, directory, 0, -1)
-        with pytest.raises(ValueError, match="1048577 bytes"):
+        with pytest.raises(ValueError, match=f"{MAX_FILE_STATE_THRESHOLD + 1} bytes"):
             FsCheckpointStorage(files, directory, MAX_FILE_STATE_THRESHOLD + 1)
 
 

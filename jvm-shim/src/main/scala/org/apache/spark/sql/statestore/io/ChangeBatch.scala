@@ -82,6 +82,9 @@ private[statestore] object ChangeBatch {
   /** Compressing less than this costs more than it saves. */
   final val SmallestCompressed = 1024L
 
+  /** One row may be this large, and needs the memory twice while it is compressed. */
+  final val LargestCompressed = 256L << 20
+
   private val NotCompressed = -1L
 
   /**
@@ -107,8 +110,8 @@ private[statestore] object ChangeBatch {
   private def compress(
       rows: Int, nulls: Int, body: ArrowBuf, starts: Array[Long], sizes: Array[Long],
       compression: Compression): Option[ChangeBatch] = {
+    if (body.writerIndex() > LargestCompressed) return None
     val most = sizes.foldLeft(0L)((sum, size) => sum + 16 + math.max(size, compression.most(size.toInt).toLong))
-    if (most > Int.MaxValue) return None
     val packed = allocator.buffer(most)
     var done = false
     try {
