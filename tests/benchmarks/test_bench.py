@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import groups, race, result, session
+from tests.benchmarks import contest, groups, race, result, session
 from tests.benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
 from tests.benchmarks.groups import (
     batches,
@@ -54,6 +54,12 @@ def test_a_batch_may_take_a_twentieth_of_the_better_built_in():
     assert verdicts(batches.criteria(batches_of(ours=10, rocksdb=400, hdfs=199), growth)) == ["short", "ok"]
 
 
+def test_a_store_without_the_programs_of_hadoop_is_no_rival():
+    unforked = {(name, 1_000_000): Samples(batch=[1]) for name in contest.UNFORKED}
+    sides = batches_of(ours=10, rocksdb=300, hdfs=300) | unforked
+    assert verdicts(batches.criteria(sides, growing(10, 10))) == ["ok", "ok"]
+
+
 def test_a_batch_may_take_a_third_longer_at_the_largest_size():
     sides = batches_of(ours=10, rocksdb=300, hdfs=300)
     assert verdicts(batches.criteria(sides, growing(10, 20, 12.9))) == ["ok", "ok"]
@@ -63,7 +69,10 @@ def test_a_batch_may_take_a_third_longer_at_the_largest_size():
 def test_the_guard_notices_state_that_makes_batches_slow_and_a_lead_that_is_lost():
     def judged(small: float, large: float, theirs: float) -> list[str]:
         times = {(OURS, 100_000): small, (OURS, 200_000): large, (CHANGELOG, 200_000): theirs}
-        return verdicts(guard.criteria({entry: Samples(batch=[t, 2 * t]) for entry, t in times.items()}))
+        # One batch of ours that was disturbed.
+        found = {entry: Samples(batch=[time, time]) for entry, time in times.items()}
+        found[OURS, 200_000].batch.append(10_000)
+        return verdicts(guard.criteria(found))
 
     assert judged(10, 20, 200) == ["ok", "ok"]
     assert judged(10, 26, 200) == ["ok", "short"]
