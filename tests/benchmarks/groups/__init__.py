@@ -15,6 +15,7 @@ GROUPS: dict[str, str] = {
     "commits": "tests.benchmarks.groups.commits",
     "loads": "tests.benchmarks.groups.loads",
     "memory": "tests.benchmarks.groups.memory",
+    "spill": "tests.benchmarks.groups.spill",
     "threads": "tests.benchmarks.groups.threads",
     "requests": "tests.benchmarks.groups.requests",
     "operators": "tests.benchmarks.groups.operators",
@@ -26,7 +27,6 @@ GROUPS: dict[str, str] = {
 SEPARATE: dict[str, str] = {
     "guard": "tests.benchmarks.groups.guard",
     "scale": "tests.benchmarks.groups.scale",
-    "spill": "tests.benchmarks.groups.spill",
 }
 """Groups that run only when they are asked for by name."""
 
