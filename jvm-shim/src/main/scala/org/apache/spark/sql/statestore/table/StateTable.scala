@@ -333,7 +333,7 @@ private[statestore] final class StateTable(
       index.offsetAt(place)
     } else {
       val at = appendRow(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
-      index.insertAt(~place, hash, at)
+      index.insert(hash, at)
       Record.None
     }
   }
