@@ -1,10 +1,12 @@
 package org.apache.spark.sql.statestore
 
 import scala.jdk.CollectionConverters._
+import scala.util.control.NonFatal
 
+import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilyMark, FamilySchema}
 import org.apache.spark.sql.statestore.io.{StoredBase, StoredVersion}
-import org.apache.spark.sql.statestore.table.Log
+import org.apache.spark.sql.statestore.table.{Log, StateTable}
 
 /**
  * A committed version that the tables still know: the offsets that name it in memory and the
@@ -36,7 +38,7 @@ private[statestore] final class StoreContent(
     id: Option[String],
     loaded: Seq[ColumnFamily],
     stored: Option[StoredVersion],
-    versionsInMemory: Int) {
+    versionsInMemory: Int) extends Logging {
 
   private val byName = new java.util.LinkedHashMap[String, ColumnFamily]
   loaded.foreach(family => byName.put(family.name, family))
@@ -159,12 +161,35 @@ private[statestore] final class StoreContent(
     pendingBase = pendingBase.filter(_.version > stored.baseVersion)
   }
 
-  /** Compacts the logs that are mostly dead; only the newest version stays known. */
+  /**
+   * Sees to the logs that are mostly dead: has them compacted in the background, and takes over what was.
+   * Returns whether one was compacted; then only the newest version stays known.
+   */
   def compactIfWanted(): Boolean = {
-    val wanting = families.filter(_.table.wantsCompaction)
-    wanting.foreach(_.table.compact())
-    if (wanting.nonEmpty) marks = List(markAs(newest.version, newest.id, newest.stored))
-    wanting.nonEmpty
+    val compacted = families.count { family =>
+      val table = family.table
+      if (table.needsCompaction) {
+        table.compact()
+        true
+      } else if (table.isCompacting) {
+        table.adoptCompaction()
+      } else {
+        if (table.wantsCompaction) inBackground(table)
+        false
+      }
+    } > 0
+    if (compacted) marks = List(markAs(newest.version, newest.id, newest.stored))
+    compacted
+  }
+
+  private def inBackground(table: StateTable): Unit = {
+    val compaction = table.beginCompaction()
+    Background.submit { () =>
+      try compaction.run() catch {
+        // The table stays as it was, and is compacted when it must be.
+        case NonFatal(e) => logWarning("a state table could not be compacted in the background", e)
+      }
+    }
   }
 
   private def lookUp(name: String): ColumnFamily = {

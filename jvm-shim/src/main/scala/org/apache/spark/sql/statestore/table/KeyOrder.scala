@@ -31,6 +31,9 @@ private[statestore] sealed abstract class KeyOrder {
 
   /** A key that starts with what a prefix scan gives; it is reused by the next call. */
   def keyOf(prefix: UnsafeRow): UnsafeRow
+
+  /** The same with rows of its own, for another thread. */
+  def copy(): KeyOrder
 }
 
 /**
@@ -53,6 +56,8 @@ private[statestore] final class ColumnOrder(
     }
     UnsafeProjection.create(columns)
   }
+
+  override def copy(): KeyOrder = new ColumnOrder(schema, ordinals, scansPrefixes)
 
   override def hasGroups: Boolean = false
 
@@ -116,6 +121,8 @@ private[statestore] final class TimestampLastOrder(schema: StructType) extends K
     }
     UnsafeProjection.create(columns :+ Literal(Long.MinValue, LongType))
   }
+
+  override def copy(): KeyOrder = new TimestampLastOrder(schema)
 
   override def hasGroups: Boolean = true
 

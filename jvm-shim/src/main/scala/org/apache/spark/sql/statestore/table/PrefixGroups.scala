@@ -94,6 +94,9 @@ private[statestore] final class PrefixProjection(keySchema: StructType, columns:
     })
   private val key = new UnsafeRow(keySchema.length)
 
+  /** The same with rows of its own, for another thread. */
+  def copy(): PrefixProjection = new PrefixProjection(keySchema, columns)
+
   /** The prefix of a key; the row is reused by the next call. */
   def of(keyBase: Object, keyOffset: Long, keyLength: Int): UnsafeRow = {
     key.pointTo(keyBase, keyOffset, keyLength)

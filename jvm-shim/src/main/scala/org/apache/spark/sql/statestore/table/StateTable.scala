@@ -22,6 +22,8 @@ private[statestore] final class TableMark(
  *  - what changed since a version is the log behind its offset, so it costs what changed;
  *  - a row handed out stays as it was, whatever is put, removed, rolled back or compacted later;
  *  - an iterator sees the table as it was when the iterator was made, and nothing of later writes;
+ *  - compaction is part of no batch: a thread of its own copies what is alive, between batches what came
+ *    since is added, and the copy takes the place;
  *  - putting the value that a key already has changes nothing and is no change.
  *
  * Not thread-safe: its store lets one thread in at a time. `mark` and what is read through it may
@@ -49,6 +51,7 @@ private[statestore] final class StateTable(
   private val got = new UnsafeRow(valueFields)
   // The row that `get` gave last may lie in what was compacted.
   private[table] var retired: AnyRef = _
+  private var compaction: TableCompaction = _
 
   def isOrdered: Boolean = tree != null
 
@@ -290,6 +293,7 @@ private[statestore] final class StateTable(
 
   /** Returns to a former content, undoing every later record, newest first. */
   def rollbackTo(mark: TableMark): Unit = {
+    if (compaction != null && mark.tail < compaction.since) dropCompaction()
     if (mark.tail < records.log.tail) {
       var offsets = new Array[Long](64)
       var count = 0
@@ -368,21 +372,63 @@ private[statestore] final class StateTable(
   def wantsCompaction: Boolean =
     total > StateTable.SmallestCompaction && total > 2 * (live + groupBytes)
 
+  /** Whether compaction should come first: so much is superseded, or there is so little to do. */
+  def needsCompaction: Boolean =
+    wantsCompaction && (total > 4 * (live + groupBytes) || total < StateTable.LargestAtOnce)
+
   /** Rewrites the log with what is alive. Offsets change: earlier marks name nothing any more. */
   def compact(): Unit = {
-    val made = new StateTable(keyFields, valueFields, hasLists, prefix, order)
-    new TableCompaction(this, made).run()
-    retired = records.log.memory.keeper
-    records = made.records
-    index = made.index
-    groups = made.groups
-    tree = made.tree
-    keys = made.keys
-    values = made.values
-    live = made.live
-    total = made.total
-    groupBytes = made.groupBytes
+    dropCompaction()
+    compaction = newCompaction()
+    compaction.run()
+    adoptCompaction()
   }
+
+  /**
+   * Begins to compact, and returns what is to be run on another thread. After that `adoptCompaction` ends it,
+   * unless the table went back behind where it was now.
+   */
+  def beginCompaction(): Runnable = {
+    dropCompaction()
+    val begun = newCompaction()
+    compaction = begun
+    () => begun.run()
+  }
+
+  /** Whether a compaction was begun that has not ended. */
+  def isCompacting: Boolean = compaction != null
+
+  /** Ends a compaction that was run; false if it has not come that far. Offsets change as in `compact`. */
+  def adoptCompaction(): Boolean =
+    if (compaction == null || !compaction.isCopied) {
+      false
+    } else {
+      val ready = compaction
+      // If it fails, the next one starts anew.
+      compaction = null
+      val made = ready.catchUp()
+      retired = records.log.memory.keeper
+      records = made.records
+      index = made.index
+      groups = made.groups
+      tree = made.tree
+      keys = made.keys
+      values = made.values
+      live = made.live
+      total = made.total
+      groupBytes = made.groupBytes
+      true
+    }
+
+  // Records would come to lie where it takes others to be.
+  private def dropCompaction(): Unit = if (compaction != null) {
+    compaction.stop()
+    compaction = null
+  }
+
+  // What projects and orders has rows that it uses again: the copy, made on another thread, has its own.
+  private def newCompaction(): TableCompaction = new TableCompaction(
+    this, new StateTable(keyFields, valueFields, hasLists, prefix.map(_.copy()), order.map(_.copy())))
 
   private def undo(at: Long): Unit = {
     val hash = records.hashOf(at)
@@ -434,7 +480,7 @@ private[statestore] final class StateTable(
     }
   }
 
-  private def groupOf(keyBase: Object, keyOffset: Long, keyLength: Int): Long = {
+  private[table] def groupOf(keyBase: Object, keyOffset: Long, keyLength: Int): Long = {
     val prefixKey = groups.projection.of(keyBase, keyOffset, keyLength)
     val known = groups.find(prefixKey)
     if (known != Record.None) {
@@ -446,7 +492,7 @@ private[statestore] final class StateTable(
     }
   }
 
-  private[table] def appendGroup(hash: Int, base: Object, offset: Long, length: Int): Long = {
+  private def appendGroup(hash: Int, base: Object, offset: Long, length: Int): Long = {
     val place = groups.room(hash)
     val at = append(Record.Group, Record.None, base, offset, length, null, 0L, 0)
     groupBytes += records.sizeOf(at)
@@ -477,6 +523,9 @@ private[statestore] object StateTable {
 
   /** Below this many bytes a log is not worth compacting. */
   private final val SmallestCompaction = 2L * Log.PageBytes
+
+  /** Below this many bytes compacting takes less than a millisecond. */
+  private final val LargestAtOnce = 8L * Log.PageBytes
 
   def hashOf(base: Object, offset: Long, length: Int): Int = Words.hash(base, offset, length)
 }

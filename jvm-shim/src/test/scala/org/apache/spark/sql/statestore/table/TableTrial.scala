@@ -45,7 +45,8 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     case n if n < 970 => get()
     case n if n < 978 => commit()
     case n if n < 982 => rollBack()
-    case n if n < 985 => compact()
+    case n if n < 984 => compact()
+    case 984 => if (table.adoptCompaction()) committed = List((table.mark(), content)) else compactMeanwhile()
     case n if n < 990 => if (scans.size < 4) open() else finish(scans.remove(random.nextInt(scans.size)))
     case n if n < 992 => check()
     case _ => scans.foreach { case (rows, left) => take(rows, left) }
@@ -95,6 +96,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     table.compact()
     committed = List((table.mark(), content))
   }
+
+  // Steps go on while another thread copies.
+  private def compactMeanwhile(): Unit = new Thread(table.beginCompaction()).start()
 
   private def open(): Unit = {
     val rows = table.iterator(everyValue = true).map(pair => (keyOf(pair.key), valueOf(pair.value)))
