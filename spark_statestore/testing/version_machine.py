@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from spark_statestore.checkpoint.files import FileSystem, open_file_system
 from spark_statestore.checkpoint.metadata import StoreId, decode_metadata
 from spark_statestore.checkpoint.pending import Committed, PendingSnapshot
-from spark_statestore.checkpoint.pins import pins_directory_of
+from spark_statestore.checkpoint.pins import pins_directory_of, say_that_pins_come
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import CheckpointNotFoundError
@@ -328,7 +328,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         name = self.timeline[version]
         self.pinned.setdefault(version, (name, *self.stored[name]))
         files, path = self.pin_of(version)
-        files.make_directory(path.rpartition("/")[0])
+        say_that_pins_come(files, path.rpartition("/")[0])
         files.replace(path, b"")
 
     @precondition(lambda self: self.pinned)
