@@ -29,14 +29,15 @@ PROVIDERS: dict[str, tuple[str, dict[str, str]]] = {
 RocksDB takes part twice: with its defaults, and as one sets it up for short commits.
 """
 
-_UNFORKED = {
+UNFORKED_FILES = {
     "fs.file.impl": "org.apache.spark.sql.statestore.bench.UnforkedFileSystem",
     "fs.file.impl.disable.cache": "true",
     "fs.AbstractFileSystem.file.impl": "org.apache.spark.sql.statestore.bench.UnforkedFileContext",
 }
+"""Settings of a session by which local files are written without programs of Hadoop's."""
 
 UNFORKED: dict[str, tuple[str, dict[str, str]]] = {
-    f"{name}, unforked": (provider, settings | _UNFORKED)
+    f"{name}, unforked": (provider, settings | UNFORKED_FILES)
     for name, (provider, settings) in PROVIDERS.items()
     if name != OURS
 }

@@ -22,7 +22,6 @@ from tests.benchmarks.groups import (
     loads,
     memory,
     operators,
-    queries,
     read_state,
     requests,
     rows,
@@ -30,7 +29,7 @@ from tests.benchmarks.groups import (
     threads,
 )
 from tests.benchmarks.groups.batches import Samples, Samplings
-from tests.benchmarks.race import Entrant, Lap, Laps, Race
+from tests.benchmarks.race import Lap, Laps
 from tests.benchmarks.result import Criterion
 
 
@@ -259,54 +258,3 @@ def test_a_group_that_fails_fails_the_run(tmp_path: Path):
 
 def test_every_group_has_a_module():
     assert all(callable(import_module(path).run) for path in (groups.GROUPS | groups.SEPARATE).values())
-
-
-def test_a_query_must_be_ahead_in_half_of_its_batches_in_nearly_all_and_over_all():
-    def judged(*ours: float) -> list[str]:
-        rivals = {"HDFSBacked": [20, 20, 40], "RocksDB": [30, 30, 30]}
-        laps = {name: [Lap(t, {}, 0, 100) for t in times] for name, times in (rivals | {OURS: ours}).items()}
-        return verdicts(queries.criteria({"q": laps}))
-
-    assert judged(19, 19, 29) == ["ok", "ok", "ok"]
-    assert judged(21, 21, 29) == ["short", "ok", "ok"]
-    assert judged(10, 10, 31) == ["ok", "short", "ok"]
-    assert judged(20, 30, 31) == ["short", "short", "short"]
-
-
-@pytest.mark.slow
-def test_stores_whose_answers_differ_are_not_compared(spark: Any, tmp_path: Path):
-    entrants = tuple(Entrant(name, *PROVIDERS[name]) for name in (OURS, HDFS))
-    built: list[int] = []
-
-    def differently(stream: Any) -> Any:
-        built.append(0)
-        return stream.selectExpr(f"k + {len(built)} as k")
-
-    wrong = Race("wrong", differently, operators.visits(10, 10), entrants)
-    with pytest.raises(RuntimeError, match="wrong, batch 0: "):
-        race.run(spark, tmp_path, wrong, 0, 1, lambda _: None)
-
-
-@pytest.mark.slow
-def test_who_is_far_behind_is_takes_no_more_batches_than_it_must(spark: Any, tmp_path: Path):
-    entrants = tuple(Entrant(name, *PROVIDERS[name]) for name in (OURS, HDFS))
-
-    def ran(times: float) -> dict[str, int]:
-        plain = Race(f"{times} times", lambda stream: stream, operators.visits(10, 10), entrants)
-        laps = race.run(spark, tmp_path / str(times), plain, 0, 3, lambda _: None, least=1, hopeless=times)
-        return {name: len(of) for name, of in laps.items()}
-
-    (tmp_path / "0").mkdir()
-    (tmp_path / "1000").mkdir()
-    assert ran(1000) == {OURS: 3, HDFS: 3}
-    assert ran(0) == {OURS: 3, HDFS: 1}
-
-
-@pytest.mark.slow
-def test_the_stores_answers_to_a_query_over_the_auction_are_the_same(spark: Any, tmp_path: Path):
-    windowed = queries.races(queries.QUICK, 2)[0]
-    laps = race.run(spark, tmp_path, windowed, 0, 3, lambda _: None, least=1, seconds=0)
-    # When its time is up, it has as many batches as it needs.
-    assert {name: len(of) for name, of in laps.items()} == dict.fromkeys(PROVIDERS, 1)
-    assert all(of[0].output[0] > 0 for of in laps.values())
-    assert "| HDFSBacked " in queries.tables({windowed.name: laps}, queries.QUICK)

@@ -31,11 +31,6 @@ CONFS = {
     "sql__streaming__pollingDelay": "200ms",
     # Nothing would tell whose batch the stores' maintenance slows down.
     "sql__streaming__stateStore__maintenanceInterval": "1h",
-    # By default Spark starts a process for every file that it renames on a local file system, which takes
-    # the built-in stores longer than all else that they do in a commit.
-    "sql__streaming__checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
 }
 
 
@@ -176,8 +171,8 @@ def tables(found: dict[str, Laps], plan: Plan) -> str:
         f"(Python: {plan.python_rows:,} and {plan.python_fill:,}); batch by batch in turn, in changing order, "
         f"while the others wait. A store that took {plan.hopeless:g} times as long as ours in each of the first "
         f"{plan.least} has only those. After each batch the answers of all stores are compared. Checkpoints on a local "
-        "file system and without the processes that Spark starts for each file there by default, which would "
-        "slow down the built-in stores; no maintenance in the background. Times in milliseconds, from "
+        "file system, as Spark comes: for each file of the built-in stores Hadoop starts programs there. "
+        "No maintenance in the background. Times in milliseconds, from "
         "trigger to trigger, of a batch and the batch without data that may follow it; of few batches, p99 is "
         "the longest. CPU is the processor time of all processes in half of the batches, which other programs "
         "on the machine hardly change. Updates, removals and commit are sums over the partitions, two of which work at once."
