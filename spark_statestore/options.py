@@ -96,7 +96,7 @@ OPTIONS: tuple[Option, ...] = (
         "size",
         "32m",
         "at most so many bytes of what a commit changes lie inside of its metadata object; more goes to a file "
-        "of its own. Files that are not local: the backend holds so much in memory for each commit under way",
+        "of its own. The backend holds so much in memory for each commit under way",
         least=0,
         most=MAX_FILE_STATE_THRESHOLD,
     ),
