@@ -14,7 +14,7 @@ from spark_statestore.errors import ProtocolError
 
 __all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind"]
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """Changes whenever frames, requests or answers change."""
 
 _MAGIC: Final = 0x31545353

@@ -1,6 +1,6 @@
 """Streams of changes: Arrow record batches of puts, removals and appends, in the order they apply.
 
-A stream is a 16-byte header and then record batch messages, each of one named state. Their schema
+A stream is a 16-byte header and then record batch messages, each of one named state. Their layout
 is fixed by the format version. docs/format.md shows the layout.
 """
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
-from spark_statestore.state.batches import read_batch
+from spark_statestore.state.change_batches import CHANGE_SCHEMA, pack, read_change_batch, schema_bytes
 from spark_statestore.state.handles.operator import OperatorStreamStateHandle, StateMetaInfo
 
 if TYPE_CHECKING:
@@ -35,16 +35,7 @@ __all__ = [
     "read_messages",
 ]
 
-CHANGE_FORMAT_VERSION: Final = 2
-
-CHANGE_SCHEMA: Final = pa.schema(
-    [
-        pa.field("op", pa.uint8(), nullable=False),
-        pa.field("key", pa.binary(), nullable=False),
-        pa.field("value", pa.binary()),
-    ]
-)
-"""One row a change; keys and values are the bytes of Spark's UnsafeRow."""
+CHANGE_FORMAT_VERSION: Final = 3
 
 PUT: Final = 0
 """The row replaces what its key had, all values of it."""
@@ -62,35 +53,26 @@ _HEADER: Final = struct.Struct("<8sHHI")
 _SMALLEST_COMPRESSED: Final = 1024
 
 
-def _stream_prefix_length() -> int:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, CHANGE_SCHEMA) as writer:
-        del writer
-    return int(sink.getvalue().size) - 8
-
-
-# Bytes that pyarrow's stream writer puts before the first batch: the schema message.
-_SCHEMA_BYTES: Final = _stream_prefix_length()
-
-
 def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
-    """A record batch message with its buffers compressed, or as it is if that saves nothing.
+    """A record batch message with its buffers compressed, packed where it can be; or as it is if that saves nothing.
 
     Raises
     ------
     pyarrow.ArrowException
         If the message is no batch of changes.
     """
-    batch = read_batch(message, CHANGE_SCHEMA, full=False)
+    batch = read_change_batch(message, full=False)
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
+    batch = pack(batch)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=codec, use_threads=False)
-    with pa.ipc.new_stream(sink, CHANGE_SCHEMA, options=options) as writer:
+    with pa.ipc.new_stream(sink, batch.schema, options=options) as writer:
         writer.write_batch(batch)
     written = sink.getvalue()
     # Without the schema before the batch and the end marker after it.
-    compressed = written.slice(_SCHEMA_BYTES, written.size - _SCHEMA_BYTES - 8)
+    before = schema_bytes(batch.schema)
+    compressed = written.slice(before, written.size - before - 8)
     return compressed if compressed.size < message.size else message
 
 
@@ -188,7 +170,7 @@ def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tupl
     """
     for part, data in read_messages(handle, where):
         try:
-            batch = read_batch(pa.py_buffer(data), CHANGE_SCHEMA, full=True)
+            batch = read_change_batch(pa.py_buffer(data), full=True)
         except pa.ArrowException as error:
             raise _corrupt(where, handle, f"has an unreadable batch at byte {part.start}: {error}") from error
         yield part.state, batch

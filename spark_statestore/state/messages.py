@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["BatchEncoder"]
+__all__ = ["BatchEncoder", "number_of_buffers"]
 
 _PREFIX: Final = struct.Struct("<iI")
 _U16: Final = struct.Struct("<H")
@@ -87,6 +87,26 @@ class BatchEncoder:
         return b"".join([message, *parts])
 
 
+def number_of_buffers(message: pa.Buffer) -> int:
+    """How many buffers a record batch message has.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If it is no record batch message.
+    """
+    try:
+        # This also checks that all tables of the metadata lie within it.
+        found = pa.ipc.read_message(message)
+    except (EOFError, OSError) as error:
+        raise pa.ArrowInvalid(str(error)) from error
+    if found.type != "record batch":
+        raise pa.ArrowInvalid(f"a message of type {found.type}")
+    data = found.metadata.to_pybytes()
+    batch = _present(data, _U32.unpack_from(data)[0], _MESSAGE_HEADER)
+    return int(_U32.unpack_from(data, _present(data, batch, _BATCH_BUFFERS))[0])
+
+
 def _encoder_of(kind: pa.DataType) -> Callable[[list[Any]], _Column]:
     if kind in _CODES:
         code = _CODES[kind]
@@ -134,6 +154,16 @@ def _field(data: bytes, table: int, number: int) -> int:
     """Where a field of a table lies."""
     vtable = table - int(_I32.unpack_from(data, table)[0])
     return table + int(_U16.unpack_from(data, vtable + 4 + 2 * number)[0])
+
+
+def _present(data: bytes, table: int, number: int) -> int:
+    """What a field of a table points at, which may be absent."""
+    vtable = table - int(_I32.unpack_from(data, table)[0])
+    place = 4 + 2 * number
+    at = _U16.unpack_from(data, vtable + place)[0] if place < _U16.unpack_from(data, vtable)[0] else 0
+    if not at:
+        raise pa.ArrowInvalid("a batch without its buffers")
+    return _target(data, table + at)
 
 
 def _target(data: bytes, at: int) -> int:

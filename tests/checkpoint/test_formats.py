@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from spark_statestore.checkpoint.files import LocalFileSystem, MemoryFileSystem, join
@@ -19,6 +20,8 @@ from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointNa
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
 from spark_statestore.savepoint.savepoint import list_savepoints
+from spark_statestore.state.change_batches import read_change_batch
+from spark_statestore.state.changes import REMOVE, read_messages
 from spark_statestore.state.handles import (
     ByteStreamStateHandle,
     FileStateHandle,
@@ -26,6 +29,7 @@ from spark_statestore.state.handles import (
     SegmentFileStateHandle,
 )
 from spark_statestore.state.handles.codec import HandleContext
+from spark_statestore.state.messages import number_of_buffers
 from tests.checkpoint.stores import load
 from tests.checkpoint.write_format_sample import (
     KEY_SCHEMA,
@@ -107,6 +111,17 @@ def test_a_sample_has_every_kind_of_stream_and_name(number: int) -> None:
     }
     assert {0, 1, 2, 3} <= lengths
     assert list(SAMPLES[number].glob("0/*/chk-4/_metadata.*"))
+
+
+@each_format
+def test_a_sample_has_every_layout_of_changes(number: int) -> None:
+    seen = set()
+    for _, store, name, _ in (version for version in VERSIONS if version[0] == number):
+        for entry in opened(number, store).load(CheckpointName.parse(name)).handle:
+            for _, data in read_messages(entry.state, "here"):
+                batch = read_change_batch(pa.py_buffer(data), full=True)
+                seen.add((number_of_buffers(pa.py_buffer(data)), REMOVE in batch["op"].to_pylist()))
+    assert seen == ({(8, False), (8, True)} if number < 5 else {(8, False), (6, False), (6, True)})
 
 
 @each_format

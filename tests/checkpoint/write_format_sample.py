@@ -31,6 +31,7 @@ from spark_statestore.checkpoint.streams import CheckpointedStateScope
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
 from spark_statestore.savepoint.savepoint import KINDS, Savepoint, encode_savepoint
+from spark_statestore.state.change_batches import pack, read_change_batch
 from spark_statestore.state.handles import (
     IncrementalStateHandle,
     Mode,
@@ -75,7 +76,8 @@ class Sample:
             rest = {k: v[1:] for k, v in put.get(state, {}).items() if state == "list" and len(v) > 1}
             whole = {k: v[:1] if k in rest else v for k, v in put.get(state, {}).items()}
             if whole or gone:
-                pending.write(number, message(whole, gone, rest))
+                batch = read_change_batch(message(whole, gone, rest), full=True)
+                pending.write(number, pack(batch).serialize())
 
     def states(self, version: int, rows: Content) -> tuple[NamedState, ...]:
         described = {name: (name, len(rows[name]), KEY_SCHEMA, VALUE_SCHEMA) for name in STATES}
@@ -128,10 +130,10 @@ def grow(sample: Sample) -> None:
         first["$times"] |= row(number // 3)
         first["list"] |= row(number // 4)
     one = sample.commit(1, first, first)
-    second = first | {"default": first["default"] | row(300)}
+    second = first | {"default": first["default"] | row(301)}
     gone = next(iter(row(7)))
     del second["default"][gone]
-    two = sample.commit(2, second, {"default": row(300)}, [gone], parent=one)
+    two = sample.commit(2, second, {"default": row(301)}, [gone], parent=one)
     base = sample.snapshot(2, second)
     third = second | {"timers": second["timers"] | row(400)}
     three = sample.commit(3, third, {"timers": row(400)}, parent=two, base=base)

@@ -15,6 +15,7 @@ from spark_statestore.checkpoint.files import LocalFileSystem
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.streams import FsCheckpointStateOutputStream, MemoryCheckpointOutputStream
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.state.change_batches import pack, read_change_batch
 from spark_statestore.state.changes import (
     CHANGE_FORMAT_VERSION,
     CHANGE_SCHEMA,
@@ -28,7 +29,9 @@ from spark_statestore.state.handles import (
     OperatorStreamStateHandle,
     StateMetaInfo,
 )
+from spark_statestore.state.messages import number_of_buffers
 from tests.checkpoint.stores import SMALL_FILES, commit, message, open_store, rows_of
+from tests.state.damage import without_offsets
 from tests.trees import files_below
 
 Change = tuple[int, bytes, bytes | None]
@@ -42,9 +45,12 @@ changes = st.one_of(
     ),
     st.tuples(st.just(1), keys, st.none()),
 )
-batches = st.lists(
-    st.tuples(st.sampled_from(["default", "timers"]), st.lists(changes, max_size=5)), max_size=6
+even_changes = st.one_of(
+    st.tuples(st.sampled_from([0, 2]), st.binary(min_size=3, max_size=3), st.binary(min_size=4, max_size=4)),
+    st.tuples(st.just(1), st.binary(min_size=3, max_size=3), st.none()),
 )
+rows_of_a_batch = st.lists(changes, max_size=5) | st.lists(even_changes, max_size=12)
+batches = st.lists(st.tuples(st.sampled_from(["default", "timers"]), rows_of_a_batch), max_size=6)
 
 
 def batch(rows: list[Change]) -> pa.Buffer:
@@ -53,12 +59,16 @@ def batch(rows: list[Change]) -> pa.Buffer:
     return pa.record_batch(arrays, schema=CHANGE_SCHEMA).serialize()
 
 
+def packed(rows: list[Change]) -> pa.Buffer:
+    return pack(read_change_batch(batch(rows), full=True)).serialize()
+
+
 def write(
     batches: list[tuple[str, list[Change]]], codec: str | None = None
 ) -> OperatorStreamStateHandle | None:
     writer = ChangeStreamWriter(MemoryCheckpointOutputStream(1 << 30), codec)
     for state, rows in batches:
-        writer.write(state, batch(rows))
+        writer.write(state, packed(rows))
     return writer.finish()
 
 
@@ -78,6 +88,71 @@ def test_changes_come_back_in_their_order(batches: list[tuple[str, list[Change]]
         assert handle is not None
         assert read(handle) == batches
         assert handle.checksum == zlib.crc32(handle.as_bytes_if_in_memory())
+
+
+@pytest.mark.parametrize(
+    ("rows", "buffers"),
+    [
+        ([], 8),
+        ([(0, b"key", b"value")], 6),
+        ([(0, b"key", b"value"), (2, b"new", b"other")], 6),
+        ([(0, b"key", b"value"), (0, b"k", b"value")], 8),
+        ([(0, b"key", b"value"), (0, b"new", b"v")], 8),
+        ([(0, b"", b"value")], 8),
+        ([(0, b"key", b"")], 8),
+        ([(1, b"key", None)], 8),
+        ([(0, b"key", bytes(16)), (1, b"new", None)], 6),
+        ([(0, b"key", bytes(17)), (1, b"new", None)], 8),
+    ],
+)
+def test_a_batch_without_offsets_has_keys_and_values_of_one_length(rows: list[Change], buffers: int) -> None:
+    message = packed(rows)
+    assert number_of_buffers(message) == buffers
+    found = read_change_batch(message, full=True)
+    assert found.schema == CHANGE_SCHEMA
+    assert [tuple(row.values()) for row in found.to_pylist()] == rows
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("key", "value", "rows", "told"),
+    [
+        (3, 4, 2, "21 bytes of 2 rows"),
+        (4, 3, 2, "21 bytes of 2 rows"),
+        (0, 4, 7, "too small"),
+        (4, 4, 0, "28 bytes of 0 rows"),
+        (3, 4, 29, "too small"),
+        (3, 4, -1, "length is negative"),
+    ],
+)
+def test_lengths_that_rows_do_not_divide_are_refused(
+    codec: str | None, key: int, value: int, rows: int, told: str
+) -> None:
+    message = without_offsets(key, value, rows, codec)
+    assert number_of_buffers(message) == 6
+    with pytest.raises(pa.ArrowException, match=told):
+        read_change_batch(message, full=True)
+
+
+def test_a_number_of_buffers_that_is_not_known_is_refused() -> None:
+    uneven = pa.schema([("op", pa.uint8()), ("key", pa.binary()), ("value", pa.binary(5))])
+    for batch in (
+        pa.record_batch([[0], [b"key"], [b"value"]], schema=uneven),
+        pa.record_batch({"op": [1]}),
+        pa.record_batch({name: [b"x"] for name in "abcd"}),
+    ):
+        message = batch.serialize()
+        with pytest.raises(pa.ArrowInvalid, match=rf"in {number_of_buffers(message)} buffers"):
+            read_change_batch(message, full=True)
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd"])
+def test_what_is_compressed_is_packed(codec: str) -> None:
+    even = batch([(0, b"%03d" % i, zlib.crc32(b"%d" % i).to_bytes(4, "big") * 4) for i in range(500)])
+    small = compress(even, codec)
+    assert number_of_buffers(small) == 6
+    assert small.size < 500 * 16
+    assert read_change_batch(small, full=True) == read_change_batch(even, full=True)
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])

@@ -32,7 +32,7 @@ __all__ = [
     "reading",
 ]
 
-METADATA_FORMAT_VERSION: Final = 4
+METADATA_FORMAT_VERSION: Final = 5
 
 _END: Final = b"SSTE"
 # Magic, format version, kind, unused, attempt, bytes of inline state, bytes of the body.

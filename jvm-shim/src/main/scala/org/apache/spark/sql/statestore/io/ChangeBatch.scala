@@ -15,10 +15,11 @@ import org.apache.spark.sql.util.ArrowUtils
 import org.apache.spark.unsafe.Platform
 
 /**
- * One Arrow record batch of changes, schema version 2: op (uint8), key (binary), value (binary,
- * null for a removal). All its buffers lie in one piece of off-heap memory, laid out as the body
- * of the message, compressed or not: the message is what storage will hold, and `checksum` is that
- * of its bytes. `close` gives the memory back.
+ * One Arrow record batch of changes, format version 3: op (uint8), key (binary), value (binary,
+ * null for a removal). Where all keys and all values have one length each, they are of Arrow's fixed-size
+ * binary and have no offsets, which compression can hardly shrink. All its buffers lie in one piece of
+ * off-heap memory, laid out as the body of the message, compressed or not: the message is what storage will
+ * hold, and `checksum` is that of its bytes. `close` gives the memory back.
  */
 private[io] final class ChangeBatch(
     rows: Int, nulls: Int, body: ArrowBuf, buffers: util.List[ArrowBuf], compressed: ArrowBodyCompression)
@@ -208,6 +209,10 @@ private[io] final class ChangeBatches(
   private var keyBytes = 0L
   private var valueBytes = 0L
 
+  // What all keys, or all values, take; 0 if they differ.
+  private var keyWidth = 0
+  private var valueWidth = 0
+
   /** The next batch, null when there is none. The caller closes it. */
   def next(): ChangeBatch = {
     measure()
@@ -223,23 +228,39 @@ private[io] final class ChangeBatches(
       if (!measuring.advance()) {
         measured = true
       } else if (selection.selects(measuring)) {
+        val keyLength = measuring.keyLength
+        if (rows == 0) keyWidth = keyLength
+        else if (keyWidth != keyLength) keyWidth = 0
+        keyBytes += keyLength
+        if (measuring.kind == Record.Tombstone) {
+          nulls += 1
+        } else {
+          val valueLength = measuring.valueLength
+          if (rows == nulls) valueWidth = valueLength
+          else if (valueWidth != valueLength) valueWidth = 0
+          valueBytes += valueLength
+        }
         rows += 1
-        keyBytes += measuring.keyLength
-        if (measuring.kind == Record.Tombstone) nulls += 1
-        else valueBytes += measuring.valueLength
       }
     }
   }
 
+  // A removal then takes the place of a value; all of them together no more than offsets would.
+  private def isFixed: Boolean =
+    keyWidth > 0 && valueWidth > 0 && nulls < rows && nulls.toLong * valueWidth <= 8L * rows
+
   private def fill(): ChangeBatch = {
+    val fixed = isFixed
+    val offsetBytes = if (fixed) 0L else 4L * (rows + 1)
+    val placeBytes = if (fixed) rows.toLong * valueWidth else valueBytes
     val bitmapBytes = if (nulls == 0) 0L else (rows + 7L) / 8
     val opAt = 0L
     val keyOffsetsAt = align(opAt + rows)
-    val keysAt = align(keyOffsetsAt + 4L * (rows + 1))
+    val keysAt = align(keyOffsetsAt + offsetBytes)
     val bitmapAt = align(keysAt + keyBytes)
     val valueOffsetsAt = align(bitmapAt + bitmapBytes)
-    val valuesAt = align(valueOffsetsAt + 4L * (rows + 1))
-    val total = align(valuesAt + valueBytes)
+    val valuesAt = align(valueOffsetsAt + offsetBytes)
+    val total = align(valuesAt + placeBytes)
     if (total > Frames.MaxDataBytes - (1 << 20)) {
       throw new IllegalArgumentException(
         s"a state row of $total bytes cannot be checkpointed: one row must stay below 2 GiB")
@@ -249,18 +270,21 @@ private[io] final class ChangeBatches(
       val base = body.memoryAddress()
       // Off-heap memory comes unwiped; padding and bitmap must not carry what was there before.
       Platform.setMemory(null, base + bitmapAt, bitmapBytes, 0)
-      copyRows(base, opAt, keyOffsetsAt, keysAt, bitmapAt, valueOffsetsAt, valuesAt)
+      copyRows(fixed, placeBytes, base, opAt, keyOffsetsAt, keysAt, bitmapAt, valueOffsetsAt, valuesAt)
       pad(base, opAt + rows, keyOffsetsAt)
-      pad(base, keyOffsetsAt + 4L * (rows + 1), keysAt)
+      pad(base, keyOffsetsAt + offsetBytes, keysAt)
       pad(base, keysAt + keyBytes, bitmapAt)
       pad(base, bitmapAt + bitmapBytes, valueOffsetsAt)
-      pad(base, valueOffsetsAt + 4L * (rows + 1), valuesAt)
-      pad(base, valuesAt + valueBytes, total)
+      pad(base, valueOffsetsAt + offsetBytes, valuesAt)
+      pad(base, valuesAt + placeBytes, total)
       body.writerIndex(total)
       // Validity, then the rest, column by column.
-      val starts = Array(0L, opAt, 0L, keyOffsetsAt, keysAt, bitmapAt, valueOffsetsAt, valuesAt)
-      val sizes = Array(
-        0L, rows.toLong, 0L, 4L * (rows + 1), keyBytes, bitmapBytes, 4L * (rows + 1), valueBytes)
+      val starts =
+        if (fixed) Array(0L, opAt, 0L, keysAt, bitmapAt, valuesAt)
+        else Array(0L, opAt, 0L, keyOffsetsAt, keysAt, bitmapAt, valueOffsetsAt, valuesAt)
+      val sizes =
+        if (fixed) Array(0L, rows.toLong, 0L, keyBytes, bitmapBytes, placeBytes)
+        else Array(0L, rows.toLong, 0L, offsetBytes, keyBytes, bitmapBytes, offsetBytes, placeBytes)
       seal(rows, nulls, body, starts, sizes, compression)
     } catch {
       case e: Throwable =>
@@ -270,28 +294,35 @@ private[io] final class ChangeBatches(
   }
 
   private def copyRows(
-      base: Long, opAt: Long, keyOffsetsAt: Long, keysAt: Long,
+      fixed: Boolean, placeBytes: Long, base: Long, opAt: Long, keyOffsetsAt: Long, keysAt: Long,
       bitmapAt: Long, valueOffsetsAt: Long, valuesAt: Long): Unit = {
     var row = 0
     var key = 0
     var value = 0
-    Platform.putInt(null, base + keyOffsetsAt, 0)
-    Platform.putInt(null, base + valueOffsetsAt, 0)
+    if (!fixed) {
+      Platform.putInt(null, base + keyOffsetsAt, 0)
+      Platform.putInt(null, base + valueOffsetsAt, 0)
+    }
     while (row < rows) {
       // Both scans select the same records: liveness at the view's end never changes.
       if (!filling.advance()) throw scansDiffer()
       if (selection.selects(filling)) {
         val keyLength = filling.keyLength
         // Beyond lies memory that is not ours: the two scans must not differ, whatever happens.
-        if (key.toLong + keyLength > keyBytes) throw scansDiffer()
+        if (key.toLong + keyLength > keyBytes || fixed && keyLength != keyWidth) throw scansDiffer()
         Platform.copyMemory(filling.page, filling.keyAddress, null, base + keysAt + key, keyLength.toLong)
         key += keyLength
         if (filling.kind == Record.Tombstone) {
           Platform.putByte(null, base + opAt + row, Remove)
+          if (fixed) {
+            if (value.toLong + valueWidth > placeBytes) throw scansDiffer()
+            Platform.setMemory(null, base + valuesAt + value, valueWidth.toLong, 0)
+            value += valueWidth
+          }
         } else {
           Platform.putByte(null, base + opAt + row, if (filling.kind == Record.Append) Append else Put)
           val valueLength = filling.valueLength
-          if (value.toLong + valueLength > valueBytes) throw scansDiffer()
+          if (value.toLong + valueLength > placeBytes || fixed && valueLength != valueWidth) throw scansDiffer()
           Platform.copyMemory(
             filling.page, filling.valueAddress, null, base + valuesAt + value, valueLength.toLong)
           value += valueLength
@@ -301,8 +332,10 @@ private[io] final class ChangeBatches(
           }
         }
         row += 1
-        Platform.putInt(null, base + keyOffsetsAt + 4L * row, key)
-        Platform.putInt(null, base + valueOffsetsAt + 4L * row, value)
+        if (!fixed) {
+          Platform.putInt(null, base + keyOffsetsAt + 4L * row, key)
+          Platform.putInt(null, base + valueOffsetsAt + 4L * row, value)
+        }
       }
     }
   }

@@ -146,6 +146,6 @@ private[io] final class FileMessages(streams: JsonNode) extends MessageSource wi
 
 private[io] object FileMessages {
   private final val HeaderBytes = 16
-  private final val NewestFormat = 2
+  private final val NewestFormat = 3
   private val Magic = Array(0x89, 'S', 'S', 'T', 'S', 0x0d, 0x0a, 0x1a).map(_.toByte)
 }

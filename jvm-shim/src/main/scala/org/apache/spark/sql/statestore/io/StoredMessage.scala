@@ -16,7 +16,7 @@ private[io] final class UnreadableChangesException(what: String, cause: Throwabl
   extends BackendException("Protocol", s"the backend sent changes that cannot be read: $what", cause)
 
 /**
- * Memory for one Arrow record batch of changes, schema version 2, and for what its buffers are when they
+ * Memory for one Arrow record batch of changes, up to format version 3, and for what its buffers are when they
  * are not compressed any more; used again for the next one.
  *
  * Guarantees: every buffer's place and every row's place is checked before `columns` shows it, since what
@@ -29,9 +29,10 @@ private[io] final class StoredMessage extends Closeable {
   private var raw: ArrowBuf = _
   private var plain: ArrowBuf = _
 
-  // Of the buffers in `Needed`.
-  private val addresses = new Array[Long](Needed.length)
-  private val sizes = new Array[Long](Needed.length)
+  // Which of the message's buffers are looked at: where they lie, and their bytes.
+  private var needed = Variable
+  private val addresses = new Array[Long](Variable.length)
+  private val sizes = new Array[Long](Variable.length)
 
   /** The changes, once `decode` has returned. */
   val columns = new ChangeColumns
@@ -65,15 +66,17 @@ private[io] final class StoredMessage extends Closeable {
     val bodyAt = 8L + raw.getInt(4L)
     val bodyBytes = length - bodyAt
     val rows = batch.length()
-    if (batch.nodesLength() != 3 || batch.buffersLength() != 8 || rows < 0 || rows > Int.MaxValue - 1) {
+    needed = if (batch.buffersLength() == FixedBuffers) Fixed else Variable
+    if (batch.nodesLength() != 3 || needed.eq(Variable) && batch.buffersLength() != VariableBuffers ||
+        rows < 0 || rows > Int.MaxValue - 1) {
       throw malformed(s"$rows rows of ${batch.nodesLength()} columns in ${batch.buffersLength()} buffers")
     }
     var i = 0
-    while (i < Needed.length) {
-      val at = batch.buffers(Needed(i)).offset()
-      val size = batch.buffers(Needed(i)).length()
+    while (i < needed.length) {
+      val at = batch.buffers(needed(i)).offset()
+      val size = batch.buffers(needed(i)).length()
       if (at < 0 || size < 0 || at > bodyBytes - size) {
-        throw malformed(s"buffer ${Needed(i)} of $size bytes at $at in a body of $bodyBytes")
+        throw malformed(s"buffer ${needed(i)} of $size bytes at $at in a body of $bodyBytes")
       }
       addresses(i) = raw.memoryAddress() + bodyAt + at
       sizes(i) = size
@@ -81,16 +84,23 @@ private[io] final class StoredMessage extends Closeable {
     }
     if (batch.compression() != null) decompress(batch.compression().codec())
     requireSize(Ops, rows)
-    requireSize(KeyOffsets, 4 * (rows + 1))
-    requireSize(ValueOffsets, 4 * (rows + 1))
     columns.rows = rows.toInt
     columns.ops = addresses(Ops)
-    columns.keyOffsets = addresses(KeyOffsets)
     columns.keys = addresses(Keys)
-    columns.valueOffsets = addresses(ValueOffsets)
     columns.values = addresses(Values)
-    requireOffsets(KeyOffsets, sizes(Keys), "key")
-    requireOffsets(ValueOffsets, sizes(Values), "value")
+    if (needed eq Fixed) {
+      columns.keyWidth = requireWidth(Keys, rows, "key")
+      columns.valueWidth = requireWidth(Values, rows, "value")
+    } else {
+      requireSize(KeyOffsets, 4 * (rows + 1))
+      requireSize(ValueOffsets, 4 * (rows + 1))
+      columns.keyWidth = 0
+      columns.valueWidth = 0
+      columns.keyOffsets = addresses(KeyOffsets)
+      columns.valueOffsets = addresses(ValueOffsets)
+      requireOffsets(KeyOffsets, sizes(Keys), "key")
+      requireOffsets(ValueOffsets, sizes(Values), "value")
+    }
     columns.hasAppends = false
     columns.hasOthersThanPuts = false
     var row = 0
@@ -115,7 +125,7 @@ private[io] final class StoredMessage extends Closeable {
   private def decompress(codec: Byte): Unit = {
     var total = 0L
     var i = 0
-    while (i < Needed.length) {
+    while (i < needed.length) {
       if (sizes(i) > 0) total += align(plainSize(i, codec)) + Lz4Frame.Slack
       i += 1
     }
@@ -127,7 +137,7 @@ private[io] final class StoredMessage extends Closeable {
     }
     var used = 0L
     i = 0
-    while (i < Needed.length) {
+    while (i < needed.length) {
       if (sizes(i) > 0) {
         val bytes = Platform.getLong(null, addresses(i))
         val source = addresses(i) + 8
@@ -139,7 +149,7 @@ private[io] final class StoredMessage extends Closeable {
           val sound =
             if (codec == CompressionType.LZ4_FRAME) Lz4Frame.decompress(source, sizes(i) - 8, target, bytes)
             else Zstd.decompressUnsafe(target, bytes, source, sizes(i) - 8) == bytes
-          if (!sound) throw malformed(s"buffer ${Needed(i)} is damaged")
+          if (!sound) throw malformed(s"buffer ${needed(i)} is damaged")
           addresses(i) = target
           sizes(i) = bytes
           used += align(bytes) + Lz4Frame.Slack
@@ -151,19 +161,27 @@ private[io] final class StoredMessage extends Closeable {
 
   // What a compressed buffer says it takes, 0 if it is stored as it is. More than its bytes can stand for is not believed.
   private def plainSize(i: Int, codec: Byte): Long = {
-    if (sizes(i) < 8) throw malformed(s"compressed buffer ${Needed(i)} of ${sizes(i)} bytes")
+    if (sizes(i) < 8) throw malformed(s"compressed buffer ${needed(i)} of ${sizes(i)} bytes")
     val bytes = Platform.getLong(null, addresses(i))
     val most = codec match {
       case CompressionType.LZ4_FRAME => sizes(i) * Lz4Frame.LargestRatio
       case CompressionType.ZSTD => math.max(sizes(i) * ZstdRatio, ZstdBytes)
       case other => throw malformed(s"compression $other")
     }
-    if (bytes < -1 || bytes > most) throw malformed(s"buffer ${Needed(i)} of ${sizes(i)} bytes stands for $bytes")
+    if (bytes < -1 || bytes > most) throw malformed(s"buffer ${needed(i)} of ${sizes(i)} bytes stands for $bytes")
     math.max(bytes, 0L)
   }
 
   private def requireSize(i: Int, bytes: Long): Unit =
-    if (sizes(i) < bytes) throw malformed(s"buffer ${Needed(i)} has ${sizes(i)} bytes, $bytes are needed")
+    if (sizes(i) < bytes) throw malformed(s"buffer ${needed(i)} has ${sizes(i)} bytes, $bytes are needed")
+
+  // What each row takes of a buffer that has no offsets, all of it: each row then lies in it.
+  private def requireWidth(i: Int, rows: Long, what: String): Int = {
+    if (rows == 0 || sizes(i) == 0 || sizes(i) % rows != 0) {
+      throw malformed(s"${sizes(i)} bytes of $rows rows that have a $what of the same length each")
+    }
+    (sizes(i) / rows).toInt
+  }
 
   // Offsets that do not fall, from 0 on, and end within the bytes: each row then lies in them.
   private def requireOffsets(i: Int, bytes: Long, what: String): Unit = {
@@ -193,13 +211,17 @@ private[io] final class StoredMessage extends Closeable {
 }
 
 private[io] object StoredMessage {
-  // The buffers that are looked at, of the message's eight: only values may be null, which operations tell too.
-  private val Needed = Array(1, 3, 4, 6, 7)
+  // The buffers that are looked at, of the message's eight, or six where there are no offsets: only values may
+  // be null, which operations tell too.
+  private final val VariableBuffers = 8
+  private final val FixedBuffers = 6
+  private val Variable = Array(1, 4, 7, 3, 6)
+  private val Fixed = Array(1, 3, 5)
   private final val Ops = 0
-  private final val KeyOffsets = 1
-  private final val Keys = 2
-  private final val ValueOffsets = 3
-  private final val Values = 4
+  private final val Keys = 1
+  private final val Values = 2
+  private final val KeyOffsets = 3
+  private final val ValueOffsets = 4
 
   // Batches are of a few MiB; more than this is left to the backend, which need not fear for a heap.
   private final val ZstdRatio = 1000L

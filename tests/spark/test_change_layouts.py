@@ -1,0 +1,141 @@
+"""What the JVM makes of messages of changes, with and without offsets, sound and damaged."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from spark_statestore.state.change_batches import CHANGE_SCHEMA, pack
+from spark_statestore.state.messages import number_of_buffers
+from tests.spark.harness import Family, Provider
+from tests.spark.test_cold_loads import reading, rows_at, run_batch
+from tests.state.damage import encoded, without_offsets
+
+Change = tuple[int, bytes, bytes | None]
+Read = Callable[[pa.Buffer | bytes, str | None], list[Change] | None]
+
+codecs = st.sampled_from([None, "lz4", "zstd"])
+even = st.lists(
+    st.tuples(st.sampled_from([0, 2]), st.binary(min_size=8, max_size=8), st.binary(min_size=3, max_size=3))
+    | st.tuples(st.just(1), st.binary(min_size=8, max_size=8), st.none()),
+    max_size=40,
+)
+uneven = st.lists(
+    st.tuples(st.sampled_from([0, 2]), st.binary(max_size=9), st.binary(max_size=9)), max_size=9
+)
+
+
+@pytest.fixture(scope="module")
+def read(spark: Any) -> Read:
+    """Reads a message in the JVM; None if it is refused."""
+    changes_of = reading(spark).changes
+
+    def decode(message: pa.Buffer | bytes, codec: str | None) -> list[Change] | None:
+        found = changes_of(bytes(message), codec is not None)
+        if found is None:
+            return None
+        data, at, changes = bytes(found), 0, []
+        while at < len(data):
+            op = data[at]
+            fields = []
+            at += 1
+            for _ in range(2):
+                length = struct.unpack_from(">i", data, at)[0]
+                fields.append(data[at + 4 : at + 4 + length])
+                at += 4 + length
+            changes.append((op, fields[0], None if op == 1 else fields[1]))
+        return changes
+
+    return decode
+
+
+def batch(changes: list[Change]) -> pa.RecordBatch:
+    columns = list(zip(*changes, strict=True)) or [[], [], []]
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, CHANGE_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=CHANGE_SCHEMA)
+
+
+@given(changes=even | uneven, codec=codecs)
+def test_both_layouts_are_read(read: Read, changes: list[Change], codec: str | None) -> None:
+    for layout in (batch(changes), pack(batch(changes))):
+        assert read(encoded(layout, codec), codec) == changes
+
+
+@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+@pytest.mark.parametrize(
+    ("key", "value", "rows"),
+    [
+        (3, 4, 2),
+        (4, 3, 2),
+        (0, 4, 7),
+        (4, 0, 7),
+        (4, 4, 0),
+        (3, 4, 8),
+        (3, 4, 29),
+        (3, 4, -1),
+        (3, 4, 1 << 40),
+    ],
+)
+def test_lengths_that_rows_do_not_divide_are_refused(
+    read: Read, codec: str | None, key: int, value: int, rows: int
+) -> None:
+    assert read(without_offsets(key, value, 7, codec), codec) is None or 0 not in (key, value)
+    assert read(without_offsets(key, value, rows, codec), codec) is None
+
+
+def test_a_number_of_buffers_that_is_not_known_is_refused(read: Read) -> None:
+    changes: list[Change] = [(0, b"key", b"value"), (0, b"k", b"v")]
+    message = batch(changes).serialize().to_pybytes()
+    assert read(message, None) == changes
+    # Before the places of the buffers stands their number.
+    places = struct.pack("<qqqq", 0, 0, 0, len(changes))
+    for number in (0, 5, 7, 9):
+        damaged = message.replace(struct.pack("<I", 8) + places, struct.pack("<I", number) + places)
+        assert damaged != message
+        assert read(damaged, None) is None
+
+
+@settings(max_examples=300)
+@given(changes=even, at=st.integers(0, 2**20), byte=st.integers(0, 255))
+def test_no_row_lies_outside_of_a_damaged_message(
+    read: Read, changes: list[Change], at: int, byte: int
+) -> None:
+    message = bytearray(pack(batch(changes)).serialize())
+    message[at % len(message)] = byte
+    # It fails if one did.
+    read(message, None)
+
+
+@pytest.mark.parametrize("codec", ["none", "lz4"])
+def test_what_a_commit_writes_has_no_offsets_where_lengths_are_the_same(
+    spark: Any, tmp_path: Path, codec: str
+) -> None:
+    options = {
+        "backend__compression": codec,
+        "backend__fileStateThreshold": "0",
+        "minDeltasForSnapshot": "100",
+    }
+    family = Family()
+    writer = Provider(spark, f"file:{tmp_path}", **options)
+    # Values of one length; of two; and with a removal, small enough beside the rest not to be a snapshot.
+    changed: list[dict[int, int | None]] = [dict.fromkeys(range(n), 40) for n in (100, 6)]
+    changed += [{1: 40, 4: 80}, {**dict.fromkeys(range(1, 12), 40), 0: None}]
+    found: list[tuple[Path, int]] = []
+    for version, changes in enumerate(changed):
+        run_batch(writer, version, family, changes)
+        (new,) = set(tmp_path.glob("state/0/0/shared/*")) - {path for path, _ in found}
+        found.append((new, number_of_buffers(pa.py_buffer(new.read_bytes()[16:]))))
+    writer.close()
+    assert [buffers for _, buffers in found] == [6, 6, 8, 6]
+    before = reading(spark).decodedLoads()
+    cold = Provider(spark, f"file:{tmp_path}", **options)
+    assert len(rows_at(cold, 4)) == 99
+    assert reading(spark).decodedLoads() == before
+    cold.close()
