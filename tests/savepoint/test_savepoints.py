@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from spark_statestore import Savepoint, dispose_savepoint, list_savepoints, load_savepoint, savepoint
+from spark_statestore.checkpoint.files import open_file_system
 from spark_statestore.checkpoint.metadata import MetadataKind, StoreId
 from spark_statestore.checkpoint.metadata.format import encode_object
+from spark_statestore.checkpoint.pins import say_that_pins_come
 from spark_statestore.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -117,6 +119,8 @@ def test_a_canonical_savepoint_can_be_moved_and_needs_nothing_else(tmp_path: Pat
 @each_kind
 def test_it_is_disposed_of_metadata_first(tmp_path: Path, kind: Kind) -> None:
     query = grown(str(tmp_path / "checkpoint"))
+    # What stays of the first pin was there before.
+    say_that_pins_come(*open_file_system(f"{query.url}/state/_pins"))
     source = files_below(tmp_path)
     made = savepoint(query.url, str(tmp_path / "target"), kind)
     before = files_below(tmp_path)
@@ -302,6 +306,7 @@ def test_what_is_not_whole_becomes_no_savepoint(tmp_path: Path, kind: Kind) -> N
     query = grown(str(tmp_path / "checkpoint"))
     (victim,) = (tmp_path / "checkpoint/state/0/1/shared").iterdir()
     victim.unlink()
+    say_that_pins_come(*open_file_system(f"{query.url}/state/_pins"))
     before = files_below(tmp_path)
     with pytest.raises(SavepointError, match=rf"no {kind} savepoint of batch 2 .*0/1/shared/1-.* is missing"):
         savepoint(query.url, str(tmp_path / "target"), kind)
