@@ -60,18 +60,38 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
     relink(newer)
   }
 
-  /** The members of a group, in order. */
+  /**
+   * The members of a group, in order. The ring is walked from both ends at once: each step waits for memory, and
+   * so two wait together.
+   */
   def membersOf(group: Long): Array[Long] = {
-    var members = new Array[Long](4)
+    var firsts = new Array[Long](8)
+    var lasts = new Array[Long](8)
     var count = 0
-    var member = next(group)
-    while (member != group) {
-      if (count == members.length) members = java.util.Arrays.copyOf(members, count * 2)
-      members(count) = member
+    var first = next(group)
+    var last = before(group)
+    var met = first == group
+    while (!met && first != last) {
+      if (count == firsts.length) {
+        firsts = java.util.Arrays.copyOf(firsts, count * 2)
+        lasts = java.util.Arrays.copyOf(lasts, count * 2)
+      }
+      firsts(count) = first
+      lasts(count) = last
       count += 1
-      member = next(member)
+      val following = next(first)
+      met = following == last
+      first = following
+      last = before(last)
     }
-    java.util.Arrays.copyOf(members, count)
+    val members = java.util.Arrays.copyOf(firsts, 2 * count + (if (met) 0 else 1))
+    if (!met) members(count) = first
+    var i = 0
+    while (i < count) {
+      members(members.length - 1 - i) = lasts(i)
+      i += 1
+    }
+    members
   }
 
   private def next(record: Long): Long = get(record, Record.Next)
