@@ -173,3 +173,14 @@ def test_without_unix_sockets_the_backend_is_reached_over_the_loopback_interface
         program.next("result")
         program.next("stopped")
         program.end()
+
+
+@pytest.mark.slow
+def test_commits_of_a_second_application_in_one_jvm_are_reported_to_its_own_driver(
+    built: Path, tmp_path: Path
+):
+    # A batch of foreachBatch fails if a store's commit was not reported.
+    with Program("applications", directory=str(tmp_path)) as program:
+        assert program.next("first") == [[1, 1], [2, 2]]
+        assert program.next("second") == [[1, 2], [2, 4]]
+        program.end()

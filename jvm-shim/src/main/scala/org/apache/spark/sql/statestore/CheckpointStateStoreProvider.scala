@@ -43,7 +43,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
   private var content: StoreContent = _
   private var closed = false
 
-  private lazy val reports = new CoordinatorReports(id, runId, conf, hadoopConf, maintenance.snapshotInterval)
+  private lazy val reports = new CoordinatorReports(id, runId, conf, maintenance.snapshotInterval)
 
   private lazy val client: CheckpointClient = newClient()
 

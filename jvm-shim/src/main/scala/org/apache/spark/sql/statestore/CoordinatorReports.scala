@@ -4,8 +4,6 @@ import java.util.UUID
 
 import scala.util.control.NonFatal
 
-import org.apache.hadoop.conf.Configuration
-
 import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state._
@@ -18,13 +16,23 @@ import org.apache.spark.sql.execution.streaming.state._
  * call waits for the driver; a report that fails changes nothing.
  */
 private[statestore] final class CoordinatorReports(
-    id: StateStoreId, runId: String, conf: StateStoreConf, hadoopConf: Configuration, interval: Int)
+    id: StateStoreId, runId: String, conf: StateStoreConf, interval: Int)
   extends Logging {
+  import CoordinatorReports._
+
+  private lazy val providerId = StateStoreProviderId(id, UUID.fromString(runId))
 
   private var reported = -1L
 
   def committed(version: Long): Unit =
-    if (conf.commitValidationEnabled) StateStore.reportCommitToCoordinator(version, id, hadoopConf)
+    if (conf.commitValidationEnabled && runId.nonEmpty) {
+      try coordinator().foreach(_.reportStateStoreCommit(providerId, version, id.storeName)) catch {
+        case NonFatal(e) =>
+          known = null
+          // A sink that demands the report fails the batch.
+          logWarning(s"could not report the commit of version $version of $id", e)
+      }
+    }
 
   /** The store loads from a full snapshot of this version now. */
   def snapshot(version: Long): Unit =
@@ -32,15 +40,33 @@ private[statestore] final class CoordinatorReports(
       reported = version
       Background.submit { () =>
         try {
-          Option(SparkEnv.get).foreach { env =>
-            StateStoreCoordinatorRef.forExecutor(env).snapshotUploaded(
-              StateStoreProviderId(id, UUID.fromString(runId)), version, System.currentTimeMillis())
-          }
+          coordinator().foreach(_.snapshotUploaded(providerId, version, System.currentTimeMillis()))
         } catch {
           case NonFatal(e) => logDebug(s"could not report the snapshot of version $version of $id", e)
         }
       }
     }
+}
+
+private object CoordinatorReports {
+  private final class Known(val env: SparkEnv, val ref: StateStoreCoordinatorRef)
+
+  @volatile private var known: Known = _
+
+  /**
+   * The coordinator of the application that runs now. Spark looks it up for each report where driver and
+   * executor are one, as another application may follow in the same JVM: that one has another environment.
+   */
+  private def coordinator(): Option[StateStoreCoordinatorRef] = Option(SparkEnv.get).map { env =>
+    val last = known
+    if (last != null && (last.env eq env)) {
+      last.ref
+    } else {
+      val ref = StateStoreCoordinatorRef.forExecutor(env)
+      known = new Known(env, ref)
+      ref
+    }
+  }
 }
 
 /** Threads for what no task waits for, shared by all stores of this JVM. */

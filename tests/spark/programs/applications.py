@@ -1,0 +1,34 @@
+"""Runs a query with `foreachBatch` in two applications, one after the other in one JVM, and ends.
+
+The only argument is a JSON object: ``directory``, below which everything goes.
+"""
+
+import json
+import sys
+
+import pandas as pd
+
+import spark_statestore
+from tests.sessions import local_builder
+from tests.spark.counting import say
+
+directory = json.loads(sys.argv[1])["directory"]
+for application in "first", "second":
+    builder = local_builder(application, memory="512m")
+    spark = spark_statestore.configure(builder).getOrCreate()
+    spark.createDataFrame(pd.DataFrame({"k": [1, 2, 2]})).coalesce(1).write.parquet(
+        f"{directory}/input", "append"
+    )
+    counts = spark.readStream.schema("k long").parquet(f"{directory}/input").groupBy("k").count()
+    found: list[list[int]] = []
+    query = (
+        counts.writeStream.outputMode("complete")
+        .foreachBatch(lambda batch, _, to=found: to.extend(sorted(map(list, batch.collect()))))
+        .option("checkpointLocation", f"{directory}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    say(application, found)
+    spark.stop()
+sys.stdin.readline()
