@@ -5,20 +5,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import zlib
 from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
+from spark_statestore.checkpoint.absent import absent_version
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
-from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET, EncodedObject, read_without_state
+from spark_statestore.checkpoint.metadata.format import (
+    INLINE_STATE_OFFSET,
+    EncodedObject,
+    read_without_state,
+)
 from spark_statestore.checkpoint.metadata.store import (
     CheckpointMetadata,
     NamedState,
     StoreId,
     decode_metadata,
+    is_whole_with_state,
 )
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.pins import CleanupWatch, pins_directory_of
@@ -38,7 +43,6 @@ from spark_statestore.errors import (
     CheckpointIOError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
-    ForeignCheckpointError,
     StateLostError,
     UnsupportedFormatError,
 )
@@ -50,9 +54,6 @@ from spark_statestore.state.handles.owner import owner_of
 __all__ = ["VersionStore"]
 
 _logger = logging.getLogger(__name__)
-
-# Files of Spark's own providers: <version>[_<id>].<kind>.
-_SPARKS_FILES = re.compile(r"\d+(_[0-9A-Za-z-]+)?\.(delta|snapshot|zip|changelog)")
 
 
 class VersionStore:
@@ -181,7 +182,7 @@ class VersionStore:
         CorruptCheckpointError, UnsupportedFormatError
             If it cannot be read.
         """
-        metadata = self.metadata(name)
+        metadata = self._without_reading_state(name) or self.metadata(name)
         self._ledger = Ledger(self._files, self._directory)
         self._ledger.note(name, metadata.handle)
         return metadata
@@ -330,6 +331,13 @@ class VersionStore:
         self._ledger.note(name, handle, attempt=attempt)
         self._newest_handle = (encoded, handle)
 
+    def prepare_next(self, name: CheckpointName) -> None:
+        """Do what can be done ahead for the version after one that was published; nothing depends on it."""
+        # An id is not known ahead.
+        follows = "" if name.id is not None else CheckpointName(name.version + 1).directory
+        with contextlib.suppress(OSError):
+            self._files.prepare(join(self._directory, follows) if follows else self._directory)
+
     def known_handle(self, encoded: bytes) -> IncrementalStateHandle | None:
         """The handle with a stored form, if it is that of the version that this instance published last."""
         known = self._newest_handle
@@ -402,6 +410,17 @@ class VersionStore:
             return
         ledger.note(name, self._decode(data, name, without_state=True).handle)
 
+    def _without_reading_state(self, name: CheckpointName) -> CheckpointMetadata | None:
+        """The metadata of a version, checked all the same; None if that needs the state inside of it, or fails."""
+        path = self.metadata_path(name)
+        try:
+            data = read_without_state(self._files, path)
+            metadata = self._decode(data, name, without_state=True)
+        except (OSError, CheckpointError):
+            # The usual way says what is wrong.
+            return None
+        return metadata if is_whole_with_state(metadata, data, path) else None
+
     def _decode(
         self, data: bytes, name: CheckpointName, *, without_state: bool = False
     ) -> CheckpointMetadata:
@@ -441,33 +460,7 @@ class VersionStore:
     def _not_found(self, name: CheckpointName, attempt: str | None = None) -> CheckpointError:
         if self.options.is_kept_elsewhere:
             return self._not_kept(name)
-        start = self._directory.rstrip("/") + "/"
-        try:
-            listed = [status.path[len(start) :] for status in self._files.list_files(self._directory)]
-        except OSError as error:
-            return CheckpointIOError(
-                f"{self.where(name)} is not there, and what else the store has cannot be listed: {error}"
-            )
-        foreign = sorted(file for file in listed if _SPARKS_FILES.fullmatch(file))
-        if foreign:
-            return ForeignCheckpointError(
-                f"{self.where(name)} was written by another state store provider: there are {foreign[0]} and "
-                f"{len(foreign) - 1} more of its files. A query keeps the provider of its first batch: set "
-                "spark.sql.streaming.stateStore.providerClass back to that one, or let this query start in a new "
-                "checkpointLocation. Nothing was changed."
-            )
-        present = sorted(
-            int(match[1])
-            for file in listed
-            if (match := re.fullmatch(rf"chk-(\d+)(?:_\w+)?/{METADATA_FILE_NAME}", file))
-        )
-        has = f"the versions {present[0]} to {present[-1]}" if present else "no version at all"
-        return CheckpointNotFoundError(
-            f"{self.where(name)}{f' (attempt {attempt})' if attempt else ''} is not there; the store has {has}. It was removed, is older than what is retained "
-            "(spark.sql.streaming.stateStore.backend.numRetained), the checkpoint was copied without it, or the "
-            "query was started with another storage or checkpointsDir. Copy it back from a backup, set the option as it was, "
-            "or start from a version that is there."
-        )
+        return absent_version(self._files, self._directory, self.where(name), attempt)
 
     def _not_kept(self, name: CheckpointName) -> CheckpointError:
         which = f"{self.store}, {name} of {self.url}"

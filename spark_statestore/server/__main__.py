@@ -27,6 +27,7 @@ def main() -> None:
         _say({"error": "no token arrived on standard input"})
         sys.exit(2)
     try:
+        _import_pyarrow()
         from spark_statestore._version import __version__
         from spark_statestore.server.lifecycle import run
     except ImportError as error:
@@ -34,6 +35,18 @@ def main() -> None:
         sys.exit(1)
     threading.Thread(target=_follow_parent, args=(arguments.listen,), daemon=True).start()
     run(arguments.listen, token, __version__, _say)
+
+
+def _import_pyarrow() -> None:
+    # pyarrow takes numpy along where it is installed: memory and start-up time for what is never called here.
+    before = sys.modules.get("numpy")
+    sys.modules["numpy"] = None  # type: ignore[assignment]
+    try:
+        import pyarrow  # noqa: F401
+    finally:
+        del sys.modules["numpy"]
+        if before is not None:
+            sys.modules["numpy"] = before
 
 
 def _missing(error: ImportError) -> str:

@@ -29,6 +29,9 @@ __all__ = ["Requests"]
 # Stores whose knowledge for retention is remembered; a forgotten one lists its directory again.
 _REMEMBERED_STORES = 20_000
 
+# Bytes of changes from which on a request is not like most.
+_LARGE_REQUEST = 8 << 20
+
 
 class Requests:
     """Serves requests, for all connections; each runs on its connection's thread."""
@@ -142,6 +145,9 @@ class Requests:
         answer["bytesWritten"] = done.bytes_written
         answer["objectsWritten"] = done.objects_written
         self._answer(connection, answer, done.encoded_handle, done.metadata)
+        # The task goes on meanwhile.
+        store.prepare_next(name)
+        _give_back(done.bytes_written)
 
     def _materialise(self, request: dict[str, Any], connection: FrameSocket) -> None:
         store = self._store(request["store"])
@@ -149,6 +155,7 @@ class Requests:
         _receive_changes(connection, snapshot)
         handle = snapshot.finish()
         self._answer(connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context))
+        _give_back(handle.state_size)
 
     def _cleanup(self, request: dict[str, Any], connection: FrameSocket) -> None:
         _expect_end(connection)
@@ -263,6 +270,12 @@ def _receive_changes(connection: FrameSocket, pending: PendingCheckpoint | Pendi
     except BaseException:
         pending.abandon()
         raise
+
+
+def _give_back(written: int) -> None:
+    """Return the memory that a large request took, which the allocator would keep for the next one."""
+    if written >= _LARGE_REQUEST:
+        pa.default_memory_pool().release_unused()
 
 
 def _expect_end(connection: FrameSocket) -> None:

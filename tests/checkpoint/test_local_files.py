@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import shutil
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_statestore.checkpoint.files import LocalFileSystem, local
+from spark_statestore.checkpoint.files import LocalFileSystem, local, spare
 from tests.checkpoint.test_files import local_without
 
 
@@ -227,3 +229,113 @@ def test_what_vanishes_during_a_listing_is_not_shown(tmp_path: Path, monkeypatch
     found = shown(LocalFileSystem(), tmp_path)
     gone = scanned[1].removeprefix(f"{tmp_path}/")
     assert found == {f"{name}/file" for name in ("a", "b", "c") if name != gone}
+
+
+# What is done ahead
+
+
+@pytest.fixture
+def unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The descriptors of files without a name that were opened."""
+    opened: list[int] = []
+    really = os.open
+
+    def note(path: str, flags: int, mode: int = 0o777, **options: Any) -> int:
+        fd = really(path, flags, mode, **options)
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            opened.append(fd)
+        return fd
+
+    try:
+        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
+    except OSError:
+        pytest.skip("this file system has no unnamed files")
+    monkeypatch.setattr(os, "open", note)
+    return opened
+
+
+def is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def test_what_is_prepared_is_in_no_listing_and_becomes_the_next_file(
+    tmp_path: Path, unnamed: list[int]
+) -> None:
+    files = LocalFileSystem()
+    directory = tmp_path / "a" / "chk-2"
+    files.prepare(str(directory))
+    files.prepare(str(directory))
+    assert directory.is_dir()
+    assert len(unnamed) == 1
+    assert shown(files, tmp_path) == set()
+    (tmp_path / "b").mkdir()
+    files.create(str(tmp_path / "b" / "first"), b"one")
+    assert len(unnamed) == 1
+    assert not is_open(unnamed[0])
+    files.create(str(directory / "second"), b"two")
+    assert len(unnamed) == 2
+    assert (tmp_path / "b" / "first").read_bytes() == b"one"
+    assert (directory / "second").read_bytes() == b"two"
+    assert stat.S_IMODE((tmp_path / "b" / "first").stat().st_mode) == 0o644 & ~_umask()
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def test_a_prepared_file_goes_with_its_file_system(tmp_path: Path, unnamed: list[int]) -> None:
+    files = LocalFileSystem()
+    files.prepare(str(tmp_path))
+    assert is_open(unnamed[0])
+    del files
+    gc.collect()
+    assert not is_open(unnamed[0])
+
+
+def test_only_so_many_files_are_prepared_at_once(
+    tmp_path: Path, unnamed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare, "_unused", threading.BoundedSemaphore(2))
+    many = [LocalFileSystem() for _ in range(3)]
+    for files in many:
+        files.prepare(str(tmp_path))
+    assert len(unnamed) == 2
+    for number, files in enumerate(many):
+        files.create(str(tmp_path / f"{number}"), b"x")
+    assert shown(many[0], tmp_path) == {"0", "1", "2"}
+    # There is room for others again.
+    for files in many[:2]:
+        files.prepare(str(tmp_path))
+    assert len(unnamed) == 5
+
+
+def test_a_forked_process_does_not_write_what_another_prepared(
+    tmp_path: Path, unnamed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = LocalFileSystem()
+    files.prepare(str(tmp_path))
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    files.create(str(tmp_path / "a"), b"mine")
+    assert len(unnamed) == 2
+    assert (tmp_path / "a").read_bytes() == b"mine"
+
+
+def test_a_prepared_file_whose_directory_went_is_an_error_for_that_file_alone(
+    tmp_path: Path, unnamed: list[int]
+) -> None:
+    files = LocalFileSystem()
+    directory = tmp_path / "chk-1"
+    files.prepare(str(directory))
+    directory.rmdir()
+    with pytest.raises(FileNotFoundError):
+        files.create(str(directory / "a"), b"x")
+    files.make_directory(str(directory))
+    files.create(str(directory / "a"), b"x")
+    assert len(unnamed) == 2
+    assert (directory / "a").read_bytes() == b"x"

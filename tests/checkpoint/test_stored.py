@@ -9,12 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from spark_statestore.checkpoint.files import LocalFileSystem
+from spark_statestore.checkpoint.metadata import format as metadata_format
+from spark_statestore.checkpoint.metadata.format import INLINE_STATE_OFFSET
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.stored import local_streams, starts_with_newest, stored_messages
 from spark_statestore.checkpoint.versions import VersionStore
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.options import StorageOptions
 from spark_statestore.state.changes import CHANGE_SCHEMA
-from tests.checkpoint.stores import commit, message, open_store
+from tests.checkpoint.stores import commit, message, open_store, rows_of
 
 
 def chain(directory: Path) -> VersionStore:
@@ -107,3 +111,65 @@ def test_what_is_not_in_local_files_has_no_place(tmp_path: Path) -> None:
     remote = open_store("memory://stored")
     commit(remote, CheckpointName(1), {b"a": b"1"})
     assert local_streams(remote, CheckpointName(1), remote.load(CheckpointName(1))) is None
+
+
+# A version is loaded without reading what others read
+
+
+LARGE = {b"key %d" % number: bytes([number]) * 900 for number in range(4)}
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The metadata of a version with its state inside, more than is read at once."""
+    monkeypatch.setattr(metadata_format, "_READ_AT_ONCE", 256)
+    inside = StorageOptions(file_state_threshold=1 << 20, compression=None)
+    commit(open_store(tmp_path, inside), CheckpointName(1), LARGE)
+    return tmp_path / "chk-1" / "_metadata"
+
+
+def test_a_load_reads_metadata_without_the_state_inside_of_it(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int | None]] = []
+    read = LocalFileSystem.read
+
+    def note(self: LocalFileSystem, path: str, start: int = 0, size: int | None = None) -> bytes:
+        asked.append((start, size))
+        return read(self, path, start, size)
+
+    monkeypatch.setattr(LocalFileSystem, "read", note)
+    store = open_store(large.parent.parent)
+    metadata = store.load(CheckpointName(1))
+    assert all(size is not None and size < 1_000 for _, size in asked)
+    assert rows_of(store, CheckpointName(1)) == LARGE
+    assert metadata == store.metadata(CheckpointName(1))
+
+
+def test_damage_to_a_version_is_found_before_its_rows_are_used(large: Path) -> None:
+    whole = large.read_bytes()
+    unread = 0
+    state = range(INLINE_STATE_OFFSET, INLINE_STATE_OFFSET + 4 * 900)
+    for at in (at for at in range(len(whole)) if at not in state or at % 40 == 0):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        large.write_bytes(damaged)
+        store = open_store(large.parent.parent)
+        try:
+            metadata = store.load(CheckpointName(1))
+        except (CorruptCheckpointError, UnsupportedFormatError, CheckpointIOError):
+            continue
+        # What lies in the state is found by whoever reads that.
+        assert INLINE_STATE_OFFSET <= at < INLINE_STATE_OFFSET + metadata.handle.state_size
+        unread += 1
+        with pytest.raises((CorruptCheckpointError, UnsupportedFormatError)):
+            list(store.read(CheckpointName(1), metadata))
+    assert unread >= len(state) / 40
+
+
+def test_a_version_that_was_cut_off_is_not_loaded(large: Path) -> None:
+    whole = large.read_bytes()
+    for length in (*range(0, len(whole), 50), *range(len(whole) - 20, len(whole))):
+        large.write_bytes(whole[:length])
+        with pytest.raises(CorruptCheckpointError):
+            open_store(large.parent.parent).load(CheckpointName(1))

@@ -220,7 +220,7 @@ def test_a_snapshot_becomes_the_base_of_a_commit_and_old_versions_go(
         }
         assert client.ask(clean, data({b"a": b"1"})).error["type"] == "ProtocolError"
         assert client.ask(clean).control["deleted"] == 2
-        assert [path.name for path in tmp_path.glob("chk-*")] == ["chk-3"]
+        assert [path.parent.name for path in tmp_path.glob("chk-*/_metadata")] == ["chk-3"]
         loaded = client.ask({"op": "load", "store": store(tmp_path, "two"), "version": 3})
         assert (loaded.error, len(loaded.of(Kind.DATA))) == (None, 2)
 

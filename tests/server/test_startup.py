@@ -14,7 +14,7 @@ from tests.spark.harness import Provider
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tells loaded libraries from the process's memory map")
-def test_a_backend_that_has_committed_has_not_loaded_pandas(spark: Any, tmp_path: Path):
+def test_a_backend_that_has_committed_has_loaded_neither_pandas_nor_numpy(spark: Any, tmp_path: Path):
     provider = Provider(spark, f"file:{tmp_path}")
     store = provider.open(0)
     store.put(("a", 1), (2, "b"))
@@ -23,16 +23,20 @@ def test_a_backend_that_has_committed_has_not_loaded_pandas(spark: Any, tmp_path
     pid = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness.backendPid(sys.executable)
     loaded = [mapped.path for mapped in psutil.Process(pid).memory_maps()]
     assert any("pyarrow" in path for path in loaded)
-    assert [path for path in loaded if "pandas" in path] == []
+    assert [path for path in loaded if "pandas" in path or "numpy" in path] == []
 
 
-def test_others_in_the_backend_may_import_pandas():
+def test_others_in_the_backend_may_import_pandas_and_numpy():
     code = (
+        "from spark_statestore.server.__main__ import _import_pyarrow\n"
+        "_import_pyarrow()\n"
         "from spark_statestore.server import lifecycle\n"
         "lifecycle._settle_without_pandas()\n"
         "import sys, pyarrow\n"
         "pyarrow.array(['a'])\n"
-        "assert 'pandas' not in sys.modules\n"
+        "assert {'numpy', 'pandas'}.isdisjoint(sys.modules)\n"
+        "import numpy\n"
+        "assert numpy.arange(3).sum() == 3\n"
         "import pandas\n"
         "pandas.DataFrame({'a': [1]})\n"
     )

@@ -148,6 +148,17 @@ class FileSystem(ABC):
     def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
         """Make a directory and its parents; nothing to do where directories do not exist."""
 
+    def prepare(self, directory: str) -> None:  # noqa: B027 - most have nothing to do
+        """Do what can be done ahead for a file that will be created in a directory soon.
+
+        Nothing depends on it, and it shows in no listing of files. Where that costs a request, nothing is done.
+
+        Raises
+        ------
+        OSError
+            If it could not be done.
+        """
+
     @abstractmethod
     def exists(self, path: str) -> bool:
         """Whether there is a file or directory."""

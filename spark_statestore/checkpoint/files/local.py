@@ -19,6 +19,7 @@ from spark_statestore.checkpoint.files.base import (
     parent_of,
     write_whole,
 )
+from spark_statestore.checkpoint.files.spare import SpareFile
 
 __all__ = ["LocalFileSystem"]
 
@@ -116,6 +117,7 @@ class LocalFileSystem(FileSystem):
         self._fsync = fsync
         self._unnamed_files = hasattr(os, "O_TMPFILE")
         self._hard_links = hasattr(os, "link")
+        self._spare = SpareFile()
 
     @property
     def scheme(self) -> str:
@@ -184,6 +186,11 @@ class LocalFileSystem(FileSystem):
         if made:
             self._sync_name(path)
 
+    def prepare(self, directory: str) -> None:
+        self.make_directory(directory)
+        if self._unnamed_files:
+            self._spare.make(directory)
+
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
 
@@ -207,8 +214,10 @@ class LocalFileSystem(FileSystem):
                 continue
 
     def _create_unnamed(self, path: str, parts: Sequence[Buffer]) -> bool:
+        fd = self._spare.take()
         try:
-            fd = os.open(parent_of(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
+            if fd is None:
+                fd = os.open(parent_of(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -223,7 +232,9 @@ class LocalFileSystem(FileSystem):
         except FileExistsError:
             raise
         except OSError as error:
-            if error.errno not in _UNSUPPORTED and error.errno != errno.ENOENT:
+            # Without /proc there is no such link; without its directory there is no such file.
+            no_proc = error.errno == errno.ENOENT and os.path.isdir(parent_of(path))
+            if error.errno not in _UNSUPPORTED and not no_proc:
                 raise
             self._unnamed_files = False
             return False

@@ -28,6 +28,7 @@ __all__ = [
     "MetadataObject",
     "decode_object",
     "encode_object",
+    "matches_with_state",
     "read_without_state",
     "reading",
 ]
@@ -229,6 +230,25 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
         if not isinstance(properties, dict):
             raise TypeError(f"its properties are a JSON {type(properties).__name__}")
         return MetadataObject(version, MetadataKind(kind), attempt.hex(), properties, tuple(handles))
+
+
+def matches_with_state(data: bytes, size: int, checksum: int) -> bool:
+    """Whether an object that `decode_object` took without its state matches its checksum with it.
+
+    Parameters
+    ----------
+    size, checksum
+        Of the state: its bytes, and their CRC-32.
+    """
+    *_, inline_length, body_length = _HEADER.unpack_from(data)
+    if len(data) != _HEADER.size + body_length + _FOOTER.size:
+        # It was read whole, and its checksum was looked at.
+        return True
+    if inline_length != size:
+        return False
+    of_all = combine(zlib.crc32(data[: _HEADER.size]), checksum, size)
+    expected, _ = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
+    return bool(zlib.crc32(data[_HEADER.size : -_FOOTER.size], of_all) == expected)
 
 
 @contextmanager

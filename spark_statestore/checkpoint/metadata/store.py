@@ -11,12 +11,21 @@ from spark_statestore.checkpoint.metadata.format import (
     MetadataKind,
     decode_object,
     encode_object,
+    matches_with_state,
     reading,
 )
+from spark_statestore.state.handles import SegmentFileStateHandle
 from spark_statestore.state.handles.codec import HandleContext, decode_handle
 from spark_statestore.state.handles.incremental import IncrementalStateHandle
 
-__all__ = ["CheckpointMetadata", "NamedState", "StoreId", "decode_metadata", "encode_metadata"]
+__all__ = [
+    "CheckpointMetadata",
+    "NamedState",
+    "StoreId",
+    "decode_metadata",
+    "encode_metadata",
+    "is_whole_with_state",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +182,28 @@ def encode_metadata(metadata: CheckpointMetadata, inline_state: InlineState, han
         "states": [state.to_json() for state in metadata.states],
     }
     return encode_object(MetadataKind.STORE_VERSION, metadata.attempt, properties, [handle], inline_state)
+
+
+def is_whole_with_state(metadata: CheckpointMetadata, data: bytes, path: str) -> bool:
+    """Whether a version's metadata, taken without the state inside of it, matches its checksum with that state.
+
+    The state is not read: the handle says what its checksum is, with which its reader compares it.
+
+    Parameters
+    ----------
+    metadata, data
+        What `decode_metadata` made of which bytes.
+    path
+        Where the object lies.
+    """
+    for entry in metadata.handle:
+        state = entry.state.delegate_state_handle
+        if isinstance(state, SegmentFileStateHandle) and (state.path, state.owner) == (
+            path,
+            metadata.attempt,
+        ):
+            return state.checksum is not None and matches_with_state(data, state.size, state.checksum)
+    return matches_with_state(data, 0, 0)
 
 
 def decode_metadata(

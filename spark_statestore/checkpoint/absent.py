@@ -1,0 +1,61 @@
+"""Why a version of a store is not there, as far as what lies beside it tells."""
+
+from __future__ import annotations
+
+import re
+
+from spark_statestore.checkpoint.files import FileSystem
+from spark_statestore.checkpoint.storage import METADATA_FILE_NAME
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    ForeignCheckpointError,
+)
+
+__all__ = ["absent_version"]
+
+# Files of Spark's own providers: <version>[_<id>].<kind>.
+_SPARKS_FILES = re.compile(r"\d+(_[0-9A-Za-z-]+)?\.(delta|snapshot|zip|changelog)")
+
+
+def absent_version(files: FileSystem, directory: str, where: str, attempt: str | None) -> CheckpointError:
+    """The error to raise.
+
+    Parameters
+    ----------
+    directory
+        The store's.
+    where
+        The version and its place, for the message.
+    attempt
+        The attempt at it that was looked for, None for the one that counts.
+    """
+    start = directory.rstrip("/") + "/"
+    try:
+        listed = [status.path[len(start) :] for status in files.list_files(directory)]
+    except OSError as error:
+        return CheckpointIOError(
+            f"{where} is not there, and what else the store has cannot be listed: {error}"
+        )
+    foreign = sorted(file for file in listed if _SPARKS_FILES.fullmatch(file))
+    if foreign:
+        return ForeignCheckpointError(
+            f"{where} was written by another state store provider: there are {foreign[0]} and "
+            f"{len(foreign) - 1} more of its files. A query keeps the provider of its first batch: set "
+            "spark.sql.streaming.stateStore.providerClass back to that one, or let this query start in a new "
+            "checkpointLocation. Nothing was changed."
+        )
+    present = sorted(
+        int(match[1])
+        for file in listed
+        if (match := re.fullmatch(rf"chk-(\d+)(?:_\w+)?/{METADATA_FILE_NAME}", file))
+    )
+    has = f"the versions {present[0]} to {present[-1]}" if present else "no version at all"
+    which = f"{where} (attempt {attempt})" if attempt else where
+    return CheckpointNotFoundError(
+        f"{which} is not there; the store has {has}. It was removed, is older than what is retained "
+        "(spark.sql.streaming.stateStore.backend.numRetained), the checkpoint was copied without it, or the "
+        "query was started with another storage or checkpointsDir. Copy it back from a backup, set the option as it was, "
+        "or start from a version that is there."
+    )
