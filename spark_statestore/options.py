@@ -119,7 +119,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "compression",
         "choice",
-        "lz4",
+        "zstd",
         "of the Arrow buffers in storage",
         choices=("none", "lz4", "zstd"),
     ),
@@ -247,7 +247,7 @@ class StorageOptions:
     checkpoints_dir: str | None = None
     max_state_size: int = 5 * 1024 * 1024
     file_state_threshold: int = DEFAULT_INLINE_CHANGES
-    compression: str | None = "lz4"
+    compression: str | None = "zstd"
     fsync: bool = False
 
     @property
@@ -265,7 +265,7 @@ class StorageOptions:
             If one is unknown or does not fit.
         """
         values = {name: check(name, value) for name, value in given.items()}
-        compression = values.get("compression", "lz4")
+        compression = values.get("compression", "zstd")
         return cls(
             storage=values.get("storage", "filesystem"),
             checkpoints_dir=values.get("checkpointsDir"),

@@ -73,7 +73,7 @@ private[statestore] final class CheckpointClient(
     val backend: Backend, store: ObjectNode, keeper: Option[CheckpointKeeper]) extends Logging {
   import CheckpointClient._
 
-  private val compression = Compression.of(store.path("options").path("compression").asText("lz4"))
+  private val compression = Compression.of(store.path("options").path("compression").asText("zstd"))
 
   // How messages name the store, and where: two stores of one application have no place in common.
   private val where = s"operator ${store.path("operator").asText}, partition " +
