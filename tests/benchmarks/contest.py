@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -95,6 +96,22 @@ def closing(stores: Mapping[Any, Any]) -> Iterator[None]:
     finally:
         for store in stores.values():
             store.close()
+
+
+def warm_up(store: Any, seconds: float, batch: Callable[[int], object]) -> None:
+    """Let a store run batches by itself for so long: as long for each, since a JVM compiles what runs often.
+
+    Parameters
+    ----------
+    batch
+        Runs one, given a seed.
+    """
+    until = time.monotonic() + seconds
+    number = 0
+    while time.monotonic() < until:
+        batch(number)
+        store.settle()
+        number += 1
 
 
 def turns(of: Iterable[Key], rounds: int, seed: int = 1) -> Iterator[tuple[int, int, list[Key]]]:

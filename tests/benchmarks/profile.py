@@ -7,164 +7,126 @@ of the backend by py-spy, which must be installed (``pip install py-spy``).
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import spark_statestore
-from tests.benchmarks import flame, session
+from tests.benchmarks import contest, flame, session
+from tests.benchmarks.contest import OURS
+from tests.benchmarks.recording import Recording, missing, recording
+from tests.benchmarks.report import median
+from tests.spark.counting import backends_of, jvm_of
+
+KEYS = 1_000_000
+
+Work = Callable[[int], float]
+"""A round, by its number; gives nanoseconds."""
 
 
 def main() -> int:
     """Run one kind of work for a while and draw where its time went."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.profile", description=__doc__)
     parser.add_argument("work", choices=sorted(WORK))
-    parser.add_argument("--keys", type=int, default=1_000_000, help="keys of the store")
     parser.add_argument("--seconds", type=float, default=20.0, help="how long to look")
     parser.add_argument("--out", type=Path, default=Path("docs/images"), help="where the graphs go")
     arguments = parser.parse_args()
-    missing = [tool for tool in ("jfr", "jcmd", "py-spy") if shutil.which(tool) is None]
-    if missing:
-        parser.error(f"{', '.join(missing)} cannot be found: install a JDK 17, and py-spy by pip")
-    with tempfile.TemporaryDirectory(prefix="statestore-profile-") as scratch:
-        spark = session.start(Path(scratch))
-        try:
-            store = spark._jvm.org.apache.spark.sql.statestore.StoreBenchmark(
-                spark_statestore.PROVIDER_CLASS, f"file:{scratch}/state", spark.conf.getAll
-            )
-            store.fill(arguments.keys)
-            work, frame = WORK[arguments.work](store)
-            _warm_up(work)
-            java, python = _look(spark, work, arguments.seconds, Path(scratch))
-            store.close()
-        finally:
-            spark.stop()
-    name = f"{arguments.work}-{arguments.keys // 1000}k"
-    java = flame.below(java, frame)
-    for stacks, half in ((java, "jvm"), (python, "backend")):
-        path = arguments.out / f"flame-{name}-{half}.svg"
-        flame.draw(stacks, f"{arguments.work}, {arguments.keys:,} keys, {half}", path)
-        print(f"\n{path}\n")
-        for leaf, share in flame.shares(stacks):
-            print(f"{share:6.1%}  {leaf}")
+    if needed := missing():
+        parser.error(f"{', '.join(needed)} cannot be found: install a JDK 17, and py-spy by pip")
+    make, frame = WORK[arguments.work]
+    directory = tempfile.TemporaryDirectory(prefix="statestore-profile-")
+    with directory as scratch, session.running(Path(scratch)) as spark:
+        work = make(spark, Path(scratch) / "state")
+        settle = contest.bench(spark).StoreBenchmark.settle
+        repeat(work, 10.0, settle)
+        (backend,) = backends_of(jvm_of(spark))
+        with recording(jvm_of(spark), backend.pid, arguments.seconds, Path(scratch)) as found:
+            taken = repeat(work, arguments.seconds, settle)
+    tell(arguments.work, frame, found, taken, arguments.out)
     return 0
 
 
-Work = Callable[[int], None]
-
-
-def _batches(operations: int) -> Callable[[Any], tuple[Work, str]]:
-    def make(store: Any) -> tuple[Work, str]:
-        return (lambda seed: store.batch(operations, seed)), "StoreBenchmark.batch"
-
-    return make
-
-
-def _loads(store: Any) -> tuple[Work, str]:
-    return (lambda _: store.coldLoad()), "StoreBenchmark.coldLoad"
-
-
-WORK: dict[str, Callable[[Any], tuple[Work, str]]] = {
-    "batch": _batches(10_000),
-    "small": _batches(100),
-    "empty": _batches(0),
-    "load": _loads,
-}
-"""What can be looked at: what a round does, and the frame in which it does it."""
-
-
-def _warm_up(work: Work, seconds: float = 10.0) -> None:
+def repeat(work: Work, seconds: float, settle: Callable[[], None]) -> list[float]:
+    """The milliseconds of each of as many rounds as fit."""
     until = time.monotonic() + seconds
-    seed = 0
+    taken: list[float] = []
     while time.monotonic() < until:
-        work(seed)
-        seed += 1
+        taken.append(work(len(taken)) / 1e6)
+        settle()
+    return taken
 
 
-def _look(spark: Any, work: Work, seconds: float, scratch: Path) -> tuple[flame.Stacks, flame.Stacks]:
-    jvm = spark._jvm.java.lang.ProcessHandle.current().pid()
-    backend = next(
-        int(pid)
-        for pid in os.listdir("/proc")
-        if pid.isdigit() and _parent(pid) == jvm and "spark_statestore.server" in _command(pid)
-    )
-    recording, folded, settings = scratch / "java.jfr", scratch / "python.txt", scratch / "settings.jfc"
-    settings.write_text(_SETTINGS)
-    subprocess.run(
-        ["jcmd", str(jvm), "JFR.start", "name=profile", f"settings={settings}"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    spy = subprocess.Popen(
-        [
-            "py-spy",
-            "record",
-            "--pid",
-            str(backend),
-            "--rate",
-            "500",
-            "--format",
-            "raw",
-            "--duration",
-            str(int(seconds)),
-            "--output",
-            str(folded),
-        ],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _warm_up(work, seconds)
-    subprocess.run(
-        ["jcmd", str(jvm), "JFR.stop", "name=profile", f"filename={recording}"],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
-    spy.wait()
-    printed = subprocess.run(
-        [
-            "jfr",
-            "print",
-            "--json",
-            "--stack-depth",
-            "64",
-            "--events",
-            "jdk.ExecutionSample,jdk.NativeMethodSample",
-            str(recording),
-        ],
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    python = flame.from_folded(folded.read_text().splitlines()) if folded.exists() else flame.Stacks()
-    return flame.from_jfr(printed), python
+def tell(work: str, frame: str, found: Recording, taken: list[float], out: Path) -> None:
+    """Draw both halves, and print what is at the top of most stacks."""
+    pauses = f"{len(found.pauses)} pauses of the collector, {sum(found.pauses):.0f} ms in all"
+    print(f"{len(taken)} rounds, median {median(taken):.2f} ms, least {min(taken):.2f} ms; {pauses}")
+    for stacks, half in ((flame.below(found.jvm, frame), "jvm"), (found.backend, "backend")):
+        path = out / f"flame-{work}-{half}.svg"
+        flame.draw(stacks, f"{work}, {half}", path)
+        print(f"\n{path}\n")
+        for leaf, share in flame.shares(stacks):
+            print(f"{share:6.1%}  {leaf}")
 
 
-def _parent(pid: str) -> int:
-    try:
-        return int(Path("/proc", pid, "stat").read_text().rpartition(")")[2].split()[1])
-    except OSError:
-        return -1
+def _batches(operations: int, spark: Any, path: Path) -> Work:
+    store = contest.open_store(spark, path, OURS)
+    store.fill(KEYS)
+    return lambda seed: store.batch(operations, seed)
 
 
-def _command(pid: str) -> str:
-    try:
-        return Path("/proc", pid, "cmdline").read_text()
-    except OSError:
-        return ""
+def _commits(changed: int, spark: Any, path: Path) -> Work:
+    store = contest.open_store(spark, path, OURS)
+    store.fill(KEYS)
+
+    def commit(seed: int) -> float:
+        store.change(changed, seed)
+        return store.commit()
+
+    return commit
 
 
-_SETTINGS = """<?xml version="1.0" encoding="UTF-8"?>
-<configuration version="2.0">
-  <event name="jdk.ExecutionSample"><setting name="enabled">true</setting><setting name="period">1 ms</setting></event>
-  <event name="jdk.NativeMethodSample"><setting name="enabled">true</setting><setting name="period">1 ms</setting></event>
-</configuration>
-"""
+def _loads(deltas: int, spark: Any, path: Path) -> Work:
+    store = contest.open_store(spark, path, OURS, minDeltasForSnapshot="1000000")
+    store.fill(KEYS, KEYS, True)
+    for seed in range(deltas):
+        store.batch(10_000, seed)
+    return lambda _: store.coldLoad()
+
+
+def _rows(kind: str, operation: str, spark: Any, path: Path) -> Work:
+    provider, confs = contest.confs(spark, OURS)
+    store = contest.bench(spark).RowBenchmark(provider, f"file:{path}", confs, kind, 10_000)
+    return lambda _: store.time(operation)
+
+
+def _crowd(spark: Any, path: Path) -> Work:
+    stores = contest.open_many(spark, path, OURS, 16, backend__fsync="true")
+    stores.fill(20_000)
+
+    def commit(seed: int) -> float:
+        stores.change(18_724, seed)
+        return stores.commitAtOnce()
+
+    return commit
+
+
+WORK: dict[str, tuple[Callable[[Any, Path], Work], str]] = {
+    "batch-10000": (partial(_batches, 10_000), "StoreBenchmark.batch"),
+    "batch-100": (partial(_batches, 100), "StoreBenchmark.batch"),
+    "batch-0": (partial(_batches, 0), "StoreBenchmark.batch"),
+    "commit-1000": (partial(_commits, 1_000), "StoreBenchmark.commit"),
+    "commit-10000": (partial(_commits, 10_000), "StoreBenchmark.commit"),
+    "commit-100000": (partial(_commits, 100_000), "StoreBenchmark.commit"),
+    "load": (partial(_loads, 0), "StoreBenchmark.coldLoad"),
+    "load-50-deltas": (partial(_loads, 50), "StoreBenchmark.coldLoad"),
+    "get-miss": (partial(_rows, "plain", "get miss"), "RowBenchmark.getMisses"),
+    "prefix-scan": (partial(_rows, "prefix", "prefix scan"), "RowBenchmark.time"),
+    "16-commits": (_crowd, "StoreBenchmark.commit"),
+}
+"""What can be looked at: how it is set up, and the frame in which it is done."""
 
 
 if __name__ == "__main__":

@@ -48,6 +48,8 @@ def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
     spark = spark_statestore.configure(builder).getOrCreate()
     try:
         spark.sparkContext.setLogLevel("ERROR")
+        # With it comes the coordinator on the driver, which every commit of every store reports to.
+        _ = spark.streams.active
         yield spark
     finally:
         spark.stop()
@@ -56,10 +58,11 @@ def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
 def separately(function: Callable[..., Any], *arguments: Any) -> Future[Any]:
     """What a function gives in a process of its own, which ends with the call, as does a JVM that it started."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(_call, function, *arguments)
+        return pool.submit(call, function, *arguments)
 
 
-def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a process that is another's child: what goes wrong is told in words."""
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001 - errors of the JVM do not pass from one process to another

@@ -27,6 +27,7 @@ GROUPS: dict[str, str] = {
 SEPARATE: dict[str, str] = {
     "guard": "tests.benchmarks.groups.guard",
     "scale": "tests.benchmarks.groups.scale",
+    "codecs": "tests.benchmarks.groups.codecs",
 }
 """Groups that run only when they are asked for by name."""
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import contest, session
+from tests.benchmarks.apart import StoreApart, stores_apart
 from tests.benchmarks.contest import OURS, PROVIDERS, UNFORKED
 from tests.benchmarks.report import figures, median, p95, table
 from tests.benchmarks.result import Criterion, Result
@@ -28,11 +30,13 @@ class Plan:
         Of the states of all stores.
     growth
         Of the states of ours that are measured again, beside one another and nothing else.
+    warmup
+        Seconds for which each store runs batches that do not count.
     """
 
     sizes: tuple[int, ...] = (100_000, LARGE)
     growth: tuple[int, ...] = (100_000, LARGE, 5_000_000)
-    warmup: int = 10
+    warmup: float = 3
     batches: int = 30
     operations: int = 10_000
     small_operations: int = 100
@@ -42,7 +46,7 @@ class Plan:
 
 FULL = Plan()
 QUICK = Plan(
-    sizes=(20_000,), growth=(10_000, 20_000), warmup=2, batches=3, small_batches=3, maintenance_every=3
+    sizes=(20_000,), growth=(10_000, 20_000), warmup=0.1, batches=3, small_batches=3, maintenance_every=3
 )
 
 
@@ -71,11 +75,10 @@ _STEPS = {
 def run(scratch: Path, quick: bool) -> Result:
     """All stores beside one another, and then ours alone at all its sizes."""
     plan = QUICK if quick else FULL
-    with session.running(scratch) as spark:
-        entries = [(name, size) for size in plan.sizes for name in PROVIDERS]
-        entries += [(name, max(plan.sizes)) for name in UNFORKED if not quick]
-        sides = measure(spark, scratch / "sides", entries, plan)
-        growth = measure(spark, scratch / "growth", [(OURS, size) for size in plan.growth], plan)
+    entries = [(name, size) for size in plan.sizes for name in PROVIDERS]
+    entries += [(name, max(plan.sizes)) for name in UNFORKED if not quick]
+    sides = measure(scratch / "sides", entries, plan)
+    growth = measure(scratch / "growth", [(OURS, size) for size in plan.growth], plan)
     return Result(
         "batches",
         tables(sides, growth, plan),
@@ -84,16 +87,16 @@ def run(scratch: Path, quick: bool) -> Result:
     )
 
 
-def measure(spark: Any, directory: Path, entries: list[Entry], plan: Plan) -> Samplings:
+def measure(directory: Path, entries: list[Entry], plan: Plan) -> Samplings:
     """Measure stores at their sizes, all interleaved batch by batch in changing order."""
-    jvm = contest.bench(spark)
-    stores: dict[Entry, Any] = {}
+    stores: dict[Entry, StoreApart] = {}
     samples: Samplings = {entry: Samples() for entry in entries}
-    with contest.closing(stores):
+    with stores_apart(directory) as opener, contest.closing(stores):
         for name, size in entries:
-            store = stores[name, size] = contest.open_store(spark, contest.root(directory, name, size), name)
+            path = contest.root(directory, name, size)
+            store = stores[name, size] = opener.open("StoreBenchmark", path, name)
             millis = store.fill(size) / 1e6
-            jvm.StoreBenchmark.settle()
+            store.settle()
             store.maintenance()
             session.say(f"{name}: {size:,} keys in {millis:,.0f} ms")
 
@@ -102,7 +105,7 @@ def measure(spark: Any, directory: Path, entries: list[Entry], plan: Plan) -> Sa
                 for entry in order:
                     millis = stores[entry].batch(operations, seed) / 1e6
                     note(samples[entry], millis, json.loads(stores[entry].metrics()))
-                    jvm.StoreBenchmark.settle()
+                    stores[entry].settle()
                 if (number + 1) % plan.maintenance_every == 0:
                     for entry in order:
                         samples[entry].maintenance.append(stores[entry].maintenance() / 1e6)
@@ -115,12 +118,16 @@ def measure(spark: Any, directory: Path, entries: list[Entry], plan: Plan) -> Sa
             of.small_batch.append(millis)
             of.small_metrics.append(metrics)
 
-        session.say(f"{plan.warmup + plan.batches} batches of {plan.operations:,} rows each")
-        each(plan.operations, plan.warmup, lambda *_: None)
+        def warm_up(operations: int) -> None:
+            session.say(f"batches of {operations:,} rows each")
+            for store in stores.values():
+                contest.warm_up(store, plan.warmup, partial(store.batch, operations))
+                store.maintenance()
+
+        warm_up(plan.operations)
         each(plan.operations, plan.batches, note_batch)
         if plan.small_batches:
-            session.say(f"{plan.warmup + plan.small_batches} batches of {plan.small_operations:,} rows each")
-            each(plan.small_operations, plan.warmup, lambda *_: None)
+            warm_up(plan.small_operations)
             each(plan.small_operations, plan.small_batches, note_small)
     return samples
 
@@ -144,7 +151,8 @@ def tables(sides: Samplings, growth: Samplings, plan: Plan) -> str:
     parts = [
         (
             f"One batch is getStore, {plan.operations:,} times get and put on random existing keys, and commit: "
-            f"{plan.batches} batches of each store after {plan.warmup} to warm up, interleaved in changing order. "
+            f"{plan.batches} batches of each store, interleaved in changing order, after each ran such batches by itself "
+            f"for {plan.warmup:g} seconds; each store has a JVM of its own. "
             "Key two longs, value three longs, files on a local file system. Maintenance, and "
             "what a store does in the background after its commit, runs between the batches and is not in their "
             f"times. {contest.ABOUT_UNFORKED} Times in milliseconds."

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tests.benchmarks import contest, session
+from tests.benchmarks.apart import StoreApart, stores_apart
 from tests.benchmarks.contest import OURS, PROVIDERS, UNFORKED
 from tests.benchmarks.report import figures, median, p95, table
 from tests.benchmarks.result import Criterion, Result
@@ -19,8 +20,8 @@ ROW_BYTES = 24 + 32
 """Of a key of two longs and a value of three, as Spark lays rows out."""
 
 ABOUT = """A batch puts so many different keys of {keys:,} that exist, and commits. {batches} batches of each store in
-changing order, after {warmup} to warm up; the times, in milliseconds, are those of commit() alone, and of getStore and
-all puts before it. HDFSBacked, and RocksDB with changelog, compress and write each row while it is put, which is not in
+changing order, after each ran such batches by itself for {warmup:g} seconds; each store has a JVM of its own.
+The times, in milliseconds, are those of commit() alone, and of getStore and all puts before it. HDFSBacked, and RocksDB with changelog, compress and write each row while it is put, which is not in
 the time of their commit; so both times together are judged too. Bytes and objects are those of
 the files that a commit added, without the checksum files that Hadoop's local file system keeps beside them. The limit is
 a copy of the changed bytes ({row} a row) and one system call that writes them, to a file that is open. Of {synced},
@@ -29,16 +30,16 @@ which is not judged, every file is synced before the commit returns; of no other
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured."""
+    """How much is measured; `warmup` in seconds."""
 
     keys: int = 1_000_000
     changed: tuple[int, ...] = (1_000, 10_000, 100_000)
-    warmup: int = 6
-    batches: int = 12
+    warmup: float = 3
+    batches: int = 15
 
 
 FULL = Plan()
-QUICK = Plan(keys=20_000, changed=(100, 1_000), warmup=1, batches=2)
+QUICK = Plan(keys=20_000, changed=(100, 1_000), warmup=0.1, batches=2)
 
 
 @dataclass
@@ -58,13 +59,13 @@ Samplings = dict[tuple[str, int], Samples]
 def run(scratch: Path, quick: bool) -> Result:
     """Time the commits of all stores, and the limit."""
     plan = QUICK if quick else FULL
+    found = measure(scratch, plan)
     with session.running(scratch) as spark:
-        found = measure(spark, scratch, plan)
         limits = {
             changed: [
                 contest.bench(spark).Machine.copyAndWrite(changed * ROW_BYTES, str(scratch)) / 1e6
-                for _ in range(plan.warmup + plan.batches)
-            ][plan.warmup :]
+                for _ in range(2 * plan.batches)
+            ][plan.batches :]
             for changed in plan.changed
         }
     about = ABOUT.format(
@@ -87,23 +88,26 @@ def run(scratch: Path, quick: bool) -> Result:
     )
 
 
-def measure(spark: Any, scratch: Path, plan: Plan) -> Samplings:
+def measure(scratch: Path, plan: Plan) -> Samplings:
     """Change and commit in turn."""
-    stores: dict[str, Any] = {}
+    stores: dict[str, StoreApart] = {}
     found: Samplings = {}
     roots = {name: contest.root(scratch, name) for name in PROVIDERS | UNFORKED} | {
         SYNCED: scratch / "synced" / "state"
     }
-    with contest.closing(stores):
+    with stores_apart(scratch) as opener, contest.closing(stores):
         for name, root in roots.items():
             settings = {"backend__fsync": "true"} if name == SYNCED else {}
             store = OURS if name == SYNCED else name
-            stores[name] = contest.open_store(spark, root, store, **settings)
+            stores[name] = opener.open("StoreBenchmark", root, store, **settings)
             stores[name].fill(plan.keys)
             session.say(f"{name}: {plan.keys:,} keys")
         for changed in plan.changed:
-            session.say(f"{plan.warmup + plan.batches} commits of {changed:,} rows each")
-            for number, seed, order in contest.turns(stores, plan.warmup + plan.batches):
+            session.say(f"{plan.batches} commits of {changed:,} rows each")
+            for store in stores.values():
+                contest.warm_up(store, plan.warmup, partial(change_and_commit, store, changed))
+                store.maintenance()
+            for number, seed, order in contest.turns(stores, plan.batches):
                 for name in order:
                     store = stores[name]
                     before = files(roots[name])
@@ -111,18 +115,23 @@ def measure(spark: Any, scratch: Path, plan: Plan) -> Samplings:
                     millis = store.commit() / 1e6
                     after = files(roots[name])
                     added = [size for path, size in after.items() if path not in before]
-                    contest.bench(spark).StoreBenchmark.settle()
-                    if number >= plan.warmup:
-                        of = found.setdefault((name, changed), Samples())
-                        of.puts.append(puts)
-                        of.commit.append(millis)
-                        of.written.append(sum(added))
-                        of.objects.append(len(added))
-                        of.metrics.append(json.loads(store.metrics()))
+                    store.settle()
+                    of = found.setdefault((name, changed), Samples())
+                    of.puts.append(puts)
+                    of.commit.append(millis)
+                    of.written.append(sum(added))
+                    of.objects.append(len(added))
+                    of.metrics.append(json.loads(store.metrics()))
                 if number % 5 == 4:
                     for name in order:
                         stores[name].maintenance()
     return found
+
+
+def change_and_commit(store: StoreApart, changed: int, seed: int) -> None:
+    """One batch."""
+    store.change(changed, seed)
+    store.commit()
 
 
 def files(directory: Path) -> dict[str, int]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from tests.benchmarks import contest, session
+from tests.benchmarks.apart import StoreApart, stores_apart
 from tests.benchmarks.contest import OURS, PROVIDERS, UNFORKED
 from tests.benchmarks.report import figures, median, table
 from tests.benchmarks.result import Criterion, Result
@@ -28,25 +28,24 @@ def run(scratch: Path, quick: bool) -> Result:
     more = 6
     taken: Times = {}
     wrote: dict[str, float] = {}
-    with session.running(scratch) as spark:
-        stores: dict[str, Any] = {}
-        with contest.closing(stores):
-            for name in PROVIDERS | UNFORKED:
-                stores[name] = contest.open_many(spark, contest.root(scratch, name), name, count)
-                stores[name].fill(100)
-                session.say(f"{count} stores of {name}")
-            for number, _, order in contest.turns(stores, 1 + rounds):
-                for name in order:
-                    for threads in (1, 2):
-                        # Ours is quick, so it can have more turns, and needs them for its code to be compiled.
-                        for _ in range(more if name == OURS else 1):
-                            millis = stores[name].emptyBatch(threads) / 1e6 / count
-                            contest.bench(spark).StoreBenchmark.settle()
-                            if number:
-                                taken.setdefault((name, threads), []).append(millis)
-                session.say(f"round {number}")
-            for metrics in stores[OURS].metrics():
-                wrote["objects"] = wrote.get("objects", 0) + json.loads(metrics)["checkpointObjectsWritten"]
+    stores: dict[str, StoreApart] = {}
+    with stores_apart(scratch) as opener, contest.closing(stores):
+        for name in PROVIDERS | UNFORKED:
+            stores[name] = opener.open("ManyStores", contest.root(scratch, name), name, count, 1)
+            stores[name].fill(100)
+            session.say(f"{count} stores of {name}")
+        for number, _, order in contest.turns(stores, 1 + rounds):
+            for name in order:
+                for threads in (1, 2):
+                    # Ours is quick, so it can have more turns, and needs them for its code to be compiled.
+                    for _ in range(more if name == OURS else 1):
+                        millis = stores[name].emptyBatch(threads) / 1e6 / count
+                        stores[name].settle()
+                        if number:
+                            taken.setdefault((name, threads), []).append(millis)
+            session.say(f"round {number}")
+        for metrics in stores[OURS].metrics():
+            wrote["objects"] = wrote.get("objects", 0) + json.loads(metrics)["checkpointObjectsWritten"]
     about = ABOUT.format(
         stores=count, ours=more * rounds, theirs=rounds, more=more, unforked=contest.ABOUT_UNFORKED
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from tests.benchmarks import contest, session
+from tests.benchmarks.apart import StoreApart, stores_apart
 from tests.benchmarks.contest import OURS, PROVIDERS, UNFORKED
 from tests.benchmarks.report import figures, median, table
 from tests.benchmarks.result import Criterion, Result
@@ -40,20 +40,20 @@ def run(scratch: Path, quick: bool) -> Result:
     """Load on all stores in turn."""
     plan = QUICK if quick else FULL
     taken: Times = {}
-    with session.running(scratch) as spark:
-        stores: dict[str, Any] = {}
-        with contest.closing(stores):
-            for name in PROVIDERS | UNFORKED:
-                path = contest.root(scratch, name)
-                stores[name] = contest.open_store(spark, path, name, minDeltasForSnapshot="1000000")
-                stores[name].fill(plan.keys, plan.keys, True)
-                session.say(f"{name}: {plan.keys:,} rows")
-            load(stores, 0, plan, taken)
-            for _, seed, order in contest.turns(stores, plan.deltas):
-                for name in order:
-                    stores[name].batch(plan.operations, seed)
-            contest.bench(spark).StoreBenchmark.settle()
-            load(stores, plan.deltas, plan, taken)
+    stores: dict[str, StoreApart] = {}
+    with stores_apart(scratch) as opener, contest.closing(stores):
+        for name in PROVIDERS | UNFORKED:
+            path = contest.root(scratch, name)
+            stores[name] = opener.open("StoreBenchmark", path, name, minDeltasForSnapshot="1000000")
+            stores[name].fill(plan.keys, plan.keys, True)
+            session.say(f"{name}: {plan.keys:,} rows")
+        load(stores, 0, plan, taken)
+        for _, seed, order in contest.turns(stores, plan.deltas):
+            for name in order:
+                stores[name].batch(plan.operations, seed)
+        for store in stores.values():
+            store.settle()
+        load(stores, plan.deltas, plan, taken)
     samples = [{"store": n, "deltas": d, "milliseconds": times} for (n, d), times in taken.items()]
     return Result(
         "loads",
@@ -63,7 +63,7 @@ def run(scratch: Path, quick: bool) -> Result:
     )
 
 
-def load(stores: dict[str, Any], deltas: int, plan: Plan, taken: Times) -> None:
+def load(stores: dict[str, StoreApart], deltas: int, plan: Plan, taken: Times) -> None:
     """Once to warm up, then so often as is planned."""
     session.say(f"{plan.loads} loads after {deltas} deltas")
     for number, _, order in contest.turns(stores, 2 + plan.loads):

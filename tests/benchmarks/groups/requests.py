@@ -27,15 +27,16 @@ CHANGED, UNCHANGED, MAINTENANCE, LOAD = (
     "a cold load",
 )
 
-ABOUT = """A store of {keys:,} rows in a bucket that a moto server holds, after its first {warmup} batches. {batches:,}
-batches change 100 rows each, with maintenance after each tenth, as are the {unchanged} that follow without a change, and
-a new instance then loads the newest version. A DELETE may name many objects. What maintenance PUTs are snapshots."""
+ABOUT = """A store of {keys:,} rows in a bucket that a moto server holds, after its first {warmup} batches, and with
+them the first clean-up of its instance, which looks for what others left. {batches:,} batches change 100 rows each, with
+maintenance after each tenth, as are the {unchanged} that follow without a change, and a new instance then loads the
+newest version. A DELETE may name many objects. What maintenance PUTs are snapshots."""
 
 
 def run(scratch: Path, quick: bool) -> Result:
     """Count the requests of a store."""
     keys, batches = (10_000, 30) if quick else (10_000, 1_000)
-    warmup, unchanged = 20, batches // 10
+    warmup, unchanged = (20 if quick else 150), batches // 10
     with counted_service() as counts:
         found = measure(scratch, keys, warmup, batches, unchanged, counts)
     about = ABOUT.format(keys=keys, warmup=warmup, batches=batches, unchanged=unchanged)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tests.benchmarks import contest, session
+from tests.benchmarks.apart import StoreApart, stores_apart
 from tests.benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
 from tests.benchmarks.report import figures, median, table
 from tests.benchmarks.result import Criterion, Result
@@ -29,43 +30,48 @@ OPERATIONS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], float]] = {
 ABOUT = """Each operation runs on a committed state of {count:,} rows (key two longs, value three), which is
 opened before and aborted after it, neither in the time. Every row is met once, in an order that is no store's own:
 10 values are merged into each of a tenth as many keys, and a prefix or range scan gives 100 rows. The results are
-checked. {rounds} rounds in changing order, after {warmup} to warm up; RocksDB, which loads again after every abort,
-has a turn in each third of them. Medians in microseconds for all rows together, and the least."""
+checked. {rounds} rounds in changing order, after each store did the operation by itself for {warmup:g} seconds; each
+store has a JVM of its own. RocksDB, which loads again after every abort, has a turn in each third round. Medians in microseconds for all rows together, and the least."""
 
 Times = dict[tuple[str, str], list[float]]
 
 
 def run(scratch: Path, quick: bool) -> Result:
     """Time every operation on every store that has it."""
-    count, warmup, rounds = (1_000, 3, 1) if quick else (10_000, 15, 30)
-    with session.running(scratch) as spark:
-        taken = measure(spark, scratch, count, warmup, rounds)
+    count, warmup, rounds = (1_000, 0.1, 1) if quick else (10_000, 1.0, 30)
+    taken = measure(scratch, count, warmup, rounds)
     samples = [{"operation": o, "store": n, "microseconds": times} for (o, n), times in taken.items()]
     shown = ABOUT.format(count=count, warmup=warmup, rounds=rounds) + "\n\n" + tables(taken, count)
     return Result("rows", shown, criteria(taken), {"rows": count, "times": samples})
 
 
-def measure(spark: Any, scratch: Path, count: int, warmup: int, rounds: int) -> Times:
+def measure(scratch: Path, count: int, warmup: float, rounds: int) -> Times:
     """Microseconds of each operation and store."""
     taken: Times = {}
-    for kind in dict.fromkeys(kind for kind, *_ in OPERATIONS.values()):
-        chosen = {o: names for o, (of, names, *_) in OPERATIONS.items() if of == kind}
-        stores: dict[str, Any] = {}
-        with contest.closing(stores):
-            for name in dict.fromkeys(name for names in chosen.values() for name in names):
-                provider, confs = contest.confs(spark, name)
-                path = contest.root(scratch, name, kind)
-                stores[name] = contest.bench(spark).RowBenchmark(provider, f"file:{path}", confs, kind, count)
-            for operation, names in chosen.items():
-                session.say(operation)
-                for number, _, order in contest.turns(names, warmup + rounds):
-                    for name in order:
-                        if name in (ROCKSDB, CHANGELOG) and number % 3:
-                            continue
-                        micros = stores[name].time(operation) / 1e3
-                        if number >= warmup:
+    with stores_apart(scratch) as opener:
+        for kind in dict.fromkeys(kind for kind, *_ in OPERATIONS.values()):
+            chosen = {o: names for o, (of, names, *_) in OPERATIONS.items() if of == kind}
+            stores: dict[str, StoreApart] = {}
+            with contest.closing(stores):
+                for name in dict.fromkeys(name for names in chosen.values() for name in names):
+                    path = contest.root(scratch, name, kind)
+                    stores[name] = opener.open("RowBenchmark", path, name, kind, count)
+                for operation, names in chosen.items():
+                    session.say(operation)
+                    for name in names:
+                        contest.warm_up(stores[name], warmup, partial(time_one, stores[name], operation))
+                    for number, _, order in contest.turns(names, rounds):
+                        for name in order:
+                            if name in (ROCKSDB, CHANGELOG) and number % 3:
+                                continue
+                            micros = stores[name].time(operation) / 1e3
                             taken.setdefault((operation, name), []).append(micros)
     return taken
+
+
+def time_one(store: StoreApart, operation: str, _: int) -> None:
+    """One round of an operation."""
+    store.time(operation)
 
 
 def criteria(taken: Times) -> list[Criterion]:

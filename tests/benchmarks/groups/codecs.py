@@ -1,0 +1,66 @@
+"""What each way to compress costs and saves: commits, and cold loads."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+from tests.benchmarks import contest, session
+from tests.benchmarks.apart import StoreApart, stores_apart
+from tests.benchmarks.contest import OURS
+from tests.benchmarks.groups.commits import change_and_commit
+from tests.benchmarks.report import figures, median, table
+from tests.benchmarks.result import Result
+
+CODECS = ("zstd", "lz4", "none")
+
+ABOUT = """A store of {keys:,} rows (key two longs, value three) for each value of the option compression. Each commits
+{changed:,} changed rows {rounds} times, then loads everything into a new instance 7 times, in changing order. Milliseconds;
+bytes are those of a commit."""
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Measure the same store with each of them."""
+    keys, changed, rounds = (20_000, 1_000, 2) if quick else (1_000_000, 10_000, 30)
+    taken: dict[str, dict[str, list[float]]] = {codec: {} for codec in CODECS}
+    stores: dict[str, StoreApart] = {}
+    with stores_apart(scratch) as opener, contest.closing(stores):
+        for codec in CODECS:
+            path = scratch / codec / "state"
+            settings = {"backend__compression": codec, "minDeltasForSnapshot": "1000000"}
+            stores[codec] = opener.open("StoreBenchmark", path, OURS, **settings)
+            stores[codec].fill(keys, keys, True)
+            contest.warm_up(
+                stores[codec], 0.1 if quick else 3, partial(change_and_commit, stores[codec], changed)
+            )
+            session.say(codec)
+        for _, seed, order in contest.turns(CODECS, rounds):
+            for codec in order:
+                store = stores[codec]
+                store.change(changed, seed)
+                note(taken[codec], "commit", store.commit() / 1e6)
+                metrics = json.loads(store.metrics())
+                note(taken[codec], "seal", metrics["checkpointCommitSealTimeUs"] / 1e3)
+                note(taken[codec], "bytes", metrics["checkpointBytesWritten"])
+        for store in stores.values():
+            # One snapshot of everything.
+            store.fill(1, 1, True)
+        for number, _, order in contest.turns(CODECS, 9):
+            for codec in order:
+                millis = stores[codec].coldLoad() / 1e6
+                if number > 1:
+                    note(taken[codec], "load", millis)
+    rows = [
+        [codec, *figures(*(median(of[step]) for step in ("commit", "seal"))), f"{median(of['bytes']):,.0f}"]
+        + figures(median(of["load"]), min(of["load"]))
+        for codec, of in taken.items()
+    ]
+    header = ["compression", "commit", "of that sealing", "bytes", "cold load", "min"]
+    about = ABOUT.format(keys=keys, changed=changed, rounds=rounds)
+    return Result("codecs", f"{about}\n\n{table('Ways to compress', header, rows)}", [], {"codecs": taken})
+
+
+def note(of: dict[str, list[float]], what: str, value: float) -> None:
+    """Add a measurement."""
+    of.setdefault(what, []).append(value)
