@@ -51,11 +51,11 @@ def run(scratch: Path, quick: bool) -> Result:
                 millis = stores[codec].coldLoad() / 1e6
                 if number > 1:
                     note(taken[codec], "load", millis)
-    rows = [
-        [codec, *figures(*(median(of[step]) for step in ("commit", "seal"))), f"{median(of['bytes']):,.0f}"]
-        + figures(median(of["load"]), min(of["load"]))
-        for codec, of in taken.items()
-    ]
+    rows = []
+    for codec, of in taken.items():
+        commits = figures(median(of["commit"]), median(of["seal"]))
+        loads = figures(median(of["load"]), min(of["load"]))
+        rows.append([codec, *commits, f"{median(of['bytes']):,.0f}", *loads])
     header = ["compression", "commit", "of that sealing", "bytes", "cold load", "min"]
     about = ABOUT.format(keys=keys, changed=changed, rounds=rounds)
     return Result("codecs", f"{about}\n\n{table('Ways to compress', header, rows)}", [], {"codecs": taken})
