@@ -60,7 +60,7 @@ class Plan:
     python_fill: int = 10_000
     python_rows: int = 5_000
     warmup: int = 1
-    least: int = 3
+    least: int = 2
     batches: int = 30
     seconds: float = 30
     hopeless: float = 4
