@@ -10,7 +10,6 @@ from tests.benchmarks.result import Result
 GROUPS: dict[str, str] = {
     "rows": "tests.benchmarks.groups.rows",
     "batches": "tests.benchmarks.groups.batches",
-    "queries": "tests.benchmarks.groups.queries",
     "empty": "tests.benchmarks.groups.empty",
     "commits": "tests.benchmarks.groups.commits",
     "loads": "tests.benchmarks.groups.loads",
@@ -18,6 +17,7 @@ GROUPS: dict[str, str] = {
     "spill": "tests.benchmarks.groups.spill",
     "threads": "tests.benchmarks.groups.threads",
     "requests": "tests.benchmarks.groups.requests",
+    "queries": "tests.benchmarks.groups.queries",
     "operators": "tests.benchmarks.groups.operators",
     "read_state": "tests.benchmarks.groups.read_state",
     "savepoints": "tests.benchmarks.groups.savepoints",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,8 @@ LEAST_OF_DISK = 0.6
 LEAST_BUSY = 0.75
 
 ABOUT = """{threads} threads of one executor each commit {rows:,} changed rows ({bytes:,.0f} bytes) of a store of
-{keys:,} at the same moment; what counts is the time until the last one is done, and the bytes that were written,
-which are {written:,.0f} of each store. Then as many threads each write a new file of that size from memory.
-Both once with every file synced before it counts, and once without; {rounds} rounds in changing order after {warmup} to
+{keys:,} at the same moment; what counts is the time until the last one is done. Then as many threads each write a new
+file of that size from memory. Of ours, {written:,.0f} bytes arrive in each file, as it is compressed. Both once with every file synced before it counts, and once without; {rounds} rounds in changing order after {warmup} to
 warm up. Busy is the processor time of the JVM and the backend over that of all {cores} cores."""
 
 
@@ -46,16 +45,20 @@ Kind = tuple[bool, bool]
 
 @dataclass
 class Taken:
-    """Milliseconds, processor time in milliseconds, and bytes of each store."""
+    """Milliseconds, processor time in milliseconds, and bytes in files, of all threads together.
 
-    millis: list[float]
-    processor: list[float]
-    bytes: list[float]
+    `changed` are the bytes that each round had to write, before they are compressed.
+    """
+
+    changed: int
+    millis: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
+    written: list[float] = field(default_factory=list)
 
     @property
     def rate(self) -> float:
         """MB/s of the median round."""
-        return median([size / millis / 1000 for size, millis in zip(self.bytes, self.millis, strict=True)])
+        return self.changed / median(self.millis) / 1000
 
 
 def run(scratch: Path, quick: bool) -> Result:
@@ -63,7 +66,7 @@ def run(scratch: Path, quick: bool) -> Result:
     plan = QUICK if quick else FULL
     with session.running(scratch) as spark:
         found = measure(spark, scratch, plan)
-    written = median(found[True, False].bytes) / plan.threads
+    written = median(found[True, False].written) / plan.threads
     sizes = {"bytes": plan.rows * ROW_BYTES, "written": written, "cores": psutil.cpu_count()}
     samples = [{"ours": o, "synced": s} | asdict(taken) for (o, s), taken in found.items()]
     return Result(
@@ -78,17 +81,17 @@ def measure(spark: Any, scratch: Path, plan: Plan) -> dict[Kind, Taken]:
     """Every kind in turn."""
     machine, jvm = contest.bench(spark).Machine, psutil.Process(jvm_of(spark))
     stores: dict[bool, Any] = {}
-    found: dict[Kind, Taken] = {(o, s): Taken([], [], []) for o in (True, False) for s in (False, True)}
+    changed = plan.threads * plan.rows * ROW_BYTES
+    found: dict[Kind, Taken] = {(o, s): Taken(changed) for o in (True, False) for s in (False, True)}
     with contest.closing(stores):
         for synced in (False, True):
             settings = {"backend__fsync": str(synced).lower()}
             path = scratch / f"stores-{synced}"
             stores[synced] = contest.open_many(spark, path, OURS, plan.threads, **settings)
             stores[synced].fill(plan.keys)
-        size = 0
+        size = plan.rows * ROW_BYTES
         for number, seed, order in contest.turns(found, plan.warmup + plan.rounds):
-            # Ours first, so that the other can write as much.
-            for ours, synced in sorted(order, key=lambda kind: not kind[0]):
+            for ours, synced in order:
                 if ours:
                     stores[synced].change(plan.rows, seed)
                 before = processor(jvm)
@@ -97,15 +100,16 @@ def measure(spark: Any, scratch: Path, plan: Plan) -> dict[Kind, Taken]:
                 else:
                     millis = machine.writeAtOnce(plan.threads, size, str(scratch), synced) / 1e6
                 used = processor(jvm) - before
+                written = size * plan.threads
                 if ours:
                     told = [json.loads(metrics) for metrics in stores[synced].metrics()]
-                    size = sum(m["checkpointBytesWritten"] for m in told) // plan.threads
+                    written = sum(m["checkpointBytesWritten"] for m in told)
                 contest.bench(spark).StoreBenchmark.settle()
                 if number >= plan.warmup:
                     of = found[ours, synced]
                     of.millis.append(millis)
                     of.processor.append(used)
-                    of.bytes.append(size * plan.threads)
+                    of.written.append(written)
             if number % 10 == 9:
                 for many in stores.values():
                     many.maintenance()
