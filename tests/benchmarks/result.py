@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-EXPLAINED: dict[str, str] = {}
+EXPLAINED: dict[str, str] = {
+    "batch of 10,000 rows at 1,000,000 keys": "A batch waits for memory",
+    "commit of 10,000 rows": "A commit compresses, and crosses to another process",
+    "commit of 100,000 rows": "A commit compresses, and crosses to another process",
+    "cold load of 1,000,000 rows after 0 deltas": "A load makes an index",
+    "cold load of 1,000,000 rows after 50 deltas": "A load makes an index",
+    "memory for each of 1,000,000 rows": "The backend weighs as much as 600,000 rows",
+    "16 commits of 1 MB at once, synced": "Sixteen commits have two cores",
+}
 """Work that is known to be short, and the heading in docs/performance.md that shows by a profile why."""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -44,7 +45,8 @@ def growing(*milliseconds: float) -> Samplings:
 
 
 def verdicts(criteria: list[Criterion]) -> list[str]:
-    return [criterion.verdict for criterion in criteria]
+    """Explained or not."""
+    return [criterion.verdict.partition(",")[0] for criterion in criteria]
 
 
 def test_a_batch_may_take_a_twentieth_of_the_better_built_in():
@@ -83,6 +85,16 @@ def test_what_is_short_is_accepted_only_if_it_is_explained(monkeypatch: pytest.M
     assert (short.verdict, short.accepted) == ("short", False)
     monkeypatch.setitem(result.EXPLAINED, "work", "Where the time goes")
     assert (short.verdict, short.accepted) == ("short, explained", True)
+
+
+@pytest.mark.parametrize("heading", sorted(set(result.EXPLAINED.values())))
+def test_what_is_explained_is_explained_by_a_profile(heading: str):
+    page = (session.ROOT / "docs" / "performance.md").read_text()
+    assert page.count(f"### {heading}\n") == 1
+    section = page.partition(f"### {heading}\n")[2].partition("\n#")[0]
+    graphs = re.findall(r"\(images/(flame-.+\.svg)\)", section)
+    assert all((session.ROOT / "docs" / "images" / graph).exists() for graph in graphs)
+    assert graphs or "| MiB |" in section
 
 
 def test_a_bound_may_be_the_least():
