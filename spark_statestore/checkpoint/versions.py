@@ -365,7 +365,8 @@ class VersionStore:
         present = self._files.read(path)
         owner = self._owner_of_whole(present, name)
         if owner == attempt:
-            # This very request was served before, but its answer was lost.
+            # This very request was served before, but its answer was lost, perhaps with the process that gave it.
+            self._files.make_durable(path)
             return 1
         _logger.info(
             "%s was committed before, by attempt %s; this attempt replaces it", self.where(name), owner
@@ -380,7 +381,9 @@ class VersionStore:
                 self._files.create(copy, content)
             except FileExistsError:
                 # Perhaps a part of it, from an attempt that was cut short.
-                if self._files.read(copy) != content:
+                if self._files.read(copy) == content:
+                    self._files.make_durable(copy)
+                else:
                     self._files.replace(copy, content)
         self._files.replace(path, data)
         self.expect_strays()

@@ -12,7 +12,7 @@ __all__ = ["Call", "CrashedError", "Fault", "FaultKind", "FaultPlan"]
 
 T = TypeVar("T")
 
-FaultKind = Literal["fail", "fail_after", "tear", "delay", "run", "lose_unsynced"]
+FaultKind = Literal["fail", "fail_after", "tear", "delay", "run", "kill", "lose_unsynced"]
 """What happens at a call, see `Fault`."""
 
 
@@ -35,7 +35,8 @@ class Fault:
         an `OSError`, as when the answer is lost. ``tear``: a call that writes, or removes several
         files, does a part of it, then an `OSError`; any other call fails. ``delay``: the call waits
         first. ``run``: a function is called first, for a second writer between two calls of the
-        first one. ``lose_unsynced``: process and machine crash, and what is not durable is gone.
+        first one. ``kill``: the process ends; the machine goes on, with all that was written.
+        ``lose_unsynced``: process and machine crash, and what is not durable is gone.
     at
         At which call, from 1.
     seconds
@@ -147,8 +148,10 @@ class FaultPlan:
             self._calls.append(call if fault is None else replace(call, fault=fault.kind))
             if fault is None:
                 return effect()
-            if fault.kind == "lose_unsynced":
-                crash()
+            if fault.kind in ("kill", "lose_unsynced"):
+                self.crashed = True
+                if fault.kind == "lose_unsynced":
+                    crash()
                 self._require_alive(operation, path, epoch)
         if fault.kind == "delay":
             time.sleep(fault.seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from spark_statestore.checkpoint.storage import CheckpointName
@@ -12,13 +12,15 @@ from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointEr
 from spark_statestore.options import StorageOptions
 from spark_statestore.state.handles import IncrementalStateHandle
 from spark_statestore.testing.faults import Call, CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from tests.checkpoint.local_disk import LocalDisk
 from tests.checkpoint.stores import attempt, commit, message, named, open_store, rows_of
+from tests.effort import EFFORT
 
 Rows = dict[bytes, bytes]
 
 KINDS: tuple[FaultKind, ...] = ("fail", "fail_after", "tear", "lose_unsynced")
 TEARABLE = {"write", "pipe_file", "rm"}
-READ_ONLY = {"cat_file", "read", "info", "find", "ls"}
+READ_ONLY = {"cat_file", "read", "info", "find", "ls", "list"}
 ABSENT = "absent"
 TORN = "torn"
 LAST = 9
@@ -32,7 +34,7 @@ HUGE = {b"huge": b"y" * (1 << 20)}
 class Model:
     """What storage does in a crash, and whether this package syncs."""
 
-    fs: FaultInjectingFileSystem
+    fs: FaultInjectingFileSystem | LocalDisk
     fsync: bool
     # Whether a file can be seen before it is finished.
     shows_parts: bool
@@ -51,13 +53,17 @@ class Model:
 
 MODELS = {
     "objects": Model(FaultInjectingFileSystem(), False, False),
-    "disk": Model(FaultInjectingFileSystem(durability="synced"), True, True),
+    "disk": Model(FaultInjectingFileSystem(durability="synced"), True, True, (*KINDS, "kill")),
     "disk-that-keeps-names": Model(
         FaultInjectingFileSystem(durability="synced", empty_names=True), True, True, ("lose_unsynced",)
     ),
     # Not synced, so only for processes that go on.
     "unsynced-disk": Model(
-        FaultInjectingFileSystem(durability="synced"), False, True, ("fail", "tear"), outlives_crashes=False
+        FaultInjectingFileSystem(durability="synced"),
+        False,
+        True,
+        ("fail", "tear", "kill"),
+        outlives_crashes=False,
     ),
 }
 
@@ -150,13 +156,19 @@ class Bench:
 
     def files(self) -> list[str]:
         path = self.fs.url(self.directory).removeprefix("faulty://")
-        return sorted(name.removeprefix(f"/{path}/") for name in self.fs.wrapped.find(path))
+        start = f"/{path.lstrip('/')}/"
+        return sorted(name.removeprefix(start) for name in self.fs.wrapped.find(path))
 
     def remove(self) -> None:
         self.fs.restart()
         root = self.fs.url(self.directory.partition("/")[0]).removeprefix("faulty://")
         if self.fs.wrapped.exists(root):
             self.fs.wrapped.rm(root, recursive=True)
+
+
+def some(found: Iterable[Fault], stride: int) -> Iterator[tuple[int, Fault]]:
+    """The numbered faults: all of them in soak, else every so many, which come by all kinds and by all calls."""
+    return ((n, fault) for n, fault in enumerate(found) if EFFORT > 1 or n % stride == 0)
 
 
 def brief(found: Rows | str) -> str:
@@ -207,7 +219,7 @@ class Operation:
     def faults(self, model: Model, *, survives: bool) -> Iterator[Fault]:
         for call in self.calls(model):
             for kind in model.kinds:
-                if survives and kind == "lose_unsynced":
+                if survives and kind in ("kill", "lose_unsynced"):
                     continue
                 # Otherwise the same as a call that fails.
                 if kind == "tear" and call.operation not in TEARABLE:
@@ -216,13 +228,15 @@ class Operation:
                     continue
                 yield Fault(kind, call.number)
 
-    def run(self, model: Model, fault: Fault, *, survives: bool) -> None:
+    def run(self, model: Model, fault: Fault, *, survives: bool, power_fails: bool = False) -> None:
         """Cut the operation short and see whether everything is as it was promised.
 
         Parameters
         ----------
         survives
             Whether the process goes on after an error, instead of ending with the machine.
+        power_fails
+            Whether the machine loses power once the operation was done again.
         """
         bench = self.bench(model)
         bench.fs.inject(fault)
@@ -237,7 +251,7 @@ class Operation:
                 survives = False
             finally:
                 calls = bench.fs.calls
-            if not survives:
+            if not survives and fault.kind != "kill":
                 bench.fs.crash()
             bench.fs.restart()
             bench.check()
@@ -245,6 +259,12 @@ class Operation:
                 bench.store, bench.base = bench.instance(), None
             self.operate(bench)
             bench.check(since=3)
+            if power_fails or (fault.kind == "kill" and model.outlives_crashes):
+                # What is done may be what the dead process did.
+                bench.fs.crash()
+                bench.fs.restart()
+                bench.check(since=3)
+                bench.store = bench.instance()
             if self.gives_up:
                 bench.store = bench.instance()
             bench.tidy()
@@ -266,6 +286,11 @@ def three_versions(bench: Bench) -> None:
     bench.commit(3, {b"c": b"3" * 600}, on=2)
     # From here on this instance looks for no strays but those that it expects.
     bench.cleanup(1, 3)
+
+
+def three_versions_and_what_comes(bench: Bench) -> None:
+    three_versions(bench)
+    bench.store.prepare_next(bench.names[3])
 
 
 def a_version_that_others_build_on(bench: Bench) -> None:
@@ -323,6 +348,11 @@ def commits_with_a_base(bench: Bench) -> None:
     bench.commit(4, {b"d": b"4"}, on=3, base=bench.base)
 
 
+def commits_and_prepares(bench: Bench) -> None:
+    bench.commit(4, SMALL, on=3, by="00000000000000aa")
+    bench.store.prepare_next(bench.names[4])
+
+
 def abandons(put: Rows) -> Callable[[Bench], None]:
     def operate(bench: Bench) -> None:
         by = attempt()
@@ -371,6 +401,9 @@ OPERATIONS = {
     "a-small-commit-with-id": Operation(three_versions, commits(SMALL), ids=True),
     "a-small-commit-in-memory-storage": Operation(three_versions, commits(LARGE), storage="memory"),
     "a-small-commit-asked-for-again": Operation(three_versions, commits_as_one_attempt(SMALL)),
+    "a-prepared-commit": Operation(three_versions_and_what_comes, commits(SMALL)),
+    "a-prepared-commit-that-prepares": Operation(three_versions_and_what_comes, commits_and_prepares),
+    "a-commit-with-id-that-prepares": Operation(three_versions, commits_and_prepares, ids=True),
     "a-large-commit": Operation(three_versions, commits(LARGE)),
     "a-large-commit-with-id": Operation(three_versions, commits(LARGE), ids=True),
     "a-large-commit-asked-for-again": Operation(three_versions, commits_as_one_attempt(LARGE)),

@@ -163,8 +163,50 @@ def test_nothing_is_synced_twice_or_unasked(tmp_path: Path, synced: list[str]) -
     out.close()
     synced.clear()
     out.close()
-    files.make_directory(str(tmp_path))
     assert synced == []
+
+
+def test_a_directory_that_somebody_else_made_is_synced_with_all_that_names_it(
+    tmp_path: Path, synced: list[str]
+) -> None:
+    """Whoever made it may have been killed before its name was sure."""
+    made = tmp_path / "a" / "b"
+    made.mkdir(parents=True)
+    LocalFileSystem().make_directory(str(made))
+    assert synced == []
+    files = LocalFileSystem(fsync=True)
+    files.make_directory(str(made))
+    assert synced[:3] == [str(tmp_path / "a"), str(tmp_path), str(tmp_path.parent)]
+    assert os.path.ismount(synced[-1])
+    # What is above is sure from then on.
+    synced.clear()
+    files.make_directory(str(made.parent / "c"))
+    files.make_directory(str(made))
+    assert synced == [str(made.parent), str(made.parent)]
+
+
+def test_a_directory_that_was_prepared_is_synced_once(tmp_path: Path, synced: list[str]) -> None:
+    files = LocalFileSystem(fsync=True)
+    files.make_directory(str(tmp_path / "first"))
+    synced.clear()
+    for _ in range(2):
+        files.prepare(str(tmp_path / "next"))
+        files.make_directory(str(tmp_path / "next"))
+        assert synced == [str(tmp_path)]
+        synced.clear()
+        # It is another one then, which may have the same name.
+        (tmp_path / "next").rmdir()
+
+
+def test_a_file_that_somebody_else_wrote_can_be_made_durable(tmp_path: Path, synced: list[str]) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    LocalFileSystem().make_durable(str(tmp_path / "file"))
+    LocalFileSystem().sync_directory(str(tmp_path))
+    assert synced == []
+    LocalFileSystem(fsync=True).make_durable(str(tmp_path / "file"))
+    assert synced == [str(tmp_path / "file"), str(tmp_path)]
+    LocalFileSystem(fsync=True).sync_directory(str(tmp_path))
+    assert synced[2:] == [str(tmp_path)]
 
 
 # Directories and reading
@@ -313,6 +355,32 @@ def test_only_so_many_files_are_prepared_at_once(
     for files in many[:2]:
         files.prepare(str(tmp_path))
     assert len(unnamed) == 5
+
+
+def test_a_file_that_was_prepared_on_another_disk_is_not_used(
+    tmp_path: Path, unnamed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next one is prepared as ever: a process may have queries on several disks."""
+    link = os.link
+    refused: list[str] = []
+
+    def across(source: str, path: str, **options: Any) -> None:
+        if not refused:
+            refused.append(source)
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+        link(source, path, **options)
+
+    files = LocalFileSystem()
+    files.prepare(str(tmp_path))
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "link", across)
+        files.create(str(tmp_path / "a"), b"one")
+    assert (tmp_path / "a").read_bytes() == b"one"
+    assert len(unnamed) == 2
+    files.prepare(str(tmp_path))
+    assert len(unnamed) == 3
+    files.create(str(tmp_path / "b"), b"two")
+    assert (len(unnamed), shown(files, tmp_path)) == (3, {"a", "b"})
 
 
 def test_a_forked_process_does_not_write_what_another_prepared(

@@ -246,6 +246,21 @@ def test_after_a_crash_every_call_fails_until_the_restart() -> None:
     assert fs.find("") == ["a"]
 
 
+def test_a_process_that_is_killed_loses_nothing_but_does_not_sync_it_either() -> None:
+    fs = disk()
+    fs.inject(Fault("kill", at=2))
+    fs.pipe_file("a", b"1")
+    with pytest.raises(CrashedError, match="no rm_file of a"):
+        fs.rm_file("a")
+    with pytest.raises(CrashedError):
+        fs.exists("a")
+    fs.restart()
+    assert fs.cat_file("a") == b"1"
+    fs.crash()
+    fs.restart()
+    assert not fs.exists("a")
+
+
 def test_code_that_forgives_errors_does_not_forgive_a_crash() -> None:
     fs = FaultInjectingFileSystem()
     fs.crash()

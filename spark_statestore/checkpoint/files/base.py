@@ -148,6 +148,26 @@ class FileSystem(ABC):
     def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
         """Make a directory and its parents; nothing to do where directories do not exist."""
 
+    def make_durable(self, path: str) -> None:  # noqa: B027 - most have nothing to do
+        """See to it that a whole file which somebody else wrote survives a crash as one does that is written here.
+
+        Its writer may have ended before that was sure.
+
+        Raises
+        ------
+        OSError
+            If that is not sure.
+        """
+
+    def sync_directory(self, path: str) -> None:  # noqa: B027 - most have nothing to do
+        """See to it that what was removed from a directory does not come back after a crash.
+
+        Raises
+        ------
+        OSError
+            If that is not sure.
+        """
+
     def prepare(self, directory: str) -> None:  # noqa: B027 - most have nothing to do
         """Do what can be done ahead for a file that will be created in a directory soon.
 

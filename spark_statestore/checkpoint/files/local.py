@@ -19,6 +19,7 @@ from spark_statestore.checkpoint.files.base import (
     parent_of,
     write_whole,
 )
+from spark_statestore.checkpoint.files.durable_names import DurableNames
 from spark_statestore.checkpoint.files.spare import SpareFile
 
 __all__ = ["LocalFileSystem"]
@@ -42,7 +43,7 @@ def _make_directory(path: str, exist_ok: bool) -> bool:
     return True
 
 
-def _sync_directory(path: str) -> None:
+def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -89,7 +90,7 @@ class _LocalOutput(FileOutput):
     def close(self) -> None:
         if self._fsync and not self._file.closed:
             self.sync()
-            _sync_directory(parent_of(self._path))
+            _sync(parent_of(self._path))
         self._file.close()
 
     def abandon(self) -> None:
@@ -118,6 +119,7 @@ class LocalFileSystem(FileSystem):
         self._unnamed_files = hasattr(os, "O_TMPFILE")
         self._hard_links = hasattr(os, "link")
         self._spare = SpareFile()
+        self._names = DurableNames(_sync) if fsync else None
 
     @property
     def scheme(self) -> str:
@@ -175,6 +177,9 @@ class LocalFileSystem(FileSystem):
                 shutil.rmtree(path)
             else:
                 os.rmdir(path)
+        # What was in there may need what is removed next: it must not come back without that.
+        with contextlib.suppress(FileNotFoundError):
+            self._sync_name(path)
 
     def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
         try:
@@ -183,11 +188,22 @@ class LocalFileSystem(FileSystem):
             self.make_directory(parent_of(path))
             # This method, called again, would not end where the parent takes no directories, as in /proc.
             made = _make_directory(path, exist_ok)
-        if made:
+        if self._names is not None:
+            self._names.make_durable(path, is_new=made)
+
+    def make_durable(self, path: str) -> None:
+        if self._fsync:
+            _sync(path)
             self._sync_name(path)
+
+    def sync_directory(self, path: str) -> None:
+        if self._fsync:
+            _sync(path)
 
     def prepare(self, directory: str) -> None:
         self.make_directory(directory)
+        if self._names is not None:
+            self._names.expect(directory)
         if self._unnamed_files:
             self._spare.make(directory)
 
@@ -214,15 +230,23 @@ class LocalFileSystem(FileSystem):
                 continue
 
     def _create_unnamed(self, path: str, parts: Sequence[Buffer]) -> bool:
-        fd = self._spare.take()
+        spare = self._spare.take()
+        # It may be of another disk than this path, or of a directory that is gone.
+        if spare is not None and self._link_unnamed(spare, path, parts):
+            return True
         try:
-            if fd is None:
-                fd = os.open(parent_of(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
+            fd = os.open(parent_of(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
             self._unnamed_files = False
             return False
+        if not self._link_unnamed(fd, path, parts):
+            self._unnamed_files = False
+        return self._unnamed_files
+
+    def _link_unnamed(self, fd: int, path: str, parts: Sequence[Buffer]) -> bool:
+        """Write an open file without a name and give it one; False if this file cannot have that name."""
         try:
             _write_parts(fd, parts)
             if self._fsync:
@@ -236,7 +260,6 @@ class LocalFileSystem(FileSystem):
             no_proc = error.errno == errno.ENOENT and os.path.isdir(parent_of(path))
             if error.errno not in _UNSUPPORTED and not no_proc:
                 raise
-            self._unnamed_files = False
             return False
         finally:
             os.close(fd)
@@ -275,4 +298,4 @@ class LocalFileSystem(FileSystem):
 
     def _sync_name(self, path: str) -> None:
         if self._fsync:
-            _sync_directory(parent_of(path))
+            _sync(parent_of(path))

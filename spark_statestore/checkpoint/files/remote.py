@@ -174,6 +174,11 @@ class FsspecFileSystem(FileSystem):
         if self._has_directories:
             self._fs.makedirs(path, exist_ok=exist_ok)
 
+    def make_durable(self, path: str) -> None:
+        # No driver syncs what is there.
+        if self._fsync:
+            self.replace(path, self.read(path))
+
     def exists(self, path: str) -> bool:
         self._fs.invalidate_cache(path)
         return cast(bool, self._fs.exists(path))
