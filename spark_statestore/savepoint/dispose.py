@@ -61,7 +61,7 @@ def dispose_savepoint(path: str, *, dry_run: bool = False) -> list[str]:
     CheckpointIOError
         If something is left; ask again then.
     """
-    files, directory = locate(path)
+    files, directory = locate(path, fsync=True)
     savepoint = _find(path, files, directory)
     _require_unneeded(savepoint)
     metadata = join(directory, METADATA_FILE_NAME)
@@ -73,6 +73,9 @@ def dispose_savepoint(path: str, *, dry_run: bool = False) -> list[str]:
     mark = join(directory, BEING_DISPOSED)
     _write(files, mark, encode_savepoint(savepoint))
     discard_file(files, metadata)
+    with failing_to("sync", files, directory):
+        # After a loss of power it must not be there again without what goes next.
+        files.sync_directory(directory)
     try:
         # Whoever began to need it after the first look now finds no metadata, or is found here.
         _require_unneeded(savepoint)

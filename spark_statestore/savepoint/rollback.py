@@ -82,7 +82,8 @@ def rollback(
     CheckpointError, StorageError
         If something cannot be read or written.
     """
-    checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir)
+    # What is moved is where it was or where it goes, also after a loss of power.
+    checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=True)
     plan = _Plan(checkpoint, checkpoint.require_batch(batch))
     if not dry_run:
         _require_stopped(checkpoint)
@@ -216,6 +217,7 @@ class _Plan:
                 path = self._checkpoint.path(beside)
                 with failing_to("delete", self._checkpoint.files, path):
                     self._checkpoint.files.delete(path)
+                    self._checkpoint.files.sync_directory(parent_of(path))
 
     def _list(self, *names: str) -> list[str]:
         return list_below(self._checkpoint.files, self._checkpoint.path(*names))

@@ -299,9 +299,9 @@ def _exists(checkpoint: QueryCheckpoint, name: str) -> bool:
         return checkpoint.files.exists(path)
 
 
-def locate(path: str) -> tuple[FileSystem, str]:
+def locate(path: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
     """The file system and the directory of a savepoint."""
-    files, directory = open_file_system(path)
+    files, directory = open_file_system(path, fsync=fsync)
     directory = directory.rstrip("/")
     if directory.rpartition("/")[2] == METADATA_FILE_NAME:
         directory = parent_of(directory)

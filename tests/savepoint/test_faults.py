@@ -1,0 +1,309 @@
+"""Savepoints, restores, copies and roll-backs are cut short at every call, and the machine loses power.
+
+The query keeps all of its state; a savepoint or a new checkpoint is whole or does not exist; and what was cut short can be
+asked for again.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.checkpoint.pins import is_of_use
+from spark_statestore.checkpoint.query import QueryCheckpoint
+from spark_statestore.errors import (
+    CheckpointNotFoundError,
+    SavepointNotFoundError,
+    StateStoreError,
+)
+from spark_statestore.options import StorageOptions
+from spark_statestore.savepoint.api import (
+    Kind,
+    clone,
+    dispose_savepoint,
+    list_savepoints,
+    load_savepoint,
+    restore,
+    rollback,
+    savepoint,
+)
+from spark_statestore.savepoint.pins import list_pins
+from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from tests.checkpoint.fault_bench import KINDS, READ_ONLY, TEARABLE, Model, some
+from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
+from tests.effort import EFFORT
+from tests.savepoint.written import LARGE, Content, WrittenQuery, content
+
+OPERATORS = {0: ("dedupe", 2, ("default",))}
+SYNCED = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+
+_numbers = itertools.count()
+
+
+class Scene:
+    """A query after two batches, and a savepoint of the last one."""
+
+    def __init__(self, model: Model, kind: Kind) -> None:
+        self.fs = model.fs
+        self.fs.restart()
+        self.model = model
+        self.root = self.fs.url(f"scene-{next(_numbers)}")
+        self.query = WrittenQuery(f"{self.root}/checkpoint", True, operators=OPERATORS, options=SYNCED)
+        self.contents: list[Content] = []
+        for batch in range(2):
+            self.query.run(put={b"large": LARGE, b"batch": b"%d" % batch})
+            self.contents.append(dict(self.query.rows))
+        self.target = f"{self.root}/savepoints"
+        self.saved = savepoint(self.query.url, self.target, kind).path
+        self.new = ""
+        self.log = self.noted()
+
+    def noted(self) -> dict[str, bytes]:
+        """What Spark noted, by the path where it was noted."""
+        checkpoint = self.query.checkpoint
+        found = {}
+        for status in checkpoint.files.list_files(checkpoint.root):
+            name = status.path[len(checkpoint.root) + 1 :]
+            if name.startswith("rolled-back/"):
+                name = name.split("/", 2)[2]
+            if name.startswith(("offsets/", "commits/", "sources/")):
+                data = checkpoint.files.read(status.path)
+                # Of a copy that is not whole there is the original.
+                if len(data) >= len(found.get(name, b"")):
+                    found[name] = data
+        return found
+
+    def crash(self) -> None:
+        self.fs.crash()
+        self.fs.restart()
+
+    def free(self) -> None:
+        """Remove pins of processes that are dead, as a user does who is told of them."""
+        for checkpoint in (self.query.checkpoint, *map(QueryCheckpoint, _living(self.target))):
+            for pin in list_pins(checkpoint):
+                if is_of_use(pin.name):
+                    pin.remove()
+
+    def new_location(self) -> str:
+        self.new = f"{self.root}/new-{next(_numbers)}"
+        return self.new
+
+    def remove(self) -> None:
+        self.fs.restart()
+        self.fs.wrapped.rm(self.root.removeprefix("faulty://"), recursive=True)
+
+
+def _living(target: str) -> list[str]:
+    return [found.path for found in list_savepoints(target) if found.kind == "canonical"]
+
+
+def made(url: str) -> Content | None:
+    """What a checkpoint has, None where there is none."""
+    try:
+        checkpoint = QueryCheckpoint(url)
+        _ = checkpoint.query_id
+    except CheckpointNotFoundError:
+        return None
+    return content(checkpoint)
+
+
+def exists(path: str) -> bool:
+    try:
+        load_savepoint(path)
+    except SavepointNotFoundError:
+        return False
+    return True
+
+
+# What is cut short, and what must hold then, also if it is only known that it was begun
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that is done with a query or a savepoint.
+
+    Attributes
+    ----------
+    operate
+        Does it; called again, it is asked for again.
+    check
+        What must hold, given whether it said that it is done.
+    kind
+        Of the savepoint that is there.
+    """
+
+    operate: Callable[[Scene], object]
+    check: Callable[[Scene, bool], None]
+    kind: Kind = "canonical"
+
+
+def query_is_whole(scene: Scene) -> None:
+    for batch, rows in enumerate(scene.contents):
+        assert content(scene.query.checkpoint, batch) == rows, batch
+
+
+def savepoints_are_whole(scene: Scene, at_least: int) -> None:
+    found = list_savepoints(scene.target)
+    for one in found:
+        assert content(one.checkpoint()) == scene.contents[1], one
+    assert len(found) >= at_least
+
+
+def takes(kind: Kind) -> Operation:
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        savepoints_are_whole(scene, 2 if done else 1)
+
+    return Operation(lambda scene: savepoint(scene.query.url, scene.target, kind), check, kind)
+
+
+def disposes(kind: Kind) -> Operation:
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        savepoints_are_whole(scene, 0)
+
+    def operate(scene: Scene) -> None:
+        if exists(scene.saved):
+            dispose_savepoint(scene.saved)
+
+    return Operation(operate, check, kind)
+
+
+def restores(kind: Kind) -> Operation:
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        savepoints_are_whole(scene, 1)
+        # It is synced only where the savepoint goes.
+        if not scene.model.fsync:
+            assert made(scene.new) in ([scene.contents[1]] if done else [None, scene.contents[1]])
+
+    return Operation(lambda scene: restore(scene.saved, scene.new_location()), check, kind)
+
+
+def claims(kind: Kind) -> Operation:
+    def operate(scene: Scene) -> None:
+        if exists(scene.saved):
+            restore(scene.saved, scene.new_location(), claim_mode="claim")
+
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        # One of the two is there at any moment.
+        if exists(scene.saved):
+            savepoints_are_whole(scene, 1)
+        else:
+            assert made(scene.new) == scene.contents[1]
+        assert not done or not exists(scene.saved) or scene.model.fsync
+
+    return Operation(operate, check, kind)
+
+
+def rolls_back(by: Callable[[str], object]) -> Operation:
+    def operate(scene: Scene) -> None:
+        by(scene.query.url)
+
+    def check(scene: Scene, done: bool) -> None:
+        checkpoint = scene.query.checkpoint
+        newest = checkpoint.newest_batch()
+        assert not done or newest == 0
+        for batch in checkpoint.batches():
+            assert content(checkpoint, batch) == scene.contents[batch]
+        # What was noted is there still, or put aside.
+        assert scene.noted() == scene.log
+        savepoints_are_whole(scene, 1)
+
+    return Operation(operate, check)
+
+
+OPERATIONS = {
+    "a-savepoint": takes("canonical"),
+    "a-pointer": takes("pointer"),
+    "disposing": disposes("canonical"),
+    "disposing-of-a-pointer": disposes("pointer"),
+    "a-restore": restores("canonical"),
+    "a-restore-of-a-pointer": restores("pointer"),
+    "a-claim": claims("canonical"),
+    "a-claim-of-a-pointer": claims("pointer"),
+    "a-clone": Operation(
+        lambda scene: clone(scene.query.url, scene.new_location()), restores("canonical").check
+    ),
+    "a-roll-back": rolls_back(lambda url: rollback(url, 0)),
+}
+
+
+def faults(model: Model, operation: Operation) -> Iterator[Fault]:
+    scene = Scene(model, operation.kind)
+    scene.fs.inject()
+    operation.operate(scene)
+    calls = scene.fs.calls
+    scene.fs.inject()
+    operation.check(scene, True)
+    scene.remove()
+    for call in calls:
+        # What is read in vain changes nothing.
+        if EFFORT == 1 and call.operation in READ_ONLY and call.number % 5:
+            continue
+        for kind in model.kinds:
+            if kind == "tear" and call.operation not in TEARABLE:
+                continue
+            if kind == "fail_after" and call.operation in READ_ONLY:
+                continue
+            yield Fault(kind, call.number)
+
+
+def run(model: Model, operation: Operation, fault: Fault) -> None:
+    scene = Scene(model, operation.kind)
+    scene.fs.inject(fault)
+    done = False
+    told = ""
+    calls: list[str] = []
+    try:
+        try:
+            operation.operate(scene)
+            done = True
+        except StateStoreError as error:
+            told = str(error)
+        except CrashedError as error:
+            told = str(error)
+        calls = [str(call) for call in scene.fs.calls[-20:]]
+        scene.fs.restart()
+        operation.check(scene, done)
+        # What was done, or is done now, outlives what comes.
+        if model.fsync:
+            scene.crash()
+            operation.check(scene, done)
+        scene.free()
+        operation.operate(scene)
+        operation.check(scene, True)
+        if model.fsync:
+            scene.crash()
+            operation.check(scene, True)
+    except BaseException as error:
+        error.add_note(f"{fault}; told: {told or 'nothing'}")
+        error.add_note("; ".join(calls))
+        raise
+    scene.remove()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_is_cut_short_on_an_object_store_is_whole_or_not_there(operation: str) -> None:
+    model = Model(FaultInjectingFileSystem(), False, False, (*KINDS[:3], "kill"))
+    for _, fault in some(faults(model, OPERATIONS[operation]), 7):
+        run(model, OPERATIONS[operation], fault)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_what_was_done_on_local_files_outlives_a_loss_of_power(tmp_path: Path, operation: str) -> None:
+    disk = LocalDisk(tmp_path)
+    disk.loss = LOSSES["nothing"]
+    model = Model(disk, True, False, (*KINDS, "kill"))
+    with installed(disk):
+        for number, fault in some(faults(model, OPERATIONS[operation]), 13):
+            losses = list(LOSSES) if EFFORT > 1 else [list(LOSSES)[number // 13 % len(LOSSES)]]
+            for loss in losses if fault.kind == "lose_unsynced" else ["nothing"]:
+                disk.loss = LOSSES[loss]
+                run(model, OPERATIONS[operation], fault)
+        disk.restart()
