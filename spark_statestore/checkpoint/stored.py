@@ -149,5 +149,6 @@ def _reading(
         raise
     except OSError as error:
         raise CheckpointIOError(
-            f"{store.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}"
+            f"{store.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}. The batch fails and is "
+            "run again. Check that the storage can be reached; nothing was changed."
         ) from error

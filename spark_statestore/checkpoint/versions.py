@@ -203,7 +203,10 @@ class VersionStore:
         except FileNotFoundError as error:
             raise self._not_found(name, attempt) from error
         except OSError as error:
-            raise CheckpointIOError(f"{self.where(name)} cannot be read: {error}") from error
+            raise CheckpointIOError(
+                f"{self.where(name)} cannot be read: {error}. The batch fails and is run again. Check that the storage "
+                f"can be reached, and that uid {os.getuid()} may read it; nothing was changed."
+            ) from error
         return metadata
 
     def read(

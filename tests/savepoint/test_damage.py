@@ -1,0 +1,185 @@
+"""A query's checkpoint whose files are damaged: verified, it is found, and repaired, it goes on from a whole batch."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore.checkpoint.query import QueryCheckpoint
+from spark_statestore.checkpoint.query.verify import verify
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    StateStoreError,
+)
+from spark_statestore.savepoint.repair import repair
+from spark_statestore.state.operator import ListStateDescriptor, QueryOperatorState
+from tests.checkpoint.query.stored import StoredQuery
+from tests.checkpoint.stores import load
+from tests.damage import Damage, cuts, damaged, flips, others
+from tests.effort import EFFORT
+
+LIMITS = ListStateDescriptor("limits", pa.int64())
+BATCHES = (0, 1, 2)
+
+
+# What is told apart by Spark's format is tried with the one that is harder on it; the other one in soak.
+in_soak = partial(pytest.param, marks=pytest.mark.soak)
+mostly_1 = pytest.mark.parametrize("query", [1, in_soak(2)], indirect=True)
+mostly_2 = pytest.mark.parametrize("query", [in_soak(1), 2], indirect=True)
+
+
+@pytest.fixture
+def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
+    """Three batches; the second one wrote what lies in files of their own."""
+    made = StoredQuery(tmp_path / "checkpoint", request.param)
+    made.run(ann=1, carl=1, bob=1)
+    made.run(**{f"{'w' * (number % 5)}{number}": number for number in range(40)})
+    # In format v1 a second attempt takes the name of the first one.
+    made.begin()
+    for partition in (0, 1):
+        made.commit(partition, {"ann": 7})
+    made.run(ann=3, bob=3)
+    state = QueryOperatorState(made.url, "limits")
+    for batch in BATCHES:
+        with state.batch(batch) as store:
+            store.get_list_state(LIMITS).add(batch)
+    assert [reads(made, batch) for batch in BATCHES] == [True] * 3
+    return made
+
+
+def reads(query: StoredQuery, batch: int) -> bool:
+    """Whether all that a batch left can be read; if it can, it is what the batch left."""
+    checkpoint = QueryCheckpoint(query.url)
+    try:
+        found = {}
+        for version in checkpoint.stores(batch):
+            rows = load(checkpoint.open(version.store), version.name, version.attempt)["default"]
+            assert rows == query.of(version.store.partition, query.left[batch]), batch
+            found[version.store] = rows
+        elements = list(QueryOperatorState(query.url, "limits").read(batch).get_list_state(LIMITS).get())
+    except (StateStoreError, OSError, ValueError, KeyError, IndexError, TypeError):
+        return False
+    assert len(found) == 2
+    assert elements == list(range(batch + 1))
+    return True
+
+
+def check_verified(query: StoredQuery, damage: Damage) -> None:
+    """No batch is found whole that cannot be read."""
+    found_any = False
+    for batch in BATCHES:
+        try:
+            ok = verify(query.url, batch).ok
+        except CheckpointNotFoundError:
+            # Of a batch that is not in both of Spark's logs it is said that it is not there.
+            ok = False
+        found_any |= not ok
+        if ok:
+            assert reads(query, batch) or _may_be_taken_for_none(damage), f"batch {batch} is not whole"
+    assert found_any or _matters_to_nobody(query, damage), "nobody noticed"
+
+
+def _may_be_taken_for_none(damage: Damage) -> bool:
+    """The operator state of a batch that is missing altogether: of a batch before there is some, which counts then."""
+    return damage.data is None and "operator-state" in damage.path.parts
+
+
+def _matters_to_nobody(query: StoredQuery, damage: Damage) -> bool:
+    path, data = damage.path, damage.data
+    if path.suffix == ".crc":
+        # Hadoop takes a file without checksums for one that has none; of another file of the same bytes it has the same.
+        return data is None or data == path.read_bytes()
+    # Attempts that do not count, and copies of attempts in case that one takes a name.
+    counts = {attempt.id for batch in query.counted for attempt in batch}
+    if "_metadata." in path.name or (
+        path.parent.name.startswith("chk-3_") and path.parent.name[6:] not in counts
+    ):
+        return True
+    return _may_be_taken_for_none(damage)
+
+
+def sample(path: Path) -> Iterator[Damage]:
+    size = path.stat().st_size
+    if EFFORT > 1:
+        yield from flips(path, bits=3)
+        yield from cuts(path)
+        return
+    yield from flips(path, stride=size // 2 + 1)
+    yield Damage(path, "emptied", b"")
+    yield Damage(path, "the last byte cut off", path.read_bytes()[:-1])
+
+
+@mostly_1
+def test_verification_finds_whatever_happens_to_a_file(query: StoredQuery) -> None:
+    files = sorted(path for path in query.directory.rglob("*") if path.is_file())
+    for path in files:
+        state = [other for other in files if other.name == "_metadata" and other.parent != path.parent]
+        in_its_place = state if path.name == "_metadata" else files[:1]
+        swaps = others(path, in_its_place if EFFORT > 1 else in_its_place[:2])
+        for damage in (*sample(path), *swaps):
+            with damaged(damage):
+                check_verified(query, damage)
+
+
+@mostly_2
+def test_repair_goes_back_to_the_newest_batch_that_can_be_read_and_no_further(
+    query: StoredQuery, tmp_path: Path
+) -> None:
+    files = sorted(path for path in query.directory.rglob("*") if path.is_file() and path.suffix != ".crc")
+    outcomes = set()
+    for path in files:
+        size = path.stat().st_size
+        damages = [
+            Damage(path, "missing", None),
+            Damage(path, "emptied", b""),
+            *flips(path, stride=size // 2 + 1),
+        ]
+        for damage in damages:
+            with damaged(damage):
+                whole = [batch for batch in BATCHES if is_whole(query, batch)]
+                shutil.copytree(query.directory, tmp_path / "repaired")
+            try:
+                copy = StoredQuery.__new__(StoredQuery)
+                copy.__dict__.update(query.__dict__, directory=tmp_path / "repaired")
+                outcomes.add(check_repaired(copy, whole, damage))
+            except BaseException as error:
+                error.add_note(f"{damage}; whole: {whole}")
+                raise
+            finally:
+                shutil.rmtree(tmp_path / "repaired")
+    assert outcomes >= {2, 1, None}
+
+
+def is_whole(query: StoredQuery, batch: int) -> bool:
+    with contextlib.suppress(CheckpointNotFoundError):
+        return verify(query.url, batch).ok
+    return False
+
+
+def check_repaired(query: StoredQuery, whole: list[int], damage: Damage) -> int | None:
+    try:
+        done = repair(query.url)
+    except (CorruptCheckpointError, CheckpointIOError, CheckpointNotFoundError):
+        # Without a whole batch, nothing is changed.
+        assert not whole, "there was one"
+        return None
+    assert done.batch in whole
+    # What lies between is broken only as the newest batch: it needs the entry before it.
+    assert all(not verify_as_newest(query, batch, damage) for batch in whole if batch > done.batch)
+    found = verify(query.url)
+    assert (found.batch, found.problems) == (done.batch, ())
+    assert reads(query, done.batch) or _may_be_taken_for_none(damage)
+    return done.batch
+
+
+def verify_as_newest(query: StoredQuery, batch: int, damage: Damage) -> bool:
+    """Whether a batch would be whole as the newest one, which needs what Spark noted of the batch before it as well."""
+    return damage.path.name != str(batch - 1) or "offsets" not in damage.path.parts
