@@ -13,7 +13,12 @@ from spark_statestore.checkpoint.query.checkpoint import METADATA, QueryCheckpoi
 from spark_statestore.errors import CheckpointExistsError, OptionError
 from spark_statestore.savepoint.assemble import DIRECTORIES, assemble
 from spark_statestore.savepoint.dispose import dispose_savepoint
-from spark_statestore.savepoint.savepoint import Savepoint, load_savepoint, open_checkpoint
+from spark_statestore.savepoint.savepoint import (
+    Savepoint,
+    load_savepoint,
+    open_checkpoint,
+    require_own_files,
+)
 from spark_statestore.savepoint.take import kept_if_possible
 
 __all__ = ["IN_PROGRESS", "ClaimMode", "clone", "rescale", "restore"]
@@ -80,13 +85,15 @@ def restore(
             f"the claim mode is {claim_mode!r}, but it must be one of {', '.join(get_args(ClaimMode))}."
         )
     found = load_savepoint(savepoint if isinstance(savepoint, str) else savepoint.path)
+    source = found.checkpoint()
+    require_own_files(found, source)
     if claim_mode == "claim":
         # Refused now rather than after the copy.
         dispose_savepoint(found.path, dry_run=True)
     query_id = found.query_id if keep_query_id else str(uuid.uuid4())
     # What replaces the savepoint is as safe as can be before that goes.
     fsync = claim_mode == "claim"
-    _copy(found.checkpoint(), found.batch, new_checkpoint, query_id, partitions, checkpoints_dir, fsync=fsync)
+    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir, fsync=fsync)
     if claim_mode == "claim":
         try:
             dispose_savepoint(found.path)

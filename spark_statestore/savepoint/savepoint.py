@@ -16,7 +16,12 @@ from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.metadata.format import MetadataKind, decode_object, encode_object, reading
 from spark_statestore.checkpoint.query.checkpoint import STATE, QueryCheckpoint
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
-from spark_statestore.errors import CheckpointError, SavepointError, SavepointNotFoundError
+from spark_statestore.errors import (
+    CheckpointError,
+    CorruptCheckpointError,
+    SavepointError,
+    SavepointNotFoundError,
+)
 from spark_statestore.savepoint.stores.base import not_found
 
 __all__ = [
@@ -32,6 +37,7 @@ __all__ = [
     "locate",
     "new_name",
     "open_checkpoint",
+    "require_own_files",
     "require_savepoint",
 ]
 
@@ -252,18 +258,41 @@ def open_checkpoint(path: str, *, checkpoints_dir: str | None = None, fsync: boo
     Raises
     ------
     CheckpointError
-        If it is a savepoint that cannot be read.
+        If it is a savepoint that cannot be read, or its files are of several.
     StorageError
         If the file system cannot be used.
     """
     try:
-        return load_savepoint(path).checkpoint(fsync=fsync)
+        found = load_savepoint(path)
     except SavepointNotFoundError:
         checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=fsync)
         if _exists(checkpoint, BEING_DISPOSED):
             # What is left of it may look like the checkpoint of another query.
             require_savepoint(checkpoint)
         return checkpoint
+    checkpoint = found.checkpoint(fsync=fsync)
+    require_own_files(found, checkpoint)
+    return checkpoint
+
+
+def require_own_files(savepoint: Savepoint, checkpoint: QueryCheckpoint) -> None:
+    """Fail if a savepoint's metadata lies beside the files of another query.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If it does.
+    """
+    try:
+        found = checkpoint.query_id
+    except CheckpointError:
+        # Whoever reads on is told what is wrong.
+        return
+    if found != savepoint.query_id:
+        raise CorruptCheckpointError(
+            f"{savepoint} is one of the query {savepoint.query_id}, and what lies there is of the query {found}: files "
+            "were moved or mixed up. Put the right ones back from a backup, or use another savepoint; nothing was changed."
+        )
 
 
 def is_or_was_savepoint(checkpoint: QueryCheckpoint) -> bool:

@@ -19,7 +19,9 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     StateStoreError,
 )
+from spark_statestore.savepoint.api import Kind, clone, restore, savepoint
 from spark_statestore.savepoint.repair import repair
+from spark_statestore.savepoint.savepoint import KINDS
 from spark_statestore.state.operator import ListStateDescriptor, QueryOperatorState
 from tests.checkpoint.query.stored import StoredQuery
 from tests.checkpoint.stores import load
@@ -183,3 +185,23 @@ def check_repaired(query: StoredQuery, whole: list[int], damage: Damage) -> int 
 def verify_as_newest(query: StoredQuery, batch: int, damage: Damage) -> bool:
     """Whether a batch would be whole as the newest one, which needs what Spark noted of the batch before it as well."""
     return damage.path.name != str(batch - 1) or "offsets" not in damage.path.parts
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_savepoint_beside_whose_metadata_are_the_files_of_another_query_is_refused(
+    tmp_path: Path, kind: Kind
+) -> None:
+    """Of two queries at the same batch: what one of them read and what the other one has would fit together."""
+    taken = []
+    for name in "ab":
+        query = StoredQuery(tmp_path / name)
+        query.run(ann=1, bob=1)
+        taken.append(savepoint(query.url, str(tmp_path / "savepoints"), kind))
+    first, second = (Path(one.path.removeprefix("file://")) for one in taken)
+    shutil.copy(first / "_metadata", second / "_metadata")
+    new = tmp_path / "new"
+    for use in (restore, clone, lambda path, _: verify(path)):
+        with pytest.raises(CorruptCheckpointError, match="what lies there is of the query"):
+            use(str(second), str(new))
+    assert not new.exists()
+    assert restore(str(first), str(new)) == 0

@@ -290,10 +290,10 @@ class QueryOperatorState:
             raise CheckpointIOError(f"{where} cannot be read: {error}") from error
         metadata = decode_operators(data, self._context(name), where)
         state = metadata.operator_states.get(self.operator)
-        if state is None or metadata.checkpoint_id != name.version:
+        if state is None or (metadata.checkpoint_id, metadata.attempt) != (name.version, name.id):
             raise CorruptCheckpointError(
-                f"{where} holds the state of {sorted(metadata.operator_states)} for batch {metadata.checkpoint_id}: "
-                "files were moved or mixed up. Put the right ones back; nothing was changed."
+                f"{where} holds the state of {sorted(metadata.operator_states)} for batch {metadata.checkpoint_id}, "
+                f"attempt {metadata.attempt}: files were moved or mixed up. Put the right ones back; nothing was changed."
             )
         handles: list[OperatorStateHandle] = []
         for handle in state.subtasks.values():

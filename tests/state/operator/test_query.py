@@ -348,3 +348,19 @@ class QueryMachine(RuleBasedStateMachine):
 
 
 TestQueryMachine = QueryMachine.TestCase
+
+
+def test_another_attempt_that_is_put_in_the_place_of_the_one_that_counts_is_refused(tmp_path: Path) -> None:
+    state = opened(str(tmp_path))
+    add(state, 0, 1)
+    (first,) = tmp_path.glob("operator-state/rules/chk-0_*/_metadata")
+    older = first.read_bytes()
+    add(opened(str(tmp_path)), 0, 2)
+    (second,) = tmp_path.glob("operator-state/rules/chk-0_*/_metadata")
+    assert second != first
+    second.write_bytes(older)
+    for read in (lambda: opened(str(tmp_path)).read(0), lambda: add(opened(str(tmp_path)), 1, 3)):
+        with pytest.raises(
+            CorruptCheckpointError, match=r"batch 0, attempt 0*1: files were moved or mixed up"
+        ):
+            read()
