@@ -97,10 +97,16 @@ class LocalDisk:
     ----------
     loss
         What the next crash leaves; None for a crash of the process alone.
+
+    Parameters
+    ----------
+    lacks
+        Calls that this file system does not have: ``tmpfile``, ``link``.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, lacks: frozenset[str] = frozenset()) -> None:
         self.root = str(root)
+        self._lacks = lacks
         self.plan = FaultPlan()
         self.loss: Loss | None = None
         self.tree = Directory()
@@ -190,6 +196,7 @@ class LocalDisk:
             self._open[fd] = (path, self.node(path), self.plan.epoch)
             return fd
         operation = "open" if flags & os.O_CREAT else "tmpfile"
+        self._require(operation, path)
 
         def effect() -> int:
             fd = os.open(path, flags, mode)
@@ -243,6 +250,7 @@ class LocalDisk:
         os.close(fd)
 
     def link(self, source: str, path: str, **options: Any) -> None:
+        self._require("link", path)
         if source.startswith("/proc/self/fd/"):
             _, node, epoch = self._open[int(source.rpartition("/")[2])]
         else:
@@ -301,6 +309,10 @@ class LocalDisk:
         epoch: int | None = None,
     ) -> Any:
         return self.plan.call(operation, path, effect, torn=torn, crash=self.crash, epoch=epoch)
+
+    def _require(self, operation: str, path: str) -> None:
+        if operation in self._lacks:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
 
     def owns(self, fd: int) -> bool:
         return fd in self._open

@@ -10,7 +10,7 @@ import pytest
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.options import StorageOptions
-from tests.checkpoint.fault_bench import KINDS, OPERATIONS, Model, some
+from tests.checkpoint.fault_bench import ABSENT, KINDS, OPERATIONS, TORN, Bench, Model, some
 from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
 from tests.checkpoint.stores import commit, open_store, rows_of
 from tests.effort import EFFORT
@@ -49,6 +49,45 @@ def test_what_was_synced_outlives_a_loss_of_power_at_every_call(disk: LocalDisk,
             disk.loss = LOSSES[loss]
             survives = fault.kind not in ("kill", "lose_unsynced")
             OPERATIONS[operation].run(model, fault, survives=survives, power_fails=True)
+
+
+@pytest.mark.parametrize(
+    "operation", ["a-small-commit", "a-large-commit", "a-replacing-commit-asked-for-again", "a-cleanup"]
+)
+@pytest.mark.parametrize("lacks", [{"tmpfile"}, {"tmpfile", "link"}], ids=["hidden-names", "in-place"])
+def test_file_systems_that_lack_calls_keep_what_was_synced_too(
+    tmp_path: Path, operation: str, lacks: set[str]
+) -> None:
+    disk = LocalDisk(tmp_path, lacks=frozenset(lacks))
+    disk.loss = LOSSES["nothing"]
+    # Without links a file shows as it is written, and is known by its checksum.
+    model = Model(disk, True, "link" in lacks, (*KINDS, "kill"))
+    with installed(disk):
+        for number, fault in some(OPERATIONS[operation].faults(model, survives=False), STRIDE):
+            if fault.kind == "lose_unsynced":
+                disk.loss = LOSSES[list(LOSSES)[number // STRIDE % len(LOSSES)]]
+            survives = fault.kind not in ("kill", "lose_unsynced")
+            OPERATIONS[operation].run(model, fault, survives=survives, power_fails=True)
+        disk.restart()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("ids", [False, True], ids=["v1", "v2"])
+def test_without_syncing_a_loss_of_power_takes_versions_and_changes_none(
+    disk: LocalDisk, ids: bool, loss: str
+) -> None:
+    disk.loss = LOSSES[loss]
+    bench = Bench(Model(disk, False, False), ids=ids)
+    for version in range(1, 7):
+        bench.commit(version, {b"%d" % version: b"x" * (900 * (version % 2))}, on=version - 1 or None)
+    bench.cleanup(3, 6)
+    bench.fs.crash()
+    bench.fs.restart()
+    outcomes = {bench.found(name, bench.instance()) != rows for name, rows in bench.promised.items()}
+    for name, rows in bench.promised.items():
+        assert bench.found(name, bench.instance()) in (rows, ABSENT, TORN), name
+    assert outcomes == {True} or loss not in ("nothing", "names", "halves")
+    bench.remove()
 
 
 @pytest.mark.parametrize("loss", LOSSES)
