@@ -25,7 +25,13 @@ from spark_statestore.checkpoint.query.orphans import STAGING_PREFIX, Decided, S
 from spark_statestore.checkpoint.query.verify import Problem
 from spark_statestore.checkpoint.query.workers import Progress, for_each
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
-from spark_statestore.errors import CheckpointError, CheckpointIOError, IllegalStateError
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IllegalStateError,
+)
 from spark_statestore.state.handles.codec import HandleContext
 from spark_statestore.state.handles.file import discard_file
 
@@ -102,7 +108,8 @@ def gc(
     These are state streams that no metadata names, directories of versions that were never published,
     attempts that Spark decided against, and parts of files that were being written when a process
     died; and pins that copies left whose process was killed. What a pin names is needed, what was rolled
-    back is kept, and a store is left alone as a whole if any metadata in it cannot be read.
+    back is kept, and a store is left alone as a whole if any metadata in it cannot be read, is that of
+    something else, or is missing of the version that the newest batch left.
 
     Parameters
     ----------
@@ -298,19 +305,34 @@ class _Collector:
             for file in files:
                 if file == METADATA_FILE_NAME or _OF_AN_ATTEMPT.fullmatch(file):
                     path = join(self._directory, name.directory, file)
-                    store.metadata[name, file] = self._metadata(self._listing[path])
+                    store.metadata[name, file] = self._metadata(self._listing[path], name)
+        if self._newest is not None and (self._newest, METADATA_FILE_NAME) not in store.metadata:
+            # What it names is still needed, once it is back.
+            raise CheckpointNotFoundError(
+                f"{self._store} at {self._files.url(self._directory)} has no metadata of {self._newest}, which the newest "
+                "batch left. Copy it back from a backup, or roll the query back; nothing of this store was removed."
+            )
         store.staging += [
             path for path in self._listing if path.rpartition("/")[2].startswith(STAGING_PREFIX)
         ]
         return store
 
-    def _metadata(self, status: FileStatus) -> CheckpointMetadata:
+    def _metadata(self, status: FileStatus, name: CheckpointName) -> CheckpointMetadata:
         # Another attempt may take the name.
         key = (status.path, status.size, status.modified) if status.modified is not None else None
         if key is not None and key in self._known:
             return self._known[key]
         data = read_file(self._files, status.path)
         metadata = decode_metadata(data, self._context, self._files.url(status.path))
+        attempt = (
+            name.id or status.path.rpartition(f"/{METADATA_FILE_NAME}")[2].lstrip(".") or metadata.attempt
+        )
+        if (metadata.store, metadata.version, metadata.attempt) != (self._store, name.version, attempt):
+            raise CorruptCheckpointError(
+                f"{self._files.url(status.path)} holds the metadata of {metadata.store}, version {metadata.version} "
+                f"(attempt {metadata.attempt}): files were moved or mixed up. Put the right ones back from a backup; "
+                "nothing of this store was removed."
+            )
         if key is not None:
             self._known[key] = metadata
         return metadata

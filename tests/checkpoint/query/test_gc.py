@@ -263,6 +263,39 @@ def test_a_store_with_unreadable_metadata_is_left_alone(query: StoredQuery) -> N
     assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
 
 
+@pytest.mark.parametrize("damage", ["missing", "of the version before", "of the other partition"])
+def test_a_store_without_the_metadata_that_the_newest_batch_left_is_left_alone(
+    query: StoredQuery, damage: str
+) -> None:
+    """Once it is back from a backup, all that it names must be there."""
+    query.run(word=1)
+    query.run(**LARGE)
+    (path,) = query.directory.glob("state/0/0/chk-2*/_metadata")
+    data = path.read_bytes()
+    others = {"of the version before": "0/chk-1*", "of the other partition": "1/chk-2*"}
+    if damage in others:
+        (other,) = query.directory.glob(f"state/0/{others[damage]}/_metadata")
+        path.write_bytes(other.read_bytes())
+    else:
+        path.unlink()
+    done = gc(query.url, stopped=True)
+    assert done.orphans == ()
+    assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
+    path.write_bytes(data)
+    assert verify(query.url).ok
+
+
+def test_a_store_with_the_copy_of_an_attempt_under_anothers_name_is_left_alone(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1)
+    query.begin()
+    query.commit(0, {"ann": 1})
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    assert gc(query.url, stopped=True).skipped == ()
+    first, second = query.directory.glob("state/0/0/chk-1/_metadata.*")
+    first.write_bytes(second.read_bytes())
+    assert len(gc(query.url, stopped=True).skipped) == 1
+
+
 def test_with_unreadable_logs_nothing_is_collected(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path / "checkpoint")
     query.run(word=1)
