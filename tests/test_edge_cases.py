@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import shutil
+import zlib
 from pathlib import Path
 
 import pytest
@@ -359,5 +360,8 @@ def test_20_damaged_metadata_is_refused_and_named() -> None:
     for broken in damaged:
         with pytest.raises(CorruptCheckpointError, match="file:///d/_metadata"):
             read(broken)
+    newer = data[:8] + b"\xff\xff" + data[10:-8]
+    with pytest.raises(CorruptCheckpointError, match="file:///d/_metadata"):
+        read(newer + data[-8:])
     with pytest.raises(UnsupportedFormatError, match="file:///d/_metadata"):
-        read(data[:8] + b"\xff\xff" + data[10:])
+        read(newer + zlib.crc32(newer).to_bytes(4, "little") + data[-4:])

@@ -220,8 +220,13 @@ def read_messages(handle: OperatorStreamStateHandle, where: str) -> Iterator[tup
     parts = parts_of(handle, where)
     with handle.open_input_stream() as stream:
         header = stream.read(_HEADER.size)
-        _check_header(header, where, handle)
         checksum = zlib.crc32(header)
+        try:
+            _check_header(header, where, handle)
+        except UnsupportedFormatError:
+            if handle.checksum not in (None, zlib.crc32(stream.read(), checksum)):
+                raise _corrupt(where, handle, "does not match its checksum") from None
+            raise
         for part in parts:
             data = stream.read(part.end - part.start)
             checksum = zlib.crc32(data, checksum)

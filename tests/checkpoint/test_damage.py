@@ -20,7 +20,6 @@ from spark_statestore.errors import (
     CheckpointIOError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
-    UnsupportedFormatError,
 )
 from spark_statestore.options import StorageOptions
 from spark_statestore.state.handles import IncrementalStateHandle
@@ -30,7 +29,8 @@ from tests.effort import EFFORT
 
 Rows = dict[bytes, bytes]
 
-DETECTED = (CorruptCheckpointError, CheckpointNotFoundError, UnsupportedFormatError)
+# That a newer release wrote it is not said of what is damaged: nobody could repair it.
+DETECTED = (CorruptCheckpointError, CheckpointNotFoundError)
 REMEDY = re.compile(r"[Cc]opy it back from a backup|back from a backup|[Uu]pgrade|[Ss]tart from|Check that")
 
 

@@ -8,6 +8,7 @@ import struct
 import sys
 import venv
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -364,6 +365,7 @@ def test_metadata_of_a_newer_format_is_named(spark: Any, damaged: Path) -> None:
     data = bytearray(path.read_bytes())
     (version,) = struct.unpack_from("<H", data, 8)
     struct.pack_into("<H", data, 8, version + 1)
+    struct.pack_into("<I", data, len(data) - 8, zlib.crc32(data[:-8]))
     path.write_bytes(data)
     message, untouched = state_after_failure(spark, damaged)
     assert f"{path.parent} has metadata format {version + 1}, but this release reads formats up to" in message

@@ -208,6 +208,8 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
         raise _corrupt(where, what)
     _, version, kind, _, attempt, inline_length, body_length = _HEADER.unpack_from(data)
     if version > METADATA_FORMAT_VERSION:
+        if _was_older(data):
+            raise _corrupt(where, "does not match its checksum")
         raise UnsupportedFormatError(
             f"{where} has metadata format {version}, but this release reads formats up to "
             f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was changed."
@@ -268,6 +270,17 @@ def reading(where: str) -> Iterator[None]:
         zlib.error,
     ) as error:
         raise _corrupt(where, f"cannot be read: {error}") from error
+
+
+def _was_older(data: bytes) -> bool:
+    """Whether an object of a newer format is one of an older format whose version is not what was written."""
+    version_at = len(METADATA_MAGIC)
+    found, end = _FOOTER.unpack_from(data, len(data) - _FOOTER.size)
+    rest = memoryview(data)[version_at + 2 : -_FOOTER.size]
+    return end == _END and any(
+        found == zlib.crc32(rest, zlib.crc32(METADATA_MAGIC + struct.pack("<H", version)))
+        for version in range(1, METADATA_FORMAT_VERSION + 1)
+    )
 
 
 def _corrupt(where: str, what: str) -> CorruptCheckpointError:
