@@ -91,9 +91,7 @@ def restore(
         # Refused now rather than after the copy.
         dispose_savepoint(found.path, dry_run=True)
     query_id = found.query_id if keep_query_id else str(uuid.uuid4())
-    # What replaces the savepoint is as safe as can be before that goes.
-    fsync = claim_mode == "claim"
-    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir, fsync=fsync)
+    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir)
     if claim_mode == "claim":
         try:
             dispose_savepoint(found.path)
@@ -207,10 +205,8 @@ def _copy(
     query_id: str,
     partitions: int | None,
     checkpoints_dir: str | None,
-    *,
-    fsync: bool = False,
 ) -> None:
-    """Assemble a checkpoint at a location where nothing is yet."""
+    """Assemble a checkpoint at a location where nothing is yet; when this returns, it survives a loss of power."""
     if partitions is not None and partitions < 1:
         raise ValueError(f"state has at least one partition, not {partitions}")
     state_url = None if checkpoints_dir is None else join(checkpoints_dir, query_id.replace("-", ""))
@@ -222,7 +218,8 @@ def _copy(
             query_id=query_id,
             partitions=partitions,
             checkpoints_dir=checkpoints_dir,
-            fsync=fsync,
+            # A part of it may look like a query that has not run yet, and the savepoint may be disposed of next.
+            fsync=True,
         )
 
 
@@ -235,7 +232,7 @@ def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> I
     CheckpointExistsError
         If something is there.
     """
-    files, root = open_file_system(url)
+    files, root = open_file_system(url, fsync=True)
     root = root.rstrip("/")
     if source.files.url(root).startswith(f"{source.url}/"):
         raise CheckpointExistsError(
@@ -244,7 +241,7 @@ def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> I
         )
     places = [(files, root)]
     if state_url is not None:
-        state_files, state_root = open_file_system(state_url)
+        state_files, state_root = open_file_system(state_url, fsync=True)
         places.append((state_files, state_root.rstrip("/")))
     for at, directory in places:
         _require_empty(at, directory)
@@ -265,6 +262,7 @@ def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> I
         raise
     with failing_to("delete", files, marker):
         files.delete(marker)
+        files.sync_directory(root)
 
 
 def _remove(files: FileSystem, root: str) -> None:

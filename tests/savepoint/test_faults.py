@@ -177,9 +177,7 @@ def restores(kind: Kind) -> Operation:
     def check(scene: Scene, done: bool) -> None:
         query_is_whole(scene)
         savepoints_are_whole(scene, 1)
-        # It is synced only where the savepoint goes.
-        if not scene.model.fsync:
-            assert made(scene.new) in ([scene.contents[1]] if done else [None, scene.contents[1]])
+        assert made(scene.new) in ([scene.contents[1]] if done else [None, scene.contents[1]])
 
     return Operation(lambda scene: restore(scene.saved, scene.new_location()), check, kind)
 
