@@ -7,16 +7,18 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from spark_statestore.checkpoint.files import LocalFileSystem, join, open_file_system, parent_of
+from spark_statestore.checkpoint.files.failures import failing_to
 from spark_statestore.checkpoint.metadata import CheckpointMetadata, NamedState, StoreId
 from spark_statestore.checkpoint.query.checkpoint import QueryCheckpoint, StoreVersion
-from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
 from spark_statestore.state.changes import APPEND, CHANGE_SCHEMA, PUT
 from spark_statestore.state.fold import fold, numbered
-from spark_statestore.state.handles import FileStateHandle
+from spark_statestore.state.handles import FileStateHandle, SegmentFileStateHandle
 
-__all__ = ["StoreContent", "read_store", "require_whole", "write_store"]
+__all__ = ["StoreContent", "make_durable", "read_store", "require_whole", "write_store"]
 
 _BATCH_ROWS = 65_536
 
@@ -92,6 +94,32 @@ def require_whole(checkpoint: QueryCheckpoint, version: StoreVersion) -> Checkpo
                 "was changed; try again."
             ) from error
     return metadata
+
+
+def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: CheckpointMetadata) -> None:
+    """See to it that a version in local files survives a loss of power, also if the query does not sync what it writes.
+
+    Raises
+    ------
+    CheckpointIOError
+        If that is not sure.
+    """
+    files, directory = open_file_system(checkpoint.open(version.store).url, fsync=True)
+    if not isinstance(files, LocalFileSystem):
+        # What others have finished is as safe as they make it.
+        return
+    where = join(directory, version.name.directory, METADATA_FILE_NAME)
+    streams = [entry.state.delegate_state_handle for entry in metadata.handle]
+    # Another attempt may have taken the name; then a copy of this one lies beside it.
+    within = {(where, metadata.attempt)} | {
+        (stream.path, stream.owner) for stream in streams if isinstance(stream, SegmentFileStateHandle)
+    }
+    paths = [path for name, owner in within for path in (name, f"{name}.{owner}") if files.exists(path)]
+    paths += [stream.path for stream in streams if isinstance(stream, FileStateHandle)]
+    for path in paths:
+        with failing_to("sync", files, path):
+            files.make_directory(parent_of(path))
+            files.make_durable(path)
 
 
 def write_store(versions: VersionStore, name: CheckpointName, attempt: str, content: StoreContent) -> None:

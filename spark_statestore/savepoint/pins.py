@@ -22,10 +22,10 @@ from spark_statestore.checkpoint.pins import (
     name_while_in_use,
     say_that_pins_come,
 )
-from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
+from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
 from spark_statestore.checkpoint.query.workers import for_each
 from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError
-from spark_statestore.savepoint.content import require_whole
+from spark_statestore.savepoint.content import make_durable, require_whole
 from spark_statestore.savepoint.savepoint import (
     Savepoint,
     is_or_was_savepoint,
@@ -201,7 +201,13 @@ def _made_sure(checkpoint: QueryCheckpoint, batch: int, made: Pin) -> dict[Store
                 f"moment. The query keeps the state of batch {oldest - 1} and later ones. Take the savepoint of one of those; or "
                 "a canonical one, which has a copy of the state. Nothing was changed."
             )
-    found = for_each(lambda version: require_whole(checkpoint, version).attempt, versions)
+
+    def keep(version: StoreVersion) -> str:
+        metadata = require_whole(checkpoint, version)
+        make_durable(checkpoint, version, metadata)
+        return metadata.attempt
+
+    found = for_each(keep, versions)
     return {version.store: attempt for version, attempt in zip(versions, found, strict=True)}
 
 
