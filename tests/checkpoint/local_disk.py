@@ -198,8 +198,11 @@ class LocalDisk:
         operation = "open" if flags & os.O_CREAT else "tmpfile"
         self._require(operation, path)
 
+        made: list[int] = []
+
         def effect() -> int:
             fd = os.open(path, flags, mode)
+            made.append(fd)
             file = File()
             self._open[fd] = (path, file, self.plan.epoch)
             if operation == "open":
@@ -207,14 +210,21 @@ class LocalDisk:
                 parent.change((name, file))
             return fd
 
-        return self._call(operation, path, effect)
+        try:
+            return self._call(operation, path, effect)
+        except BaseException:
+            # Nobody is told the number of a file that was made.
+            for fd in made:
+                self.close(fd)
+            raise
 
     def open_file(self, path: str, mode: str, **options: Any) -> Any:
         if "x" in mode:
             fd = self.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             self._written.append(os.fdopen(fd, "wb", buffering=0))
             return self._written[-1]
-        return self._call("read", path, lambda: open(path, mode, **options))
+        self._call("read", path, lambda: None)
+        return open(path, mode, **options)
 
     def write(self, fd: int, data: Any) -> int:
         return self._write(fd, bytes(data))
@@ -293,7 +303,8 @@ class LocalDisk:
         self._call("mkdir", path, effect)
 
     def scandir(self, path: str) -> Any:
-        return self._call("list", path, lambda: os.scandir(path))
+        self._call("list", path, lambda: None)
+        return os.scandir(path)
 
     def _gone(self, remove: Callable[[str], None], path: str) -> None:
         remove(path)

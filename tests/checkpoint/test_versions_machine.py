@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 import uuid
+from pathlib import Path
 
 import fsspec
+import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from spark_statestore.options import StorageOptions
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
+from spark_statestore.testing.faults import Fault
 from spark_statestore.testing.version_machine import VersionStoreMachine
+from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
 from tests.effort import EFFORT
 
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])]
@@ -50,6 +56,39 @@ class CrashingMemoryStorageMachine(CrashingVersionStoreMachine):
     options = IN_MEMORY
 
 
+class PowerLossMachine(CrashingVersionStoreMachine):
+    """A store in local files that are synced, on a machine that loses power, also while nothing is done."""
+
+    options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+
+    def make_file_system(self) -> LocalDisk:  # type: ignore[override]
+        self.resources = contextlib.ExitStack()
+        scratch = self.resources.enter_context(tempfile.TemporaryDirectory())
+        disk = LocalDisk(Path(scratch))
+        disk.loss = LOSSES["nothing"]
+        self.resources.enter_context(installed(disk))
+        return disk
+
+    def remove_directory(self) -> None:
+        super().remove_directory()
+        self.resources.close()
+
+    @rule(at=st.integers(1, 20))
+    def end_ahead(self, at: int) -> None:
+        """The process ends in the middle of the next operation; the machine goes on."""
+        self.fault = Fault("kill", at)
+
+    @rule(loss=st.sampled_from(list(LOSSES)))
+    def another_loss(self, loss: str) -> None:
+        self.fs.loss = LOSSES[loss]
+
+    @rule()
+    def lose_power(self) -> None:
+        self.fs.crash()
+        self.fs.restart()
+        self.instances = [self.new_instance()]
+
+
 @pytest.mark.parametrize(
     ("machine", "examples"),
     [
@@ -59,6 +98,7 @@ class CrashingMemoryStorageMachine(CrashingVersionStoreMachine):
         (FsspecMemoryMachine, 60),
         (CrashingVersionStoreMachine, 100),
         (CrashingMemoryStorageMachine, 40),
+        (PowerLossMachine, 15),
     ],
 )
 def test_a_store_is_a_dict_of_versions(

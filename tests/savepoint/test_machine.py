@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import hypothesis.strategies as st
@@ -34,6 +36,7 @@ from spark_statestore.testing.faults import (
     FaultInjectingFileSystem,
     FaultKind,
 )
+from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
 from tests.effort import EFFORT
 from tests.savepoint.written import LARGE, Content, WrittenQuery, content, unique_name
 
@@ -361,11 +364,47 @@ class SyncedCrashingMachine(CrashingMachine):
     options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
 
 
+class PowerLossMachine(CrashingMachine):
+    """Local files; processes are killed, and the machine loses power."""
+
+    options = SyncedCrashingMachine.options
+
+    def make_directory(self) -> str:
+        self.resources = contextlib.ExitStack()
+        scratch = self.resources.enter_context(tempfile.TemporaryDirectory())
+        self.fs = LocalDisk(Path(scratch))  # type: ignore[assignment]
+        self.fs.loss = LOSSES["nothing"]  # type: ignore[attr-defined]
+        self.resources.enter_context(installed(self.fs))  # type: ignore[arg-type]
+        self.fault = None
+        return f"file://{scratch}"
+
+    def remove_directory(self) -> None:
+        super().remove_directory()
+        self.resources.close()
+
+    @rule(at=st.integers(1, 60))
+    def end_ahead(self, at: int) -> None:
+        self.fault = Fault("kill", at)
+
+    @rule(loss=st.sampled_from(list(LOSSES)))
+    def lose_power(self, loss: str) -> None:
+        self.fs.loss = LOSSES[loss]  # type: ignore[attr-defined]
+        self.fs.crash()
+        self.fs.restart()
+        self.query.restart()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize(
     ("machine", "examples"),
-    [(SavepointMachine, 5), (ElsewhereMachine, 2), (CrashingMachine, 12), (SyncedCrashingMachine, 10)],
+    [
+        (SavepointMachine, 5),
+        (ElsewhereMachine, 2),
+        (CrashingMachine, 12),
+        (SyncedCrashingMachine, 10),
+        (PowerLossMachine, 4),
+    ],
 )
 def test_every_savepoint_has_the_state_of_its_batch_as_long_as_it_lives(
     machine: type[SavepointMachine], examples: int, with_ids: bool
