@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.figures import count
+
 __all__ = ["Damage", "cuts", "damaged", "flips", "others"]
 
 
@@ -28,6 +30,12 @@ class Damage:
     path: Path
     what: str
     data: bytes | None
+
+    @property
+    def kind(self) -> str:
+        """What happened, in a word or two."""
+        kinds = ("flipped", "missing", "in its place")
+        return next((kind for kind in kinds if kind in self.what), "cut, emptied or longer")
 
     def __str__(self) -> str:
         return f"{self.path}: {self.what}"
@@ -66,6 +74,7 @@ def others(path: Path, files: list[Path]) -> Iterator[Damage]:
 @contextlib.contextmanager
 def damaged(damage: Damage) -> Iterator[None]:
     """The file is damaged within, and afterwards as it was."""
+    count(f"damage: {damage.kind}")
     kept = damage.path.with_name(f".{damage.path.name}.kept")
     shutil.copy2(damage.path, kept)
     try:

@@ -15,6 +15,7 @@ from spark_statestore.testing.faults import Call, CrashedError, Fault, FaultInje
 from tests.checkpoint.local_disk import LocalDisk
 from tests.checkpoint.stores import attempt, commit, message, named, open_store, rows_of
 from tests.effort import EFFORT
+from tests.figures import count
 
 Rows = dict[bytes, bytes]
 
@@ -238,6 +239,9 @@ class Operation:
         power_fails
             Whether the machine loses power once the operation was done again.
         """
+        count(f"store, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
+        if power_fails or fault.kind == "kill":
+            count(f"store, then {'a loss of power' if model.outlives_crashes else 'another process'}")
         bench = self.bench(model)
         bench.fs.inject(fault)
         told, calls = "", []

@@ -13,6 +13,7 @@ from tests.checkpoint.fault_bench import LARGE, MODELS, Bench, Model, Rows, two_
 from tests.checkpoint.local_disk import LocalDisk, installed
 from tests.checkpoint.stores import rows_of
 from tests.effort import EFFORT
+from tests.figures import count
 
 Step = Callable[[Bench], object]
 
@@ -85,6 +86,7 @@ def test_what_comes_between_two_calls_harms_neither(model: Model, pair: str, ids
     at, calls = 0, 1
     while at < calls:
         at += 1
+        count("store: an operation between two calls of another one")
         bench = Bench(model, ids=ids)
         two_chains(bench)
         before = dict(bench.promised)

@@ -37,6 +37,7 @@ from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingF
 from tests.checkpoint.fault_bench import KINDS, READ_ONLY, TEARABLE, Model, some
 from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
 from tests.effort import EFFORT
+from tests.figures import count
 from tests.savepoint.written import LARGE, Content, WrittenQuery, content
 
 OPERATORS = {0: ("dedupe", 2, ("default",))}
@@ -254,6 +255,7 @@ def faults(model: Model, operation: Operation) -> Iterator[Fault]:
 
 
 def run(model: Model, operation: Operation, fault: Fault) -> None:
+    count(f"savepoint, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
     scene = Scene(model, operation.kind)
     scene.fs.inject(fault)
     done = False

@@ -16,6 +16,7 @@ from tests.checkpoint.fault_bench import KINDS, READ_ONLY, TEARABLE, Model, some
 from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
 from tests.damage import cuts, damaged, flips, others
 from tests.effort import EFFORT
+from tests.figures import count
 
 SEEN = ListStateDescriptor("seen", pa.string())
 # More than what stays inside of metadata.
@@ -41,6 +42,8 @@ def read(location: str, batch: int) -> list[str] | None:
 
 def run(model: Model, values: list[str], fault: Fault | None) -> list[Fault]:
     """Three batches, the last one cut short and run again; the faults that it may meet."""
+    if fault is not None:
+        count(f"operator state: {fault.kind}")
     location = model.fs.url(f"query-{next(_numbers)}")
     for batch in (0, 1):
         add(location, batch, values[batch], fsync=model.fsync)
