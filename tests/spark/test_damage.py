@@ -1,0 +1,166 @@
+"""Damaged files through the real provider, in every way in which it reads them: never a row that was not written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from tests.damage import Damage, cuts, damaged, flips, others
+from tests.effort import EFFORT
+from tests.figures import count
+from tests.spark.counting import messages
+from tests.spark.harness import Family, Provider, Row
+
+REMEDY = re.compile(r"back from a backup|[Uu]pgrade|[Ss]tart from|Check that")
+
+Rows = dict[Row, Row]
+
+
+@dataclass
+class Stored:
+    """A store of the real provider with several versions: changes inside of metadata and in files of their own."""
+
+    spark: Any
+    location: Path
+    confs: dict[str, str]
+    options: dict[str, Any]
+    rows: dict[int, Rows] = field(default_factory=dict)
+    ids: dict[int, str | None] = field(default_factory=lambda: {0: None})
+
+    def __post_init__(self) -> None:
+        provider = self.open()
+        try:
+            self.commit(provider, 0, {(f"k{i}", i): (i, "x" * (i % 7)) for i in range(60)})
+            self.commit(provider, 1, {("a", 1): (1, "one")})
+            self.commit(provider, 2, {(f"k{i}", i): (-i, "again") for i in range(40)})
+            provider.snapshot()
+            self.commit(provider, 3, {("a", 1): (2, "two"), ("b", 1): (3, "three")})
+        finally:
+            provider.close()
+
+    def open(self) -> Provider:
+        return Provider(self.spark, f"file:{self.location}", **self.options, **self.confs)
+
+    def commit(self, provider: Provider, version: int, put: Rows) -> None:
+        store = provider.open(version, self.ids[version])
+        script = store.script()
+        for key, value in put.items():
+            if "default" in self.options:
+                script.put_list(key, [value])
+            else:
+                script.put(key, value)
+        script.run()
+        store.commit()
+        self.ids[version + 1] = store.checkpoint_id
+        self.rows[version + 1] = self.rows.get(version, {}) | put
+
+    def read(self, version: int) -> Rows | str:
+        """The rows of a version as a new instance reads it, or what the error says."""
+        provider = self.open()
+        try:
+            store = provider.open_read(version, self.ids[version])
+            rows = dict(store.scan("allValues" if "default" in self.options else "all"))
+            store.release()
+        except Py4JJavaError as error:
+            return messages(error.java_exception)
+        finally:
+            provider.close()
+        return rows
+
+    def files(self) -> list[Path]:
+        return sorted(
+            path for path in self.location.rglob("*") if path.is_file() and "_pins" not in path.parts
+        )
+
+
+CONFS = {
+    "v1": {"checkpointFormatVersion": "1"},
+    "v2": {"checkpointFormatVersion": "2"},
+    "v2-uncompressed": {"checkpointFormatVersion": "2", "backend__compression": "none"},
+}
+# With an order of keys, and several values of one: read in another order.
+SHAPES: dict[str, dict[str, Any]] = {
+    "hash": {},
+    "values": {"default": Family(multiple=True), "families": True},
+}
+
+
+@pytest.fixture(
+    params=[
+        ("v1", "hash"),
+        pytest.param(("v2-uncompressed", "hash"), marks=pytest.mark.soak),
+        ("v2", "values"),
+    ],
+    ids="-".join,
+)
+def stored(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Stored:
+    confs, shape = request.param
+    made = Stored(
+        spark,
+        tmp_path,
+        CONFS[confs] | {"backend__fileStateThreshold": "600", "backend__snapshotInterval": "2"},
+        SHAPES[shape],
+    )
+    assert [made.read(version) for version in made.rows] == list(made.rows.values())
+    assert len([path for path in made.files() if path.parent.name == "shared"]) >= 2
+    return made
+
+
+@pytest.mark.slow
+def test_no_row_is_served_that_was_not_written(stored: Stored) -> None:
+    newest = max(stored.rows)
+    refused = 0
+    for path in stored.files():
+        size = path.stat().st_size
+        # An odd distance comes by every alignment.
+        stride = 1 if EFFORT > 1 else (size // 9) | 1
+        metadata = [file for file in stored.files() if file.name == "_metadata"]
+        for damage in (
+            *flips(path, stride=stride),
+            *cuts(path, stride=stride if EFFORT > 1 else size // 2),
+            *others(path, metadata[:2]),
+        ):
+            with damaged(damage):
+                refused += check(stored, newest, damage)
+    # Metadata of the newest version, and the files that it needs.
+    assert refused > 25
+
+
+def check(stored: Stored, version: int, damage: Damage) -> bool:
+    count("real provider: damaged files")
+    found = stored.read(version)
+    if not isinstance(found, str):
+        assert found == stored.rows[version]
+        # Nothing of the version itself can be damaged without being noticed.
+        assert f"chk-{version}" not in damage.path.parent.name
+        return False
+    assert "operator 0, partition 0, store default" in found, found
+    assert str(stored.location) in found, found
+    assert REMEDY.search(found), found
+    return True
+
+
+def test_a_file_that_is_read_beside_the_insertion_of_its_rows_is_checked_as_well(
+    spark: Any, tmp_path: Path
+) -> None:
+    rows: Rows = {(f"k{i}", i): (i, f"{i}" * 9) for i in range(3500)}
+    made = Stored.__new__(Stored)
+    confs = CONFS["v1"] | {"backend__compression": "none", "backend__fileStateThreshold": "1000"}
+    made.__dict__.update(spark=spark, location=tmp_path, confs=confs, options={}, rows={}, ids={0: None})
+    provider = made.open()
+    made.commit(provider, 0, rows)
+    provider.close()
+    made.ids[1] = None
+    (path,) = (file for file in made.files() if file.parent.name == "shared")
+    size = path.stat().st_size
+    # Less is read by the task itself.
+    assert size > 256 * 1024
+    assert made.read(1) == rows
+    for damage in (*flips(path, stride=(size // 5) | 1), *cuts(path, stride=size)):
+        with damaged(damage):
+            assert check(made, 1, damage), damage

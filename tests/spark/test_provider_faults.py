@@ -1,0 +1,206 @@
+"""The real provider while its backend's storage fails, tears writes, loses answers, or the backend is killed.
+
+Whatever call it happens at: the store loads as the old or the new version, whole, and the batch can be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+from spark_statestore.testing.faults import FaultKind
+from tests.effort import EFFORT
+from tests.figures import count
+from tests.spark.backend_faults import FaultyBackend
+from tests.spark.counting import messages
+from tests.spark.harness import CLEAN_AT_ONCE, Provider, Row
+
+Rows = dict[Row, Row]
+
+SMALL: Rows = {("small", 1): (1, "new")}
+LARGE: Rows = {(f"large{i}", i): (i, f"{i}" * 40) for i in range(30)}
+FIRST: Rows = {(f"k{i}", i): (i, "first") for i in range(30)}
+
+
+@dataclass
+class Life:
+    """One store, what it acknowledged, and what its next version is to be."""
+
+    spark: Any
+    backend: FaultyBackend
+    number: int
+    confs: dict[str, str]
+    rows: dict[int, Rows] = field(default_factory=lambda: {0: {}})
+    ids: dict[int, str | None] = field(default_factory=lambda: {0: None})
+    version: int = 0
+    attempted: dict[int, list[Rows]] = field(default_factory=dict)
+    opened: list[Provider] = field(default_factory=list)
+
+    def open(self) -> Provider:
+        location = f"file:{self.backend.files}/{self.number}"
+        settings = CLEAN_AT_ONCE | {"backend__python": self.backend.python} | self.confs
+        self.opened.append(Provider(self.spark, location, **settings))
+        return self.opened[-1]
+
+    def commit(self, provider: Provider, put: Rows) -> None:
+        version = self.version
+        self.attempted.setdefault(version + 1, []).append(self.rows[version] | put)
+        store = provider.open(version, self.ids[version])
+        try:
+            script = store.script()
+            for key, value in put.items():
+                script.put(key, value)
+            script.run()
+            store.commit()
+        except Py4JJavaError:
+            provider.end_stores()
+            raise
+        self.version = version + 1
+        self.ids[self.version] = store.checkpoint_id
+        self.rows[self.version] = self.rows[version] | put
+
+    def read(self, version: int, checkpoint_id: str | None) -> Rows:
+        store = self.open().open_read(version, checkpoint_id)
+        rows = dict(store.rows())
+        store.release()
+        return rows
+
+    def check(self, since: int) -> None:
+        for version in range(since, self.version + 1):
+            assert self.read(version, self.ids[version]) == self.rows[version], version
+
+    def check_attempted(self) -> None:
+        """The version that was not acknowledged is there whole, or it is not there."""
+        version = self.version + 1
+        if version not in self.attempted or self.confs["checkpointFormatVersion"] == "2":
+            return
+        try:
+            found = self.read(version, None)
+        except Py4JJavaError as error:
+            if "is not there" not in messages(error.java_exception):
+                raise
+        else:
+            assert found in self.attempted[version]
+
+    def close(self) -> None:
+        for provider in self.opened:
+            provider.close()
+        self.opened.clear()
+
+
+def three_versions(life: Life) -> Provider:
+    provider = life.open()
+    for put in (FIRST, LARGE, SMALL):
+        life.commit(provider, put)
+    return provider
+
+
+def commits(put: Rows) -> Callable[[Life, Provider], None]:
+    return lambda life, provider: life.commit(provider, put | {("at", life.number): (life.number, "")})
+
+
+def commits_again(life: Life, provider: Provider) -> None:
+    """The batch is run again: in format v1 under the name of the version that is there."""
+    life.version = 2
+    life.commit(life.open(), {("again", 1): (life.number, "")})
+
+
+def loads(life: Life, provider: Provider) -> None:
+    assert life.read(3, life.ids[3]) == life.rows[3]
+
+
+def maintains(life: Life, provider: Provider) -> None:
+    """Takes a snapshot that the next commit takes up, and then removes what is old."""
+    provider.snapshot()
+    life.commit(provider, {("at", life.number): (life.number, "")})
+    provider.cleanup()
+
+
+OPERATIONS: dict[str, Callable[[Life, Provider], None]] = {
+    "a-small-commit": commits({}),
+    "a-large-commit": commits(LARGE),
+    "a-batch-run-again": commits_again,
+    "a-load": loads,
+    "maintenance": maintains,
+}
+SHORT = {"a-large-commit": "1", "a-batch-run-again": "2", "a-load": "1"}
+KINDS: list[FaultKind] = ["fail", "fail_after", "tear", "kill"]
+
+
+@pytest.fixture(scope="module")
+def backend(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> FaultyBackend:
+    return FaultyBackend(tmp_path_factory.mktemp("faulty"))
+
+
+def _cases() -> Iterator[Any]:
+    """Every operation in both of Spark's formats, and synced; some of them outside of soak."""
+    for operation in OPERATIONS:
+        for checkpoint_format in ("1", "2"):
+            for fsync in ("false", "true"):
+                is_short = SHORT.get(operation) == checkpoint_format and fsync == "false"
+                marks = [] if is_short else [pytest.mark.soak]
+                yield pytest.param(operation, checkpoint_format, fsync, marks=marks)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("operation", "checkpoint_format", "fsync"), list(_cases()))
+def test_a_store_is_old_or_new_whatever_befalls_its_backend(
+    spark: Any, backend: FaultyBackend, operation: str, checkpoint_format: str, fsync: str
+) -> None:
+    confs = {
+        "checkpointFormatVersion": checkpoint_format,
+        "backend__fileStateThreshold": "1000",
+        "backend__compression": "none",
+        "backend__snapshotInterval": "2",
+        "backend__numRetained": "2",
+        "backend__fsync": fsync,
+    }
+    number = len(list(backend.files.iterdir()))
+    struck = 0
+    for kind in KINDS:
+        # A backend that was killed takes a second to come back.
+        step = 1 if EFFORT > 1 else 5 if kind == "kill" else 3
+        at, fired = 1 + KINDS.index(kind) % step, "something"
+        while fired:
+            number += 1
+            life = Life(spark, backend, number, confs)
+            try:
+                fired = strike(life, operation, kind, at)
+            except BaseException as error:
+                error.add_note(f"{kind} at {at}")
+                raise
+            finally:
+                life.close()
+            if fired:
+                count(f"real provider, {operation}: {kind}")
+            struck += bool(fired)
+            at += step
+    assert struck >= 2
+
+
+def strike(life: Life, operation: str, kind: FaultKind, at: int) -> str:
+    """Do something while a call goes wrong, and see what is left; which call it was."""
+    provider = three_versions(life)
+    life.backend.strike(kind, at)
+    told = ""
+    try:
+        OPERATIONS[operation](life, provider)
+    except Py4JJavaError as error:
+        told = messages(error.java_exception)
+    finally:
+        fired = life.backend.stop()
+    if told:
+        assert fired, told
+        assert "operator 0, partition 0" in told, told
+        life.check_attempted()
+    # Spark runs the batch again elsewhere.
+    life.check(since=2 if operation != "maintenance" else life.version)
+    other = life.open()
+    life.commit(other, LARGE)
+    life.commit(other, {("end", 1): (1, "end")})
+    life.check(since=3 if operation != "maintenance" else life.version - 1)
+    return fired
