@@ -163,6 +163,8 @@ class PendingCheckpoint(PendingSnapshot):
 
         Raises
         ------
+        CheckpointExistsError
+            If another attempt at the version was accepted.
         CheckpointIOError
             If it cannot be published.
         """

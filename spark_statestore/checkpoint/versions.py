@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 import pyarrow as pa
 
 from spark_statestore.checkpoint.absent import absent_version
+from spark_statestore.checkpoint.accepted import CommitLog
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
 from spark_statestore.checkpoint.metadata.format import (
@@ -77,6 +78,8 @@ class VersionStore:
         keeps them hands them in, and takes the new ones from `Committed.metadata`.
     kept_range
         The oldest and the newest version that are kept there, for messages.
+    commits
+        URL of Spark's commit log, which says what was accepted; None where there is none.
 
     Raises
     ------
@@ -91,11 +94,13 @@ class VersionStore:
         options: StorageOptions,
         kept: MemoryFileSystem | None = None,
         kept_range: tuple[int, int] | None = None,
+        commits: str | None = None,
     ) -> None:
         self.store = store
         self.url = url
         self.options = options
         self._kept_range = kept_range
+        self._commits = CommitLog(commits) if commits else None
         self._files: FileSystem
         if options.is_kept_elsewhere:
             self._files, self._directory = kept or MemoryFileSystem(), url
@@ -272,6 +277,10 @@ class VersionStore:
             # Another instance took this store over, and cleans up after itself.
             _logger.info("%s is no longer this instance's, nothing is discarded", self.where(newest))
             return 0
+        if self._commits is not None and self._commits.has_lost(self.store, newest):
+            # What is old to this instance may be what the query has now.
+            _logger.info("the query does not go on from %s, nothing is discarded", self.where(newest))
+            return 0
         pinned = self._pins.look(max(0, newest.version - retain_from))
         ledger.expect_pinned(version for version in pinned if version < retain_from)
         for name, owner in ledger.unconfirmed(newest.version):
@@ -301,6 +310,8 @@ class VersionStore:
 
         Raises
         ------
+        CheckpointExistsError
+            If another attempt was accepted.
         CheckpointIOError
             If it cannot be published.
         """
@@ -312,6 +323,8 @@ class VersionStore:
             except FileExistsError:
                 try:
                     return self._replace(name, attempt, bytes(metadata)), None
+                except CheckpointError:
+                    raise
                 except OSError as error:
                     raise self._cannot_write(name, error) from error
         return 1, completed.metadata_handle.as_bytes_if_in_memory()
@@ -388,6 +401,9 @@ class VersionStore:
                     self._files.make_durable(copy)
                 else:
                     self._files.replace(copy, content)
+        # As late as possible: between this look and the next line another attempt may still be accepted.
+        if self._commits is not None and self._commits.has_accepted(name.version):
+            raise self._commits.already_accepted(self.where(name), name.version, owner, attempt)
         self._files.replace(path, data)
         self.expect_strays()
         return 1 + len(copies)

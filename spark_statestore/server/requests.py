@@ -217,6 +217,7 @@ def _store_of(
         StorageOptions.parse(node["options"]),
         kept,
         (kept_range[0], kept_range[1]) if kept_range else None,
+        node.get("commits"),
     )
 
 

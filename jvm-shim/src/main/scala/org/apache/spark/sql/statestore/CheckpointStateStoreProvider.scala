@@ -412,6 +412,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
     store.put("operator", id.operatorId)
     store.put("partition", id.partitionId)
     store.put("name", id.storeName)
+    store.put("commits", StoreLocation.commitLog(id))
     options.addTo(store.putObject("options"))
     new CheckpointClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), store, keeper)
   }

@@ -23,6 +23,10 @@ private[statestore] object StoreLocation {
     }
   }
 
+  /** Where Spark notes the batches of the store's query that are done. */
+  def commitLog(id: StateStoreId): String =
+    new Path(new Path(id.checkpointRootLocation).getParent, "commits").toString
+
   // Spark writes the query's id beside the state; it plays the part of Flink's job id.
   private def queryId(id: StateStoreId, hadoopConf: Configuration): String = {
     val file = new Path(new Path(id.checkpointRootLocation).getParent, "metadata")
