@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from spark_statestore.checkpoint.versions import VersionStore
 
 __all__ = ["Committed", "PendingCheckpoint", "PendingSnapshot"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class PendingCheckpoint(PendingSnapshot):
         parent: IncrementalStateHandle | None,
         parent_attempt: str | None,
         base: IncrementalStateHandle | None,
+        oldest_base: int = 0,
     ) -> Committed:
         """Publish the version.
 
@@ -160,6 +164,9 @@ class PendingCheckpoint(PendingSnapshot):
             The attempt that wrote it.
         base
             A full snapshot of an earlier version to start from, see `PendingSnapshot.finish`.
+        oldest_base
+            The oldest version that other instances keep while this one is not accepted. No metadata names a
+            snapshot yet, so one of an older version may be discarded by them at any moment: it is not used.
 
         Raises
         ------
@@ -169,7 +176,7 @@ class PendingCheckpoint(PendingSnapshot):
             If it cannot be published.
         """
         try:
-            return self._publish(parent, parent_attempt, base)
+            return self._publish(parent, parent_attempt, base, oldest_base)
         except BaseException:
             # Whether metadata names the streams already is not known here.
             self._versions.expect_strays()
@@ -180,6 +187,7 @@ class PendingCheckpoint(PendingSnapshot):
         parent: IncrementalStateHandle | None,
         parent_attempt: str | None,
         base: IncrementalStateHandle | None,
+        oldest_base: int,
     ) -> Committed:
         stream, inline = self._finish_state()
         objects = 0
@@ -190,7 +198,7 @@ class PendingCheckpoint(PendingSnapshot):
         version = self._version
         handle = chain.start(version, stream) if parent is None else chain.extend(parent, version, stream)
         if base is not None:
-            handle = self._rebase(handle, base)
+            handle = self._rebase(handle, base, oldest_base)
         metadata = CheckpointMetadata(
             store=self._versions.store,
             version=version,
@@ -207,8 +215,17 @@ class PendingCheckpoint(PendingSnapshot):
         self._versions.note(self._name, handle, self._attempt, encoded_handle)
         return Committed(handle, encoded_handle, encoded.size + file_bytes, objects + written, kept)
 
-    def _rebase(self, handle: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
-        if base.version > handle.base_version and self._versions.holds(base):
+    def _rebase(
+        self, handle: IncrementalStateHandle, base: IncrementalStateHandle, oldest: int
+    ) -> IncrementalStateHandle:
+        if base.version < oldest:
+            _logger.warning(
+                "a snapshot of version %d of %s took so long that it comes too late for version %d: other executors "
+                "keep what is of version %d on. It is not used. Raise "
+                "spark.sql.streaming.stateStore.backend.numRetained.",
+                base.version, self._versions.store, self._version, oldest,
+            )  # fmt: skip
+        elif base.version > handle.base_version and self._versions.holds(base):
             return chain.rebase(handle, base)
         # A snapshot in the background can be overtaken by a commit of everything.
         self._versions.expect_strays()

@@ -139,7 +139,7 @@ class Requests:
         nanos = time.perf_counter_ns() - start
         nanos += _receive_changes(connection, pending)
         start = time.perf_counter_ns()
-        done = pending.publish(parent, request.get("parentAttempt"), base)
+        done = pending.publish(parent, request.get("parentAttempt"), base, request.get("oldestBase", 0))
         answer = _describe(done.handle, attempt)
         answer["storeNanos"] = nanos + time.perf_counter_ns() - start
         answer["bytesWritten"] = done.bytes_written

@@ -12,7 +12,7 @@ from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import CheckpointExistsError, CheckpointIOError
 from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
-from tests.checkpoint.stores import SMALL_FILES, STORE, attempt, commit, rows_of
+from tests.checkpoint.stores import SMALL_FILES, STORE, attempt, commit, named, rows_of, snapshot
 
 ONE, TWO, THREE, FOUR = (CheckpointName(version) for version in (1, 2, 3, 4))
 LARGE = b"x" * 2000
@@ -202,3 +202,19 @@ def test_a_log_entry_that_cannot_be_read_stops_a_clean_up(query: Query) -> None:
     assert store.cleanup(names[1], str(names[1].id), 2, 0) == 0
     query.accept(names[1])
     assert store.cleanup(names[1], str(names[1].id), 2, 0) > 0
+
+
+def test_a_snapshot_that_is_older_than_what_others_keep_is_not_used(
+    query: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = query.instance()
+    handle = commit(store, ONE, {b"a": b"1"}).handle
+    handle = commit(store, TWO, {b"b": b"2"}, parent=handle).handle
+    base = snapshot(store, 2, {b"a": b"1", b"b": b"2"})
+    handle = commit(store, THREE, {b"c": b"3"}, parent=handle).handle
+    for oldest, taken in ((3, False), (2, True)):
+        pending = store.begin(FOUR, attempt(), named())
+        with caplog.at_level(logging.WARNING):
+            done = pending.publish(handle, None, base, oldest)
+        assert (base.entries[0] in done.handle.entries) == taken
+    assert [r.getMessage().count("numRetained") for r in caplog.records] == [1]

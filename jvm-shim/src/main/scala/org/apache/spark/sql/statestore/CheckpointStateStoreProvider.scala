@@ -216,6 +216,8 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
     }
     val due = synchronized {
       requireCurrent(store, of)
+      // It was taken, or cannot be any more.
+      if (base.exists(sent => of.pendingBase.exists(_ eq sent))) of.pendingBase = None
       of.committed(next, newId, reply.stored)
       maintenance.isDue(of, tick = false)
     }
@@ -370,6 +372,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
         if (everything) None else parent.stored,
         parent.stored.map(_.attempt),
         if (everything) None else base,
+        store.version - options.numRetained(conf.minVersionsToRetain),
         states.toSeq)
     }
     try send(full) catch {

@@ -181,6 +181,7 @@ private[statestore] final class CheckpointClient(
    * @param parent         the version that the changes apply to, None for a full snapshot
    * @param parentAttempt  the attempt that wrote the version before, whether it is needed or not
    * @param base           a snapshot of an earlier version to start the chain from
+   * @param oldestBase     a snapshot of an older version is not used: other executors may be discarding it
    */
   def commit(
       version: Long,
@@ -189,6 +190,7 @@ private[statestore] final class CheckpointClient(
       parent: Option[StoredVersion],
       parentAttempt: Option[String],
       base: Option[StoredBase],
+      oldestBase: Long,
       states: Seq[NamedState]): CommitReply = {
     val request = newRequest("commit")
     request.put("version", version)
@@ -197,6 +199,7 @@ private[statestore] final class CheckpointClient(
     request.put("hasParent", parent.isDefined)
     parentAttempt.foreach(request.put("parentAttempt", _))
     request.put("hasBase", base.isDefined)
+    if (base.isDefined) request.put("oldestBase", oldestBase)
     val described = request.putArray("states")
     states.foreach(state => described.add(state.description))
     val control = mapper.writeValueAsBytes(request)
