@@ -1,0 +1,69 @@
+"""The checker itself, on a puzzle whose answer is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from tests.model.checker import TooManyStates, check, follow
+
+Jugs = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """Jugs of 3 and 5 litres; one of them is never to hold so many."""
+
+    never: int
+
+    def init(self) -> Iterator[Jugs]:
+        yield 0, 0
+
+    def key(self, state: Jugs) -> Jugs:
+        return state
+
+    def next(self, state: Jugs) -> Iterator[tuple[str, Jugs]]:
+        small, large = state
+        yield "fill small", (3, large)
+        yield "fill large", (small, 5)
+        yield "empty small", (0, large)
+        yield "empty large", (small, 0)
+        poured = min(small, 5 - large)
+        yield "pour small", (small - poured, large + poured)
+        poured = min(large, 3 - small)
+        yield "pour large", (small + poured, large - poured)
+
+    def invariants(self) -> Mapping[str, Callable[[Jugs], bool]]:
+        return {"never so many": lambda state: self.never not in state}
+
+
+def test_it_finds_the_shortest_way() -> None:
+    found = check(Puzzle(4)).counterexample
+    assert found is not None
+    assert len(found.labels) == 6
+    assert found.states[0] == (0, 0)
+    assert 4 in found.states[-1]
+    for before, label, after in zip(found.states, found.labels, found.states[1:], strict=False):
+        assert dict(Puzzle(4).next(before))[label] == after
+    assert "never so many" in str(found)
+
+
+def test_it_visits_every_state_once_and_counts_the_steps() -> None:
+    found = check(Puzzle(6))
+    assert found.counterexample is None
+    assert found.states == 16
+    assert found.depth == 7
+    assert found.labels == {"fill", "empty", "pour"}
+
+
+def test_it_does_not_say_that_all_is_well_when_it_was_cut_short() -> None:
+    with pytest.raises(TooManyStates):
+        check(Puzzle(6), most=5)
+
+
+def test_a_way_can_be_followed_only_where_there_is_one() -> None:
+    assert follow(Puzzle(6), (0, 0), ["fill large", "pour large"]) == (3, 2)
+    with pytest.raises(ValueError, match="'drink' is not one step of"):
+        follow(Puzzle(6), (0, 0), ["drink"])
