@@ -122,7 +122,7 @@ class _Assembly:
                 commit = commit.with_state_ids(ids)
         for path, operator in operators:
             self._write_operator(path, operator)
-        for name, offset in sources.directories(self._offsets).items():
+        for name, offset in self._source.source_offsets(self._offsets).items():
             self._write_source(name, offset)
         self._write_operator_state()
         if self._batch > 0:

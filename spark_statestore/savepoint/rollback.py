@@ -173,7 +173,7 @@ class _Plan:
 
     def _source_cuts(self) -> Iterator[_Cut]:
         checkpoint = self._checkpoint
-        for source, offset in sources.directories(checkpoint.offsets(self._batch)).items():
+        for source, offset in checkpoint.source_offsets(checkpoint.offsets(self._batch)).items():
             names = sources.log_files(self._list(SOURCES, source))
             last = sources.position(offset)
             if last is None or not sources.is_file_source(names, partial(self._read, SOURCES, source)):

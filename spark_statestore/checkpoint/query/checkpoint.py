@@ -14,6 +14,7 @@ from spark_statestore.checkpoint.files.failures import failing_to, read_file
 from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.checkpoint.query.operators import StatefulOperator
+from spark_statestore.checkpoint.query.sources import directories
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import (
@@ -195,6 +196,16 @@ class QueryCheckpoint:
                 "those; spark.sql.streaming.minBatchesToRetain says how many are kept."
             )
         return batch
+
+    def source_offsets(self, entry: OffsetEntry) -> dict[str, str]:
+        """What an entry of the offset log says of each source, by the name of the source's directory.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            See `sources.directories`.
+        """
+        return directories(entry, lambda name: self.files.is_directory(self.path(SOURCES, name)))
 
     def offsets(self, batch: int) -> OffsetEntry:
         """What a batch read.

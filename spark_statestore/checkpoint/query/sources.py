@@ -52,12 +52,54 @@ class FileLogCut:
     compact: tuple[str, str] | None
 
 
-def directories(entry: OffsetEntry) -> dict[str, str]:
-    """The offset of each source, by the name of its directory."""
-    if entry.version == "v1":
-        return {str(number): line for number, line in enumerate(entry.sources)}
-    # From version 2 on sources have names, and a line is a name, a colon and the offset.
-    return {name: line for name, _, line in (line.partition(":") for line in entry.sources)}
+def directories(entry: OffsetEntry, is_there: Callable[[str], bool]) -> dict[str, str]:
+    """The offset of each source, by the name of its directory.
+
+    Parameters
+    ----------
+    entry
+        What a batch read.
+    is_there
+        Whether there is a source's directory of some name.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If a source that the query reads at several places cannot be told from the others.
+    """
+    if entry.version != "v1":
+        # From version 2 on sources have names, and a line is a name, a colon and the offset.
+        return {name: line for name, _, line in (line.partition(":") for line in entry.sources)}
+    numbered = {str(number): line for number, line in enumerate(entry.sources)}
+    if all(is_there(name) for name, line in numbered.items() if _has_log(line)):
+        return numbered
+    possible = _where_some_are_shared(entry.sources, {name for name in numbered if is_there(name)})
+    if len(possible) > 1:
+        raise CorruptCheckpointError(
+            f"it cannot be told which of the {len(entry.sources)} offsets of a batch belong to one source that the "
+            f"query reads several times: {', '.join(entry.sources)}. Take another batch, whose offsets differ; nothing "
+            "was changed."
+        )
+    # If there is no way, a directory is missing; that is for whoever looks into it to say.
+    return {str(number): line for lines in possible for number, line in enumerate(lines)} or numbered
+
+
+def _has_log(offset: str) -> bool:
+    # A number alone may be another source's, which may have no directory.
+    return "logOffset" in offset and position(offset) is not None
+
+
+def _where_some_are_shared(offsets: Sequence[str], there: set[str]) -> set[tuple[str, ...]]:
+    """The ways in which offsets can belong to the directories that there are.
+
+    Spark gives a source that a query reads several times, as in a join with itself, one directory, and an
+    offset, always the same, for each time.
+    """
+    ways: set[tuple[str, ...]] = {()}
+    for offset in offsets:
+        again = {way for way in ways if offset in way}
+        ways = again | {(*way, offset) for way in ways if str(len(way)) in there or not _has_log(offset)}
+    return {way for way in ways if all(int(name) < len(way) for name in there)}
 
 
 def newest_entry(name: str) -> int:

@@ -250,7 +250,10 @@ class _Look:
             for name in list_below(self._checkpoint.files, directory):
                 source, _, file = name.partition("/")
                 found.setdefault(source, []).append(file)
-        positions = sources.directories(offsets) if offsets is not None else {}
+        positions: dict[str, str] = {}
+        if offsets is not None:
+            with self._noting("the sources"):
+                positions = self._checkpoint.source_offsets(offsets)
         for source in sorted(found.keys() | positions.keys()):
             names = found.get(source, [])
             what = f"source {source}"

@@ -131,5 +131,44 @@ def test_a_log_is_told_from_what_other_sources_keep(data: bytes, found: bool):
 def test_offsets_are_found_by_number_or_by_name():
     numbered = OffsetEntry("v1", {}, ("-", '{"logOffset":7}'))
     named = OffsetEntry("v2", {}, ('clicks:{"logOffset":7}', "orders:-"))
-    assert sources.directories(numbered) == {"0": "-", "1": '{"logOffset":7}'}
-    assert sources.directories(named) == {"clicks": '{"logOffset":7}', "orders": "-"}
+    assert sources.directories(numbered, {"0", "1"}.__contains__) == {"0": "-", "1": '{"logOffset":7}'}
+    assert sources.directories(named, set().__contains__) == {"clicks": '{"logOffset":7}', "orders": "-"}
+
+
+def files(*positions: int | None) -> tuple[str, ...]:
+    """Offsets of file sources, or of one that has no directory."""
+    return tuple('{"offset":3}' if at is None else f'{{"logOffset":{at}}}' for at in positions)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "there", "found"),
+    [
+        # Each offset has a directory of its own, though some are the same.
+        (files(5, 5, 7), "012", files(5, 5, 7)),
+        # A join of a source with itself, and what follows it or comes before.
+        (files(5, 5), "0", files(5)),
+        (files(5, 5, 7), "01", files(5, 7)),
+        (files(5, 7, 7), "01", files(5, 7)),
+        (files(5, 7, 5), "01", files(5, 7)),
+        (files(7, 7, 7), "01", files(7, 7)),
+        (files(5, 7, 5, 7), "01", files(5, 7)),
+        # The same of sources without directories.
+        (files(None, None, 5), "1", files(None, 5)),
+        (files(None, None, 5), "2", files(None, None, 5)),
+        # One is missing: nothing else is taken for it.
+        (files(5, 7), "0", files(5, 7)),
+        (files(5, 7, 5), "02", files(5, 7, 5)),
+    ],
+)
+def test_a_source_that_is_read_at_several_places_has_one_directory(
+    offsets: tuple[str, ...], there: str, found: tuple[str, ...]
+):
+    entry = OffsetEntry("v1", {}, offsets)
+    wanted = {str(number): offset for number, offset in enumerate(found)}
+    assert sources.directories(entry, set(there).__contains__) == wanted
+
+
+def test_offsets_of_which_two_directories_may_share_one_are_not_guessed():
+    entry = OffsetEntry("v1", {}, files(5, 5, 7, 7))
+    with pytest.raises(CorruptCheckpointError, match="cannot be told which of the 4 offsets"):
+        sources.directories(entry, set("012").__contains__)
