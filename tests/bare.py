@@ -1,0 +1,32 @@
+"""An interpreter that has pyarrow and fsspec, and nothing of this project."""
+
+from __future__ import annotations
+
+import subprocess
+import venv
+from pathlib import Path
+
+import pyarrow
+
+NEEDED = ("pyarrow", "fsspec")
+
+FOR_PANDAS = ("numpy", "pandas", "dateutil", "pytz", "tzdata", "six")
+"""What Spark's Python workers need to run functions over pandas' frames."""
+
+FOR_PROCESSORS = (*FOR_PANDAS, "google")
+"""What they need to run transformWithState: protobuf as well."""
+
+
+def bare_python(home: Path, *more: str) -> Path:
+    """Make an environment with the packages that the backend needs and some more, and give its interpreter."""
+    venv.create(home, with_pip=False, symlinks=True)
+    (site,) = home.glob("lib/python*/site-packages")
+    installed = Path(pyarrow.__file__).parent.parent
+    for package in (*NEEDED, *more):
+        for path in installed.glob(f"{package}*"):
+            (site / path.name).symlink_to(path)
+    python = home / "bin" / "python"
+    command = [python, "-c", f"import {', '.join((*NEEDED, *more))}; import spark_statestore"]
+    run = subprocess.run(command, cwd=home, env={}, capture_output=True, text=True, check=False)
+    assert "No module named 'spark_statestore'" in run.stderr, run.stderr
+    return python
