@@ -55,6 +55,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = chosen
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the figures that tests have recorded, also of those that passed."""
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            # Of one test there are several reports, each with all that was recorded until then.
+            if getattr(report, "when", "") == "call":
+                for name, value in report.user_properties:
+                    if name == "figures":
+                        terminalreporter.section(report.nodeid)
+                        terminalreporter.line(value)
+
+
 @pytest.fixture(scope="session")
 def built() -> Path:
     """The jar with the test harness, built from the sources as they are."""

@@ -1,0 +1,111 @@
+"""Plans for runs: a short one, and as many long ones as are wanted, each another way to run the queries."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import spark_statestore
+from tests.cluster.disks import SmallDisk
+from tests.cluster.faults import CUT, FREEZES, FULL_DISK, FULL_LOCAL_DISK, KILLS
+from tests.cluster.hosts import Loopback, Namespaces
+from tests.cluster.queries import KINDS
+from tests.cluster.run import Figures, Plan, run
+
+# What happens in a short run, 20 kills, and in each of the long ones, 30.
+_SHORT = {
+    "kill a backend": 9,
+    "kill a backend and the other executor": 1,
+    "kill an executor": 4,
+    "kill an executor whose backend goes on later": 1,
+    "kill a worker": 2,
+    "kill the driver": 2,
+    "freeze a backend": 1,
+    "freeze an executor": 1,
+}
+_LONG = {
+    "kill a backend": 10,
+    "kill a backend and the other executor": 2,
+    "kill an executor": 7,
+    "kill an executor whose backend goes on later": 3,
+    "kill a worker": 3,
+    "kill the driver": 3,
+    "freeze a backend": 1,
+    "freeze an executor": 2,
+    "freeze a worker": 1,
+    "freeze the driver": 1,
+}
+
+
+def short(seed: int) -> Plan:
+    """Twenty kills while two queries run, one in each format."""
+    queries = {"windows": ("windows", 1), "joined": ("joined", 2)}
+    return Plan(seed, _shuffled(_SHORT, random.Random(seed)), queries)
+
+
+def long(seed: int) -> Plan:
+    """Thirty kills while queries of every kind run, in both formats by turns, with settings that the seed chooses."""
+    chance = random.Random(f"long {seed}")
+    queries = {
+        f"{kind}-v{version}": (kind, version) for kind, version in zip(KINDS, _formats(chance), strict=True)
+    }
+    happens = dict(_LONG)
+    if SmallDisk.missing() is None:
+        happens |= {FULL_DISK: 2, FULL_LOCAL_DISK: 1}
+    if Namespaces.missing() is None:
+        happens[CUT] = 3
+    options: dict[str, Any] = {
+        "file_state_threshold": chance.choice([0, 600, "32m"]),
+        "max_heap_bytes": chance.choice([0, "64m"]),
+        "compression": chance.choice(["none", "lz4", "zstd"]),
+        "fsync": chance.random() < 0.3,
+    }
+    confs = {
+        # Attempts at one task run beside each other.
+        "spark.speculation": str(chance.random() < 0.5).lower(),
+        "spark.speculation.interval": "50ms",
+        "spark.speculation.multiplier": "1.1",
+        "spark.speculation.quantile": "0.5",
+        "spark.speculation.minTaskRuntime": "0ms",
+    }
+    if chance.random() < 0.5:
+        confs["spark.plugins"] = spark_statestore.PLUGIN_CLASS
+    return Plan(seed, _shuffled(happens, chance), queries, options, confs, patient=True)
+
+
+def network_for(plan: Plan) -> Loopback | Namespaces:
+    """What a plan needs."""
+    return Namespaces() if CUT in plan.faults else Loopback()
+
+
+def run_until(kills: int, seed: int, tell: Callable[[str], None]) -> Figures:
+    """Run long plans until so many processes were killed, telling of each one."""
+    total = Figures()
+    while sum(total.killed.values()) < kills:
+        plan = long(seed)
+        figures = run(plan, network_for(plan))
+        total.add(figures)
+        tell(f"\nseed {seed}: {plan.options} {plan.confs}\n{figures}")
+        seed += 1
+    return total
+
+
+def _formats(chance: random.Random) -> list[int]:
+    first = chance.choice([1, 2])
+    return [first if number % 2 else 3 - first for number in range(len(KINDS))]
+
+
+def _shuffled(happens: dict[str, int], chance: random.Random) -> list[str]:
+    faults = list(Counter(happens).elements())
+    chance.shuffle(faults)
+    return faults
+
+
+def kills_of(plan: Plan) -> int:
+    """How many processes a plan kills."""
+    return sum(KILLS.get(name, 0) for name in plan.faults)
+
+
+assert set(_SHORT) | set(_LONG) <= {*KILLS, *FREEZES}
