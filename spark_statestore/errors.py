@@ -95,7 +95,7 @@ class ProtocolError(BackendError):
 
 
 class AuthenticationError(BackendError, PermissionError):
-    """Raised when a connection to the backend does not show the token."""
+    """Raised when a connection to the backend does not prove that it knows the token."""
 
 
 class VersionMismatchError(BackendError):

@@ -20,21 +20,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m spark_statestore.server")
     parser.add_argument("--listen", required=True, help="path of a Unix domain socket, or tcp")
     arguments = parser.parse_args()
+    # The JVM reads one line of standard output. What a driver prints would come before it, or fill the pipe in time.
+    answer = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process
+    os.dup2(2, 1)
+
+    def say(node: dict[str, object]) -> None:
+        answer.write(json.dumps(node) + "\n")
+        answer.flush()
+
     # An interrupt in the terminal is meant for the driver, which ends standard input when it goes.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     token = sys.stdin.readline().strip()
     if not token:
-        _say({"error": "no token arrived on standard input"})
+        say({"error": "no token arrived on standard input"})
         sys.exit(2)
     try:
         _import_pyarrow()
         from spark_statestore._version import __version__
         from spark_statestore.server.lifecycle import run
     except ImportError as error:
-        _say({"error": _missing(error)})
+        say({"error": _missing(error)})
         sys.exit(1)
     threading.Thread(target=_follow_parent, args=(arguments.listen,), daemon=True).start()
-    run(arguments.listen, token, __version__, _say)
+    run(arguments.listen, token, __version__, say)
 
 
 def _import_pyarrow() -> None:
@@ -67,11 +75,6 @@ def _follow_parent(listen: str) -> None:
             os.unlink(listen)
             os.rmdir(os.path.dirname(listen))
     os._exit(0)
-
-
-def _say(node: dict[str, object]) -> None:
-    sys.stdout.write(json.dumps(node) + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":

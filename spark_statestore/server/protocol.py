@@ -6,6 +6,7 @@ import enum
 import json
 import socket
 import struct
+import time
 from typing import Any, Final
 
 import pyarrow as pa
@@ -14,7 +15,7 @@ from spark_statestore.errors import ProtocolError
 
 __all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind"]
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """Changes whenever frames, requests or answers change."""
 
 _MAGIC: Final = 0x31545353
@@ -31,6 +32,9 @@ _CHECKSUM_BYTES: Final = 4
 
 # Small frames wait for company until so many bytes have gathered, and arrive together.
 _GATHER_BYTES: Final = 64 * 1024
+
+# Memory for a larger payload is taken as it arrives: whoever announces much has to send it.
+_TRUSTED_BYTES: Final = 16 << 20
 
 
 class Kind(enum.IntEnum):
@@ -104,9 +108,16 @@ class Frame:
 
 
 class FrameSocket:
-    """Frames over a connected stream socket; one thread at a time uses it."""
+    """Frames over a connected stream socket; one thread at a time uses it.
+
+    Attributes
+    ----------
+    deadline
+        When receiving ends with a `TimeoutError`, as `time.monotonic` counts; None for never.
+    """
 
     def __init__(self, connection: socket.socket) -> None:
+        self.deadline: float | None = None
         self._socket = connection
         # What was received and not read yet.
         self._received = memoryview(bytearray(_GATHER_BYTES))
@@ -190,13 +201,21 @@ class FrameSocket:
     def _payload(self, length: int) -> pa.Buffer:
         if length <= self._end - self._start:
             return pa.py_buffer(bytes(self._take(length)))
-        payload = pa.allocate_buffer(length)
-        target = memoryview(payload).cast("B")
+        size = min(length, _TRUSTED_BYTES)
+        payload = pa.allocate_buffer(size, resizable=size < length)
         got = self._end - self._start
-        target[:got] = self._take(got)
-        while got < length:
-            got += self._receive_into(target[got:])
-        return payload
+        memoryview(payload).cast("B")[:got] = self._take(got)
+        while True:
+            self._fill(payload, got)
+            if size == length:
+                return payload
+            got, size = size, min(length, 2 * size)
+            payload.resize(size)
+
+    def _fill(self, payload: pa.Buffer, got: int) -> None:
+        with memoryview(payload) as view, view.cast("B") as target:
+            while got < len(target):
+                got += self._receive_into(target[got:])
 
     def _gather(self, size: int, *, may_end: bool = False) -> bool:
         """Have so many bytes at hand; False if the other side has closed the connection instead."""
@@ -217,6 +236,11 @@ class FrameSocket:
         return self._received[self._start - size : self._start]
 
     def _receive_into(self, target: memoryview, *, may_end: bool = False) -> int:
+        if self.deadline is not None:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("what was awaited did not arrive in time")
+            self._socket.settimeout(left)
         n = self._socket.recv_into(target)
         if n == 0 and not may_end:
             raise ConnectionResetError("the connection was closed within a message")

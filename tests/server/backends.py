@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_statestore._version import __version__
+from spark_statestore.server.greeting import BACKEND, SHIM, proof_of
 from spark_statestore.server.protocol import PROTOCOL_VERSION, Frame, FrameSocket, Kind
 
 TOKEN = "0123456789abcdef" * 4
@@ -24,7 +27,14 @@ TOKEN = "0123456789abcdef" * 4
 class Backend:
     """One running ``python -m spark_statestore.server``."""
 
-    def __init__(self, *, tcp: bool = False, token: str = TOKEN) -> None:
+    def __init__(
+        self,
+        *,
+        tcp: bool = False,
+        token: str = TOKEN,
+        memory: int | None = None,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         # Short, since a socket's path is.
         self._directory = tempfile.TemporaryDirectory(prefix="sst-", dir="/tmp")
         self.path = Path(self._directory.name) / "socket"
@@ -33,8 +43,8 @@ class Backend:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            # Whoever runs the tests in the background has interrupts ignored, which is inherited.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+            env=os.environ | (environment or {}),
+            preexec_fn=lambda: _limit(memory),  # noqa: PLW1509
         )
         self.process.stdin.write(f"{token}\n".encode())
         self.process.stdin.flush()
@@ -71,6 +81,13 @@ class Backend:
             self._directory.cleanup()
 
 
+def _limit(memory: int | None) -> None:
+    # Whoever runs the tests in the background has interrupts ignored, which is inherited.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if memory is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+
 @dataclass
 class Answer:
     """What came back for one message."""
@@ -90,9 +107,16 @@ class Client:
         self.socket = connection
         self.frames = FrameSocket(connection)
 
-    def greet(self, **changes: Any) -> Answer:
-        hello = {"token": TOKEN, "protocol": PROTOCOL_VERSION, "version": __version__} | changes
-        return self.ask(hello)
+    def greet(self, *, token: str = TOKEN, **changes: Any) -> Answer:
+        """Show that the token is known, or say what else a greeting is to say."""
+        challenge = secrets.token_hex(32)
+        hello = {"challenge": challenge, "protocol": PROTOCOL_VERSION, "version": __version__} | changes
+        theirs = self.ask(hello)
+        if theirs.error is not None:
+            return theirs
+        other = theirs.control["challenge"]
+        assert theirs.control["proof"] == proof_of(TOKEN, BACKEND, challenge, other)
+        return self.ask({"proof": proof_of(token, SHIM, challenge, other)})
 
     def ask(self, request: dict[str, Any], *frames: tuple[Kind, bytes, int]) -> Answer:
         self.frames.send_json(Kind.CONTROL, request)

@@ -74,10 +74,13 @@ def test_a_commit_is_loaded_as_it_was(backend: Backend, tmp_path: Path) -> None:
     ("change", "error", "told"),
     [
         ({"token": "f" * 64}, "AuthenticationError", "token"),
-        ({"token": None}, "AuthenticationError", "token"),
+        ({"token": ""}, "AuthenticationError", "token"),
         ({"token": "ä"}, "AuthenticationError", "token"),
+        ({"challenge": None}, "ProtocolError", "without a challenge"),
+        ({"challenge": "ab"}, "ProtocolError", "without a challenge"),
         ({"protocol": 99}, "VersionMismatchError", f"protocol 99.*protocol {PROTOCOL_VERSION}"),
         ({"version": "99.0"}, "VersionMismatchError", f"99.0.*{__version__}.*install the same version"),
+        ({"version": "1\nERROR forged"}, "VersionMismatchError", r"'1\\nERROR forged'"),
     ],
 )
 def test_a_stranger_is_refused(backend: Backend, change: dict[str, Any], error: str, told: str) -> None:

@@ -6,7 +6,9 @@ import java.util.concurrent.atomic.{AtomicBoolean, AtomicLong, LongAdder}
 
 import scala.util.control.NonFatal
 
+import com.fasterxml.jackson.core.JsonProcessingException
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.{SparkContext, SparkEnv, SparkFiles}
 import org.apache.spark.internal.Logging
@@ -151,15 +153,31 @@ private[statestore] final class Backend private (python: String) extends Logging
     }
   }
 
-  private def greet(connection: BackendConnection, token: String): Unit = {
+  private def greet(connection: BackendConnection, token: Token): Unit = {
     val hello = mapper.createObjectNode()
+    val challenge = Token.newChallenge()
     hello.put("protocol", Frames.ProtocolVersion)
     hello.put("version", BuildInfo.version)
-    hello.put("token", token)
-    connection.send(Frames.Control, mapper.writeValueAsBytes(hello))
+    hello.put("challenge", challenge)
+    val theirs = say(connection, hello)
+    val other = theirs.path("challenge").asText
+    if (!token.isProof(theirs.path("proof").asText, "backend", challenge, other)) {
+      // It may have taken the place of a backend that died; the next attempt sees that it is gone.
+      throw new BackendConnectionException("what answers in the place of the state store backend does not know " +
+        "the token that the backend was given: it is another process")
+    }
+    say(connection, mapper.createObjectNode().put("proof", token.proof("shim", challenge, other)))
+  }
+
+  private def say(connection: BackendConnection, node: ObjectNode): JsonNode = {
+    connection.send(Frames.Control, mapper.writeValueAsBytes(node))
     connection.end()
-    answer(connection)
+    val reply = answer(connection)
     connection.receive()
+    if (connection.kind != Frames.End) {
+      throw new BackendException("Protocol", s"the backend sent a frame of kind ${connection.kind} in a greeting")
+    }
+    reply
   }
 
   private def dropConnections(): Unit = {
@@ -203,8 +221,24 @@ private[statestore] object Backend extends Logging {
   /** Reads the control frame of an answer, turning an error frame into an exception. */
   def answer(connection: BackendConnection): JsonNode = {
     connection.receive()
-    val node = mapper.readTree(connection.payload())
+    if (connection.kind != Frames.Control && connection.kind != Frames.Error) {
+      throw new BackendException("Protocol", s"the backend sent a frame of kind ${connection.kind} out of turn")
+    }
+    val node = readNode(connection)
     if (connection.kind == Frames.Error) throw failure(node)
+    node
+  }
+
+  /** Reads a payload that is a JSON object. */
+  def readNode(connection: BackendConnection): JsonNode = {
+    val payload = connection.payload()
+    val node = try mapper.readTree(payload) catch {
+      case e: JsonProcessingException =>
+        throw new BackendException("Protocol", "the backend sent what is no JSON", e)
+    }
+    if (node == null || !node.isObject) {
+      throw new BackendException("Protocol", "the backend sent JSON that is no object")
+    }
     node
   }
 

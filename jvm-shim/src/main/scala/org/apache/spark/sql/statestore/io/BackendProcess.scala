@@ -5,9 +5,9 @@ import java.net.{InetAddress, InetSocketAddress, SocketAddress, StandardProtocol
 import java.nio.charset.StandardCharsets
 import java.nio.file.{Files, Path}
 import java.nio.file.attribute.PosixFilePermissions
-import java.security.SecureRandom
 import java.util.concurrent.TimeUnit
 
+import com.fasterxml.jackson.core.JsonProcessingException
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 
 import org.apache.spark.internal.Logging
@@ -17,14 +17,14 @@ import org.apache.spark.sql.statestore.{BackendConnectionException, BackendStart
  * One running `python -m spark_statestore.server`.
  *
  * Guarantees: its socket lies in a directory that only this user can enter, and every connection
- * must show a token that travels over the process's standard input, never over its command line.
- * The process ends when that input ends, so it cannot outlive this JVM, however the JVM dies.
+ * must prove to know a token that travels over the process's standard input, never over its command line
+ * or the connection. The process ends when that input ends, so it cannot outlive this JVM, however the JVM dies.
  */
 private[io] final class BackendProcess private (
     process: Process,
     directory: Option[Path],
     val address: SocketAddress,
-    val token: String,
+    val token: Token,
     log: BackendLog) {
 
   def isAlive: Boolean = process.isAlive
@@ -83,6 +83,7 @@ private[io] object BackendProcess extends Logging {
   private val LongestSocketPath = 100
   // Exit values above this one are signals.
   private val SignalExit = 128
+  private val LongestSaid = 200
   private val mapper = new ObjectMapper
 
   def start(python: String, pythonPath: Seq[String]): BackendProcess = {
@@ -114,7 +115,7 @@ private[io] object BackendProcess extends Logging {
     }
     val log = new BackendLog(process)
     try {
-      val token = newToken()
+      val token = new Token
       tell(process, token)
       val ready = firstLine(process, log, python)
       checkReady(ready, python)
@@ -136,10 +137,10 @@ private[io] object BackendProcess extends Logging {
     case _ => StandardProtocolFamily.INET
   }
 
-  private def tell(process: Process, token: String): Unit =
+  private def tell(process: Process, token: Token): Unit =
     try {
       val input = process.getOutputStream
-      input.write((token + "\n").getBytes(StandardCharsets.US_ASCII))
+      input.write(token.line)
       input.flush()
     } catch {
       case _: java.io.IOException => // it has ended already, and its first line will be missing
@@ -169,7 +170,13 @@ private[io] object BackendProcess extends Logging {
       }
       throw new BackendStartException(notStarted(python, log.lastLines))
     }
-    mapper.readTree(line)
+    try mapper.readTree(line) catch {
+      case e: JsonProcessingException =>
+        throw new BackendStartException(
+          s"the state store backend ('$python -m spark_statestore.server') was to say in one line how it can be " +
+            s"reached, and said '${line.take(LongestSaid)}'. Whatever that interpreter runs at its start " +
+            "(sitecustomize, a .pth file, a wrapper script) must print to standard error.", e)
+    }
   }
 
   private def notStarted(python: String, said: String): String = {
@@ -221,10 +228,4 @@ private[io] object BackendProcess extends Logging {
     } catch {
       case e: java.io.IOException => logDebug(s"left $directory behind", e)
     }
-
-  private def newToken(): String = {
-    val bytes = new Array[Byte](32)
-    new SecureRandom().nextBytes(bytes)
-    java.util.HexFormat.of().formatHex(bytes)
-  }
 }

@@ -7,7 +7,7 @@ package org.apache.spark.sql.statestore.io
  */
 private[statestore] object Frames {
   /** Changes whenever frames, requests or answers change. */
-  final val ProtocolVersion = 5
+  final val ProtocolVersion = 6
 
   final val HeaderBytes = 16
   final val Magic = 0x31545353
