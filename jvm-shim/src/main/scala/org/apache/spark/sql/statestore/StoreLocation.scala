@@ -40,6 +40,12 @@ private[statestore] object StoreLocation {
           s"the option checkpointsDir keeps state by the id of its query, and $file, where Spark notes " +
             s"that id, is not there: ${e.getMessage}. Point the query at its own checkpointLocation.")
     }
-    CheckpointClient.mapper.readTree(text).path("id").asText.replace("-", "")
+    val found = CheckpointClient.mapper.readTree(text).path("id").asText
+    // It becomes a part of a path.
+    if (!found.matches("[0-9A-Za-z-]{1,64}")) {
+      throw new IllegalStateException(
+        s"$file has no id of a query: it is damaged. Copy it back from a backup; nothing was changed.")
+    }
+    found.replace("-", "")
   }
 }

@@ -7,9 +7,11 @@ import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.UnsupportedFeatureException
+import org.apache.spark.sql.statestore.{BackendException, UnsupportedFeatureException}
+import org.apache.spark.sql.statestore.io.CheckpointClient
 import org.apache.spark.sql.statestore.table._
-import org.apache.spark.sql.types.{DataType, NullType, StructType}
+import org.apache.spark.sql.types.{DataType, NullType, StructType, UserDefinedType}
+import org.apache.spark.util.Utils
 
 /**
  * What a column family is: its name, its rows' schemas, how its keys are found, and whether a key
@@ -144,8 +146,24 @@ private[statestore] object FamilySchema {
       node.path("internal").asBoolean)
   }
 
-  private def schemaOf(node: JsonNode, field: String): StructType =
-    DataType.fromJson(node.path(field).asText).asInstanceOf[StructType]
+  private def schemaOf(node: JsonNode, field: String): StructType = {
+    val text = node.path(field).asText
+    requireOwnTypes(CheckpointClient.mapper.readTree(text))
+    DataType.fromJson(text).asInstanceOf[StructType]
+  }
+
+  // Spark makes an object of any class that a schema names as a user-defined type, and asks later whether it is one.
+  private def requireOwnTypes(node: JsonNode): Unit = {
+    if (node.has("class") && node.has("sqlType")) {
+      val name = node.get("class").asText
+      if (!classOf[UserDefinedType[_]].isAssignableFrom(Utils.classForName[AnyRef](name, initialize = false))) {
+        throw new BackendException("CorruptCheckpointError",
+          s"a schema in the checkpoint names the class $name as a user-defined type, which it is not. The metadata is " +
+            "damaged or was tampered with; restore an earlier version.")
+      }
+    }
+    node.forEach(requireOwnTypes(_))
+  }
 
   private def sameTypes(a: StructType, b: StructType): Boolean =
     a.length == b.length && a.zip(b).forall { case (x, y) =>

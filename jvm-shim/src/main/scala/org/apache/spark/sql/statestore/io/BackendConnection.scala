@@ -83,9 +83,15 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
     }
   }
 
+  /** The payload. Memory for a large one is taken as it arrives. */
   def payload(): Array[Byte] = {
-    val bytes = new Array[Byte](length.toInt)
+    var bytes = new Array[Byte](math.min(length, TrustedBytes).toInt)
     read(ByteBuffer.wrap(bytes))
+    while (bytes.length < length) {
+      val had = bytes.length
+      bytes = java.util.Arrays.copyOf(bytes, math.min(length, 2L * had).toInt)
+      read(ByteBuffer.wrap(bytes, had, bytes.length - had))
+    }
     bytes
   }
 
@@ -163,4 +169,7 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
 private[io] object BackendConnection {
   // The other side stores it while the next batch is made.
   private val LargeBytes = 128L << 10
+
+  // As much is taken at once.
+  private val TrustedBytes = 16L << 20
 }

@@ -333,6 +333,10 @@ private[statestore] final class CheckpointClient(
 
   private def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
     note(reply)
+    // What is missing would else be taken for nothing.
+    if (!reply.path("attempt").isTextual || !reply.path("chainLength").isInt || !reply.path("baseVersion").isNumber) {
+      throw new BackendException("Protocol", "the backend gave a version without saying what it is")
+    }
     new StoredVersion(
       handle,
       reply.path("attempt").asText,
@@ -392,7 +396,7 @@ private[statestore] final class CheckpointClient(
 
   // What the backend says went wrong, if that is what came instead.
   private def unexpected(connection: BackendConnection): BackendException =
-    if (connection.kind == Frames.Error) Backend.failure(mapper.readTree(connection.payload()))
+    if (connection.kind == Frames.Error) Backend.failure(Backend.readNode(connection))
     else new BackendException("Protocol", s"the backend sent a frame of kind ${connection.kind} out of turn")
 }
 

@@ -3,7 +3,7 @@ package org.apache.spark.sql.statestore.io
 import java.io.{Closeable, IOException}
 import java.nio.ByteBuffer
 import java.nio.channels.{ClosedByInterruptException, FileChannel}
-import java.nio.file.{Path, StandardOpenOption}
+import java.nio.file.{InvalidPathException, Path, StandardOpenOption}
 import java.util.zip.CRC32
 
 import com.fasterxml.jackson.databind.JsonNode
@@ -54,6 +54,8 @@ private[io] final class ReceivedMessages(
 private[io] final class FileMessages(streams: JsonNode) extends MessageSource with Closeable {
   import FileMessages._
 
+  if (!streams.isArray) throw new UnreadableChangesException("streams that are no list")
+
   private val checksum = new CRC32
   private val header = ByteBuffer.allocate(HeaderBytes)
   private var channel: FileChannel = _
@@ -98,9 +100,13 @@ private[io] final class FileMessages(streams: JsonNode) extends MessageSource wi
   private def parts: JsonNode = stream.path("parts")
 
   private def open(): Unit = {
-    channel = FileChannel.open(Path.of(stream.path("path").asText), StandardOpenOption.READ)
+    val path = try Path.of(stream.path("path").asText) catch {
+      case e: InvalidPathException => throw new UnreadableChangesException(e.toString, e)
+    }
+    channel = FileChannel.open(path, StandardOpenOption.READ)
     position = stream.path("start").asLong
     part = 0
+    requireThere()
     checksum.reset()
     header.clear()
     fill(header)
@@ -108,6 +114,20 @@ private[io] final class FileMessages(streams: JsonNode) extends MessageSource wi
     val version = header.get(8) & 0xff | (header.get(9) & 0xff) << 8
     if (java.util.Arrays.mismatch(header.array, 0, 8, Magic, 0, 8) >= 0 || version > NewestFormat) {
       throw new UnreadableChangesException(s"${stream.path("path")} starts with what is no stream of changes")
+    }
+  }
+
+  // Before memory is taken for what may not be there.
+  private def requireThere(): Unit = {
+    var left = channel.size - position - HeaderBytes
+    if (!parts.isArray) throw new UnreadableChangesException(s"${stream.path("path")} is said to have no messages")
+    if (position < 0 || left < 0) throw new UnreadableChangesException(s"${stream.path("path")} ends before its header")
+    parts.forEach { part =>
+      val bytes = part.path(1).asLong
+      if (bytes < 0 || bytes > left) {
+        throw new UnreadableChangesException(s"${stream.path("path")} has no $bytes bytes more where a message lies")
+      }
+      left -= bytes
     }
   }
 

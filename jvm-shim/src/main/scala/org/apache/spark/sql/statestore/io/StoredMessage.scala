@@ -45,7 +45,7 @@ private[io] final class StoredMessage extends Closeable {
 
   /** Memory for a message of so many bytes, to be filled. */
   def room(bytes: Long): ArrowBuf = {
-    if (bytes > Frames.MaxDataBytes - Lz4Frame.Slack) throw malformed(s"a message of $bytes bytes")
+    if (bytes < 0 || bytes > Frames.MaxDataBytes - Lz4Frame.Slack) throw malformed(s"a message of $bytes bytes")
     if (raw == null || raw.capacity < bytes + Lz4Frame.Slack) {
       if (raw != null) raw.close()
       raw = null
