@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -30,6 +32,10 @@ _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "crea
 
 # Here directories are only the leading parts of names, and making one costs a request.
 _OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos", "r2"}
+
+
+# What makes a pattern of a path in the calls of fsspec that take many.
+_MAGIC = re.compile(r"[*?\[]")
 
 
 class _FsspecOutput(FileOutput):
@@ -108,7 +114,13 @@ class FsspecFileSystem(FileSystem):
         end = None if size is None else start + size
         if start == 0 and end is None:
             return cast(bytes, self._fs.cat_file(path))
-        return cast(bytes, self._fs.cat_file(path, start=start, end=end))
+        try:
+            return cast(bytes, self._fs.cat_file(path, start=start, end=end))
+        except OSError as error:
+            # How S3 answers where nothing lies in the range.
+            if error.errno == errno.EINVAL and self.size(path) <= start:
+                return b""
+            raise
 
     def size(self, path: str) -> int:
         self._fs.invalidate_cache(path)
@@ -149,11 +161,11 @@ class FsspecFileSystem(FileSystem):
             self._fs.pipe_file(staging, bytes(data))
         try:
             try:
-                self._fs.mv(staging, path)
+                self._move(staging, path)
             except FileExistsError:
                 # A driver that cannot do it in one step.
                 self._fs.rm_file(path)
-                self._fs.mv(staging, path)
+                self._move(staging, path)
         except BaseException:
             with contextlib.suppress(Exception):
                 self._fs.rm_file(staging)
@@ -165,10 +177,33 @@ class FsspecFileSystem(FileSystem):
     def delete_directory(self, path: str, *, recursive: bool = False) -> None:
         self._fs.invalidate_cache(path)
         with contextlib.suppress(FileNotFoundError):
-            if recursive:
+            if recursive and _MAGIC.search(path):
+                # What the driver removes as a whole it first takes for a pattern, which may fit others' files too.
+                self._delete_below(path)
+            elif recursive:
                 self._fs.rm(path, recursive=True)
             elif self._has_directories:
                 self._fs.rmdir(path)
+
+    def _delete_below(self, path: str) -> None:
+        found: dict[str, dict[str, Any]] = self._fs.find(path, withdirs=self._has_directories, detail=True)
+        # What lies in a directory before the directory.
+        for name in sorted(found, key=lambda name: (-name.count("/"), name)):
+            with contextlib.suppress(FileNotFoundError):
+                if found[name].get("type") == "directory":
+                    self._fs.rmdir(name)
+                else:
+                    self._fs.rm_file(name)
+
+    def _move(self, path: str, to: str) -> None:
+        from fsspec import AbstractFileSystem
+
+        if _MAGIC.search(path) and type(self._fs).mv is AbstractFileSystem.mv:
+            # Likewise.
+            self._fs.cp_file(path, to)
+            self._fs.rm_file(path)
+        else:
+            self._fs.mv(path, to)
 
     def make_directory(self, path: str, *, exist_ok: bool = True) -> None:
         if self._has_directories:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import threading
 
 from spark_statestore.checkpoint.files.base import FileSystem
@@ -40,6 +41,9 @@ _PACKAGES = {
 # Known to fsspec, but nothing that state can be written to and found again.
 _NOT_STORAGE = {"http", "https", "data", "reference", "git", "github", "jupyter", "simplecache", "filecache"}
 
+# A user, a colon and a password before the host; not a host, a port and a path.
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
+
 _lock = threading.Lock()
 _opened: dict[tuple[str, bool], FileSystem] = {}
 
@@ -50,9 +54,15 @@ def split_url(url: str) -> tuple[str, str]:
     Raises
     ------
     StorageURLError
-        If the URL is empty or has no path.
+        If the URL is empty, has no path, or has a password in it.
     """
     text = url.strip()
+    if secret := _PASSWORD.match(text):
+        # Not shown here, nor anywhere else where URLs are: in logs, metadata and Spark's UI.
+        raise StorageURLError(
+            f"{secret[1] + '...@' + text[secret.end() :]!r} is a URL with a password in it, which would be seen wherever URLs are: "
+            "take it out. Credentials come from the environment, or from fsspec's configuration files."
+        )
     scheme, colon, rest = text.partition(":")
     if not colon or "/" in scheme or len(scheme) == 1:
         scheme, rest = "file", text

@@ -41,6 +41,9 @@ private[statestore] object BackendOptions {
 
   private val Size = "(?i)\\s*(\\d+)\\s*(b|[kmg]i?b?)?\\s*".r
 
+  // A user, a colon and a password before the host, and not a host, a port and a path; never what a message may show.
+  private val Password = "[A-Za-z][A-Za-z0-9+.-]*://[^/@:]*:(?!\\d+/)[^@]*@".r
+
   private lazy val table: Map[String, JsonNode] = {
     val stream = getClass.getResourceAsStream("/spark-statestore-options.json")
     if (stream == null) {
@@ -68,6 +71,9 @@ private[statestore] object BackendOptions {
       case "integer" => number(name, value, option, value.toLongOption, "a whole number")
       case "size" => number(name, value, option, bytes(value), "a size such as 20k, 5m or 1048576")
       case "text" if value.isEmpty => refuse(name, value, "not empty")
+      case "text" if Password.findPrefixOf(value).isDefined => throw new InvalidOptionException(
+        s"'$Prefix$name' is a URL with a password in it. Spark shows its settings to whoever opens its UI: take the " +
+          "password out. Credentials come from the environment of the executors, or from fsspec's configuration files.")
       case _ =>
     }
   }
