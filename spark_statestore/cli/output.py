@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,9 @@ FAILED: Final = 1
 
 USAGE: Final = 2
 """Exit code: the command was not given as it has to be."""
+
+# All but tabs and line ends.
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -61,7 +65,10 @@ class Output:
             click.echo(json.dumps(plain(node), indent=2, ensure_ascii=False))
             return
         for part in parts:
-            self._console.print(part, soft_wrap=isinstance(part, str))
+            if isinstance(part, str):
+                self._console.print(_shown(part), soft_wrap=True)
+            else:
+                self._console.print(part)
 
     def failure(self, error: Exception) -> None:
         """Say what went wrong: as text to standard error, as JSON to standard output."""
@@ -69,7 +76,7 @@ class Output:
             click.echo(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, indent=2))
         else:
             name = "" if isinstance(error, StateStoreError) else f"{type(error).__name__}: "
-            click.echo(f"error: {name}{error}", err=True)
+            click.echo(_shown(f"error: {name}{error}"), err=True)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Report]:
@@ -147,8 +154,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
         numeric = bool(cells) and all(isinstance(row[number], int | float | _Size) for row in cells)
         made.add_column(column, justify="right" if numeric else "left", overflow="fold")
     for row in cells:
-        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        made.add_row(*(Text("" if cell is None else _shown(str(cell))) for cell in row))
     return made
+
+
+def _shown(text: str) -> str:
+    """Text whose control characters show as such: a terminal would do what state or a name says in them."""
+    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 class _Size(int):
