@@ -395,6 +395,9 @@ def _elements(
     header = _WORD + (counts + 63) // 64 * _WORD
     if (header + counts * width > size)[counts > 0].any():
         raise _Malformed("is an array that is shorter than its elements")
+    if int((counts * width).sum()) > len(memory.bytes):
+        # Else arrays of arrays would take memory beyond all that there is.
+        raise _Malformed("has elements that belong to another value too")
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     total = int(offsets[-1])

@@ -143,6 +143,22 @@ def test_arrays_and_maps_that_do_not_fit_are_refused() -> None:
             decode_rows(in_row(far), schema(a=PAIRS))
 
 
+def test_arrays_that_share_their_elements_are_refused_before_memory_is_taken() -> None:
+    # Each element of the outer array is the same inner one: a few KiB would be millions of numbers.
+    count = 2_000
+    bitmap = bytes(8 * ((count + 63) // 64))
+    inner = struct.pack("<q", count) + bitmap + bytes(8 * count)
+    at = 8 + len(bitmap) + 8 * count
+    outer = struct.pack("<q", count) + bitmap + struct.pack("<q", at << 32 | len(inner)) * count + inner
+    row = bytes(8) + struct.pack("<q", 16 << 32 | len(outer)) + outer
+    nested = (
+        '{"type":"struct","fields":[{"name":"a","type":{"type":"array","elementType":{"type":"array",'
+        '"elementType":"long","containsNull":true},"containsNull":true},"nullable":true,"metadata":{}}]}'
+    )
+    with pytest.raises(CorruptCheckpointError, match="elements that belong to another value too"):
+        decode_rows(pa.array([row]), nested)
+
+
 def test_strings_of_any_bytes_are_shown_as_spark_shows_them() -> None:
     texts = [b"\xff", "é".encode(), b"a\xc3", None]
     rows = pa.array([encode_row(["binary"], [text]) for text in texts], pa.binary())
