@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import zlib
@@ -17,6 +18,7 @@ from spark_statestore.checkpoint.ledger import Ledger, take_inventory
 from spark_statestore.checkpoint.metadata.format import (
     INLINE_STATE_OFFSET,
     EncodedObject,
+    read_object,
     read_without_state,
 )
 from spark_statestore.checkpoint.metadata.store import (
@@ -29,6 +31,7 @@ from spark_statestore.checkpoint.metadata.store import (
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.pins import CleanupWatch, pins_directory_of
 from spark_statestore.checkpoint.storage import (
+    CHECKPOINT_SHARED_STATE_DIR,
     METADATA_FILE_NAME,
     CheckpointName,
     CheckpointStorage,
@@ -118,7 +121,7 @@ class VersionStore:
             self._storage = FsCheckpointStorage(
                 self._files, self._directory, options.file_state_threshold, look_first=False
             )
-        self.context = HandleContext(self._files, self._directory)
+        self.context = HandleContext(self._files, self._directory, confined=True)
         self._ledger = Ledger(self._files, self._directory)
         self._pins = CleanupWatch(self._files, pins_directory_of(self._directory, store))
         self._initialised = False
@@ -148,6 +151,7 @@ class VersionStore:
         try:
             self._initialise()
             location = self._storage.initialize_location_for_checkpoint(name)
+            self._require_own(name.directory)
         except OSError as error:
             raise self._cannot_write(name, error) from error
         return PendingCheckpoint(self, location, name, attempt, states, self.options.compression)
@@ -202,9 +206,9 @@ class VersionStore:
         """
         path = self.metadata_path(name)
         try:
-            metadata = self._decode(self._files.read(path), name)
+            metadata = self._decode(read_object(self._files, path), name)
             if attempt is not None and metadata.attempt != attempt:
-                metadata = self._decode(self._files.read(f"{path}.{attempt}"), name)
+                metadata = self._decode(read_object(self._files, f"{path}.{attempt}"), name)
         except FileNotFoundError as error:
             raise self._not_found(name, attempt) from error
         except OSError as error:
@@ -371,7 +375,16 @@ class VersionStore:
     def _initialise(self) -> None:
         if not self._initialised:
             self._storage.initialize_base_locations_for_checkpoint()
+            self._require_own(CHECKPOINT_SHARED_STATE_DIR)
             self._initialised = True
+
+    def _require_own(self, directory: str) -> None:
+        # Nothing that is written there would be read again.
+        if self._files.has_link(self._directory, directory):
+            raise OSError(
+                errno.ELOOP,
+                f"{directory} is a link. Put the directory itself there, or link all of the checkpoint",
+            )
 
     def _replace(self, name: CheckpointName, attempt: str, data: bytes) -> int:
         # Format v1 names a version by its number alone, and a batch that is run again commits the

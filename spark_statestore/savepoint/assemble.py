@@ -244,7 +244,14 @@ class _Assembly:
         return list_below(self._source.files, self._source.path(*names))
 
     def _read(self, *names: str) -> bytes:
-        return self._source.files.read(self._source.path(*names))
+        path = self._source.path(*names)
+        if self._source.files.has_link(self._source.root, path[len(self._source.root) + 1 :]):
+            # A copy of what it leads to would be for all to read who can read the checkpoint.
+            raise CorruptCheckpointError(
+                f"{self._source.files.url(path)} is a link, or lies behind one. Put the file itself there; nothing was "
+                "changed."
+            )
+        return self._source.files.read(path)
 
     def _copy(self, *names: str) -> None:
         with failing_to("read", self._source.files, self._source.path(*names)):

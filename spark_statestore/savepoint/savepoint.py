@@ -13,7 +13,15 @@ from spark_statestore._version import __version__
 from spark_statestore.checkpoint.files import FileSystem, join, open_file_system, parent_of
 from spark_statestore.checkpoint.files.failures import failing_to, read_file
 from spark_statestore.checkpoint.metadata import StoreId
-from spark_statestore.checkpoint.metadata.format import MetadataKind, decode_object, encode_object, reading
+from spark_statestore.checkpoint.metadata.format import (
+    MetadataKind,
+    decode_object,
+    encode_object,
+    read_object,
+    reading,
+    require_attempt,
+    require_count,
+)
 from spark_statestore.checkpoint.query.checkpoint import STATE, QueryCheckpoint
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from spark_statestore.errors import (
@@ -49,6 +57,8 @@ KINDS: Final[tuple[Kind, ...]] = ("canonical", "pointer")
 
 BEING_DISPOSED: Final = "_disposing"
 """What a savepoint's metadata becomes while it is disposed of: whoever finds it can go on with that."""
+
+_PART_OF_A_PATH: Final = re.compile(r"[0-9A-Za-z-]{1,128}")
 
 _NAME: Final = re.compile(rf"{SAVEPOINT_DIR_PREFIX}[0-9a-f]{{1,6}}-[0-9a-f]{{12}}")
 
@@ -170,8 +180,8 @@ def decode_savepoint(data: bytes, path: str, where: str) -> Savepoint:
             raise ValueError(f"it describes {found.kind.name}, not a savepoint of a query")
         kind = properties["kind"]
         if kind not in KINDS:
-            raise ValueError(f"it is of the kind {kind!r}")
-        return Savepoint(
+            raise ValueError(f"it is of the kind {kind!r:.40}")
+        savepoint = Savepoint(
             path=path,
             kind=kind,
             query_id=properties["queryId"],
@@ -189,6 +199,15 @@ def decode_savepoint(data: bytes, path: str, where: str) -> Savepoint:
             },
             written_by=properties["writtenBy"],
         )
+        # These become parts of paths, of what is removed too.
+        for part in (savepoint.name, savepoint.query_id):
+            if not _PART_OF_A_PATH.fullmatch(part):
+                raise ValueError(f"it has the name or the query {part!r:.80}")
+        require_count(savepoint.batch)
+        require_count(savepoint.created_ms)
+        for attempt in savepoint.attempts.values():
+            require_attempt(attempt)
+        return savepoint
 
 
 def load_savepoint(path: str) -> Savepoint:
@@ -339,4 +358,4 @@ def locate(path: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
 
 def _read(files: FileSystem, directory: str) -> Savepoint:
     path = join(directory, METADATA_FILE_NAME)
-    return decode_savepoint(read_file(files, path), files.url(directory), files.url(path))
+    return decode_savepoint(read_file(files, path, read_object), files.url(directory), files.url(path))

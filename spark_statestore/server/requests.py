@@ -19,6 +19,7 @@ from spark_statestore.checkpoint.stored import local_streams, starts_with_newest
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import ProtocolError
 from spark_statestore.options import StorageOptions
+from spark_statestore.server.checks import check_request
 from spark_statestore.server.memory import recent_resident_bytes
 from spark_statestore.server.protocol import FrameSocket, Kind
 from spark_statestore.state.handles import IncrementalStateHandle
@@ -54,17 +55,12 @@ class Requests:
         Raises
         ------
         ProtocolError
-            If there is no such request, or something is missing in it.
+            If there is no such request, or something in it is missing or is not what it must be.
         StateStoreError
             If it fails.
         """
-        served = self._served.get(str(request.get("op")))
-        if served is None:
-            raise ProtocolError(f"there is no request {request.get('op')!r}")
-        try:
-            served(request, connection)
-        except KeyError as error:
-            raise ProtocolError(f"the request {request['op']!r} lacks {error}") from error
+        check_request(request)
+        self._served[request["op"]](request, connection)
 
     def _load(self, request: dict[str, Any], connection: FrameSocket) -> None:
         if "objects" in request:
@@ -234,7 +230,12 @@ def _receive_objects(connection: FrameSocket, request: dict[str, Any]) -> Memory
 
 
 def _states(request: dict[str, Any]) -> tuple[NamedState, ...]:
-    return tuple(NamedState.from_json(node) for node in request["states"])
+    try:
+        return tuple(NamedState.from_json(node) for node in request["states"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"the request {request['op']!r} has a state that makes no sense: {error!r}"
+        ) from error
 
 
 def _describe(handle: IncrementalStateHandle, attempt: str) -> dict[str, Any]:

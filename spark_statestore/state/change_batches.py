@@ -8,7 +8,7 @@ from typing import Final
 import pyarrow as pa
 
 from spark_statestore.state.batches import read_batch
-from spark_statestore.state.messages import number_of_buffers
+from spark_statestore.state.messages import shape_of
 
 __all__ = ["CHANGE_SCHEMA", "pack", "read_change_batch", "schema_bytes"]
 
@@ -24,6 +24,9 @@ CHANGE_SCHEMA: Final = pa.schema(
 # Of a message with offsets, and of one without.
 _VARIABLE_BUFFERS: Final = 8
 _FIXED_BUFFERS: Final = 6
+
+# Offsets of a column with offsets are of 32 bits.
+_LARGEST_COLUMN: Final = (1 << 31) - 1
 
 
 def _fixed(key: int, value: int) -> pa.Schema:
@@ -43,12 +46,12 @@ def read_change_batch(message: pa.Buffer, *, full: bool) -> pa.RecordBatch:
     pyarrow.ArrowException
         If the message is no batch of changes.
     """
-    buffers = number_of_buffers(message)
-    if buffers == _VARIABLE_BUFFERS:
-        return read_batch(message, CHANGE_SCHEMA, full=full)
-    if buffers != _FIXED_BUFFERS:
-        raise pa.ArrowInvalid(f"a batch of changes in {buffers} buffers")
-    batch = read_batch(message, _BYTES, full=full)
+    shape = shape_of(message)
+    if shape.buffers == _VARIABLE_BUFFERS:
+        return read_batch(message, CHANGE_SCHEMA, full=full, shape=shape)
+    if shape.buffers != _FIXED_BUFFERS:
+        raise pa.ArrowInvalid(f"a batch of changes in {shape.buffers} buffers")
+    batch = read_batch(message, _BYTES, full=full, shape=shape)
     columns = [batch.column(0), _with_offsets(batch.column(1)), _with_offsets(batch.column(2))]
     return pa.record_batch(columns, schema=CHANGE_SCHEMA)
 
@@ -86,9 +89,10 @@ def schema_bytes(schema: pa.Schema) -> int:
 def _with_offsets(column: pa.FixedSizeBinaryArray) -> pa.BinaryArray:
     validity, data = column.buffers()
     rows = len(column)
-    if not rows or not data.size or data.size % rows:
-        raise pa.ArrowInvalid(f"{data.size} bytes of {rows} rows that have the same length each")
-    kind = pa.binary(data.size // rows)
+    size = data.size if data is not None else 0
+    if not rows or not size or size % rows or size > _LARGEST_COLUMN:
+        raise pa.ArrowInvalid(f"{size} bytes of {rows} rows that have the same length each")
+    kind = pa.binary(size // rows)
     return pa.FixedSizeBinaryArray.from_buffers(kind, rows, [validity, data], column.null_count).cast(
         pa.binary()
     )

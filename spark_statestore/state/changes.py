@@ -10,7 +10,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import pyarrow as pa
 
@@ -52,6 +52,8 @@ _HEADER: Final = struct.Struct("<8sHHI")
 # Compressing less than this costs more than it saves.
 _SMALLEST_COMPRESSED: Final = 1024
 
+_AT_ONCE: Final = 64 << 20
+
 
 def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
     """A record batch message with its buffers compressed, packed where it can be; or as it is if that saves nothing.
@@ -61,7 +63,7 @@ def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
     pyarrow.ArrowException
         If the message is no batch of changes.
     """
-    batch = read_change_batch(message, full=False)
+    batch = read_change_batch(message, full=True)
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
     batch = pack(batch)
@@ -209,6 +211,8 @@ def parts_of(handle: OperatorStreamStateHandle, where: str) -> list[StreamPart]:
     if not starts or starts[0][0] != _HEADER.size:
         raise _corrupt(where, handle, "has no batch at its start")
     ends = [offset for offset, _ in starts[1:]] + [handle.state_size]
+    if any(start >= end for (start, _), end in zip(starts, ends, strict=True)):
+        raise _corrupt(where, handle, "has a batch without bytes")
     return [StreamPart(name, start, end) for (start, name), end in zip(starts, ends, strict=True)]
 
 
@@ -228,7 +232,7 @@ def read_messages(handle: OperatorStreamStateHandle, where: str) -> Iterator[tup
                 raise _corrupt(where, handle, "does not match its checksum") from None
             raise
         for part in parts:
-            data = stream.read(part.end - part.start)
+            data = _read(stream, part.end - part.start)
             checksum = zlib.crc32(data, checksum)
             if len(data) != part.end - part.start:
                 raise _corrupt(where, handle, f"ends after {part.start + len(data)} bytes")
@@ -237,6 +241,17 @@ def read_messages(handle: OperatorStreamStateHandle, where: str) -> Iterator[tup
             raise _corrupt(where, handle, f"goes on after its {handle.state_size} bytes")
     if handle.checksum is not None and checksum != handle.checksum:
         raise _corrupt(where, handle, "does not match its checksum")
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    """So many bytes, or fewer at the end. A damaged handle may ask for any number: memory is taken as they come."""
+    if size <= _AT_ONCE:
+        return stream.read(size)
+    pieces = []
+    while size > 0 and (piece := stream.read(min(size, _AT_ONCE))):
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
 
 
 def _check_header(header: bytes, where: str, handle: OperatorStreamStateHandle) -> None:

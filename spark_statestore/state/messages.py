@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["BatchEncoder", "number_of_buffers"]
+__all__ = ["BatchEncoder", "MessageShape", "number_of_buffers", "shape_of"]
 
 _PREFIX: Final = struct.Struct("<iI")
 _U16: Final = struct.Struct("<H")
@@ -28,6 +29,16 @@ _MESSAGE_BODY_LENGTH: Final = 3
 _BATCH_LENGTH: Final = 0
 _BATCH_NODES: Final = 1
 _BATCH_BUFFERS: Final = 2
+_BATCH_COMPRESSION: Final = 3
+_COMPRESSION_CODEC: Final = 0
+
+_LZ4: Final = 0
+
+# The most that a compressed byte can stand for: of LZ4 a byte of a length; of ZSTD four, of a block of 128 KiB.
+_LZ4_RATIO: Final = 255
+_ZSTD_RATIO: Final = 1 << 15
+
+_LARGEST_BATCH: Final = (1 << 31) - 1
 
 _CODES: Final = {pa.uint8(): "B", pa.int32(): "i", pa.uint32(): "I", pa.int64(): "q"}
 
@@ -87,13 +98,31 @@ class BatchEncoder:
         return b"".join([message, *parts])
 
 
-def number_of_buffers(message: pa.Buffer) -> int:
-    """How many buffers a record batch message has.
+@dataclass(frozen=True, slots=True)
+class MessageShape:
+    """What a record batch message says of itself, as far as memory is taken for it.
+
+    Attributes
+    ----------
+    buffers
+        How many buffers it has.
+    plain_bytes
+        Bytes of its buffers that are compressed, once they are not any more; 0 if none are.
+    """
+
+    buffers: int
+    plain_bytes: int
+
+
+def shape_of(message: pa.Buffer) -> MessageShape:
+    """Look at a record batch message, and at how much memory it takes to read it.
+
+    Arrow takes what a compressed buffer says it needs, before it looks at the buffer.
 
     Raises
     ------
     pyarrow.ArrowInvalid
-        If it is no record batch message.
+        If it is no record batch message, or says of a buffer what cannot be.
     """
     try:
         # This also checks that all tables of the metadata lie within it.
@@ -104,7 +133,36 @@ def number_of_buffers(message: pa.Buffer) -> int:
         raise pa.ArrowInvalid(f"a message of type {found.type}")
     data = found.metadata.to_pybytes()
     batch = _present(data, _U32.unpack_from(data)[0], _MESSAGE_HEADER)
-    return int(_U32.unpack_from(data, _present(data, batch, _BATCH_BUFFERS))[0])
+    places = _present(data, batch, _BATCH_BUFFERS)
+    count = int(_U32.unpack_from(data, places)[0])
+    compression = _optional(data, batch, _BATCH_COMPRESSION)
+    if compression is None:
+        return MessageShape(count, 0)
+    codec = _byte(data, compression, _COMPRESSION_CODEC)
+    body = memoryview(found.body or b"")
+    plain = 0
+    for number in range(count):
+        at, size = _PAIR.unpack_from(data, places + _U32.size + number * _PAIR.size)
+        if size:
+            plain += _plain_bytes(body, at, size, codec)
+    if plain > _LARGEST_BATCH:
+        raise pa.ArrowInvalid(f"a batch of {plain} bytes")
+    return MessageShape(count, plain)
+
+
+def number_of_buffers(message: pa.Buffer) -> int:
+    """How many buffers a record batch message has, see `shape_of`."""
+    return shape_of(message).buffers
+
+
+def _plain_bytes(body: memoryview, at: int, size: int, codec: int) -> int:
+    if at < 0 or size < _I64.size or at > len(body) - size:
+        raise pa.ArrowInvalid(f"a compressed buffer of {size} bytes at {at} of {len(body)}")
+    plain = int(_I64.unpack_from(body, at)[0])
+    # It may be stored as it is.
+    if plain < -1 or plain > size * (_LZ4_RATIO if codec == _LZ4 else _ZSTD_RATIO):
+        raise pa.ArrowInvalid(f"a compressed buffer of {size} bytes that is to stand for {plain}")
+    return max(0, plain)
 
 
 def _encoder_of(kind: pa.DataType) -> Callable[[list[Any]], _Column]:
@@ -156,14 +214,30 @@ def _field(data: bytes, table: int, number: int) -> int:
     return table + int(_U16.unpack_from(data, vtable + 4 + 2 * number)[0])
 
 
-def _present(data: bytes, table: int, number: int) -> int:
-    """What a field of a table points at, which may be absent."""
+def _place(data: bytes, table: int, number: int) -> int | None:
+    """Where a field of a table lies, which may be absent."""
     vtable = table - int(_I32.unpack_from(data, table)[0])
     place = 4 + 2 * number
     at = _U16.unpack_from(data, vtable + place)[0] if place < _U16.unpack_from(data, vtable)[0] else 0
-    if not at:
+    return table + at if at else None
+
+
+def _optional(data: bytes, table: int, number: int) -> int | None:
+    """What a field of a table points at, which may be absent."""
+    at = _place(data, table, number)
+    return None if at is None else _target(data, at)
+
+
+def _present(data: bytes, table: int, number: int) -> int:
+    found = _optional(data, table, number)
+    if found is None:
         raise pa.ArrowInvalid("a batch without its buffers")
-    return _target(data, table + at)
+    return found
+
+
+def _byte(data: bytes, table: int, number: int) -> int:
+    at = _place(data, table, number)
+    return 0 if at is None else data[at]
 
 
 def _target(data: bytes, at: int) -> int:

@@ -187,6 +187,13 @@ class FileSystem(ABC):
     def is_directory(self, path: str) -> bool:
         """Whether the path is a directory."""
 
+    def has_link(self, directory: str, relative: str) -> bool:
+        """Whether the way from a directory to a file below it leads over a symbolic link, or to no plain file.
+
+        So it is on file systems that have such. The directory itself may be reached by links.
+        """
+        return False
+
     @abstractmethod
     def list_files(self, path: str) -> Iterator[FileStatus]:
         """Every file below a directory, at any depth; nothing if there is no such directory."""

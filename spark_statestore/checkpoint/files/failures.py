@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from spark_statestore.checkpoint.files.base import FileSystem
@@ -31,8 +31,13 @@ def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
         ) from error
 
 
-def read_file(files: FileSystem, path: str) -> bytes:
+def read_file(files: FileSystem, path: str, read: Callable[[FileSystem, str], bytes] | None = None) -> bytes:
     """A whole file. What it means that it is not there is for the caller to say.
+
+    Parameters
+    ----------
+    read
+        Reads it, where that is not as simple.
 
     Raises
     ------
@@ -43,7 +48,7 @@ def read_file(files: FileSystem, path: str) -> bytes:
     """
     with failing_to("read", files, path):
         try:
-            return files.read(path)
+            return files.read(path) if read is None else read(files, path)
         except FileNotFoundError as error:
             missing = error
     raise missing

@@ -43,6 +43,17 @@ def _make_directory(path: str, exist_ok: bool) -> bool:
     return True
 
 
+def _open_plain(path: str, flags: int) -> int:
+    """Open a file to read; a pipe, which nobody may ever write to, or a device is refused."""
+    fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(fd).st_mode
+    # Of a directory, whoever opens it says so.
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a plain file", path)
+    return fd
+
+
 def _sync(path: str) -> None:
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -126,11 +137,13 @@ class LocalFileSystem(FileSystem):
         return "file"
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
-        with open(path, "rb", buffering=0) as file:
+        with open(path, "rb", buffering=0, opener=_open_plain) as file:
             if start:
                 file.seek(start)
             if size is None:
                 return file.readall()
+            # So much memory is taken before anything is read.
+            size = min(size, max(0, os.fstat(file.fileno()).st_size - start))
             parts = []
             while size > 0 and (part := file.read(size)):
                 parts.append(part)
@@ -144,7 +157,7 @@ class LocalFileSystem(FileSystem):
         return status.st_size
 
     def open_input(self, path: str) -> BinaryIO:
-        return open(path, "rb")
+        return open(path, "rb", opener=_open_plain)
 
     def open_output(self, path: str) -> FileOutput:
         return _LocalOutput(path, fsync=self._fsync)
@@ -212,6 +225,19 @@ class LocalFileSystem(FileSystem):
 
     def is_directory(self, path: str) -> bool:
         return os.path.isdir(path)
+
+    def has_link(self, directory: str, relative: str) -> bool:
+        path = directory
+        for name in relative.split("/"):
+            path = f"{path}/{name}"
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                # Whoever needs it finds out what it is.
+                return False
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                return True
+        return False
 
     def list_files(self, path: str) -> Iterator[FileStatus]:
         pending = [path]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
+import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,12 @@ from typing import Any, Final
 
 from spark_statestore.checkpoint.files.base import Buffer, FileSystem
 from spark_statestore.checkpoint.streams.checksums import combine
-from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CorruptCheckpointError,
+    StateTooLargeError,
+    UnsupportedFormatError,
+)
 from spark_statestore.state.handles.owner import METADATA_MAGIC
 
 __all__ = [
@@ -29,8 +35,12 @@ __all__ = [
     "decode_object",
     "encode_object",
     "matches_with_state",
+    "read_object",
     "read_without_state",
     "reading",
+    "require_attempt",
+    "require_count",
+    "require_type",
 ]
 
 METADATA_FORMAT_VERSION: Final = 5
@@ -44,8 +54,12 @@ _U32: Final = struct.Struct("<I")
 INLINE_STATE_OFFSET: Final = _HEADER.size
 """Where state that stays inside the metadata starts, in bytes."""
 
-_LARGEST_BODY: Final = 256 * 1024 * 1024
-_LARGEST_STATE: Final = 1 << 40
+# What is larger is not metadata, whatever it says of itself: 64 MiB of offsets lead to 16 TiB of state.
+_LARGEST_BODY: Final = 64 << 20
+_LARGEST_PROPERTIES: Final = 16 << 20
+_LARGEST_STATE: Final = (1 << 31) - 1
+
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 
 # More than the metadata of most versions; less than what is worth a second request.
 _READ_AT_ONCE: Final = 256 * 1024
@@ -147,9 +161,26 @@ def encode_object(
     ----------
     inline_state
         State that stays inside the object.
+
+    Raises
+    ------
+    CheckpointIOError, StateTooLargeError
+        If it is larger than what is read.
     """
+    if inline_state.size > _LARGEST_STATE:
+        raise StateTooLargeError(
+            f"{inline_state.size} bytes of state are to lie inside of metadata, which can hold {_LARGEST_STATE}. Use "
+            "storage=filesystem, whose larger commits go to files of their own, or more partitions."
+        )
     described = json.dumps(properties, separators=(",", ":")).encode()
     lengths = [len(described), len(handles), *map(len, handles)]
+    size = sum(lengths) - len(handles) + _U32.size * len(lengths)
+    if len(described) > _LARGEST_PROPERTIES or size > _LARGEST_BODY:
+        raise CheckpointIOError(
+            f"metadata of {size} bytes, {len(described)} of which are properties, cannot be written: at most "
+            f"{_LARGEST_BODY} and {_LARGEST_PROPERTIES} can be read again. Use more partitions, or a smaller "
+            "snapshotInterval."
+        )
     body = zlib.compress(
         b"".join([struct.pack(f"<{len(lengths)}I", *lengths), described, *handles]),
         1,
@@ -165,6 +196,24 @@ def encode_object(
         len(header) + inline_state.size + len(body) + len(footer),
         zlib.crc32(footer, checksum),
     )
+
+
+def read_object(files: FileSystem, path: str) -> bytes:
+    """A metadata object as `decode_object` takes it; of what is none, no more than it takes to see that.
+
+    Raises
+    ------
+    OSError
+        If it cannot be read.
+    """
+    start = files.read(path, 0, _READ_AT_ONCE)
+    if len(start) < _READ_AT_ONCE or start[: len(METADATA_MAGIC)] != METADATA_MAGIC:
+        return start
+    *_, inline_length, body_length = _HEADER.unpack_from(start)
+    if inline_length > _LARGEST_STATE or body_length > _LARGEST_BODY:
+        return start
+    rest = _HEADER.size + inline_length + body_length + _FOOTER.size - len(start)
+    return start + files.read(path, len(start), max(0, rest) + 1)
 
 
 def read_without_state(files: FileSystem, path: str) -> bytes:
@@ -228,6 +277,8 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
     with reading(where):
         body = _inflate(data[start : start + body_length])
         described, *handles = _split_first(body) if version == 1 else _split(body)
+        if len(described) > _LARGEST_PROPERTIES:
+            raise ValueError(f"its properties are {len(described)} bytes")
         properties = json.loads(described)
         if not isinstance(properties, dict):
             raise TypeError(f"its properties are a JSON {type(properties).__name__}")
@@ -281,6 +332,26 @@ def _was_older(data: bytes) -> bool:
         found == zlib.crc32(rest, zlib.crc32(METADATA_MAGIC + struct.pack("<H", version)))
         for version in range(1, METADATA_FORMAT_VERSION + 1)
     )
+
+
+def require_type(value: Any, kind: type) -> None:
+    """Fail with a `TypeError` if a property is of another type."""
+    if type(value) is not kind:
+        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
+
+
+def require_count(value: Any) -> None:
+    """Fail with a `TypeError` or a `ValueError` if a property is not a whole number from 0 to 2**63 - 1."""
+    require_type(value, int)
+    if not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r:.40} is out of range")
+
+
+def require_attempt(value: Any) -> None:
+    """Fail with a `TypeError` or a `ValueError` if a property names no attempt: it becomes a part of paths."""
+    require_type(value, str)
+    if not _ATTEMPT.fullmatch(value):
+        raise ValueError(f"{value!r:.40} names no attempt")
 
 
 def _corrupt(where: str, what: str) -> CorruptCheckpointError:

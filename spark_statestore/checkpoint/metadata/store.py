@@ -13,7 +13,11 @@ from spark_statestore.checkpoint.metadata.format import (
     encode_object,
     matches_with_state,
     reading,
+    require_attempt,
+    require_count,
+    require_type,
 )
+from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.state.handles import SegmentFileStateHandle
 from spark_statestore.state.handles.codec import HandleContext, decode_handle
 from spark_statestore.state.handles.incremental import IncrementalStateHandle
@@ -97,8 +101,14 @@ class NamedState:
 
     @classmethod
     def from_json(cls, node: dict[str, Any]) -> NamedState:
-        """Read what the shim or a metadata object says of a state; formats 1 and 2 say less."""
-        return cls(
+        """Read what the shim or a metadata object says of a state; formats 1 and 2 say less.
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If something is missing, or is not what it must be.
+        """
+        state = cls(
             name=node["name"],
             rows=node["rows"],
             key_schema=node["keySchema"],
@@ -110,6 +120,14 @@ class NamedState:
             internal=node.get("internal", False),
             since=node.get("since", 0),
         )
+        for text in (state.name, state.key_schema, state.value_schema, state.key_encoder):
+            require_type(text, str)
+        for number in (state.rows, state.prefix_columns, state.since, *state.ordering_columns):
+            require_count(number)
+        if state.values is not None:
+            require_count(state.values)
+        require_type(state.internal, bool)
+        return state
 
     def to_json(self) -> dict[str, Any]:
         """Counterpart of `from_json`."""
@@ -231,9 +249,20 @@ def decode_metadata(
         if found.kind is not MetadataKind.STORE_VERSION:
             raise ValueError(f"it describes {found.kind.name}, not a version of a store")
         (handle,) = found.handles
-        decoded = decode_handle(handle, context, found.handle_version)
+        try:
+            decoded = decode_handle(handle, context, found.handle_version)
+        except CorruptCheckpointError as error:
+            raise CorruptCheckpointError(f"{where}: {error}") from error
         if not isinstance(decoded, IncrementalStateHandle):
             raise TypeError(f"the handle is a {type(decoded).__name__}")
+        for number in ("operator", "partition"):
+            require_type(properties[number], int)
+        for text in ("store", "writtenBy"):
+            require_type(properties[text], str)
+        for number in ("version", "createdMs"):
+            require_count(properties[number])
+        if properties["parentAttempt"] is not None:
+            require_attempt(properties["parentAttempt"])
         return CheckpointMetadata(
             store=StoreId(properties["operator"], properties["partition"], properties["store"]),
             version=properties["version"],

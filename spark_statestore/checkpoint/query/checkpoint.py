@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,6 +36,9 @@ __all__ = [
     "QueryCheckpoint",
     "StoreVersion",
 ]
+
+# It becomes a part of paths.
+_ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 METADATA: Final = "metadata"
 OFFSETS: Final = "offsets"
@@ -127,7 +131,10 @@ class QueryCheckpoint:
         """
         path = self.path(METADATA)
         try:
-            return str(json.loads(read_file(self.files, path))["id"])
+            found = str(json.loads(read_file(self.files, path))["id"])
+            if not _ID.fullmatch(found):
+                raise ValueError(f"{found!r:.80} is no id")
+            return found
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"{self.url} is no checkpoint location of a streaming query: it has no file {METADATA!r}. Check the path; it "
@@ -148,8 +155,22 @@ class QueryCheckpoint:
         return join(self._checkpoints_dir, self.query_id.replace("-", ""))
 
     def path(self, *names: str) -> str:
-        """Path of something in the checkpoint location."""
+        """Path of something in the checkpoint location.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            If it would lie outside of that. Some names are taken from files of the checkpoint.
+        """
+        self._require_inside(names)
         return join(self.root, *names)
+
+    def _require_inside(self, names: Sequence[str]) -> None:
+        if any("\0" in name or ".." in name.split("/") for name in names):
+            raise CorruptCheckpointError(
+                f"a file of the checkpoint {self.url} names {'/'.join(names)!r:.200}, which leads out of it. The "
+                "checkpoint is damaged or was tampered with; go on from a backup. Nothing was changed."
+            )
 
     def batches(self) -> list[int]:
         """Batches that are done and whose logs are kept, oldest first.
@@ -360,6 +381,7 @@ class QueryCheckpoint:
 
     def open(self, store: StoreId) -> VersionStore:
         """The versions of a store."""
+        self._require_inside(store.directories)
         directory = join(self.state_url, *store.directories)
         return VersionStore(store, directory, StorageOptions(fsync=self._fsync))
 

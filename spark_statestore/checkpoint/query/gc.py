@@ -17,6 +17,7 @@ from spark_statestore.checkpoint.files import FileStatus, FileSystem, join, open
 from spark_statestore.checkpoint.files.failures import failing_to, read_file
 from spark_statestore.checkpoint.ledger import take_inventory
 from spark_statestore.checkpoint.metadata import CheckpointMetadata, StoreId, decode_metadata
+from spark_statestore.checkpoint.metadata.format import read_object
 from spark_statestore.checkpoint.pins import PINS_DIRECTORY, is_of_use, look_at_pins
 from spark_statestore.checkpoint.query.checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
 from spark_statestore.checkpoint.query.layout import files_of_stores
@@ -242,7 +243,7 @@ class _Collector:
         self._noted = noted
         self._store = store
         self._files, self._directory = open_file_system(checkpoint.open(store).url)
-        self._context = HandleContext(self._files, self._directory)
+        self._context = HandleContext(self._files, self._directory, confined=True)
         self._newest = newest
         self._decided = decided
         self._before = before
@@ -322,7 +323,7 @@ class _Collector:
         key = (status.path, status.size, status.modified) if status.modified is not None else None
         if key is not None and key in self._known:
             return self._known[key]
-        data = read_file(self._files, status.path)
+        data = read_file(self._files, status.path, read_object)
         metadata = decode_metadata(data, self._context, self._files.url(status.path))
         attempt = (
             name.id or status.path.rpartition(f"/{METADATA_FILE_NAME}")[2].lstrip(".") or metadata.attempt

@@ -20,6 +20,9 @@ SCHEMAS: Final = "_stateSchema"
 
 _SCHEMA_FILES = "stateSchemaFilePaths"
 
+# Far more partitions than a query can have.
+_MOST: Final = 1 << 20
+
 # Operators that Spark runs in one task, with the key columns that they have then: aggregations without a
 # column to group by, of which a session has its start, and a limit, which has a column of nulls.
 _SINGLE_WITH: Final = {
@@ -90,6 +93,17 @@ class StatefulOperator:
                 OperatorStore(store["storeName"], store["numColsPrefixKey"], store["numPartitions"])
                 for store in node["stateStoreInfo"]
             )
+            for number in (
+                info["operatorId"],
+                *(n for s in stores for n in (s.prefix_columns, s.partitions)),
+            ):
+                if type(number) is not int or not 0 <= number <= _MOST:
+                    raise ValueError(
+                        f"{number!r:.40} is no number of an operator, of columns or of partitions"
+                    )
+            for name in (info["operatorName"], *(store.name for store in stores)):
+                if not isinstance(name, str) or "/" in name:
+                    raise ValueError(f"{name!r:.80} is no name")
             return cls(info["operatorId"], info["operatorName"], stores, version, node)
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(

@@ -7,6 +7,7 @@ row for each node, parents before children. Version 2 has the schema of version 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -88,10 +89,15 @@ class HandleContext:
         The file system of the handles.
     directory
         The directory of the store that they belong to.
+    confined
+        Whether a stored handle may lead to nothing but files of the directory, of such names as this package
+        gives them, and by no link. Whoever can write metadata could else have any file read, and discarded with
+        the version.
     """
 
     files: FileSystem
     directory: str
+    confined: bool = False
 
     def relative(self, path: str) -> str | None:
         """The path from the directory, None if the file lies elsewhere."""
@@ -109,12 +115,25 @@ class HandleContext:
         CorruptCheckpointError
             If the path would leave the directory.
         """
-        if not _stays_below(relative):
-            raise CorruptCheckpointError(
-                f"a handle of {self.files.url(self.directory)} points outside of that directory, to "
-                f"{relative!r}. The metadata is damaged or was tampered with; restore an earlier version."
-            )
+        if not _stays_below(relative) or (self.confined and not self._is_own(relative)):
+            raise self.leads_out(relative)
         return join(self.directory, relative)
+
+    def leads_out(self, path: str) -> CorruptCheckpointError:
+        """The error for a handle that leads out of the directory."""
+        return CorruptCheckpointError(
+            f"a handle of {self.files.url(self.directory)} points outside of that directory, to {path!r:.200}, or "
+            "gets there by a link. The metadata is damaged or was tampered with; restore an earlier version."
+        )
+
+    def _is_own(self, relative: str) -> bool:
+        names = relative.split("/")
+        return all(map(_NAME.fullmatch, names)) and not self.files.has_link(self.directory, relative)
+
+
+# What files and directories of this package are called: nothing that a file system reads as more than a name.
+_NAME: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
+_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def _stays_below(relative: str) -> bool:
@@ -253,6 +272,8 @@ def _stream_columns(stream: StreamStateHandle, context: HandleContext) -> dict[s
             }
         case FileStateHandle():
             relative = context.relative(stream.path)
+            if relative is None and context.confined:
+                raise TypeError(f"{stream!r} lies outside of {context.directory}")
             if relative is not None:
                 return columns | {"stream": _RELATIVE_FILE, "path": relative, "size": stream.size}
             return columns | {"stream": _FILE, "path": stream.path, "size": stream.size}
@@ -338,6 +359,12 @@ class _Nodes:
             delegate_state_handle=self.stream(self._rows[number], context),
         )
 
+    def require_owner(self, row: dict[str, Any], context: HandleContext) -> None:
+        # It becomes a part of a path.
+        if not _ATTEMPT.fullmatch(row["owner"]):
+            raise ValueError(f"{row['owner']!r:.40} names no attempt")
+        context.resolve(f"{row['path']}.{row['owner']}")
+
     def stream(self, row: dict[str, Any], context: HandleContext) -> StreamStateHandle:
         checksum = row["checksum"]
         match row["stream"]:
@@ -346,6 +373,8 @@ class _Nodes:
             case kind if kind == _FILE:
                 if not row["path"]:
                     raise ValueError("a file has no path")
+                if context.confined:
+                    raise context.leads_out(row["path"])
                 return FileStateHandle(context.files, row["path"], row["size"], checksum)
             case kind if kind == _RELATIVE_FILE:
                 context.resolve(row["path"])
@@ -353,6 +382,8 @@ class _Nodes:
                     context.files, context.directory, row["path"], row["size"], checksum
                 )
             case kind if kind == _SEGMENT:
+                if context.confined:
+                    self.require_owner(row, context)
                 path = context.resolve(row["path"])
                 return SegmentFileStateHandle(
                     context.files, path, row["start"], row["size"], row["owner"], checksum

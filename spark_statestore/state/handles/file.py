@@ -168,7 +168,8 @@ class SegmentFileStateHandle(StreamStateHandle):
     def open_input_stream(self) -> BinaryIO:
         for path in (self.path, f"{self.path}.{self.owner}"):
             try:
-                data = self.files.read(path)
+                # No more than that, however long the file is.
+                data = self.files.read(path, 0, self.start + self.size)
             except FileNotFoundError:
                 continue
             if owner_of(data) == self.owner:

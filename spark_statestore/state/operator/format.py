@@ -208,6 +208,7 @@ class Reader:
         self._data = data
         self._where = where
         self._position = 0
+        self._taken = 0
 
     def element(self, offset: int, serializers: int) -> tuple[int, bytes]:
         """The element at an offset, and the index of its serializer."""
@@ -241,6 +242,10 @@ class Reader:
                 self._where, f"has {len(self._data)} bytes, but bytes {start} to {end} of it are needed"
             )
         self._position = end
+        # No two elements share a byte: else a few bytes could be any number of elements.
+        self._taken += size
+        if self._taken > len(self._data):
+            raise corrupt(self._where, "has elements that lie over each other")
         return self._data[start:end]
 
 

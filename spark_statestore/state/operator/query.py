@@ -18,6 +18,7 @@ from spark_statestore.checkpoint.completed.properties import CheckpointPropertie
 from spark_statestore.checkpoint.completed.store import StandaloneCompletedCheckpointStore
 from spark_statestore.checkpoint.files import join, open_file_system
 from spark_statestore.checkpoint.metadata import OperatorsMetadata, decode_operators, encode_operators
+from spark_statestore.checkpoint.metadata.format import read_object
 from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName, FsCheckpointStorage
 from spark_statestore.errors import (
     CheckpointExistsError,
@@ -285,7 +286,7 @@ class QueryOperatorState:
         path = join(self._directory, name.directory, METADATA_FILE_NAME)
         where = f"{self}, batch {name.version} ({self._files.url(path)})"
         try:
-            data = self._files.read(path)
+            data = read_object(self._files, path)
         except OSError as error:
             raise CheckpointIOError(f"{where} cannot be read: {error}") from error
         metadata = decode_operators(data, self._context(name), where)
@@ -312,7 +313,7 @@ class QueryOperatorState:
         return CompletedCheckpoint(name.version, 0, 0, {}, CheckpointProperties.for_checkpoint(), location)
 
     def _context(self, name: CheckpointName) -> HandleContext:
-        return HandleContext(self._files, join(self._directory, name.directory))
+        return HandleContext(self._files, join(self._directory, name.directory), confined=True)
 
     def _require_this_query(self, batch_id: int) -> None:
         running = _running_batch()

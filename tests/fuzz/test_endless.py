@@ -1,0 +1,34 @@
+"""The readers under fire for long: FUZZ_SECONDS says how long, an hour by default."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = int(os.environ.get("FUZZ_SECONDS", "3600"))
+
+
+def endless(seconds: int, *more: str) -> dict[str, object]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.fuzz.endless", str(seconds), *more],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    print(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(2 * SECONDS + 600)
+def test_readers_stand_damage_for_an_hour() -> None:
+    found = endless(SECONDS)
+    assert sum(runs for runs in found.values() if isinstance(runs, int)) > SECONDS

@@ -1,0 +1,243 @@
+"""A backend that is asked nonsense by who knows the token: it answers, goes on, and stays within its store."""
+
+from __future__ import annotations
+
+import random
+import socket
+import struct
+import tempfile
+import threading
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import psutil
+import pytest
+from hypothesis import given, settings
+
+from spark_statestore.server.protocol import FrameSocket, Kind
+from tests.checkpoint.stores import attempt, message
+from tests.effort import EFFORT
+from tests.fuzz.mutations import damaged
+from tests.server.backends import Backend, Client, commit, open_files, state, store
+from tests.trees import files_below
+
+MEMORY = 3 << 30
+"""Address space of the backend: half of it is libraries and the stacks of threads."""
+
+RESIDENT = 400 << 20
+
+OUT = [
+    "../../../outside/x",
+    "/outside/x",
+    "x/../../outside",
+    "..",
+    ".",
+    "/",
+    "a\0b",
+    "chk-1/../../outside",
+    "\u017f",
+    "\ud800",
+]
+junk = st.one_of(
+    st.sampled_from(
+        [None, True, False, [], {}, "", 0, -1, 1.5, 2**31, 2**63, 2**64, -(2**63), 10**40, float("nan")]
+    ),
+    st.sampled_from(OUT),
+    st.sampled_from([["../x"] * 3, [[]], {"a": {}}, ["chk-1/_metadata"] * 5, "x" * 100_000, list(range(9))]),
+    st.text(max_size=8),
+    st.integers(),
+)
+frames = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from([*list(Kind)[:3], Kind.OBJECT]), st.binary(max_size=60), st.integers(0, 9)),
+        st.just((Kind.DATA, message({b"a": b"1"}).to_pybytes(), 0)),
+        st.integers(0, 2**32).map(
+            lambda seed: (Kind.DATA, damaged(message({b"a": b"1"}).to_pybytes(), random.Random(seed)), 0)
+        ),
+    ),
+    max_size=3,
+)
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Backend]:
+    running = Backend(memory=MEMORY)
+    yield running
+    assert running.stop() == 0
+
+
+def resident(backend: Backend) -> int:
+    return psutil.Process(backend.process.pid).memory_info().rss
+
+
+def requests_of(root: Path) -> list[dict[str, Any]]:
+    of = {"store": store(root), "version": 1}
+    named = of | {"attempt": "0123456789abcdef", "idInPath": False}
+    return [
+        of | {"op": "load", "asStored": True, "id": None},
+        of | {"op": "load", "from": 1, "fromId": "0123456789abcdef"},
+        of
+        | {
+            "op": "load",
+            "store": store(root, "m", storage="memory"),
+            "objects": ["chk-1/_metadata"],
+            "kept": [1, 2],
+        },
+        of | {"op": "lineage", "oldest": 1, "state": "default"},
+        named | {"op": "changes", "state": "default"},
+        commit(root, 2, "0123456789abcdef", parentAttempt="0123456789abcdef"),
+        commit(root, 2, "0123456789abcdef", idInPath=True, hasParent=True, hasBase=True),
+        of | {"op": "materialise", "states": [state()]},
+        named | {"op": "cleanup", "retainFrom": 1, "mostVersions": 0},
+    ]
+
+
+def places(node: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where something can be put into a request; the root of the store is the asker's to say."""
+    for key in node if isinstance(node, dict) else range(len(node)):
+        if key == "root":
+            continue
+        yield (*path, key)
+        if isinstance(node[key], dict | list):
+            yield from places(node[key], (*path, key))
+
+
+def changed(node: Any, path: tuple[Any, ...], value: Any) -> None:
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = value
+
+
+@settings(max_examples=40 * EFFORT)
+@given(data=st.data(), number=st.integers(0, 8), sent=frames)
+def test_a_request_with_something_wrong_is_answered_and_leaves_its_store_alone(
+    backend: Backend, data: st.DataObject, number: int, sent: list[tuple[Kind, bytes, int]]
+) -> None:
+    with tempfile.TemporaryDirectory() as directory, backend.client() as client:
+        root = Path(directory, "query", "state", "0", "3")
+        root.mkdir(parents=True)
+        Path(directory, "outside").mkdir()
+        whole = client.ask(commit(root, 1, attempt()), (Kind.DATA, message({b"a": b"1"}), 0))
+        assert whole.error is None
+        before = files_below(root)
+        request = requests_of(root)[number]
+        for _ in range(data.draw(st.integers(0, 3))):
+            where = data.draw(st.sampled_from(sorted(places(request), key=repr)))
+            with suppress(KeyError, IndexError, TypeError):
+                changed(request, where, data.draw(junk))
+        answer = client.ask(request, *sent)
+        assert (answer.error is None) == any(frame.kind is Kind.CONTROL for frame in answer.frames)
+        if answer.error is not None:
+            assert len(answer.error["message"]) < 70_000
+            assert before.items() <= files_below(root).items()
+        # It serves the next one, on the same connection, and the version is there, by whatever attempt.
+        assert client.ask({"op": "load", "store": store(root, "again"), "version": 1}).error is None
+        elsewhere = {path for path in Path(directory).rglob("*") if not path.is_relative_to(root)}
+        assert {path.name for path in elsewhere} <= {
+            "query",
+            "state",
+            "0",
+            "outside",
+            "_pins",
+            "keeps-0",
+            "pinned",
+        }
+        assert resident(backend) < RESIDENT
+
+
+@settings(max_examples=30 * EFFORT)
+@given(seed=st.integers(0, 2**32))
+def test_bytes_that_are_no_message_end_their_connection_alone(backend: Backend, seed: int) -> None:
+    chance = random.Random(seed)
+    with tempfile.TemporaryDirectory() as directory, backend.connect() as connection:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            client = Client(ours)
+            client.frames.send_json(Kind.CONTROL, commit(directory, 1, attempt()))
+            client.frames.send(Kind.DATA, message({b"a": b"1"}))
+            client.frames.send(Kind.END)
+            sound = theirs.recv(1 << 16)
+        is_greeted = chance.random() < 0.7
+        if is_greeted:
+            assert Client(connection).greet().error is None
+        with suppress(BrokenPipeError, ConnectionResetError):
+            connection.sendall(damaged(sound, chance) * chance.choice((1, 3)))
+            connection.shutdown(socket.SHUT_WR)
+        with suppress(ConnectionResetError):
+            while connection.recv(1 << 16):
+                pass
+        if not is_greeted:
+            assert list(Path(directory).iterdir()) == []
+
+
+def test_after_all_of_that_nothing_is_held(backend: Backend, tmp_path: Path) -> None:
+    with backend.client() as client:
+        for version in (1, 2, 3):
+            asked = commit(tmp_path, version, attempt())
+            assert client.ask(asked, (Kind.DATA, message({b"a": b"1"}), 0)).error is None
+    assert open_files(backend.process.pid) < 40
+    assert resident(backend) < RESIDENT
+
+
+@pytest.mark.parametrize("kind", [Kind.DATA, Kind.OBJECT])
+def test_memory_for_a_payload_is_taken_as_it_arrives(backend: Backend, kind: Kind) -> None:
+    header = struct.pack("<BBHIQ", kind, 0, 0, 0x31545353, (1 << 31) - 1)
+    before = psutil.Process(backend.process.pid).memory_info().vms
+    with ExitStack() as stack:
+        steady = stack.enter_context(backend.client())
+        for _ in range(8):
+            # 16 GiB are announced, and 8 bytes come.
+            stack.enter_context(backend.client()).socket.sendall(header + b"12345678")
+        assert steady.ask({"op": "explode"}).error["type"] == "ProtocolError"
+        assert psutil.Process(backend.process.pid).memory_info().vms - before < 1 << 30
+
+
+@pytest.mark.parametrize("size", [1, (16 << 20) - 1, 16 << 20, (16 << 20) + 1, (33 << 20) + 5])
+def test_a_payload_of_any_size_arrives_whole(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        payload = random.Random(size).randbytes(size)
+
+        def send() -> None:
+            frames = FrameSocket(ours)
+            frames.send(Kind.OBJECT, payload)
+            frames.send(Kind.END)
+
+        sender = threading.Thread(target=send)
+        sender.start()
+        frame = FrameSocket(theirs).receive()
+        sender.join()
+        assert (len(frame.payload), zlib.crc32(frame.payload)) == (size, zlib.crc32(payload))
+
+
+def test_the_newest_version_is_never_cleaned_up(backend: Backend, tmp_path: Path) -> None:
+    mine = attempt()
+    with backend.client() as client:
+        assert client.ask(commit(tmp_path, 1, mine), (Kind.DATA, message({b"a": b"1"}), 0)).error is None
+        clean = {
+            "op": "cleanup",
+            "store": store(tmp_path),
+            "version": 1,
+            "attempt": mine,
+            "idInPath": False,
+            "retainFrom": 2,
+            "mostVersions": 0,
+        }
+        answer = client.ask(clean)
+        assert answer.error["type"] == "ProtocolError"
+        assert "to discard the newest version" in answer.error["message"]
+        assert client.ask({"op": "load", "store": store(tmp_path), "version": 1}).error is None
+
+
+def test_a_large_error_is_told_in_short(backend: Backend) -> None:
+    with backend.client() as client:
+        answer = client.ask(
+            {"op": "load", "store": store("/x") | {"root": "nonsense:" + "x" * (1 << 20)}, "version": 1}
+        )
+        assert answer.error["type"] == "StorageURLError"
+        assert len(answer.error["message"]) < 70_000
+        assert answer.error["message"].endswith(" characters)")
