@@ -54,6 +54,7 @@ def test_the_readme_names_targets_that_exist() -> None:
         "docs/rescaling.md",
         "docs/reading.md",
         "docs/savepoints.md",
+        "docs/security.md",
         "examples/README.md",
         "conf/README.md",
     ],
@@ -151,6 +152,13 @@ def test_what_savepoints_can_do_names_a_test_wherever_it_is_promised() -> None:
                 assert cell.rpartition(": ")[2] in named_tests(SAVEPOINTS), cell
             else:
                 assert re.match(r"(no|works)\b", cell), cell
+
+
+def test_the_page_on_security_names_tests_that_are_there() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/security.md").read_text())
+    assert len(named) > 20
+    for path, function in named:
+        assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
 
 
 @pages

@@ -1,0 +1,60 @@
+"""Runs a query whose storage needs a password, has others fail, and tells what people can see of all that.
+
+The only argument is a JSON object: ``confs`` (Spark settings), ``directory``, ``storage`` (where state goes), ``wrong`` (URLs
+where it cannot go).
+"""
+
+import json
+import os
+import sys
+import urllib.request
+
+import spark_statestore
+from spark_statestore.options import OPTION_PREFIX
+from tests.sessions import local_builder
+from tests.spark.counting import backends_of, finish, jvm_of, messages, say, start_counting
+
+PAGES = [
+    "/environment/",
+    "/jobs/",
+    "/SQL/",
+    "/StreamingQuery/",
+    "/executors/",
+    "/executors/threadDump/?executorId=driver",
+]
+
+
+def main():
+    asked = json.loads(sys.argv[1])
+    builder = local_builder("secrets", memory="512m")
+    for key, value in asked["confs"].items():
+        builder.config(key, value)
+    spark = spark_statestore.configure(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("INFO")
+    spark.conf.set(OPTION_PREFIX + "checkpointsDir", asked["storage"])
+    query = start_counting(spark, f"{asked['directory']}/checkpoint")
+    finish(spark, query, 2)
+    processes = [" ".join(p.cmdline()) for p in backends_of(jvm_of(spark))]
+    errors = []
+    for number, url in enumerate(asked["wrong"]):
+        spark.conf.set(OPTION_PREFIX + "checkpointsDir", url)
+        try:
+            failing = start_counting(spark, f"{asked['directory']}/wrong-{number}", name=f"wrong{number}")
+            failing.awaitTermination(60)
+        except Exception as error:  # noqa: BLE001 - all of it is looked at
+            errors.append(str(error))
+            thrown = failing._jsq.exception()
+            errors.append(messages(thrown.get()) if thrown.isDefined() else "")
+    pages = {}
+    ui = spark.sparkContext.uiWebUrl
+    api = f"/api/v1/applications/{spark.sparkContext.applicationId}"
+    for page in [*PAGES, f"{api}/environment", f"{api}/sql?details=true", f"{api}/allexecutors"]:
+        with urllib.request.urlopen(ui + page) as answer:
+            pages[page] = answer.read().decode()
+    say("seen", {"processes": processes, "errors": errors, "pages": pages, "pid": os.getpid()})
+    spark.stop()
+    say("stopped")
+    sys.stdin.readline()
+
+
+main()

@@ -1,0 +1,118 @@
+"""Nothing that people or other programs see has a password of the storage in it, or the backend's token."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.s3 import s3_service
+from tests.spark.counting import Program
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # Short, since a socket's path is.
+    made = Path(tempfile.mkdtemp(prefix="secret-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+def listening_in(directory: Path) -> Path:
+    """An interpreter that notes the token before it runs the backend."""
+    script = directory / "python"
+    script.write_text(
+        f'#!/bin/sh\nread -r token\necho "$token" >> {directory}/token\n'
+        f'{{ echo "$token"; exec cat; }} | {sys.executable} "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def client_of(endpoint: str) -> Any:
+    import boto3
+
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    return boto3.client("s3", endpoint_url=endpoint, **keys)
+
+
+def stored(endpoint: str) -> dict[str, bytes]:
+    """The objects of the bucket."""
+    client = client_of(endpoint)
+    names = [found["Key"] for found in client.list_objects_v2(Bucket="bucket")["Contents"]]
+    return {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_no_secret_is_seen_anywhere(built: Path, directory: Path) -> None:
+    planted = f"planted-{secrets.token_hex(12)}"
+    seen = directory / "seen"
+    for name in ("events", "tmp"):
+        (seen / name).mkdir(parents=True)
+    confs = {
+        "spark.jars": str(built),
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file:{seen}/events",
+        "spark.local.dir": f"{seen}/tmp",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={seen}/tmp",
+        "spark.sql.streaming.stateStore.backend.python": str(listening_in(directory)),
+    }
+    with s3_service() as endpoint:
+        environment = {
+            "AWS_ACCESS_KEY_ID": "AKIA" + planted[-12:],
+            "AWS_SECRET_ACCESS_KEY": planted,
+            "AWS_SESSION_TOKEN": f"session-{planted}",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "FSSPEC_S3_ENDPOINT_URL": endpoint,
+        }
+        client_of(endpoint).create_bucket(Bucket="bucket")
+        wrong = ["s3://no-such-bucket/x", f"s3://me:{planted}@bucket/x", f"sftp://me:{planted}@host/x"]
+        with Program(
+            "secrets", environment, confs=confs, directory=str(seen), storage="s3://bucket/state", wrong=wrong
+        ) as program:
+            told = program.next("seen")
+            program.next("stopped")
+            program.end()
+            program._errors.seek(0)
+            logs = program._errors.read()
+        objects = stored(endpoint)
+    tokens = (directory / "token").read_text().split()
+    assert tokens
+    assert all(len(token) == 64 for token in tokens)
+    # It was all there to be searched.
+    assert any("chk-" in name for name in objects)
+    assert "spark.sql.shuffle.partitions" in told["pages"]["/environment/"]
+    assert "NoSuchBucket" in "".join(told["errors"]) or "bucket does not exist" in "".join(told["errors"])
+    assert "a URL with a password in it" in "".join(told["errors"])
+    assert "started state store backend" in logs
+    places = {
+        "logs": logs,
+        **{f"error {number}": error for number, error in enumerate(told["errors"])},
+        **{f"process {number}": line for number, line in enumerate(told["processes"])},
+        **{f"page {name}": page for name, page in told["pages"].items()},
+    }
+    files = {str(path): path.read_bytes() for path in seen.rglob("*") if path.is_file()}
+    assert any("/commits/" in name for name in files)
+    assert any("/events/" in name for name in files)
+    found = [
+        (place, secret)
+        for secret in (planted, *tokens)
+        for place, content in (
+            *objects.items(),
+            *files.items(),
+            *((k, v.encode()) for k, v in places.items()),
+        )
+        if secret.encode() in content
+    ]
+    assert found == []
