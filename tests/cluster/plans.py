@@ -16,12 +16,12 @@ from tests.cluster.run import Figures, Plan, run
 
 # What happens in a short run, 20 kills, and in each of the long ones, 30.
 _SHORT = {
-    "kill a backend": 9,
+    "kill a backend": 12,
     "kill a backend and the other executor": 1,
-    "kill an executor": 4,
+    "kill an executor": 3,
     "kill an executor whose backend goes on later": 1,
-    "kill a worker": 2,
-    "kill the driver": 2,
+    "kill a worker": 1,
+    "kill the driver": 1,
     "freeze a backend": 1,
     "freeze an executor": 1,
 }
