@@ -214,7 +214,8 @@ def test_synced_files_are_synced_with_the_directories_that_name_them(
     monkeypatch.setattr(os, "fsync", note)
     files = LocalFileSystem(fsync=True)
     files.make_directory(str(tmp_path / "d"))
-    assert synced == [str(tmp_path)]
+    # And what names that one: whoever made it may not have been so careful.
+    assert synced[:2] == [str(tmp_path), str(tmp_path.parent)]
     for write in (files.create, files.replace):
         synced.clear()
         write(str(tmp_path / "d" / write.__name__), b"1")

@@ -115,17 +115,19 @@ def sample(path: Path) -> Iterator[Damage]:
         yield from cuts(path)
         return
     yield from flips(path, stride=size // 2 + 1)
-    yield Damage(path, "emptied", b"")
     yield Damage(path, "the last byte cut off", path.read_bytes()[:-1])
 
 
 @mostly_1
 def test_verification_finds_whatever_happens_to_a_file(query: StoredQuery) -> None:
     files = sorted(path for path in query.directory.rglob("*") if path.is_file())
+    checksums = [path for path in files if path.suffix == ".crc"]
     for path in files:
+        if EFFORT == 1 and path in checksums[1:]:
+            continue
         state = [other for other in files if other.name == "_metadata" and other.parent != path.parent]
         in_its_place = state if path.name == "_metadata" else files[:1]
-        swaps = others(path, in_its_place if EFFORT > 1 else in_its_place[:2])
+        swaps = others(path, in_its_place if EFFORT > 1 else in_its_place[:1])
         for damage in (*sample(path), *swaps):
             with damaged(damage):
                 check_verified(query, damage)
@@ -141,8 +143,8 @@ def test_repair_goes_back_to_the_newest_batch_that_can_be_read_and_no_further(
         size = path.stat().st_size
         damages = [
             Damage(path, "missing", None),
-            Damage(path, "emptied", b""),
-            *flips(path, stride=size // 2 + 1),
+            *([Damage(path, "emptied", b"")] if EFFORT > 1 else []),
+            *flips(path, stride=size if EFFORT == 1 else size // 5 + 1),
             # What tells a format, as if a newer release had written it.
             *(one for one in flips(path) if one.what.endswith("of byte 8 flipped") and in_state(path)),
         ]

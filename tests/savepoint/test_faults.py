@@ -292,7 +292,7 @@ def run(model: Model, operation: Operation, fault: Fault) -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_what_is_cut_short_on_an_object_store_is_whole_or_not_there(operation: str) -> None:
     model = Model(FaultInjectingFileSystem(), False, False, (*KINDS[:3], "kill"))
-    for _, fault in some(faults(model, OPERATIONS[operation]), 7):
+    for _, fault in some(faults(model, OPERATIONS[operation]), 19):
         run(model, OPERATIONS[operation], fault)
 
 
@@ -328,8 +328,8 @@ def test_what_was_done_on_local_files_outlives_a_loss_of_power(tmp_path: Path, o
     disk.loss = LOSSES["nothing"]
     model = Model(disk, True, False, (*KINDS, "kill"))
     with installed(disk):
-        for number, fault in some(faults(model, OPERATIONS[operation]), 13):
-            losses = list(LOSSES) if EFFORT > 1 else [list(LOSSES)[number // 13 % len(LOSSES)]]
+        for number, fault in some(faults(model, OPERATIONS[operation]), 41):
+            losses = list(LOSSES) if EFFORT > 1 else [list(LOSSES)[number // 41 % len(LOSSES)]]
             for loss in losses if fault.kind == "lose_unsynced" else ["nothing"]:
                 disk.loss = LOSSES[loss]
                 run(model, OPERATIONS[operation], fault)
