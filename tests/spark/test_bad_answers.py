@@ -184,6 +184,17 @@ def test_any_other_answer_is_taken_or_refused(
     assert "java.lang.InternalError" not in kinds(thrown)
 
 
+def test_room_is_made_for_no_more_rows_than_there_are_bytes(spark: Any, answering: Path) -> None:
+    runtime = spark._jvm.java.lang.Runtime.getRuntime()
+    states = [STATE | {"rows": 1 << 40}]
+    before = runtime.totalMemory() - runtime.freeMemory()
+    for told in ({"bytesRead": 1000}, {"bytesRead": 1 << 60}):
+        thrown = load(spark, answering, control(LOADED | {"states": states} | told) + HANDLE + END)
+        assert "gave 0 keys" in messages(thrown)
+    # An index of so many rows would take terabytes.
+    assert runtime.totalMemory() - runtime.freeMemory() - before < 500 << 20
+
+
 def test_a_class_that_a_schema_names_is_not_made(spark: Any, answering: Path) -> None:
     planted = f"{OURS}Planted"
     column = {"type": "udt", "class": planted, "pyClass": "a.b", "sqlType": "long"}

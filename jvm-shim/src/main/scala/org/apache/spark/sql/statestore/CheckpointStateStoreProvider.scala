@@ -326,9 +326,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
       families = states.map { state =>
         // The operator says what its plain state is.
         val described = if (state.path("name").asText == schema.name) schema else FamilySchema.read(state)
-        val family = ColumnFamily.empty(described, state.path("since").asLong)
-        family.table.reserve(state.path("rows").asLong)
-        family
+        ColumnFamily.empty(described, state.path("since").asLong)
       }
       families.map(_.table)
     })

@@ -99,8 +99,9 @@ private[statestore] final class Backend private (python: String) extends Logging
       idle.push(connection)
       result
     } catch {
-      // The backend answered with an error and waits for the next request.
-      case e: BackendException if e.kind != "Transport" && e.kind != "Protocol" && !healthy =>
+      // The backend answered with an error and waits for the next request. After what is found in an answer on this
+      // side, more of that answer may come.
+      case e: BackendException if connection.kind == Frames.Error && e.kind != "Transport" && e.kind != "Protocol" =>
         roundTrips.increment()
         healthy = true
         idle.push(connection)

@@ -122,6 +122,15 @@ private[statestore] final class CheckpointClient(
       val found = Backend.answer(connection)
       val states = found.path("states")
       tables = tablesOf(Seq.tabulate(states.size)(states.get))
+      // What metadata says of rows is believed as far as there are bytes for them; the index grows by itself.
+      val most = if (found.has("files")) {
+        val files = new FileMessages(found.path("files"))
+        files.requireThere()
+        files.bytes
+      } else {
+        math.min(found.path("bytesRead").asLong, MostUnseenRows)
+      }
+      tables.indices.foreach(i => tables(i).reserve(math.min(states.get(i).path("rows").asLong, most)))
       val handle = receiveHandle(connection)
       if (found.has("files")) {
         expectEnd(connection)
@@ -408,4 +417,7 @@ private[statestore] object CheckpointClient {
 
   // Less is read sooner than a thread is started for it.
   private final val LargeBytes = 256L << 10
+
+  // Of files in which the backend has not looked yet.
+  private final val MostUnseenRows = 4L << 20
 }

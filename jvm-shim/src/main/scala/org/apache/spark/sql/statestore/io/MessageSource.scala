@@ -3,7 +3,7 @@ package org.apache.spark.sql.statestore.io
 import java.io.{Closeable, IOException}
 import java.nio.ByteBuffer
 import java.nio.channels.{ClosedByInterruptException, FileChannel}
-import java.nio.file.{InvalidPathException, Path, StandardOpenOption}
+import java.nio.file.{Files, InvalidPathException, Path, StandardOpenOption}
 import java.util.zip.CRC32
 
 import com.fasterxml.jackson.databind.JsonNode
@@ -70,6 +70,23 @@ private[io] final class FileMessages(streams: JsonNode) extends MessageSource wi
     sum
   }
 
+  /** Checks that the files are as long as is said, before memory is taken by what is said. */
+  def requireThere(): Unit = streams.forEach { stream =>
+    val start = stream.path("start").asLong
+    if (!stream.path("parts").isArray || start < 0) throw new UnreadableChangesException(s"$stream is no stream")
+    val size = try Files.size(pathOf(stream)) catch {
+      case e: IOException => throw new UnreadableChangesException(e.toString, e)
+    }
+    var left = size - start - HeaderBytes
+    stream.path("parts").forEach { part =>
+      val bytes = part.path(1).asLong
+      if (bytes < 0 || bytes > left) {
+        throw new UnreadableChangesException(s"${stream.path("path")} has no $bytes bytes more where a message lies")
+      }
+      left -= bytes
+    }
+  }
+
   override def next(into: StoredMessage): Boolean =
     try {
       var found = false
@@ -95,18 +112,19 @@ private[io] final class FileMessages(streams: JsonNode) extends MessageSource wi
     channel = null
   }
 
+  private def pathOf(stream: JsonNode): Path =
+    try Path.of(stream.path("path").asText) catch {
+      case e: InvalidPathException => throw new UnreadableChangesException(e.toString, e)
+    }
+
   private def stream: JsonNode = streams.get(index)
 
   private def parts: JsonNode = stream.path("parts")
 
   private def open(): Unit = {
-    val path = try Path.of(stream.path("path").asText) catch {
-      case e: InvalidPathException => throw new UnreadableChangesException(e.toString, e)
-    }
-    channel = FileChannel.open(path, StandardOpenOption.READ)
+    channel = FileChannel.open(pathOf(stream), StandardOpenOption.READ)
     position = stream.path("start").asLong
     part = 0
-    requireThere()
     checksum.reset()
     header.clear()
     fill(header)
@@ -114,20 +132,6 @@ private[io] final class FileMessages(streams: JsonNode) extends MessageSource wi
     val version = header.get(8) & 0xff | (header.get(9) & 0xff) << 8
     if (java.util.Arrays.mismatch(header.array, 0, 8, Magic, 0, 8) >= 0 || version > NewestFormat) {
       throw new UnreadableChangesException(s"${stream.path("path")} starts with what is no stream of changes")
-    }
-  }
-
-  // Before memory is taken for what may not be there.
-  private def requireThere(): Unit = {
-    var left = channel.size - position - HeaderBytes
-    if (!parts.isArray) throw new UnreadableChangesException(s"${stream.path("path")} is said to have no messages")
-    if (position < 0 || left < 0) throw new UnreadableChangesException(s"${stream.path("path")} ends before its header")
-    parts.forEach { part =>
-      val bytes = part.path(1).asLong
-      if (bytes < 0 || bytes > left) {
-        throw new UnreadableChangesException(s"${stream.path("path")} has no $bytes bytes more where a message lies")
-      }
-      left -= bytes
     }
   }
 
