@@ -14,7 +14,7 @@ from pathlib import Path
 
 import spark_statestore
 from tests.sessions import local_builder
-from tests.spark.counting import messages, say, wait_for_batch, wait_until
+from tests.spark.counting import messages, say, wait_until
 
 
 def gated(gates, name):
@@ -47,10 +47,21 @@ def start(spark, asked, order):
     )
 
 
+def reach(query, batch):
+    """Wait until a batch is done; while there is nothing to do Spark reports progress of the next one."""
+
+    def done():
+        if not query.isActive and query.exception() is not None:
+            raise query.exception()
+        return any(said.batchId >= batch and said.numInputRows for said in query.recentProgress)
+
+    assert wait_until(done, 120), f"batch {batch} was not reached: {query.lastProgress}"
+
+
 def answer(spark, asked, query, order):
     if order["do"] == "reach":
-        wait_for_batch(query, order["batch"])
-        return query.lastProgress.batchId
+        reach(query, order["batch"])
+        return order["batch"]
     if order["do"] == "fail":
         assert wait_until(lambda: not query.isActive, 90), "the query goes on"
         failure = query._jsq.exception()
