@@ -228,7 +228,7 @@ def test_what_says_it_is_huge_takes_no_memory(place: Path, make: Callable[[Path]
     make(place)
     said, most = limited(place)
     assert said.startswith("CorruptCheckpointError"), said
-    assert most < 400 << 10
+    assert most < 512 << 10
 
 
 def compressed(claim: int, codec: str) -> bytes:

@@ -13,9 +13,18 @@ from tests.sessions import local_builder
 from tests.spark.counting import say
 
 directory = json.loads(sys.argv[1])["directory"]
+settings: list[tuple[str, str]] = []
 for application in "first", "second":
     builder = local_builder(application, memory="512m")
-    spark = spark_statestore.configure(builder).getOrCreate()
+    if settings:
+        # The JVM has the jar by now.
+        for key, value in settings:
+            builder.config(key, value)
+    else:
+        builder = spark_statestore.configure(builder)
+    spark = builder.getOrCreate()
+    own = ("spark.app.", "spark.driver.port")
+    settings = [(k, v) for k, v in spark.sparkContext.getConf().getAll() if not k.startswith(own)]
     spark.createDataFrame(pd.DataFrame({"k": [1, 2, 2]})).coalesce(1).write.parquet(
         f"{directory}/input", "append"
     )
