@@ -191,7 +191,12 @@ def test_memory_for_a_payload_is_taken_as_it_arrives(backend: Backend, kind: Kin
         steady = stack.enter_context(backend.client())
         for _ in range(8):
             # 16 GiB are announced, and 8 bytes come.
-            stack.enter_context(backend.client()).socket.sendall(header + b"12345678")
+            waiting = stack.enter_context(backend.client()).socket
+            waiting.sendall(header + b"12345678")
+            waiting.settimeout(0.2)
+            # It waits for the rest, and has not failed for want of memory.
+            with pytest.raises(TimeoutError):
+                waiting.recv(1)
         assert steady.ask({"op": "explode"}).error["type"] == "ProtocolError"
         assert psutil.Process(backend.process.pid).memory_info().vms - before < 1 << 30
 
