@@ -73,6 +73,8 @@ def operator(
             STATE_STORE + "minDeltasForSnapshot": str(INTERVAL),
             # All of this state fits into the metadata.
             STATE_STORE + "backend.fileStateThreshold": "1m",
+            # So that bytes tell how many rows were written, not how alike they are.
+            STATE_STORE + "backend.compression": "none",
         },
     )
     found = []
@@ -107,7 +109,7 @@ def test_a_commit_that_fits_inline_writes_one_object_per_partition(operator: lis
     # Also where nothing changed there is a version to name.
     assert min(series(operator, "checkpointBytesWritten")) > 0
     sizes = series(operator, "checkpointBytesWritten")
-    assert sizes[1] < 0.8 * sizes[0]
+    assert sizes[1] < sizes[0] / 2
 
 
 def test_a_chain_grows_until_a_snapshot_replaces_it(operator: list[dict[str, Any]]) -> None:
