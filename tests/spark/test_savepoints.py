@@ -51,7 +51,7 @@ def eventually(holds: Callable[[], object], seconds: float = 40) -> None:
 
 
 def versions(store: Path) -> set[int]:
-    return {int(path.name[4:].partition("_")[0]) for path in store.glob("chk-*")}
+    return {int(path.parent.name[4:].partition("_")[0]) for path in store.glob("chk-*/_metadata")}
 
 
 class Running:
