@@ -15,13 +15,19 @@ from tests.spark.harness import Provider
 
 @pytest.mark.skipif(sys.platform != "linux", reason="tells loaded libraries from the process's memory map")
 def test_a_backend_that_has_committed_has_loaded_neither_pandas_nor_numpy(spark: Any, tmp_path: Path):
-    provider = Provider(spark, f"file:{tmp_path}")
+    # What other tests have had their backends load says nothing.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    provider = Provider(spark, f"file:{tmp_path}", backend__python=str(python))
     store = provider.open(0)
     store.put(("a", 1), (2, "b"))
     store.commit()
     provider.close()
-    pid = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness.backendPid(sys.executable)
-    loaded = [mapped.path for mapped in psutil.Process(pid).memory_maps()]
+    pid = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness.backendPid(str(python))
+    backend = psutil.Process(pid)
+    loaded = [mapped.path for mapped in backend.memory_maps()]
+    backend.kill()
     assert any("pyarrow" in path for path in loaded)
     assert [path for path in loaded if "pandas" in path or "numpy" in path] == []
 

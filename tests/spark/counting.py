@@ -124,6 +124,12 @@ def backends_of(jvm: int) -> list[psutil.Process]:
     return [p for p in psutil.Process(jvm).children(recursive=True) if runs(p, "spark_statestore.server")]
 
 
+def backend_of(session: Any) -> psutil.Process:
+    """The backend that the driver has started for the interpreter that this runs in."""
+    harness = session._jvm.org.apache.spark.sql.statestore.ProviderHarness
+    return psutil.Process(harness.backendPid(sys.executable))
+
+
 def runs(process: psutil.Process, what: str) -> bool:
     """Whether a process is there and has this in its command line."""
     try:

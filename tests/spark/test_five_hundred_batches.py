@@ -13,7 +13,7 @@ import pytest
 
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    backends_of,
+    backend_of,
     finish,
     jvm_of,
     start_counting,
@@ -93,7 +93,7 @@ def test_five_hundred_versions_leave_the_backend_as_it_was(
                 provider.snapshot()
                 provider.cleanup()
         if version + 1 in (150, 250, 350, 500):
-            (backend,) = backends_of(jvm.pid)
+            backend = backend_of(spark)
             samples[version + 1] = figures(jvm, backend, tmp_path)
     for provider, expected in zip(providers, rows, strict=True):
         store = provider.open_read(500)
@@ -114,7 +114,7 @@ def test_five_hundred_batches_leave_the_backend_as_it_was(
     start = time.monotonic()
     for batch in 150, 250, 350, 500:
         wait_for_batch(query, batch, seconds=900)
-        (backend,) = backends_of(jvm.pid)
+        backend = backend_of(spark)
         samples[batch] = figures(jvm, backend, tmp_path / "state")
     print(f"\n{500 / (time.monotonic() - start):.1f} batches a second")
     finish(session, query, 500)
