@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from spark_statestore.errors import ProtocolError
+from spark_statestore.state.handles.owner import is_attempt
 
 __all__ = ["check_request"]
 
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 _ID: Final = re.compile(r"[0-9A-Za-z]{1,64}")
 _LARGEST: Final = (1 << 63) - 1
 
@@ -29,10 +29,6 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return _is_number(value) and value >= 0
-
-
-def _is_attempt(value: Any) -> bool:
-    return isinstance(value, str) and _ATTEMPT.fullmatch(value) is not None
 
 
 def _is_id(value: Any) -> bool:
@@ -61,8 +57,9 @@ _STORE: Final[_Fields] = {
     "name": _is_text,
     "options": _is_options,
 }
+_MAYBE_OF_A_STORE: Final[_Fields] = {"commits": lambda value: value is None or _is_text(value)}
 
-_OF_A_VERSION: Final[_Fields] = {"version": _is_count, "attempt": _is_attempt, "idInPath": _is_flag}
+_OF_A_VERSION: Final[_Fields] = {"version": _is_count, "attempt": is_attempt, "idInPath": _is_flag}
 _STATES: Final[_Fields] = {"states": _is_list(lambda value: isinstance(value, dict))}
 
 # What every request of a kind has; and what it may have.
@@ -82,7 +79,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "changes": ({**_OF_A_VERSION, "state": _is_text}, {}),
     "commit": (
         {**_OF_A_VERSION, **_STATES, "hasParent": _is_flag, "hasBase": _is_flag},
-        {"parentAttempt": lambda value: value is None or _is_attempt(value)},
+        {"parentAttempt": lambda value: value is None or is_attempt(value), "oldestBase": _is_number},
     ),
     "materialise": ({"version": _is_count, **_STATES}, {}),
     "cleanup": ({**_OF_A_VERSION, "retainFrom": _is_count, "mostVersions": _is_number}, {}),
@@ -103,12 +100,8 @@ def check_request(request: Mapping[str, Any]) -> None:
     store = request.get("store")
     if not isinstance(store, dict):
         raise ProtocolError(f"the request {op!r} does not say of which store")
-    _check(op, store, _STORE)
-    required, optional = _FIELDS[op]
-    _check(op, request, required)
-    for name, fits in optional.items():
-        if name in request and not fits(request[name]):
-            raise _unfit(op, name, request[name])
+    _check(op, store, _STORE, _MAYBE_OF_A_STORE)
+    _check(op, request, *_FIELDS[op])
     if op == "cleanup" and request["retainFrom"] > request["version"]:
         raise ProtocolError(
             f"the request 'cleanup' is to discard the newest version, {request['version']}: it retains from "
@@ -116,13 +109,12 @@ def check_request(request: Mapping[str, Any]) -> None:
         )
 
 
-def _check(op: str, node: Mapping[str, Any], fields: _Fields) -> None:
-    for name, fits in fields.items():
+def _check(op: str, node: Mapping[str, Any], required: _Fields, optional: _Fields) -> None:
+    for name in required:
         if name not in node:
             raise ProtocolError(f"the request {op!r} lacks {name!r}")
-        if not fits(node[name]):
-            raise _unfit(op, name, node[name])
-
-
-def _unfit(op: str, name: str, value: object) -> ProtocolError:
-    return ProtocolError(f"the request {op!r} has {value!r:.80} as {name!r}, which that cannot be")
+    for name, fits in (*required.items(), *optional.items()):
+        if name in node and not fits(node[name]):
+            raise ProtocolError(
+                f"the request {op!r} has {node[name]!r:.80} as {name!r}, which that cannot be"
+            )

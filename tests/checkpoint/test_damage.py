@@ -31,9 +31,7 @@ Rows = dict[bytes, bytes]
 
 # That a newer release wrote it is not said of what is damaged: nobody could repair it.
 DETECTED = (CorruptCheckpointError, CheckpointNotFoundError)
-REMEDY = re.compile(
-    r"[Cc]opy it back from a backup|back from a backup|[Uu]pgrade|[Ss]tart from|Check that|restore an earlier version"
-)
+REMEDY = re.compile(r"[Cc]opy it back from a backup|back from a backup|[Uu]pgrade|[Ss]tart from|Check that")
 
 
 def _messages(store: VersionStore, name: CheckpointName) -> None:

@@ -219,6 +219,30 @@ def test_a_payload_of_any_size_arrives_whole(size: int) -> None:
         assert (len(frame.payload), zlib.crc32(frame.payload)) == (size, zlib.crc32(payload))
 
 
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("store", "commits"), 7),
+        (("store", "commits"), "commits\0"),
+        (("oldestBase",), "1"),
+        (("oldestBase",), True),
+        (("oldestBase",), 1 << 63),
+    ],
+)
+def test_what_a_request_may_say_is_checked_too(
+    backend: Backend, tmp_path: Path, where: tuple[str, ...], value: Any
+) -> None:
+    request = commit(tmp_path, 1, attempt())
+    sound = (Kind.DATA, message({b"a": b"1"}), 0)
+    changed(request, where, value)
+    with backend.client() as client:
+        error = client.ask(request, sound).error
+        assert error["type"] == "ProtocolError", error
+        assert where[-1] in error["message"]
+        changed(request, where, {"commits": str(tmp_path / "commits"), "oldestBase": -1}[where[-1]])
+        assert client.ask(request, sound).error is None
+
+
 def test_the_newest_version_is_never_cleaned_up(backend: Backend, tmp_path: Path) -> None:
     mine = attempt()
     with backend.client() as client:

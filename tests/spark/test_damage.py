@@ -16,7 +16,7 @@ from tests.figures import count
 from tests.spark.counting import messages
 from tests.spark.harness import Family, Provider, Row
 
-REMEDY = re.compile(r"back from a backup|[Uu]pgrade|[Ss]tart from|Check that|restore an earlier version")
+REMEDY = re.compile(r"back from a backup|[Uu]pgrade|[Ss]tart from|Check that")
 
 Rows = dict[Row, Row]
 

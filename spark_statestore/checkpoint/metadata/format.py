@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import json
-import re
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,7 @@ from spark_statestore.errors import (
     StateTooLargeError,
     UnsupportedFormatError,
 )
-from spark_statestore.state.handles.owner import METADATA_MAGIC
+from spark_statestore.state.handles.owner import METADATA_MAGIC, is_attempt
 
 __all__ = [
     "INLINE_STATE_OFFSET",
@@ -59,7 +58,6 @@ _LARGEST_BODY: Final = 64 << 20
 _LARGEST_PROPERTIES: Final = 16 << 20
 _LARGEST_STATE: Final = (1 << 31) - 1
 
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 
 # More than the metadata of most versions; less than what is worth a second request.
 _READ_AT_ONCE: Final = 256 * 1024
@@ -206,13 +204,10 @@ def read_object(files: FileSystem, path: str) -> bytes:
     OSError
         If it cannot be read.
     """
-    start = files.read(path, 0, _READ_AT_ONCE)
-    if len(start) < _READ_AT_ONCE or start[: len(METADATA_MAGIC)] != METADATA_MAGIC:
+    start, lengths = _read_start(files, path)
+    if lengths is None:
         return start
-    *_, inline_length, body_length = _HEADER.unpack_from(start)
-    if inline_length > _LARGEST_STATE or body_length > _LARGEST_BODY:
-        return start
-    rest = _HEADER.size + inline_length + body_length + _FOOTER.size - len(start)
+    rest = _HEADER.size + sum(lengths) + _FOOTER.size - len(start)
     return start + files.read(path, len(start), max(0, rest) + 1)
 
 
@@ -224,14 +219,22 @@ def read_without_state(files: FileSystem, path: str) -> bytes:
     OSError
         If it cannot be read.
     """
+    start, lengths = _read_start(files, path)
+    if lengths is None:
+        return start
+    inline, body = lengths
+    return start[: _HEADER.size] + files.read(path, _HEADER.size + inline, body + _FOOTER.size + 1)
+
+
+def _read_start(files: FileSystem, path: str) -> tuple[bytes, tuple[int, int] | None]:
+    """An object's beginning, and how long its inline state and its body are; None if that is all there is to read."""
     start = files.read(path, 0, _READ_AT_ONCE)
     if len(start) < _READ_AT_ONCE or start[: len(METADATA_MAGIC)] != METADATA_MAGIC:
-        return start
+        return start, None
     *_, inline_length, body_length = _HEADER.unpack_from(start)
     if inline_length > _LARGEST_STATE or body_length > _LARGEST_BODY:
-        return start
-    rest = body_length + _FOOTER.size
-    return start[: _HEADER.size] + files.read(path, _HEADER.size + inline_length, rest + 1)
+        return start, None
+    return start, (inline_length, body_length)
 
 
 def decode_object(data: bytes, where: str, *, without_state: bool = False) -> MetadataObject:
@@ -350,7 +353,7 @@ def require_count(value: Any) -> None:
 def require_attempt(value: Any) -> None:
     """Fail with a `TypeError` or a `ValueError` if a property names no attempt: it becomes a part of paths."""
     require_type(value, str)
-    if not _ATTEMPT.fullmatch(value):
+    if not is_attempt(value):
         raise ValueError(f"{value!r:.40} names no attempt")
 
 

@@ -35,6 +35,7 @@ from spark_statestore.errors import (
 )
 from spark_statestore.state.handles.codec import HandleContext
 from spark_statestore.state.handles.file import discard_file
+from spark_statestore.state.handles.owner import ATTEMPT
 
 __all__ = ["DAY", "Collection", "Orphan", "gc"]
 
@@ -43,7 +44,7 @@ DAY: Final = 24 * 3600.0
 
 _TRIES: Final = 5
 
-_OF_AN_ATTEMPT: Final = re.compile(re.escape(METADATA_FILE_NAME) + r"\.[0-9a-f]{16}")
+_OF_AN_ATTEMPT: Final = re.compile(rf"{re.escape(METADATA_FILE_NAME)}\.{ATTEMPT}")
 
 
 @dataclass(frozen=True, slots=True)

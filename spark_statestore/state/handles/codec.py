@@ -26,6 +26,7 @@ from spark_statestore.state.handles.file import (
 from spark_statestore.state.handles.incremental import ChainEntry, IncrementalStateHandle
 from spark_statestore.state.handles.memory import ByteStreamStateHandle
 from spark_statestore.state.handles.operator import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.state.handles.owner import is_attempt
 from spark_statestore.state.handles.placeholder import PlaceholderStreamStateHandle
 from spark_statestore.state.messages import BatchEncoder
 from spark_statestore.state.objects import StateObject
@@ -123,7 +124,8 @@ class HandleContext:
         """The error for a handle that leads out of the directory."""
         return CorruptCheckpointError(
             f"a handle of {self.files.url(self.directory)} points outside of that directory, to {path!r:.200}, or "
-            "gets there by a link. The metadata is damaged or was tampered with; restore an earlier version."
+            "gets there by a link. The metadata is damaged or was tampered with. Copy it back from a backup, or start from "
+            "an earlier version; nothing was changed."
         )
 
     def _is_own(self, relative: str) -> bool:
@@ -133,7 +135,6 @@ class HandleContext:
 
 # What files and directories of this package are called: nothing that a file system reads as more than a name.
 _NAME: Final = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]*")
-_ATTEMPT: Final = re.compile(r"[0-9a-f]{16}")
 
 
 def _stays_below(relative: str) -> bool:
@@ -203,8 +204,8 @@ def decode_handle(
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(
-            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged; "
-            "restore an earlier version."
+            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged. Copy it back "
+            "from a backup, or start from an earlier version; nothing was changed."
         ) from error
 
 
@@ -361,7 +362,7 @@ class _Nodes:
 
     def require_owner(self, row: dict[str, Any], context: HandleContext) -> None:
         # It becomes a part of a path.
-        if not _ATTEMPT.fullmatch(row["owner"]):
+        if not is_attempt(row["owner"]):
             raise ValueError(f"{row['owner']!r:.40} names no attempt")
         context.resolve(f"{row['path']}.{row['owner']}")
 

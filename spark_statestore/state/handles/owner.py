@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from typing import Any, Final
 
-__all__ = ["METADATA_MAGIC", "owner_of"]
+__all__ = ["ATTEMPT", "METADATA_MAGIC", "is_attempt", "owner_of"]
 
 METADATA_MAGIC: Final = b"\x89SSTM\r\n\x1a"
 """The first bytes of every metadata object."""
 
-_ATTEMPT: Final = slice(16, 24)
+ATTEMPT: Final = r"[0-9a-f]{16}"
+"""What attempts are called, as a regular expression."""
+
+_IN_HEADER: Final = slice(16, 24)
 _HEADER_SIZE: Final = 40
+
+
+_ATTEMPT: Final = re.compile(ATTEMPT)
+
+
+def is_attempt(value: Any) -> bool:
+    """Whether this is the name of an attempt."""
+    return isinstance(value, str) and _ATTEMPT.fullmatch(value) is not None
 
 
 def owner_of(data: bytes) -> str | None:
@@ -23,4 +35,4 @@ def owner_of(data: bytes) -> str | None:
     """
     if len(data) < _HEADER_SIZE or not data.startswith(METADATA_MAGIC):
         return None
-    return data[_ATTEMPT].hex()
+    return data[_IN_HEADER].hex()
