@@ -11,9 +11,10 @@ from spark_statestore.errors import (
     CheckpointIOError,
     CheckpointNotFoundError,
     ForeignCheckpointError,
+    StateLostError,
 )
 
-__all__ = ["absent_version"]
+__all__ = ["absent_version", "not_kept"]
 
 # Files of Spark's own providers: <version>[_<id>].<kind>.
 _SPARKS_FILES = re.compile(r"\d+(_[0-9A-Za-z-]+)?\.(delta|snapshot|zip|changelog)")
@@ -58,4 +59,27 @@ def absent_version(files: FileSystem, directory: str, where: str, attempt: str |
         "(spark.sql.streaming.stateStore.backend.numRetained), the checkpoint was copied without it, or the "
         "query was started with another storage or checkpointsDir. Copy it back from a backup, set the option as it was, "
         "or start from a version that is there."
+    )
+
+
+def not_kept(where: str, kept: tuple[int, int] | None) -> CheckpointError:
+    """The error to raise for a version that the driver was to keep.
+
+    Parameters
+    ----------
+    where
+        The version and its place, for the message.
+    kept
+        The first and the last version of the store that the driver keeps, None if there are none.
+    """
+    if kept is not None:
+        return CheckpointNotFoundError(
+            f"{where} is not kept on the driver, which keeps the versions {kept[0]} to {kept[1]} of this store. It is "
+            "older than what is retained (spark.sql.streaming.stateStore.backend.numRetained), or an application that "
+            "has ended kept it. Start from a version that is there."
+        )
+    return StateLostError(
+        f"{where} was kept only on the driver of an application that has ended, and the driver of this one keeps "
+        "nothing of the store. The option storage=memory without checkpointsDir keeps nothing beyond its "
+        "application; to survive that, set checkpointsDir, or storage=filesystem, before the query starts."
     )

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.absent import absent_version
+from spark_statestore.checkpoint.absent import absent_version, not_kept
 from spark_statestore.checkpoint.accepted import CommitLog
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
@@ -45,9 +45,7 @@ from spark_statestore.checkpoint.streams import CheckpointedStateScope
 from spark_statestore.errors import (
     CheckpointError,
     CheckpointIOError,
-    CheckpointNotFoundError,
     CorruptCheckpointError,
-    StateLostError,
     UnsupportedFormatError,
 )
 from spark_statestore.options import StorageOptions
@@ -494,20 +492,5 @@ class VersionStore:
 
     def _not_found(self, name: CheckpointName, attempt: str | None = None) -> CheckpointError:
         if self.options.is_kept_elsewhere:
-            return self._not_kept(name)
+            return not_kept(f"{self.store}, {name} of {self.url}", self._kept_range)
         return absent_version(self._files, self._directory, self.where(name), attempt)
-
-    def _not_kept(self, name: CheckpointName) -> CheckpointError:
-        which = f"{self.store}, {name} of {self.url}"
-        if self._kept_range is not None:
-            return CheckpointNotFoundError(
-                f"{which} is not kept on the driver, which keeps the versions {self._kept_range[0]} to "
-                f"{self._kept_range[1]} of this store. It is older than what is retained "
-                "(spark.sql.streaming.stateStore.backend.numRetained), or an application that has ended kept it. "
-                "Start from a version that is there."
-            )
-        return StateLostError(
-            f"{which} was kept only on the driver of an application that has ended, and the driver of this one keeps "
-            "nothing of the store. The option storage=memory without checkpointsDir keeps nothing beyond its "
-            "application; to survive that, set checkpointsDir, or storage=filesystem, before the query starts."
-        )

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["BatchEncoder", "MessageShape", "number_of_buffers", "shape_of"]
+__all__ = ["BatchEncoder", "MessageShape", "shape_of"]
 
 _PREFIX: Final = struct.Struct("<iI")
 _U16: Final = struct.Struct("<H")
@@ -148,11 +148,6 @@ def shape_of(message: pa.Buffer) -> MessageShape:
     if plain > _LARGEST_BATCH:
         raise pa.ArrowInvalid(f"a batch of {plain} bytes")
     return MessageShape(count, plain)
-
-
-def number_of_buffers(message: pa.Buffer) -> int:
-    """How many buffers a record batch message has, see `shape_of`."""
-    return shape_of(message).buffers
 
 
 def _plain_bytes(body: memoryview, at: int, size: int, codec: int) -> int:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from spark_statestore.state.change_batches import CHANGE_SCHEMA, pack
-from spark_statestore.state.messages import number_of_buffers
+from spark_statestore.state.messages import shape_of
 from tests.spark.harness import Family, Provider
 from tests.spark.test_cold_loads import reading, rows_at, run_batch
 from tests.state.damage import encoded, without_offsets
@@ -131,7 +131,7 @@ def test_what_a_commit_writes_has_no_offsets_where_lengths_are_the_same(
     for version, changes in enumerate(changed):
         run_batch(writer, version, family, changes)
         (new,) = set(tmp_path.glob("state/0/0/shared/*")) - {path for path, _ in found}
-        found.append((new, number_of_buffers(pa.py_buffer(new.read_bytes()[16:]))))
+        found.append((new, shape_of(pa.py_buffer(new.read_bytes()[16:])).buffers))
     writer.close()
     assert [buffers for _, buffers in found] == [6, 6, 8, 6]
     before = reading(spark).decodedLoads()

@@ -29,7 +29,7 @@ from spark_statestore.state.handles import (
     OperatorStreamStateHandle,
     StateMetaInfo,
 )
-from spark_statestore.state.messages import number_of_buffers
+from spark_statestore.state.messages import shape_of
 from tests.checkpoint.stores import SMALL_FILES, commit, message, open_store, rows_of
 from tests.state.damage import without_offsets
 from tests.trees import files_below
@@ -107,7 +107,7 @@ def test_changes_come_back_in_their_order(batches: list[tuple[str, list[Change]]
 )
 def test_a_batch_without_offsets_has_keys_and_values_of_one_length(rows: list[Change], buffers: int) -> None:
     message = packed(rows)
-    assert number_of_buffers(message) == buffers
+    assert shape_of(message).buffers == buffers
     found = read_change_batch(message, full=True)
     assert found.schema == CHANGE_SCHEMA
     assert [tuple(row.values()) for row in found.to_pylist()] == rows
@@ -129,7 +129,7 @@ def test_lengths_that_rows_do_not_divide_are_refused(
     codec: str | None, key: int, value: int, rows: int, told: str
 ) -> None:
     message = without_offsets(key, value, rows, codec)
-    assert number_of_buffers(message) == 6
+    assert shape_of(message).buffers == 6
     with pytest.raises(pa.ArrowException, match=told):
         read_change_batch(message, full=True)
 
@@ -142,7 +142,7 @@ def test_a_number_of_buffers_that_is_not_known_is_refused() -> None:
         pa.record_batch({name: [b"x"] for name in "abcd"}),
     ):
         message = batch.serialize()
-        with pytest.raises(pa.ArrowInvalid, match=rf"in {number_of_buffers(message)} buffers"):
+        with pytest.raises(pa.ArrowInvalid, match=rf"in {shape_of(message).buffers} buffers"):
             read_change_batch(message, full=True)
 
 
@@ -150,7 +150,7 @@ def test_a_number_of_buffers_that_is_not_known_is_refused() -> None:
 def test_what_is_compressed_is_packed(codec: str) -> None:
     even = batch([(0, b"%03d" % i, zlib.crc32(b"%d" % i).to_bytes(4, "big") * 4) for i in range(500)])
     small = compress(even, codec)
-    assert number_of_buffers(small) == 6
+    assert shape_of(small).buffers == 6
     assert small.size < 500 * 16
     assert read_change_batch(small, full=True) == read_change_batch(even, full=True)
 
