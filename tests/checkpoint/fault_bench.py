@@ -68,6 +68,19 @@ MODELS = {
     ),
 }
 
+
+def faults_at(calls: Iterable[Call], kinds: Iterable[FaultKind]) -> Iterator[Fault]:
+    """A fault of every kind at every call, without those that are the same there as a call that fails."""
+    kinds = tuple(kinds)
+    for call in calls:
+        for kind in kinds:
+            if kind == "tear" and call.operation not in TEARABLE:
+                continue
+            if kind == "fail_after" and call.operation in READ_ONLY:
+                continue
+            yield Fault(kind, call.number)
+
+
 _numbers = itertools.count()
 
 
@@ -224,16 +237,8 @@ class Operation:
         return calls
 
     def faults(self, model: Model, *, survives: bool) -> Iterator[Fault]:
-        for call in self.calls(model):
-            for kind in model.kinds:
-                if survives and kind in ("kill", "lose_unsynced"):
-                    continue
-                # Otherwise the same as a call that fails.
-                if kind == "tear" and call.operation not in TEARABLE:
-                    continue
-                if kind == "fail_after" and call.operation in READ_ONLY:
-                    continue
-                yield Fault(kind, call.number)
+        ended = ("kill", "lose_unsynced") if survives else ()
+        return faults_at(self.calls(model), [kind for kind in model.kinds if kind not in ended])
 
     def run(self, model: Model, fault: Fault, *, survives: bool, power_fails: bool = False) -> None:
         """Cut the operation short and see whether everything is as it was promised.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -23,9 +23,9 @@ from spark_statestore.errors import (
     StateStoreError,
 )
 from spark_statestore.state.handles import StreamStateHandle
-from spark_statestore.testing.faults import Call, CrashedError, Fault
+from spark_statestore.testing.faults import CrashedError, Fault
 from tests.checkpoint.fault_bench import MODELS as ALL_MODELS
-from tests.checkpoint.fault_bench import READ_ONLY, TEARABLE, Model
+from tests.checkpoint.fault_bench import Model, faults_at
 
 STATE = b"s" * 300
 METADATA = b"m" * 200
@@ -136,16 +136,6 @@ CASES: dict[str, Callable[[Place], str | None]] = {
 }
 
 
-def faults(model: Model, calls: list[Call]) -> Iterator[Fault]:
-    for call in calls:
-        for kind in model.kinds:
-            if kind == "tear" and call.operation not in TEARABLE:
-                continue
-            if kind == "fail_after" and call.operation in READ_ONLY:
-                continue
-            yield Fault(kind, call.number)
-
-
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", ["filesystem", "memory"])
 @pytest.mark.parametrize("case", CASES)
@@ -158,7 +148,7 @@ def test_what_is_cut_short_is_whole_or_can_be_removed_and_repeated(case: str, ki
     place.fs.crash()
     place.fs.restart()
     check_whole(place, pointer)
-    for fault in faults(MODELS[model], calls):
+    for fault in faults_at(calls, MODELS[model].kinds):
         place = Place(MODELS[model], kind)
         place.fs.inject(fault)
         try:
@@ -217,7 +207,7 @@ def test_a_completed_checkpoint_can_be_disposed_of_again_after_an_error(model: s
     place, completed = complete()
     place.fs.inject()
     dispose(completed)
-    for fault in faults(MODELS[model], place.fs.calls):
+    for fault in faults_at(place.fs.calls, MODELS[model].kinds):
         place, completed = complete()
         place.fs.inject(fault)
         with contextlib.suppress(OSError, CrashedError):
@@ -245,7 +235,7 @@ def test_metadata_that_is_there_survives_every_attempt_to_write_it_again() -> No
         place.fs.inject()
         with pytest.raises(CheckpointExistsError):
             write()
-        for fault in faults(model, place.fs.calls):
+        for fault in faults_at(place.fs.calls, model.kinds):
             place.fs.inject(fault)
             with contextlib.suppress(OSError, CrashedError):
                 write()

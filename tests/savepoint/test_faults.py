@@ -34,7 +34,7 @@ from spark_statestore.savepoint.api import (
 from spark_statestore.savepoint.pins import list_pins
 from spark_statestore.savepoint.savepoint import KINDS as KINDS_OF_SAVEPOINTS
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
-from tests.checkpoint.fault_bench import KINDS, READ_ONLY, TEARABLE, Model, some
+from tests.checkpoint.fault_bench import KINDS, READ_ONLY, Model, faults_at, some
 from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
 from tests.effort import EFFORT
 from tests.figures import count
@@ -242,16 +242,10 @@ def faults(model: Model, operation: Operation) -> Iterator[Fault]:
     scene.fs.inject()
     operation.check(scene, True)
     scene.remove()
-    for call in calls:
+    if EFFORT == 1:
         # What is read in vain changes nothing.
-        if EFFORT == 1 and call.operation in READ_ONLY and call.number % 5:
-            continue
-        for kind in model.kinds:
-            if kind == "tear" and call.operation not in TEARABLE:
-                continue
-            if kind == "fail_after" and call.operation in READ_ONLY:
-                continue
-            yield Fault(kind, call.number)
+        calls = [call for call in calls if call.operation not in READ_ONLY or call.number % 5 == 0]
+    return faults_at(calls, model.kinds)
 
 
 def run(model: Model, operation: Operation, fault: Fault) -> None:

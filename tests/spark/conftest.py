@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.spark.families import OURS, Open, open_provider
-from tests.spark.harness import ROCKSDB, Provider, Store
+from tests.spark.families import OURS, open_provider
+from tests.spark.harness import ROCKSDB, Open, Provider, Store
 
 
 @pytest.fixture(params=[OURS, ROCKSDB], ids=["ours", "rocksdb"])

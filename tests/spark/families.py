@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import spark_statestore
 from tests.spark.harness import CLEAN_AT_ONCE, Family, Provider, Row, Store
 
 OURS = spark_statestore.PROVIDER_CLASS
-Open = Callable[..., Provider]
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 TIMES = Family("times", key="t bigint, a string", spec=("range", 0))

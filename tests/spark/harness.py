@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import spark_statestore
@@ -143,6 +145,23 @@ class Provider:
         number = next(_numbers)
         self._harness.run(json.dumps([(operation, number, *arguments)]))
         return Store(self._harness, number)
+
+
+Open = Callable[..., Provider]
+
+
+@contextmanager
+def instances(spark: Any, place: Path, **confs: str) -> Iterator[Open]:
+    """Opens instances of one store, as several executors would; all are closed in the end."""
+    opened = []
+
+    def open_instance(**more: str) -> Provider:
+        opened.append(Provider(spark, f"file:{place}", **confs | more))
+        return opened[-1]
+
+    yield open_instance
+    for provider in opened:
+        provider.close()
 
 
 class Operations:

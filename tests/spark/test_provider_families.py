@@ -17,13 +17,12 @@ from tests.spark.families import (
     TIMES,
     A,
     B,
-    Open,
     created,
     numbers,
     ours_alone,
     value,
 )
-from tests.spark.harness import Family, Store
+from tests.spark.harness import Family, Open, Store
 
 
 @ours_alone

@@ -15,13 +15,12 @@ from tests.spark.families import (
     TIMES,
     A,
     B,
-    Open,
     created,
     numbers,
     ours_alone,
     value,
 )
-from tests.spark.harness import Family, Row, Store
+from tests.spark.harness import Family, Open, Row, Store
 
 INVALID = "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME"
 RESERVED = "STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS"

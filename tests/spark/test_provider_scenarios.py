@@ -9,16 +9,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from tests.spark.harness import CLEAN_AT_ONCE, Provider, Row, Store
-
-Open = Callable[..., Provider]
+from tests.spark.harness import CLEAN_AT_ONCE, Open, Provider, Row, Store, instances
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 LARGE = 30_000
@@ -42,17 +40,8 @@ def checkpoint_format(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def instance(spark: Any, tmp_path: Path, checkpoint_format: int) -> Iterator[Open]:
-    """Opens instances of one store, as several executors would."""
-    opened = []
-
-    def open_instance(**confs: str) -> Provider:
-        settings = {"checkpointFormatVersion": str(checkpoint_format)} | CLEAN_AT_ONCE | confs
-        opened.append(Provider(spark, f"file:{tmp_path}", **settings))
-        return opened[-1]
-
-    yield open_instance
-    for provider in opened:
-        provider.close()
+    with instances(spark, tmp_path, checkpointFormatVersion=str(checkpoint_format), **CLEAN_AT_ONCE) as opens:
+        yield opens
 
 
 def commit(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,7 @@ from spark_statestore.checkpoint.metadata import StoreId
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
-from tests.spark.harness import CLEAN_AT_ONCE, Provider, Row, Store
-
-Open = Callable[..., Provider]
+from tests.spark.harness import CLEAN_AT_ONCE, Open, Provider, Row, Store, instances
 
 A, B = ("a", 1), ("b", 1)
 LARGE = 30_000
@@ -32,17 +30,8 @@ def checkpoint_format(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def instance(spark: Any, tmp_path: Path, checkpoint_format: int) -> Iterator[Open]:
-    """Opens instances of one store, as several executors would."""
-    opened = []
-
-    def open_instance(**confs: str) -> Provider:
-        settings = SETTINGS | {"checkpointFormatVersion": str(checkpoint_format)} | confs
-        opened.append(Provider(spark, f"file:{tmp_path}", **settings))
-        return opened[-1]
-
-    yield open_instance
-    for provider in opened:
-        provider.close()
+    with instances(spark, tmp_path, checkpointFormatVersion=str(checkpoint_format), **SETTINGS) as opens:
+        yield opens
 
 
 def value(number: int, text: str | int = "") -> Row:

@@ -12,7 +12,7 @@ import pytest
 from spark_statestore.errors import CheckpointNotFoundError, StateStoreError
 from spark_statestore.state.operator import ListStateDescriptor, QueryOperatorState
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
-from tests.checkpoint.fault_bench import KINDS, READ_ONLY, TEARABLE, Model, some
+from tests.checkpoint.fault_bench import KINDS, Model, faults_at, some
 from tests.checkpoint.local_disk import LOSSES, LocalDisk, installed
 from tests.damage import cuts, damaged, flips, others
 from tests.effort import EFFORT
@@ -70,13 +70,7 @@ def run(model: Model, values: list[str], fault: Fault | None) -> list[Fault]:
         model.fs.crash()
         model.fs.restart()
     assert read(location, 3) == values
-    return [
-        Fault(kind, call.number)
-        for call in calls
-        for kind in model.kinds
-        if not (kind == "tear" and call.operation not in TEARABLE)
-        and not (kind == "fail_after" and call.operation in READ_ONLY)
-    ]
+    return list(faults_at(calls, model.kinds))
 
 
 @pytest.fixture(params=["objects", "local"])
