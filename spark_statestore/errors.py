@@ -13,7 +13,8 @@
     ├── StorageError                                     the place where state is kept
     │   ├── StorageURLError         (ValueError)         a URL that names no usable storage
     │   ├── MissingDriverError      (ImportError)        the fsspec driver of a URL is not installed
-    │   └── StorageUnavailableError (OSError)            the file system of a URL cannot be opened
+    │   ├── StorageUnavailableError (OSError)            the file system of a URL cannot be opened
+    │   └── StorageTimeoutError     (TimeoutError)       it did not answer in time
     ├── IllegalStateError           (RuntimeError)       an operation at the wrong moment
     └── CheckpointError                                  one checkpoint, or one stream of it
         ├── CheckpointIOError       (OSError)            it could not be read or written
@@ -59,6 +60,7 @@ __all__ = [
     "StateStoreError",
     "StateTooLargeError",
     "StorageError",
+    "StorageTimeoutError",
     "StorageURLError",
     "StorageUnavailableError",
     "UnsupportedFormatError",
@@ -116,6 +118,10 @@ class MissingDriverError(StorageError, ImportError):
 
 class StorageUnavailableError(StorageError, OSError):
     """Raised when the file system of a URL cannot be opened."""
+
+
+class StorageTimeoutError(StorageError, TimeoutError):
+    """Raised when storage did not answer within the time that a call may take."""
 
 
 class IllegalStateError(StateStoreError, RuntimeError):

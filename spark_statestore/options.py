@@ -31,6 +31,12 @@ DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
 DEFAULT_INLINE_CHANGES = 32 * 1024 * 1024
 """The default of what a commit of a store keeps inside the metadata, in bytes."""
 
+DEFAULT_STORAGE_RETRIES = 5
+"""How often a call of remote storage is made again by default."""
+
+DEFAULT_STORAGE_TIMEOUT = 120
+"""Seconds that a call of storage may take by default."""
+
 _SIZE = re.compile(r"\s*(\d+)\s*(b|[kmg]i?b?)?\s*", re.IGNORECASE)
 _UNITS = {"b": 0, "k": 10, "m": 20, "g": 30}
 
@@ -128,6 +134,24 @@ OPTIONS: tuple[Option, ...] = (
         "boolean",
         "false",
         "local files: sync files and directories before a commit returns",
+    ),
+    Option(
+        "storageTimeoutSeconds",
+        "integer",
+        "120",
+        "so long a call of storage may take, or a backend be silent; then the batch fails, and its task can be run "
+        "again. The largest file that is written in one go must fit in",
+        least=1,
+        most=86_400,
+    ),
+    Option(
+        "storageRetries",
+        "integer",
+        "5",
+        "how often a call of storage is made again that failed for the moment (a connection that broke, 429, 500, "
+        "502, 503, 504), with pauses of 0.1 s to 10 s that grow. Local files are never tried again",
+        least=0,
+        most=20,
     ),
     Option(
         "maxHeapBytes",
@@ -241,6 +265,10 @@ class StorageOptions:
         Codec of the Arrow buffers, None for none.
     fsync
         Whether local files are synced before a commit returns.
+    storage_timeout
+        Seconds that a call of storage may take.
+    storage_retries
+        How often a call of remote storage is made again.
     """
 
     storage: str = "filesystem"
@@ -249,6 +277,8 @@ class StorageOptions:
     file_state_threshold: int = DEFAULT_INLINE_CHANGES
     compression: str | None = "zstd"
     fsync: bool = False
+    storage_timeout: int = DEFAULT_STORAGE_TIMEOUT
+    storage_retries: int = DEFAULT_STORAGE_RETRIES
 
     @property
     def is_kept_elsewhere(self) -> bool:
@@ -273,6 +303,8 @@ class StorageOptions:
             file_state_threshold=parse_size(values.get("fileStateThreshold", "32m")) or 0,
             compression=None if compression == "none" else compression,
             fsync=values.get("fsync", "false") == "true",
+            storage_timeout=int(values.get("storageTimeoutSeconds", DEFAULT_STORAGE_TIMEOUT)),
+            storage_retries=int(values.get("storageRetries", DEFAULT_STORAGE_RETRIES)),
         )
 
 

@@ -30,6 +30,8 @@ GOOD = {
     "numRetained": [1, "1000000000"],
     "compression": ["none", "lz4", "zstd"],
     "fsync": ["true", "false", True, False],
+    "storageTimeoutSeconds": ["1", 120, "86400"],
+    "storageRetries": ["0", 5, "20"],
     "maxHeapBytes": ["0", "2g"],
     "python": ["/usr/bin/python3"],
 }
@@ -43,6 +45,8 @@ BAD = {
     "numRetained": ["0", "1000000001", b"1"],
     "compression": ["gzip", "LZ4", ""],
     "fsync": ["yes", "1", 1, "True"],
+    "storageTimeoutSeconds": ["0", "86401", "2m", "1.5", ""],
+    "storageRetries": ["-1", "21", "many"],
     "maxHeapBytes": ["-1", "half"],
     "python": [""],
 }
@@ -119,7 +123,16 @@ def test_storage_options_have_the_defaults_of_the_table() -> None:
     defaults = {o.name: o.default for o in OPTIONS}
     assert StorageOptions.parse({}) == StorageOptions()
     named = {
-        n: defaults[n] for n in ("storage", "maxStateSize", "fileStateThreshold", "compression", "fsync")
+        n: defaults[n]
+        for n in (
+            "storage",
+            "maxStateSize",
+            "fileStateThreshold",
+            "compression",
+            "fsync",
+            "storageTimeoutSeconds",
+            "storageRetries",
+        )
     }
     assert StorageOptions.parse(named) == StorageOptions()
 
@@ -133,8 +146,10 @@ def test_storage_options_take_what_is_set() -> None:
         "compression": "none",
         "fsync": "true",
         "numRetained": "7",
+        "storageTimeoutSeconds": "9",
+        "storageRetries": "0",
     }
-    assert StorageOptions.parse(given_options) == StorageOptions("memory", "/data", 1024, 0, None, True)
+    assert StorageOptions.parse(given_options) == StorageOptions("memory", "/data", 1024, 0, None, True, 9, 0)
 
 
 def test_the_jar_carries_the_same_table() -> None:

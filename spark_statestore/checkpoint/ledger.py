@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from spark_statestore.checkpoint.files.base import FileStatus, FileSystem, join
+from spark_statestore.checkpoint.files.work import got_on
 from spark_statestore.checkpoint.registry import SharedStateRegistry
 from spark_statestore.checkpoint.storage.base import (
     CHECKPOINT_SHARED_STATE_DIR,
@@ -181,6 +182,7 @@ class Ledger:
 
     def _discard_checkpoint(self, name: CheckpointName, files: set[str]) -> int:
         directory = join(self._directory, name.directory)
+        got_on()
         try:
             for file in sorted(files, key=lambda file: file != METADATA_FILE_NAME):
                 discard_file(self._files, join(directory, file))
@@ -196,6 +198,7 @@ class Ledger:
         return len(files)
 
     def _count(self, stream: StreamStateHandle) -> None:
+        got_on()
         # A segment is a part of an object that was counted.
         if not isinstance(stream, SegmentFileStateHandle):
             with self._lock:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from spark_statestore.checkpoint.absent import absent_version, not_kept
 from spark_statestore.checkpoint.accepted import CommitLog
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
+from spark_statestore.checkpoint.files.work import got_on, require_wanted
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
 from spark_statestore.checkpoint.metadata.format import (
     INLINE_STATE_OFFSET,
@@ -106,7 +107,9 @@ class VersionStore:
         if options.is_kept_elsewhere:
             self._files, self._directory = kept or MemoryFileSystem(), url
         else:
-            self._files, self._directory = open_file_system(url, fsync=options.fsync)
+            self._files, self._directory = open_file_system(
+                url, fsync=options.fsync, retries=options.storage_retries
+            )
         self._storage: CheckpointStorage
         if options.storage == "memory":
             self._storage = MemoryBackendCheckpointStorage(
@@ -286,6 +289,7 @@ class VersionStore:
         pinned = self._pins.look(max(0, newest.version - retain_from))
         ledger.expect_pinned(version for version in pinned if version < retain_from)
         for name, owner in ledger.unconfirmed(newest.version):
+            got_on()
             if (name.version >= retain_from or name.version in pinned) and self._owner(name) != owner:
                 # Another attempt replaced it, whose streams are not known here.
                 ledger.is_complete = False
@@ -320,6 +324,7 @@ class VersionStore:
         stream = location.create_metadata_output_stream()
         with stream:
             stream.write_whole(metadata.parts, metadata.checksum)
+            require_wanted()
             try:
                 completed = stream.close_and_finalize_checkpoint()
             except FileExistsError:
@@ -412,6 +417,8 @@ class VersionStore:
                     self._files.make_durable(copy)
                 else:
                     self._files.replace(copy, content)
+        # An attempt that was given up while storage hung must not take the place of the one that came after it.
+        require_wanted()
         # As late as possible: between this look and the next line another attempt may still be accepted.
         if self._commits is not None and self._commits.has_accepted(name.version):
             raise self._commits.already_accepted(self.where(name), name.version, owner, attempt)
@@ -422,6 +429,7 @@ class VersionStore:
     def _take_stock(self, ledger: Ledger, retain_from: int, pinned: Collection[int]) -> None:
         inventory = take_inventory(self._directory, self._files.list_files(self._directory))
         for name, present in inventory.checkpoints.items():
+            got_on()
             ledger.note_directory(name, present)
             if name.version < retain_from and name.version not in pinned:
                 continue

@@ -24,6 +24,7 @@ from spark_statestore.checkpoint.files import (
     split_url,
     urls,
 )
+from spark_statestore.checkpoint.files.retry import RetryingFileSystem
 from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
 from spark_statestore.testing import FileSystemTests
 
@@ -313,7 +314,8 @@ def test_a_file_system_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "_opened", {})
     first, path = open_file_system("memory://a/x")
     again, deeper = open_file_system("memory://a/y/z")
-    assert isinstance(first, FsspecFileSystem)
+    assert isinstance(first, RetryingFileSystem)
+    assert isinstance(first.wrapped, FsspecFileSystem)
     assert first is again
     assert (path, deeper) == ("/a/x", "/a/y/z")
     assert first.scheme == "memory"
@@ -326,7 +328,8 @@ def test_a_file_system_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for url, unsynced in (("/x", local), ("memory://a/x", first)):
         synced = open_file_system(url, fsync=True)[0]
         assert synced is not unsynced
-        assert (synced._fsync, unsynced._fsync) == (True, False)
+        drivers = [getattr(files, "wrapped", files) for files in (synced, unsynced)]
+        assert [driver._fsync for driver in drivers] == [True, False]
 
 
 def test_paths_are_joined_and_taken_apart() -> None:

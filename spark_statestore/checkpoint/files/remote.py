@@ -25,7 +25,7 @@ from spark_statestore.checkpoint.files.base import (
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FsspecFileSystem"]
+__all__ = ["FsspecFileSystem", "without_retries"]
 
 # What drivers call the time of a file's last change; all but the first are of one driver or two.
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -38,6 +38,17 @@ _OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos",
 _MAGIC = re.compile(r"[*?\[]")
 
 
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Of drivers that let the errors of their HTTP library through."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError):
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
+
+
 class _FsspecOutput(FileOutput):
     def __init__(self, fs: AbstractFileSystem, path: str, mode: str = "wb", *, fsync: bool = False) -> None:
         self._fs = fs
@@ -46,7 +57,8 @@ class _FsspecOutput(FileOutput):
         self._file = fs.open(path, mode)
 
     def write(self, data: Buffer) -> None:
-        self._file.write(data)
+        with _as_os_errors():
+            self._file.write(data)
 
     def flush(self) -> None:
         # fsspec's flush may force a part of an upload out early, which helps nobody.
@@ -64,7 +76,8 @@ class _FsspecOutput(FileOutput):
     def close(self) -> None:
         if self._fsync and not self._file.closed:
             self.sync()
-        self._file.close()
+        with _as_os_errors():
+            self._file.close()
 
     def abandon(self) -> None:
         discard = getattr(self._file, "discard", None)
@@ -92,10 +105,20 @@ class FsspecFileSystem(FileSystem):
     fsync
         Whether files are synced before they count as finished, where the driver's files have a
         ``sync`` method or a descriptor. Object stores need no such thing.
+    calls
+        The driver for all but writing streams, see `without_retries`; by default the same.
     """
 
-    def __init__(self, fs: AbstractFileSystem, scheme: str, *, fsync: bool = False) -> None:
-        self._fs = fs
+    def __init__(
+        self,
+        fs: AbstractFileSystem,
+        scheme: str,
+        *,
+        fsync: bool = False,
+        calls: AbstractFileSystem | None = None,
+    ) -> None:
+        self._fs = fs if calls is None else calls
+        self._streams = fs
         self._scheme = scheme
         protocol = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         self._has_directories = not _OBJECT_STORES.intersection(protocol)
@@ -135,7 +158,7 @@ class FsspecFileSystem(FileSystem):
         return cast(BinaryIO, self._fs.open(path, "rb"))
 
     def open_output(self, path: str) -> FileOutput:
-        return _FsspecOutput(self._fs, path, fsync=self._fsync)
+        return _FsspecOutput(self._streams, path, fsync=self._fsync)
 
     def create(self, path: str, data: Buffer) -> None:
         if self._fsync:
@@ -233,6 +256,24 @@ class FsspecFileSystem(FileSystem):
 
     def _write_synced(self, path: str, data: Buffer, mode: str) -> None:
         write_whole(_FsspecOutput(self._fs, path, mode, fsync=True), data)
+
+
+def without_retries(fs: AbstractFileSystem) -> AbstractFileSystem:
+    """A driver that tells at once what failed, where that can be asked of it, for who makes calls again himself.
+
+    A driver that does it unseen takes its own file for another one's: it finds what its first try has created when
+    only the answer to that was lost. It would also multiply the tries.
+    """
+    if type(fs).__module__ != "s3fs.core":
+        return fs
+    config = dict(fs.storage_options.get("config_kwargs") or {})
+    if "retries" in config:
+        # Whoever set it wants it so.
+        return fs
+    config["retries"] = {"total_max_attempts": 1}
+    quiet = type(fs)(*fs.storage_args, **(fs.storage_options | {"config_kwargs": config}))
+    quiet.retries = 1
+    return quiet
 
 
 def _modified(detail: dict[str, Any]) -> float | None:

@@ -9,8 +9,10 @@ import threading
 
 from spark_statestore.checkpoint.files.base import FileSystem
 from spark_statestore.checkpoint.files.local import LocalFileSystem
-from spark_statestore.checkpoint.files.remote import FsspecFileSystem
+from spark_statestore.checkpoint.files.remote import FsspecFileSystem, without_retries
+from spark_statestore.checkpoint.files.retry import RetryingFileSystem
 from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
+from spark_statestore.options import DEFAULT_STORAGE_RETRIES
 
 __all__ = ["check_url", "open_file_system", "split_url"]
 
@@ -45,7 +47,7 @@ _NOT_STORAGE = {"http", "https", "data", "reference", "git", "github", "jupyter"
 _PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
 
 _lock = threading.Lock()
-_opened: dict[tuple[str, bool], FileSystem] = {}
+_opened: dict[tuple[str, bool, int], FileSystem] = {}
 
 
 def split_url(url: str) -> tuple[str, str]:
@@ -104,7 +106,9 @@ def check_url(url: str) -> None:
         )
 
 
-def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
+def open_file_system(
+    url: str, *, fsync: bool = False, retries: int = DEFAULT_STORAGE_RETRIES
+) -> tuple[FileSystem, str]:
     """The file system of a URL and the path in it.
 
     Spark's own URLs are understood: ``file:/x``, ``s3a://bucket/x``, ``abfss://c@account/x``.
@@ -113,6 +117,8 @@ def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]
     ----------
     fsync
         Whether files are synced before they count as written, where the file system can.
+    retries
+        How often a call of remote storage that failed for the moment is made again at most.
 
     Raises
     ------
@@ -129,7 +135,7 @@ def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]
 
     # The authority of abfss:// names the account, so it belongs to the file system.
     authority = rest.lstrip("/").partition("/")[0]
-    key = (f"{scheme}://{authority}", fsync)
+    key = (f"{scheme}://{authority}", fsync, retries)
     mapped = f"{scheme}:{rest}"
     try:
         fs, path = fsspec.core.url_to_fs(mapped)
@@ -144,12 +150,16 @@ def open_file_system(url: str, *, fsync: bool = False) -> tuple[FileSystem, str]
             "in the environment or in fsspec's configuration files."
         ) from error
     with _lock:
-        return _opened.setdefault(key, FsspecFileSystem(fs, scheme, fsync=fsync)), path
+        files = _opened.get(key)
+        if files is None:
+            driver = FsspecFileSystem(fs, scheme, fsync=fsync, calls=without_retries(fs))
+            files = _opened[key] = RetryingFileSystem(driver, retries)
+        return files, path
 
 
 def _local(*, fsync: bool) -> FileSystem:
     with _lock:
-        return _opened.setdefault(("file", fsync), LocalFileSystem(fsync=fsync))
+        return _opened.setdefault(("file", fsync, 0), LocalFileSystem(fsync=fsync))
 
 
 def _local_path(rest: str) -> str:
