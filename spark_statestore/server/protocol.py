@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_statestore.checkpoint.files.work import Work
 from spark_statestore.errors import ProtocolError
 
 __all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind"]
@@ -114,7 +115,14 @@ class FrameSocket:
     ----------
     deadline
         When receiving ends with a `TimeoutError`, as `time.monotonic` counts; None for never.
+    work
+        What the thread does with storage between frames, if somebody watches over it.
+    has_answered
+        Whether the end of a message was sent since something was received.
     """
+
+    work: Work | None = None
+    has_answered = False
 
     def __init__(self, connection: socket.socket) -> None:
         self.deadline: float | None = None
@@ -126,6 +134,7 @@ class FrameSocket:
         self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = 0
         self._ended = True
+        self._taken_over = False
 
     def receive(self, most: int | None = None) -> Frame | None:
         """Read a frame; None when the other side has closed the connection between frames.
@@ -159,6 +168,7 @@ class FrameSocket:
             checksum = int.from_bytes(self._take(_CHECKSUM_BYTES), "little")
         payload = self._payload(length)
         self._ended = kind is Kind.END
+        self.has_answered = False
         return Frame(kind, state, payload, checksum)
 
     def drain(self) -> None:
@@ -172,6 +182,8 @@ class FrameSocket:
         self._waiting += [_HEADER.pack(kind, 0, state, _MAGIC, len(view)), view]
         self._waiting_bytes += len(view)
         if self._waiting_bytes >= _GATHER_BYTES or kind in (Kind.END, Kind.ERROR):
+            # Before it leaves: nobody else may say anything then.
+            self.has_answered = kind in (Kind.END, Kind.ERROR)
             self._flush()
 
     def send_json(self, kind: Kind, node: dict[str, Any]) -> None:
@@ -183,13 +195,37 @@ class FrameSocket:
         self._waiting = []
         self._waiting_bytes = 0
 
+    def take_over(self) -> FrameSocket:
+        """The same connection for another thread, while the one that used it hangs; to that one it is closed."""
+        other = FrameSocket(self._socket)
+        other._received, other._start, other._end = self._received, self._start, self._end
+        other._ended = self._ended
+        other.has_answered = self.has_answered
+        self._taken_over = True
+        return other
+
+    def expire_after(self, seconds: float) -> None:
+        """Fail with a `TimeoutError` where nothing comes or goes for so long."""
+        self._socket.settimeout(seconds)
+
+    def is_closed_by_other_side(self) -> bool:
+        """Whether the other side has gone, though what it sent before may still be unread."""
+        try:
+            return self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def close(self) -> None:
         """Close the connection."""
-        self._socket.close()
+        if not self._taken_over:
+            self._socket.close()
 
     def _flush(self) -> None:
         parts = [part for part in self._waiting if len(part)]
         self.discard_waiting()
+        work = self._begin_transfer()
         while parts:
             sent = self._socket.sendmsg(parts[:64])
             while parts and sent >= len(parts[0]):
@@ -197,6 +233,8 @@ class FrameSocket:
                 del parts[0]
             if sent:
                 parts[0] = memoryview(parts[0])[sent:]
+        if work is not None:
+            work.get_on()
 
     def _payload(self, length: int) -> pa.Buffer:
         if length <= self._end - self._start:
@@ -241,7 +279,16 @@ class FrameSocket:
             if left <= 0:
                 raise TimeoutError("what was awaited did not arrive in time")
             self._socket.settimeout(left)
+        work = self._begin_transfer()
         n = self._socket.recv_into(target)
+        if work is not None:
+            work.get_on()
         if n == 0 and not may_end:
             raise ConnectionResetError("the connection was closed within a message")
         return n
+
+    def _begin_transfer(self) -> Work | None:
+        work = self.work
+        if work is not None:
+            work.pause()
+        return work

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from spark_statestore.checkpoint import history
 from spark_statestore.checkpoint.files import MemoryFileSystem, join
+from spark_statestore.checkpoint.files.work import take_retries
 from spark_statestore.checkpoint.metadata import NamedState, StoreId
 from spark_statestore.checkpoint.pending import PendingCheckpoint, PendingSnapshot
 from spark_statestore.checkpoint.storage import CheckpointName
@@ -20,8 +21,10 @@ from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import ProtocolError
 from spark_statestore.options import StorageOptions
 from spark_statestore.server.checks import check_request
+from spark_statestore.server.gate import LARGE_BYTES, Gate, Visit
 from spark_statestore.server.memory import recent_resident_bytes
 from spark_statestore.server.protocol import FrameSocket, Kind
+from spark_statestore.server.watch import RequestWatch
 from spark_statestore.state.handles import IncrementalStateHandle
 from spark_statestore.state.handles.codec import decode_handle, encode_handle
 
@@ -40,7 +43,9 @@ class Requests:
     def __init__(self) -> None:
         self._stores: OrderedDict[str, VersionStore] = OrderedDict()
         self._lock = threading.Lock()
-        self._served: dict[str, Callable[[dict[str, Any], FrameSocket], None]] = {
+        self._watch = RequestWatch()
+        self._gate = Gate()
+        self._served: dict[str, Callable[[dict[str, Any], FrameSocket, Visit], None]] = {
             "load": self._load,
             "lineage": self._lineage,
             "changes": self._changes,
@@ -60,9 +65,11 @@ class Requests:
             If it fails.
         """
         check_request(request)
-        self._served[request["op"]](request, connection)
+        served = self._served[request["op"]]
+        with self._watch.over(request, connection) as work, self._gate.visit(work) as visit:
+            served(request, connection, visit)
 
-    def _load(self, request: dict[str, Any], connection: FrameSocket) -> None:
+    def _load(self, request: dict[str, Any], connection: FrameSocket, visit: Visit) -> None:
         if "objects" in request:
             store = _store_of(request["store"], _receive_objects(connection, request), request.get("kept"))
         else:
@@ -73,7 +80,7 @@ class Requests:
         if "from" in request:
             metadata = history.replay(store, CheckpointName(request["from"], request.get("fromId")), name)
         positions = {state.name: i for i, state in enumerate(metadata.states)}
-        answer = _describe(metadata.handle, metadata.attempt)
+        answer = _describe(metadata.handle, metadata.attempt) | _told()
         answer["states"] = [state.to_json() for state in metadata.states]
         answer["bytesRead"] = metadata.handle.state_size
         is_stored = bool(request.get("asStored"))
@@ -82,6 +89,8 @@ class Requests:
             answer["newestFirst"] = starts_with_newest(metadata)
         if files is not None:
             answer["files"] = files
+        elif metadata.handle.state_size >= LARGE_BYTES:
+            visit.enter()
         connection.send_json(Kind.CONTROL, answer)
         connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))
         if files is not None:
@@ -97,7 +106,7 @@ class Requests:
                 connection.send(Kind.DATA, batch.serialize(), positions[state])
         connection.send(Kind.END)
 
-    def _lineage(self, request: dict[str, Any], connection: FrameSocket) -> None:
+    def _lineage(self, request: dict[str, Any], connection: FrameSocket, visit: Visit) -> None:
         _expect_end(connection)
         store = self._store(request["store"])
         past = history.lineage(
@@ -113,7 +122,7 @@ class Requests:
         )
         connection.send(Kind.END)
 
-    def _changes(self, request: dict[str, Any], connection: FrameSocket) -> None:
+    def _changes(self, request: dict[str, Any], connection: FrameSocket, visit: Visit) -> None:
         _expect_end(connection)
         store = self._store(request["store"])
         attempt, wanted = request["attempt"], request["state"]
@@ -124,7 +133,7 @@ class Requests:
             connection.send(Kind.DATA, batch.serialize())
         connection.send(Kind.END)
 
-    def _commit(self, request: dict[str, Any], connection: FrameSocket) -> None:
+    def _commit(self, request: dict[str, Any], connection: FrameSocket, visit: Visit) -> None:
         store = self._store(request["store"])
         attempt = request["attempt"]
         name = CheckpointName(request["version"], attempt if request["idInPath"] else None)
@@ -133,7 +142,7 @@ class Requests:
         start = time.perf_counter_ns()
         pending = store.begin(name, attempt, _states(request))
         nanos = time.perf_counter_ns() - start
-        nanos += _receive_changes(connection, pending)
+        nanos += _receive_changes(connection, pending, visit)
         start = time.perf_counter_ns()
         done = pending.publish(parent, request.get("parentAttempt"), base, request.get("oldestBase", 0))
         answer = _describe(done.handle, attempt)
@@ -145,15 +154,22 @@ class Requests:
         store.prepare_next(name)
         _give_back(done.bytes_written)
 
-    def _materialise(self, request: dict[str, Any], connection: FrameSocket) -> None:
+    def _materialise(self, request: dict[str, Any], connection: FrameSocket, visit: Visit) -> None:
         store = self._store(request["store"])
         snapshot = store.begin_snapshot(request["version"], _states(request))
-        _receive_changes(connection, snapshot)
-        handle = snapshot.finish()
-        self._answer(connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context))
+        _receive_changes(connection, snapshot, visit)
+        try:
+            handle = snapshot.finish()
+            self._answer(
+                connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context)
+            )
+        except BaseException:
+            # Nobody knows of it, though it may be there.
+            store.expect_strays()
+            raise
         _give_back(handle.state_size)
 
-    def _cleanup(self, request: dict[str, Any], connection: FrameSocket) -> None:
+    def _cleanup(self, request: dict[str, Any], connection: FrameSocket, visit: Visit) -> None:
         _expect_end(connection)
         store = self._store(request["store"])
         attempt = request["attempt"]
@@ -163,7 +179,7 @@ class Requests:
             request["retainFrom"],
             request["mostVersions"],
         )
-        connection.send_json(Kind.CONTROL, {"deleted": removed, "memoryBytes": recent_resident_bytes()})
+        connection.send_json(Kind.CONTROL, {"deleted": removed} | _told())
         connection.send(Kind.END)
 
     def _receive_handle(self, connection: FrameSocket, store: VersionStore) -> IncrementalStateHandle:
@@ -181,7 +197,7 @@ class Requests:
     def _answer(
         self, connection: FrameSocket, answer: dict[str, Any], handle: bytes, metadata: bytes | None = None
     ) -> None:
-        connection.send_json(Kind.CONTROL, answer | {"memoryBytes": recent_resident_bytes()})
+        connection.send_json(Kind.CONTROL, answer | _told())
         connection.send(Kind.HANDLE, handle)
         if metadata is not None:
             connection.send(Kind.OBJECT, metadata)
@@ -248,9 +264,20 @@ def _describe(handle: IncrementalStateHandle, attempt: str) -> dict[str, Any]:
     }
 
 
-def _receive_changes(connection: FrameSocket, pending: PendingCheckpoint | PendingSnapshot) -> int:
+def _told() -> dict[str, Any]:
+    """What answers say of the backend itself."""
+    told = {"memoryBytes": recent_resident_bytes()}
+    if retries := take_retries():
+        told["storageRetries"] = retries
+    return told
+
+
+def _receive_changes(
+    connection: FrameSocket, pending: PendingCheckpoint | PendingSnapshot, visit: Visit
+) -> int:
     """Write the changes that follow; returns the nanoseconds that writing took."""
     nanos = 0
+    received = 0
     try:
         while True:
             frame = connection.receive()
@@ -260,6 +287,9 @@ def _receive_changes(connection: FrameSocket, pending: PendingCheckpoint | Pendi
                 return nanos
             if frame.kind is not Kind.DATA:
                 raise ProtocolError(f"a {frame.kind.name} frame among the changes")
+            received += frame.payload.size
+            if received >= LARGE_BYTES:
+                visit.enter()
             start = time.perf_counter_ns()
             try:
                 if frame.checksum is None:

@@ -44,7 +44,8 @@ class Backend:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | (environment or {}),
-            preexec_fn=lambda: _limit(memory),  # noqa: PLW1509
+            # Whoever runs the tests in the background has interrupts ignored, which is inherited.
+            preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), _limit(memory)),  # noqa: PLW1509
         )
         self.process.stdin.write(f"{token}\n".encode())
         self.process.stdin.flush()

@@ -26,6 +26,7 @@ METRICS = {
     "stateTableCompactions",
     "backendRoundTrips",
     "backendRestarts",
+    "storageRetries",
     "backendMemoryBytes",
 }
 

@@ -266,6 +266,7 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
       StoreMetrics.Compactions -> counters.compactions,
       StoreMetrics.RoundTrips -> counters.roundTrips,
       StoreMetrics.Restarts -> client.backend.takeRestarts(),
+      StoreMetrics.StorageRetries -> client.backend.takeStorageRetries(),
       StoreMetrics.BackendMemory -> StoreMetrics.claimMemory(operator, version, client.backend))
     StateStoreMetrics(
       of.numKeys,

@@ -14,6 +14,10 @@ private[statestore] class BackendException(val kind: String, message: String, ca
 private[statestore] final class BackendConnectionException(message: String, cause: Throwable = null)
   extends BackendException("Transport", message, cause)
 
+/** No answer for so long that nobody waits on. The task fails; when it is run again, it asks anew. */
+private[statestore] final class BackendTimeoutException(message: String)
+  extends BackendException("Timeout", message)
+
 /** The backend cannot be started; asking again would fail the same way. */
 private[statestore] final class BackendStartException(message: String, cause: Throwable = null)
   extends BackendException("Start", message, cause)

@@ -31,12 +31,15 @@ private[statestore] object StoreMetrics {
     "backendRoundTrips", "requests to the Python backend")
   val Restarts = StateStoreCustomSumMetric(
     "backendRestarts", "restarts of the Python backend")
+  val StorageRetries = StateStoreCustomSumMetric(
+    "storageRetries", "calls of storage that were made again after a passing failure")
   val BackendMemory = StateStoreCustomSizeMetric(
     "backendMemoryBytes", "resident memory of the Python backends", isSnapshot = true)
 
   val supported: Seq[StateStoreCustomMetric] = Seq(
     LoadTime, LoadBytes, SealTime, SendTime, StoreTime, BytesWritten, ObjectsWritten, ChainLength,
-    SnapshotAge, FullSnapshots, Compactions, RoundTrips, Restarts, BackendMemory)
+    SnapshotAge, FullSnapshots, Compactions, RoundTrips, Restarts, StorageRetries,
+    BackendMemory)
 
   val supportedInstances: Seq[StateStoreInstanceMetric] = Seq(StateStoreSnapshotLastUploadInstanceMetric())
 

@@ -1,6 +1,6 @@
 package org.apache.spark.sql.statestore.io
 
-import java.nio.channels.SocketChannel
+import java.nio.channels.{ClosedByInterruptException, SocketChannel}
 import java.util.concurrent.ConcurrentLinkedDeque
 import java.util.concurrent.atomic.{AtomicBoolean, AtomicLong, LongAdder}
 
@@ -22,7 +22,7 @@ import org.apache.spark.sql.statestore.{BackendConnectionException, BackendExcep
  * Guarantees: at most one process at a time; a request that got no answer is asked again of a
  * fresh connection, and of a fresh process if that one is gone, at most five times. That is safe,
  * since every file name is unique and metadata is published last. An error that the backend
- * answered is never asked again.
+ * answered is never asked again. Nobody waits for ever: see `BackendWatch`.
  */
 private[statestore] final class Backend private (python: String) extends Logging {
   import Backend._
@@ -32,6 +32,7 @@ private[statestore] final class Backend private (python: String) extends Logging
   private val prestarted = new AtomicBoolean
   private var stopped = false
   private var started = 0L
+  private val watch = new BackendWatch(connect(_, Forever, watched = false).close(), abandon)
 
   /** Requests that were answered. */
   val roundTrips = new LongAdder
@@ -39,10 +40,15 @@ private[statestore] final class Backend private (python: String) extends Logging
   /** Starts after the first one, not yet taken by `takeRestarts`. */
   private val restarts = new AtomicLong
 
+  /** Calls of storage that the backend made again, not yet taken by `takeStorageRetries`. */
+  val storageRetries = new LongAdder
+
   /** Resident memory of the backend as of its last answer, in bytes. */
   @volatile var memoryBytes: Long = 0L
 
   def takeRestarts(): Long = restarts.getAndSet(0L)
+
+  def takeStorageRetries(): Long = storageRetries.sumThenReset()
 
   def pid: Long = synchronized(if (process == null) -1L else process.pid)
 
@@ -60,10 +66,10 @@ private[statestore] final class Backend private (python: String) extends Logging
   }
 
   /** Runs one exchange; `body` may run again from its start when the connection breaks. */
-  def exchange[T](body: BackendConnection => T): T = {
+  def exchange[T](patience: Patience)(body: BackendConnection => T): T = {
     var attempt = 1
     while (true) {
-      try return once(body) catch {
+      try return once(patience, body) catch {
         case e: BackendConnectionException if attempt < MaxAttempts && !Thread.currentThread.isInterrupted =>
           logWarning(s"asking the state store backend again, attempt ${attempt + 1} of $MaxAttempts: " +
             e.getMessage)
@@ -82,6 +88,7 @@ private[statestore] final class Backend private (python: String) extends Logging
 
   def stop(): Unit = synchronized {
     stopped = true
+    watch.stop()
     dropConnections()
     if (process != null) {
       process.stop()
@@ -89,31 +96,36 @@ private[statestore] final class Backend private (python: String) extends Logging
     }
   }
 
-  private def once[T](body: BackendConnection => T): T = {
-    val connection = borrow()
+  private def once[T](patience: Patience, body: BackendConnection => T): T = {
+    val connection = borrow(patience)
     var healthy = false
     try {
       val result = body(connection)
       healthy = true
       roundTrips.increment()
-      idle.push(connection)
       result
     } catch {
       // The backend answered with an error and waits for the next request. After what is found in an answer on this
       // side, more of that answer may come.
-      case e: BackendException if connection.kind == Frames.Error && e.kind != "Transport" && e.kind != "Protocol" =>
+      case e: BackendException if connection.kind == Frames.Error && !EndsConnection(e.kind) =>
         roundTrips.increment()
         healthy = true
-        idle.push(connection)
         throw e
     } finally {
-      if (!healthy) connection.close()
+      watch.remove(connection)
+      if (healthy && connection.isOpen) idle.push(connection) else connection.close()
     }
   }
 
-  private def borrow(): BackendConnection = {
+  private def borrow(patience: Patience): BackendConnection = {
     val connection = idle.poll()
-    if (connection != null) connection else connect(running())
+    if (connection == null) {
+      connect(running(), patience, watched = true)
+    } else {
+      connection.patience = patience
+      watch.add(connection)
+      connection
+    }
   }
 
   private def running(): BackendProcess = synchronized {
@@ -133,25 +145,39 @@ private[statestore] final class Backend private (python: String) extends Logging
     process
   }
 
-  private def connect(to: BackendProcess): BackendConnection = {
+  private def connect(to: BackendProcess, patience: Patience, watched: Boolean): BackendConnection = {
     val channel = SocketChannel.open(BackendProcess.family(to.address))
+    val connection = new BackendConnection(channel, to, patience)
+    if (watched) watch.add(connection)
     try {
       channel.setOption[java.lang.Integer](java.net.StandardSocketOptions.SO_SNDBUF, SendBufferBytes)
-      channel.connect(to.address)
+      connection.connect(to.address)
       if (!channel.getLocalAddress.isInstanceOf[java.net.UnixDomainSocketAddress]) {
         channel.setOption[java.lang.Boolean](java.net.StandardSocketOptions.TCP_NODELAY, true)
       }
-      val connection = new BackendConnection(channel)
       greet(connection, to.token)
       connection
     } catch {
-      case e: BackendException =>
-        channel.close()
-        throw e
-      case e: java.io.IOException =>
-        channel.close()
-        throw new BackendConnectionException(s"cannot connect to the state store backend ${to.pid}", e)
+      case e: Throwable =>
+        watch.remove(connection)
+        connection.close()
+        throw e match {
+          case known: BackendException => known
+          case killed: ClosedByInterruptException => killed
+          case e: java.io.IOException =>
+            new BackendConnectionException(s"cannot connect to the state store backend ${to.pid}", e)
+          case other => other
+        }
     }
+  }
+
+  /** Ends a process that does not answer; the next request starts another one. */
+  private def abandon(silent: BackendProcess): Unit = {
+    synchronized {
+      if (process eq silent) process = null
+    }
+    dropConnections()
+    silent.kill()
   }
 
   private def greet(connection: BackendConnection, token: Token): Unit = {
@@ -194,6 +220,11 @@ private[statestore] final class Backend private (python: String) extends Logging
 
 private[statestore] object Backend extends Logging {
   private val MaxAttempts = 5
+
+  private val Forever = new Patience(Int.MaxValue)
+
+  // After these the other end does not wait for the next request.
+  private val EndsConnection = Set("Transport", "Protocol", "Timeout", "StorageTimeoutError")
 
   // A batch's changes leave in one go, rather than by turns with the other side's reads; the
   // system may grant less.

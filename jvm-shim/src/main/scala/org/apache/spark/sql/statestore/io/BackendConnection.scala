@@ -1,6 +1,7 @@
 package org.apache.spark.sql.statestore.io
 
 import java.io.{Closeable, IOException}
+import java.net.SocketAddress
 import java.nio.{ByteBuffer, ByteOrder}
 import java.nio.channels.SocketChannel
 
@@ -13,19 +14,54 @@ import org.apache.spark.sql.statestore.{BackendConnectionException, BackendExcep
  *
  * Guarantees: small frames leave in one system call together with the batch that follows them; a
  * batch handed over is released once it has left, or when the connection closes. A broken or ended
- * connection shows as `BackendConnectionException`. Used by one thread at a time.
+ * connection shows as `BackendConnectionException`. Used by one thread at a time; another one may look how
+ * long that waits already, and end it.
+ *
+ * @param process   the backend at the other end
+ * @param patience  of who uses it now
  */
-private[io] final class BackendConnection(channel: SocketChannel) extends Closeable {
+private[io] final class BackendConnection(
+    channel: SocketChannel, val process: BackendProcess, @volatile var patience: Patience) extends Closeable {
   import BackendConnection._
 
   private val incoming = ByteBuffer.allocateDirect(64 * 1024).order(ByteOrder.LITTLE_ENDIAN).flip()
   private var outgoing = new java.util.ArrayList[ByteBuffer]
   private var batch: ChangeBatch = _
 
+  // When the transfer began that is under way, 0 if none is.
+  @volatile private var waitingSince = 0L
+  @volatile private var roundsWaited = 0
+  @volatile private var expired: BackendException = _
+
   /** Of the frame whose header was read last. */
   var kind: Byte = 0
   var state: Int = 0
   var length: Long = 0L
+
+  def connect(to: SocketAddress): Unit = transfer {
+    channel.connect(to)
+    0L
+  }
+
+  /** Whether nothing has come or gone for longer than the patience lasts; asked by any thread. */
+  def isOverdue(now: Long): Boolean = {
+    val since = waitingSince
+    since != 0L && now - since > patience.nanos * (roundsWaited + 1)
+  }
+
+  /** Has it wait for as long again; false if it has done so often enough. Called by any thread. */
+  def waitOn(): Boolean = {
+    roundsWaited += 1
+    roundsWaited < Patience.MostRounds
+  }
+
+  def isOpen: Boolean = channel.isOpen
+
+  /** Ends it, so that who waits fails with this; called by any thread. */
+  def expire(error: BackendException): Unit = {
+    expired = error
+    channel.close()
+  }
 
   def send(frameKind: Byte, payload: Array[Byte]): Unit = {
     outgoing.add(header(frameKind, 0, payload.length.toLong))
@@ -109,11 +145,10 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
     try {
       var first = 0
       while (first < buffers.length) {
-        channel.write(buffers, first, buffers.length - first)
+        val from = first
+        transfer(channel.write(buffers, from, buffers.length - from))
         while (first < buffers.length && !buffers(first).hasRemaining) first += 1
       }
-    } catch {
-      case e: IOException => throw broken(e)
     } finally {
       release()
     }
@@ -129,7 +164,7 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
   private def fill(bytes: Int): Unit = {
     while (incoming.remaining < bytes) {
       incoming.compact()
-      val n = try channel.read(incoming) catch { case e: IOException => throw broken(e) }
+      val n = transfer(channel.read(incoming))
       incoming.flip()
       if (n < 0) throw broken(null)
     }
@@ -144,14 +179,25 @@ private[io] final class BackendConnection(channel: SocketChannel) extends Closea
       incoming.position(incoming.position() + buffered)
     }
     while (target.hasRemaining) {
-      val n = try channel.read(target) catch { case e: IOException => throw broken(e) }
+      val n = transfer(channel.read(target))
       if (n < 0) throw broken(null)
+    }
+  }
+
+  private def transfer(io: => Long): Long = {
+    roundsWaited = 0
+    waitingSince = System.nanoTime() | 1L
+    try io catch {
+      case e: IOException => throw broken(e)
+    } finally {
+      waitingSince = 0L
     }
   }
 
   private def broken(cause: IOException): IOException = cause match {
     // The task was killed: no reason to ask again.
     case e: java.nio.channels.ClosedByInterruptException => e
+    case _ if expired != null => expired
     case e =>
       new BackendConnectionException("the connection to the state store backend broke", e)
   }

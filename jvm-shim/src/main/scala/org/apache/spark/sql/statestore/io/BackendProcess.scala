@@ -34,6 +34,12 @@ private[io] final class BackendProcess private (
   /** What the process wrote last, to tell why it ended. */
   def lastWords: String = log.lastLines
 
+  /** Ends it without asking, whether it listens or not. */
+  def kill(): Unit = {
+    process.destroyForcibly()
+    directory.foreach(BackendProcess.delete)
+  }
+
   def stop(): Unit = {
     // The end of its standard input asks it to leave; the signal is for one that cannot listen.
     process.getOutputStream.close()

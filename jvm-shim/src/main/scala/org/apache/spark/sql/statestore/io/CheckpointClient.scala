@@ -75,6 +75,9 @@ private[statestore] final class CheckpointClient(
 
   private val compression = Compression.of(store.path("options").path("compression").asText("zstd"))
 
+  private val patience = new Patience(
+    store.path("options").path("storageTimeoutSeconds").asLong(Patience.DefaultSeconds))
+
   // How messages name the store, and where: two stores of one application have no place in common.
   private val where = s"operator ${store.path("operator").asText}, partition " +
     s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText}"
@@ -115,7 +118,7 @@ private[statestore] final class CheckpointClient(
       objects: Seq[Array[Byte]],
       tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
     var tables = Seq.empty[StateTable]
-    val (found, handle) = backend.exchange { connection =>
+    val (found, handle) = backend.exchange(patience) { connection =>
       connection.send(Frames.Control, mapper.writeValueAsBytes(request))
       objects.foreach(connection.sendNow(Frames.Object, _))
       connection.end()
@@ -174,7 +177,7 @@ private[statestore] final class CheckpointClient(
     request.put("attempt", attempt)
     request.put("idInPath", idInPath)
     request.put("state", state)
-    backend.exchange { connection =>
+    backend.exchange(patience) { connection =>
       connection.send(Frames.Control, mapper.writeValueAsBytes(request))
       connection.end()
       Backend.answer(connection)
@@ -213,7 +216,7 @@ private[statestore] final class CheckpointClient(
     states.foreach(state => described.add(state.description))
     val control = mapper.writeValueAsBytes(request)
     var metadata: Array[Byte] = null
-    val reply = backend.exchange { connection =>
+    val reply = backend.exchange(patience) { connection =>
       connection.send(Frames.Control, control)
       parent.foreach(p => connection.send(Frames.Handle, p.bytes))
       base.foreach(b => connection.send(Frames.Handle, b.bytes))
@@ -226,7 +229,6 @@ private[statestore] final class CheckpointClient(
       if (keeper.isDefined) metadata = receive(connection, Frames.Object)
       expectEnd(connection)
       val storeNanos = reply.path("storeNanos").asLong
-      note(reply)
       new CommitReply(storedVersion(reply, handle), new CommitCost(
         sealNanos, math.max(0L, waited - storeNanos), storeNanos,
         reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong))
@@ -245,7 +247,7 @@ private[statestore] final class CheckpointClient(
     val described = request.putArray("states")
     states.foreach(state => described.add(state.description))
     val control = mapper.writeValueAsBytes(request)
-    backend.exchange { connection =>
+    backend.exchange(patience) { connection =>
       connection.send(Frames.Control, control)
       sendStates(connection, states)
       connection.end()
@@ -278,7 +280,7 @@ private[statestore] final class CheckpointClient(
   }
 
   // One exchange of a request for an answer, with nothing besides.
-  private def ask(request: ObjectNode): JsonNode = backend.exchange { connection =>
+  private def ask(request: ObjectNode): JsonNode = backend.exchange(patience) { connection =>
     connection.send(Frames.Control, mapper.writeValueAsBytes(request))
     connection.end()
     val reply = Backend.answer(connection)
@@ -337,8 +339,10 @@ private[statestore] final class CheckpointClient(
     request
   }
 
-  private def note(reply: JsonNode): Unit =
+  private def note(reply: JsonNode): Unit = {
     if (reply.has("memoryBytes")) backend.memoryBytes = reply.get("memoryBytes").asLong
+    if (reply.has("storageRetries")) backend.storageRetries.add(reply.get("storageRetries").asLong)
+  }
 
   private def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
     note(reply)

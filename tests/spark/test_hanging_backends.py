@@ -1,0 +1,230 @@
+"""A backend that is stopped, and storage that hangs: tasks fail or go on in time, and the query stays exact."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from spark_statestore.options import OPTION_PREFIX
+from tests.slow import SlowStorage
+from tests.spark.counting import (
+    Program,
+    finish,
+    is_gone,
+    messages,
+    metric,
+    start_counting,
+    wait_for_batch,
+    wait_until,
+)
+from tests.spark.harness import Provider
+
+LIMIT = 1
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
+    """Storage that can hang, and an interpreter whose backend reaches it, which ends with the test."""
+    storage = SlowStorage(tmp_path)
+    (tmp_path / "query").mkdir()
+    (tmp_path / "query" / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000007"}')
+    yield storage
+    if (pid := backend_pid(spark, storage)) > 0:
+        psutil.Process(pid).kill()
+
+
+def backend_pid(spark: Any, slow: SlowStorage) -> int:
+    harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
+    return int(harness.backendPid(slow.interpreter()))
+
+
+def settings(slow: SlowStorage, seconds: int = LIMIT) -> dict[str, str]:
+    return {
+        "python": slow.interpreter(),
+        "checkpointsDir": slow.url,
+        "storageTimeoutSeconds": str(seconds),
+    }
+
+
+def provider(spark: Any, slow: SlowStorage, tmp_path: Path) -> Provider:
+    options = {f"backend__{name}": value for name, value in settings(slow).items()}
+    return Provider(spark, f"file:{tmp_path}/query", **options)
+
+
+def rows_of(made: Provider, version: int) -> dict[Any, Any]:
+    store = made.open_read(version)
+    rows = dict(store.rows())
+    store.release()
+    return rows
+
+
+def test_a_commit_whose_storage_hangs_fails_in_time_and_succeeds_when_it_is_run_again(
+    spark: Any, slow: SlowStorage, tmp_path: Path
+) -> None:
+    made = provider(spark, slow, tmp_path)
+    with slow.hanging("write", "chk-1/_metadata"):
+        store = made.open(0)
+        store.put(("a", 1), (1, "hung"))
+        started = time.monotonic()
+        refused = store.refusal("commit")
+        assert LIMIT <= time.monotonic() - started < LIMIT + 20
+        assert refused is not None
+        for told in ("version 1", "operator 0, partition 0", f"within {LIMIT} s", "storageTimeoutSeconds"):
+            assert told in refused.message
+        store.abort()
+        again = made.open(0)
+        again.put(("a", 1), (2, "made"))
+        assert again.commit() == 1
+    other = provider(spark, slow, tmp_path)
+    # What hung has gone on by now, and found another one's version.
+    time.sleep(0.5)
+    assert rows_of(other, 1) == {("a", 1): (2, "made")}
+    last = made.open(1)
+    last.put(("b", 1), (3, "more"))
+    assert last.commit() == 2
+    assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (2, "made"), ("b", 1): (3, "more")}
+
+
+def test_calls_that_are_made_again_are_counted_in_the_metrics(
+    spark: Any, slow: SlowStorage, tmp_path: Path
+) -> None:
+    made = provider(spark, slow, tmp_path)
+    for version, times in enumerate((0, 3, 0, 1)):
+        slow.reset("write", f"chk-{version + 1}/_metadata", times)
+        store = made.open(version)
+        store.put(("a", version), (1, "x"))
+        assert store.commit() == version + 1
+        assert store.metrics["storageRetries"] == times
+    slow.reset("read", "_metadata", 2)
+    other = provider(spark, slow, tmp_path)
+    store = other.open(4)
+    assert len(store.rows()) == 4
+    store.commit()
+    assert store.metrics["storageRetries"] == 2
+
+
+@pytest.mark.parametrize("has_state", [True, pytest.param(False, marks=pytest.mark.soak)])
+def test_a_backend_that_is_stopped_is_replaced_and_nobody_notices_but_the_metrics(
+    spark: Any, slow: SlowStorage, tmp_path: Path, has_state: bool
+) -> None:
+    made = provider(spark, slow, tmp_path)
+    store = made.open(0)
+    store.put(("a", 1), (1, "x"))
+    store.commit()
+    assert store.metrics["backendRestarts"] == 0
+    stopped = backend_pid(spark, slow)
+    psutil.Process(stopped).suspend()
+    started = time.monotonic()
+    if not has_state:
+        made = provider(spark, slow, tmp_path)
+    store = made.open(1)
+    store.put(("b", 2), (2, "y"))
+    assert store.commit() == 2
+    # Its patience, and a greeting that was not answered.
+    assert 2 * LIMIT + 2 <= time.monotonic() - started < 30
+    assert store.metrics["backendRestarts"] == 1
+    assert wait_until(lambda: is_gone(stopped), 5)
+    assert backend_pid(spark, slow) != stopped
+    assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (1, "x"), ("b", 2): (2, "y")}
+
+
+def test_a_task_that_is_killed_while_storage_hangs_ends_at_once(
+    spark: Any, slow: SlowStorage, tmp_path: Path
+) -> None:
+    session = spark.newSession()
+    for name, value in settings(slow, seconds=100).items():
+        session.conf.set(OPTION_PREFIX + name, value)
+    checkpoint = tmp_path / "counting"
+    query = start_counting(session, checkpoint)
+    wait_for_batch(query, 1)
+    with slow.hanging("write", "/0/1/chk-") as hang:
+        hang.wait()
+        started = time.monotonic()
+        query.stop()
+        assert time.monotonic() - started < 30
+        finish(session, start_counting(session, checkpoint), query.lastProgress.batchId + 2)
+    # What hung has gone on by now, for nobody.
+    time.sleep(0.5)
+    query = start_counting(session, checkpoint)
+    finish(session, query, 6)
+    assert metric(query, "backendRestarts") == 0
+
+
+@pytest.mark.soak
+def test_a_query_without_retries_says_what_hung_and_starts_again(
+    spark: Any, slow: SlowStorage, tmp_path: Path
+) -> None:
+    session = spark.newSession()
+    for name, value in settings(slow).items():
+        session.conf.set(OPTION_PREFIX + name, value)
+    checkpoint = tmp_path / "counting"
+    query = start_counting(session, checkpoint)
+    wait_for_batch(query, 0)
+    with slow.hanging("write", "/0/1/chk-"):
+        with pytest.raises(StreamingQueryException):
+            wait_for_batch(query, 10_000)
+        told = messages(query._jsq.exception().get())
+        for part in ("operator 0, partition 1", "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
+            assert part in told
+        finish(session, start_counting(session, checkpoint), 3)
+
+
+@pytest.mark.soak
+def test_a_task_whose_storage_hung_is_retried_and_the_query_goes_on(built: Path, tmp_path: Path) -> None:
+    slow = SlowStorage(tmp_path)
+    with Program("hanging", checkpoint=str(tmp_path / "counting"), configure=settings(slow)) as program:
+        program.next("running")
+        with slow.hanging("write", "/0/1/chk-") as hang:
+            program.go_on()
+            hang.wait()
+            started = time.monotonic()
+            # The query has made a batch again.
+            assert program.next("went on") >= 1
+            assert LIMIT / 2 <= time.monotonic() - started < LIMIT + 60
+        assert program.next("exact") is True
+        assert program.next("failed tasks") == 1
+        program.end()
+
+
+@pytest.mark.soak
+def test_tasks_that_wait_for_a_stopped_backend_share_one_new_one(
+    spark: Any, slow: SlowStorage, tmp_path: Path
+) -> None:
+    made = [
+        Provider(
+            spark,
+            f"file:{tmp_path}/query",
+            partition=partition,
+            **{f"backend__{name}": value for name, value in settings(slow).items()},
+        )
+        for partition in range(8)
+    ]
+    stores = [one.open(0) for one in made]
+    for number, store in enumerate(stores):
+        store.put(("a", number), (number, "x"))
+    stores[0].commit()
+    psutil.Process(backend_pid(spark, slow)).suspend()
+    waiting = [threading.Thread(target=store.commit) for store in stores[1:]]
+    for thread in waiting:
+        thread.start()
+    for thread in waiting:
+        thread.join(60)
+    assert all(store.has_committed for store in stores)
+    assert sum(store.metrics["backendRestarts"] for store in stores) == 1
+    for number in range(8):
+        other = Provider(
+            spark,
+            f"file:{tmp_path}/query",
+            partition=number,
+            **{f"backend__{name}": value for name, value in settings(slow).items()},
+        )
+        assert rows_of(other, 1) == {("a", number): (number, "x")}
