@@ -19,13 +19,9 @@ class ManyStores(
   def fill(keys: Int): Unit = stores.foreach(_.fill(keys))
 
   /** Opens and commits every store without a change, so many at a time. */
-  def emptyBatch(threads: Int): Long = Crowd.run(threads) { thread =>
-    var i = thread
-    while (i < stores.length) {
-      stores(i).change()
-      stores(i).commit()
-      i += threads
-    }
+  def emptyBatch(threads: Int): Long = each(threads) { store =>
+    store.change()
+    store.commit()
   }
 
   /** Changes so many rows in every store; `commitAtOnce` is to follow. */
@@ -34,11 +30,25 @@ class ManyStores(
   /** Commits every store, each in a thread of its own. */
   def commitAtOnce(): Long = Crowd.run(stores.length)(stores(_).commit())
 
+  /** Commits every store, so many at a time. */
+  def commit(threads: Int): Long = each(threads)(_.commit())
+
+  /** Loads as many stores anew as there are threads, in the place of what is in memory, and compares a part of each. */
+  def reloadAtOnce(threads: Int): Long = Crowd.run(threads)(stores(_).reload())
+
   def maintenance(): Unit = stores.foreach(_.maintenance())
 
   def metrics: java.util.List[String] = stores.map(_.metrics).toSeq.asJava
 
   def close(): Unit = stores.foreach(_.close())
+
+  private def each(threads: Int)(use: StoreBenchmark => Unit): Long = Crowd.run(threads) { thread =>
+    var i = thread
+    while (i < stores.length) {
+      use(stores(i))
+      i += threads
+    }
+  }
 }
 
 private[bench] object Crowd {

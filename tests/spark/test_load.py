@@ -1,0 +1,59 @@
+"""Up to two thousand stores on one executor, and sixty-four threads at a time that use them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.benchmarks.contest import OURS, open_many
+from tests.spark.counting import backends_of, jvm_of
+from tests.spark.test_five_hundred_batches import sockets
+
+THREADS = 64
+ROWS = 20
+
+
+def figures(jvm: psutil.Process, backend: psutil.Process) -> dict[str, int]:
+    return {
+        "jvm threads": jvm.num_threads(),
+        "jvm files": jvm.num_fds(),
+        "jvm sockets": sockets(jvm),
+        "backend threads": backend.num_threads(),
+        "backend files": backend.num_fds(),
+        "backend MiB": backend.memory_info().rss >> 20,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [200, pytest.param(2_000, marks=pytest.mark.soak)])
+def test_many_stores_are_used_by_sixty_four_threads(spark: Any, tmp_path: Path, count: int) -> None:
+    stores = open_many(spark, tmp_path, OURS, count)
+    try:
+        # What each store gives back is compared with what was put.
+        stores.fill(ROWS)
+        jvm = psutil.Process(jvm_of(spark))
+        (backend,) = backends_of(jvm.pid)
+        taken = []
+        for number in range(3):
+            stores.change(ROWS // 2, number)
+            millis = stores.commit(THREADS) / 1e6
+            taken.append(figures(jvm, backend) | {"milliseconds": round(millis)})
+            print(f"\n{taken[-1]}", end="")
+        # As after a restart; a part of the rows of each is compared.
+        print(f"\n{THREADS} loaded within {stores.reloadAtOnce(THREADS) / 1e6:.0f} ms")
+        told = [json.loads(metrics) for metrics in stores.metrics()]
+        assert sum(metrics["checkpointObjectsWritten"] for metrics in told) == count
+        assert sum(metrics["backendRestarts"] for metrics in told) == 0
+        # A connection for each thread at most, and nothing for each store.
+        for one in taken:
+            assert one["backend threads"] <= THREADS + 20
+            assert one["backend files"] <= 2 * THREADS + 100
+        for name, more in {"jvm threads": 8, "jvm files": 8, "backend files": 8, "backend MiB": 100}.items():
+            assert taken[-1][name] <= taken[1][name] + more, name
+    finally:
+        stores.close()
+    assert len(list(tmp_path.glob("0/*"))) == count
