@@ -1,0 +1,113 @@
+"""After thousands of batches both sides have the memory, threads, files and sockets that they had before."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.soak.plot import draw
+from tests.spark.counting import ROOT
+
+RESULTS = Path(__file__).parent / "results"
+BATCHES = int(os.environ.get("SOAK_BATCHES", "10000"))
+SAMPLES = 50
+
+# What may be added between the first half of the samples and the last quarter: what a collector or an allocator
+# keeps for a while, and connections of tasks that happened to run at once.
+GROWTH = {
+    "jvm heap MiB": 12,
+    "jvm resident MiB": 60,
+    "jvm threads": 6,
+    "jvm files": 12,
+    "jvm sockets": 6,
+    "backend resident MiB": 12,
+    "backend threads": 4,
+    "backend files": 8,
+    "backend sockets": 4,
+    "stored files": 60,
+}
+
+
+def growth(samples: list[dict[str, Any]]) -> dict[str, int]:
+    """How much more there was at most in the last quarter than at most in the first half, warming up left out."""
+    warm = samples[len(samples) // 10 : len(samples) // 2]
+    last = samples[-(len(samples) // 4) :]
+    return {name: max(one[name] for one in last) - max(one[name] for one in warm) for name in GROWTH}
+
+
+def test_growth_is_noticed() -> None:
+    flat = [dict.fromkeys(GROWTH, 100) for _ in range(SAMPLES)]
+    assert set(growth(flat).values()) == {0}
+    for name, most in GROWTH.items():
+        rising = [one | {name: 100 + 4 * most * number // SAMPLES} for number, one in enumerate(flat)]
+        assert growth(rising)[name] > most
+
+
+def test_the_samples_can_be_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    samples = [{"batch": n, "seconds": n / 2, **dict.fromkeys(GROWTH, n)} for n in range(1, 5)]
+    draw(samples, tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()
+    assert "<svg" in drawn
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+def test_ten_thousand_batches_leave_both_sides_as_they_were(built: Path, tmp_path: Path) -> None:
+    samples = run(tmp_path, f"{BATCHES}-batches", batches=BATCHES, threads=4, partitions=4)
+    assert {name: by for name, by in growth(samples).items() if by > GROWTH[name]} == {}
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+def test_sixty_four_tasks_at_once_leave_both_sides_as_they_were(built: Path, tmp_path: Path) -> None:
+    samples = run(tmp_path, "64-tasks", batches=BATCHES // 50, threads=64, partitions=64)
+    # A connection for each task at most, and both sides' threads for them.
+    assert max(one["backend threads"] for one in samples) <= 64 + 16
+    assert {name: by for name, by in growth(samples).items() if by > GROWTH[name]} == {}
+
+
+def run(tmp_path: Path, name: str, **asked: int) -> list[dict[str, Any]]:
+    """Run the program, keep what it says in the results, and give the samples."""
+    arguments = {"checkpoint": str(tmp_path / "counting"), "samples": SAMPLES, **asked}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.soak.program", json.dumps(arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        # As in production, with both compilers.
+        env=os.environ | {"JDK_JAVA_OPTIONS": ""},
+    ) as program:
+        samples, exact = [], None
+        for line in program.stdout:
+            if line.startswith("{"):
+                told = json.loads(line)
+                if told["event"] == "exact":
+                    exact = told["value"]
+                    break
+                samples.append(told["value"])
+                print(told["value"], flush=True)
+        program.stdin.close()
+    assert exact is not None, "the program ended before its last batch"
+    assert exact >= asked["batches"]
+    result = {
+        "asked": asked,
+        "batches": exact,
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "growth": growth(samples),
+        "samples": samples,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    target = RESULTS / f"{name}.json"
+    target.write_text(json.dumps(result, indent=1) + "\n")
+    draw(samples, target.with_suffix(".svg"))
+    print(f"{exact} batches, exact; growth: {result['growth']}")
+    return samples
