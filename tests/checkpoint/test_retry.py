@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_statestore.checkpoint.files import MemoryFileSystem
+from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem
 from spark_statestore.checkpoint.files import retry as retrying
 from spark_statestore.checkpoint.files.base import Buffer
 from spark_statestore.checkpoint.files.retry import RetryingFileSystem
@@ -281,3 +281,10 @@ def test_it_is_otherwise_the_file_system_that_it_wraps() -> None:
     files.prepare("/d/e")
     files.delete_directory("/d", recursive=True)
     assert not files.exists("/d/y")
+
+
+def test_everything_that_a_file_system_may_do_itself_is_left_to_it() -> None:
+    """What is not passed on would be done as by default, or not at all: syncing, and looking for links."""
+    public = {name for name in vars(FileSystem) if not name.startswith("_")}
+    assert {"has_link", "make_durable", "prepare"} <= public
+    assert public - vars(RetryingFileSystem).keys() == set()

@@ -118,7 +118,8 @@ class RetryingFileSystem(FileSystem):
 
     A call whose answer was lost has perhaps had its effect. So a file that `create` then finds is compared with what
     was to be written: if it is the same, it was this call that wrote it. What comes in parts is metadata, which names
-    its writer; of that it is so from the first try on. What `delete` then does not find, it has deleted. A stream that is being written is not begun again; there it is up to the driver to try again what it can.
+    its writer; of that it is so from the first try on. What `delete` then does not find, it has deleted. A stream
+    that is being written is not begun again; there it is up to the driver to try again what it can.
 
     Parameters
     ----------
@@ -207,6 +208,15 @@ class RetryingFileSystem(FileSystem):
 
     def is_directory(self, path: str) -> bool:
         return self._run("looking for", path, lambda: self.wrapped.is_directory(path))
+
+    def make_durable(self, path: str) -> None:
+        self._run("syncing", path, lambda: self.wrapped.make_durable(path))
+
+    def sync_directory(self, path: str) -> None:
+        self._run("syncing", path, lambda: self.wrapped.sync_directory(path))
+
+    def has_link(self, directory: str, relative: str) -> bool:
+        return self.wrapped.has_link(directory, relative)
 
     def list_files(self, path: str) -> Iterator[FileStatus]:
         yield from self._run("listing", path, lambda: list(self.wrapped.list_files(path)))
