@@ -8,10 +8,12 @@ import random
 import struct
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import psutil
 import pytest
 from hypothesis import given, settings
 from py4j.protocol import Py4JJavaError
@@ -20,7 +22,7 @@ from spark_statestore.server.protocol import Kind
 from tests.checkpoint.stores import message
 from tests.effort import EFFORT
 from tests.fuzz.mutations import damaged
-from tests.spark.counting import messages
+from tests.spark.counting import jvm_of, messages, runs
 from tests.spark.harness import Provider
 from tests.spark.impostor import installed
 
@@ -66,10 +68,20 @@ HANDLE = frame(Kind.HANDLE, b"opaque")
 END = frame(Kind.END)
 
 
-@pytest.fixture(scope="module")
-def answering() -> Iterator[Path]:
+@contextmanager
+def answers(spark: Any) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="sst-", dir="/tmp") as directory:
         yield Path(directory)
+        # Else it is there for as long as the session.
+        for process in psutil.Process(jvm_of(spark)).children():
+            if runs(process, directory):
+                process.kill()
+
+
+@pytest.fixture(scope="module")
+def answering(spark: Any) -> Iterator[Path]:
+    with answers(spark) as directory:
+        yield directory
 
 
 def load(spark: Any, directory: Path, answer: bytes, location: str = "file:/nowhere") -> Any:
@@ -213,10 +225,10 @@ def test_a_class_that_a_schema_names_is_not_made(spark: Any, answering: Path) ->
 
 
 @pytest.mark.slow
-def test_a_process_that_does_not_know_the_token_is_told_nothing(spark: Any, tmp_path: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="sst-", dir="/tmp") as directory:
-        Path(directory, "stranger").touch()
-        thrown = load(spark, Path(directory), control(LOADED) + HANDLE + END)
+def test_a_process_that_does_not_know_the_token_is_told_nothing(spark: Any) -> None:
+    with answers(spark) as directory:
+        (directory / "stranger").touch()
+        thrown = load(spark, directory, control(LOADED) + HANDLE + END)
     said = messages(thrown)
     assert "does not know the token that the backend was given" in said
 

@@ -79,7 +79,12 @@ def test_no_secret_is_seen_anywhere(built: Path, directory: Path) -> None:
         client_of(endpoint).create_bucket(Bucket="bucket")
         wrong = ["s3://no-such-bucket/x", f"s3://me:{planted}@bucket/x", f"sftp://me:{planted}@host/x"]
         with Program(
-            "secrets", environment, confs=confs, directory=str(seen), storage="s3://bucket/state", wrong=wrong
+            "planted_secrets",
+            environment,
+            confs=confs,
+            directory=str(seen),
+            storage="s3://bucket/state",
+            wrong=wrong,
         ) as program:
             told = program.next("seen")
             program.next("stopped")
