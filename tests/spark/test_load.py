@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.benchmarks.contest import OURS, open_many
-from tests.spark.counting import backends_of, jvm_of
+from tests.spark.counting import backend_of, jvm_of
 from tests.spark.test_five_hundred_batches import sockets
 
 THREADS = 64
@@ -36,7 +36,7 @@ def test_many_stores_are_used_by_sixty_four_threads(spark: Any, tmp_path: Path, 
         # What each store gives back is compared with what was put.
         stores.fill(ROWS)
         jvm = psutil.Process(jvm_of(spark))
-        (backend,) = backends_of(jvm.pid)
+        backend = backend_of(spark)
         taken = []
         for number in range(3):
             stores.change(ROWS // 2, number)
