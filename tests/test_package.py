@@ -43,6 +43,7 @@ EXPORTED = [
     "StateTooLargeError",
     "StorageError",
     "StorageURLError",
+    "StorageTimeoutError",
     "StorageUnavailableError",
     "UnsupportedFormatError",
     "VersionMismatchError",

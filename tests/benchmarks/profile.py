@@ -71,9 +71,9 @@ def tell(work: str, frame: str, found: Recording, taken: list[float], out: Path)
             print(f"{share:6.1%}  {leaf}")
 
 
-def _batches(operations: int, spark: Any, path: Path) -> Work:
+def _batches(operations: int, spark: Any, path: Path, *, keys: int = KEYS) -> Work:
     store = contest.open_store(spark, path, OURS)
-    store.fill(KEYS)
+    store.fill(keys)
     return lambda seed: store.batch(operations, seed)
 
 
@@ -117,6 +117,8 @@ WORK: dict[str, tuple[Callable[[Any, Path], Work], str]] = {
     "batch-10000": (partial(_batches, 10_000), "StoreBenchmark.batch"),
     "batch-100": (partial(_batches, 100), "StoreBenchmark.batch"),
     "batch-0": (partial(_batches, 0), "StoreBenchmark.batch"),
+    "batch-of-100k-keys": (partial(_batches, 10_000, keys=100_000), "StoreBenchmark.batch"),
+    "batch-of-5m-keys": (partial(_batches, 10_000, keys=5_000_000), "StoreBenchmark.batch"),
     "commit-1000": (partial(_commits, 1_000), "StoreBenchmark.commit"),
     "commit-10000": (partial(_commits, 10_000), "StoreBenchmark.commit"),
     "commit-100000": (partial(_commits, 100_000), "StoreBenchmark.commit"),

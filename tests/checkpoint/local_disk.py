@@ -155,7 +155,7 @@ class LocalDisk:
             self._written.pop().close()
         # A process has one object for all of its local files, which knows what it has synced.
         for fsync in (False, True):
-            urls._opened.pop(("file", fsync), None)
+            urls._opened.pop(("file", fsync, 0), None)
 
     def crash(self) -> None:
         """End the process; with a `loss`, the power fails as well."""

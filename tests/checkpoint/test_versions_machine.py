@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import hypothesis.strategies as st
@@ -13,6 +15,8 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import rule, run_state_machine_as_test
 
+from spark_statestore.checkpoint.storage import CheckpointName
+from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.options import StorageOptions
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
 from spark_statestore.testing.faults import Fault
@@ -73,6 +77,19 @@ class PowerLossMachine(CrashingVersionStoreMachine):
         super().remove_directory()
         self.resources.close()
 
+    def __init__(self) -> None:
+        super().__init__()
+        # What was found of commits that never said that they are done, and what else may be there after a loss of power.
+        self.unsure: dict[CheckpointName, tuple[Any, list[Any]]] = {}
+
+    def look_at(self, name: CheckpointName, rows: Any, attempt: str) -> None:
+        before = self.stored.get(name)
+        super().look_at(name, rows, attempt)
+        found = self.stored.get(name)
+        if found is not before:
+            seen, others = self.unsure.get(name, (None, []))
+            self.unsure[name] = (found, [before, *(others if seen is before else [])])
+
     @rule(at=st.integers(1, 20))
     def end_ahead(self, at: int) -> None:
         """The process ends in the middle of the next operation; the machine goes on."""
@@ -87,6 +104,34 @@ class PowerLossMachine(CrashingVersionStoreMachine):
         self.fs.crash()
         self.fs.restart()
         self.instances = [self.new_instance()]
+        self.see_what_is_left()
+        self.unsure = {}
+
+    def perform(self, operation: Callable[[], Any]) -> Any:
+        fault = self.fault
+        done = super().perform(operation)
+        if fault is not None and fault.kind == "lose_unsynced":
+            self.see_what_is_left()
+        return done
+
+    def see_what_is_left(self) -> None:
+        """Of what was found but never acknowledged, the power may have taken any part."""
+        for name, (seen, others) in self.unsure.copy().items():
+            if self.stored.get(name) is not seen:
+                # Another attempt was acknowledged since.
+                del self.unsure[name]
+                continue
+            try:
+                found = self.instances[0].store.load(name).attempt
+            except CheckpointNotFoundError:
+                assert None in others, f"{name} is gone"
+                del self.stored[name], self.unsure[name]
+            else:
+                left = [one for one in (seen, *others) if one is not None and one[1] == found]
+                if left:
+                    # Otherwise it is of the commit that was just cut short.
+                    self.stored[name] = left[0]
+                    self.unsure[name] = (left[0], others)
 
 
 @pytest.mark.parametrize(
