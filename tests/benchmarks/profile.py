@@ -113,12 +113,19 @@ def _crowd(spark: Any, path: Path) -> Work:
     return commit
 
 
+def _empty(spark: Any, path: Path) -> Work:
+    stores = contest.open_many(spark, path, OURS, 200)
+    stores.fill(100)
+    return lambda _: stores.emptyBatch(1) / 200
+
+
 WORK: dict[str, tuple[Callable[[Any, Path], Work], str]] = {
     "batch-10000": (partial(_batches, 10_000), "StoreBenchmark.batch"),
     "batch-100": (partial(_batches, 100), "StoreBenchmark.batch"),
     "batch-0": (partial(_batches, 0), "StoreBenchmark.batch"),
     "batch-of-100k-keys": (partial(_batches, 10_000, keys=100_000), "StoreBenchmark.batch"),
     "batch-of-5m-keys": (partial(_batches, 10_000, keys=5_000_000), "StoreBenchmark.batch"),
+    "empty-commits": (_empty, "StoreBenchmark.commit"),
     "commit-1000": (partial(_commits, 1_000), "StoreBenchmark.commit"),
     "commit-10000": (partial(_commits, 10_000), "StoreBenchmark.commit"),
     "commit-100000": (partial(_commits, 100_000), "StoreBenchmark.commit"),

@@ -7,6 +7,8 @@ from typing import Any
 
 EXPLAINED: dict[str, str] = {
     "batch of 10,000 rows at 1,000,000 keys": "A batch waits for memory",
+    "batch of 10,000 rows, 100,000 to 5,000,000 keys": "A batch waits for memory",
+    "empty batch of 200 stores, each store, by itself": "An empty commit makes two inodes",
     "commit of 10,000 rows": "A commit compresses, and crosses to another process",
     "commit of 100,000 rows": "A commit compresses, and crosses to another process",
     "cold load of 1,000,000 rows after 0 deltas": "A load makes an index",

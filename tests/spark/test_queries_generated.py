@@ -101,7 +101,10 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("build", "mode", "timed", "examples"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("build", "mode", "timed", "examples"),
+    [pytest.param(*case, id=name, marks=[pytest.mark.soak] * case[2]) for name, case in CASES.items()],
+)
 def test_keys_of_every_type_are_told_apart_as_on_sparks_own_store(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, build: Any, mode: str, timed: bool, examples: int
 ) -> None:

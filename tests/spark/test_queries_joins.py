@@ -123,9 +123,8 @@ def on_sparks_store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
     ("state_format", "checkpoint_format"),
     [
         (2, 1),
-        (3, 2),
         (4, 2),
-        *(pytest.param(*long, marks=pytest.mark.soak) for long in [(2, 2), (3, 1), (4, 1)]),
+        *(pytest.param(*long, marks=pytest.mark.soak) for long in [(2, 2), (3, 1), (3, 2), (4, 1)]),
     ],
 )
 def test_every_kind_of_join_is_as_on_sparks_own_store(
