@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import zlib
@@ -14,6 +13,7 @@ import pyarrow as pa
 from spark_statestore.checkpoint.absent import absent_version, not_kept
 from spark_statestore.checkpoint.accepted import CommitLog
 from spark_statestore.checkpoint.files import FileSystem, MemoryFileSystem, join, open_file_system
+from spark_statestore.checkpoint.files.failures import require_no_link
 from spark_statestore.checkpoint.files.work import got_on, require_wanted
 from spark_statestore.checkpoint.ledger import Ledger, take_inventory
 from spark_statestore.checkpoint.metadata.format import (
@@ -152,7 +152,7 @@ class VersionStore:
         try:
             self._initialise()
             location = self._storage.initialize_location_for_checkpoint(name)
-            self._require_own(name.directory)
+            require_no_link(self._files, self._directory, name.directory)
         except OSError as error:
             raise self._cannot_write(name, error) from error
         return PendingCheckpoint(self, location, name, attempt, states, self.options.compression)
@@ -378,16 +378,8 @@ class VersionStore:
     def _initialise(self) -> None:
         if not self._initialised:
             self._storage.initialize_base_locations_for_checkpoint()
-            self._require_own(CHECKPOINT_SHARED_STATE_DIR)
+            require_no_link(self._files, self._directory, CHECKPOINT_SHARED_STATE_DIR)
             self._initialised = True
-
-    def _require_own(self, directory: str) -> None:
-        # Nothing that is written there would be read again.
-        if self._files.has_link(self._directory, directory):
-            raise OSError(
-                errno.ELOOP,
-                f"{directory} is a link. Put the directory itself there, or link all of the checkpoint",
-            )
 
     def _replace(self, name: CheckpointName, attempt: str, data: bytes) -> int:
         # Format v1 names a version by its number alone, and a batch that is run again commits the

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from spark_statestore.checkpoint.files.base import FileSystem
 from spark_statestore.errors import CheckpointError, CheckpointIOError
 
-__all__ = ["failing_to", "read_file"]
+__all__ = ["failing_to", "read_file", "require_no_link"]
 
 
 @contextmanager
@@ -52,3 +53,17 @@ def read_file(files: FileSystem, path: str, read: Callable[[FileSystem, str], by
         except FileNotFoundError as error:
             missing = error
     raise missing
+
+
+def require_no_link(files: FileSystem, directory: str, name: str) -> None:
+    """Fail if a directory below another one is reached by a link: nothing that is written there would be read again.
+
+    Raises
+    ------
+    OSError
+        If so.
+    """
+    if files.has_link(directory, name):
+        raise OSError(
+            errno.ELOOP, f"{name} is a link. Put the directory itself there, or link all of the checkpoint"
+        )
