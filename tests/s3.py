@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import fsspec
+import pytest
 
 
 @contextmanager
@@ -18,3 +22,26 @@ def s3_service() -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+def environment_of(url: str) -> dict[str, str]:
+    """What a process needs to use the service."""
+    return {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+        "FSSPEC_S3_ENDPOINT_URL": url,
+    }
+
+
+def new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a new bucket of the service, which this process and its children use for a test."""
+    for name, value in environment_of(url).items():
+        monkeypatch.setenv(name, value)
+    # As fsspec does when it is imported.
+    monkeypatch.setitem(fsspec.config.conf, "s3", {})
+    fsspec.config.set_conf_env(fsspec.config.conf)
+    name = f"bucket-{uuid.uuid4()}"
+    fsspec.filesystem("s3").mkdir(name)
+    return name

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import itertools
-import uuid
 from collections.abc import Iterator
 
 import fsspec
@@ -26,7 +25,7 @@ from spark_statestore.testing import (
 )
 from tests.checkpoint.stores import attempt, commit, message, named, open_store, rows_of, snapshot
 from tests.effort import EFFORT
-from tests.s3 import s3_service
+from tests.s3 import new_bucket, s3_service
 
 s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
@@ -50,20 +49,7 @@ def endpoint() -> Iterator[str]:
 
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "FSSPEC_S3_ENDPOINT_URL": endpoint,
-    }.items():
-        monkeypatch.setenv(name, value)
-    # As fsspec does when it is imported.
-    monkeypatch.setitem(fsspec.config.conf, "s3", {})
-    fsspec.config.set_conf_env(fsspec.config.conf)
-    name = f"bucket-{uuid.uuid4()}"
-    fsspec.filesystem("s3").mkdir(name)
-    return name
+    return new_bucket(endpoint, monkeypatch)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -20,7 +19,7 @@ from spark_statestore.errors import CheckpointIOError
 from spark_statestore.options import StorageOptions
 from spark_statestore.server.protocol import Kind
 from tests.checkpoint.stores import attempt, commit, message, open_store, rows_of
-from tests.s3 import s3_service
+from tests.s3 import new_bucket, s3_service
 from tests.s3_faults import KINDS, FaultyS3, faulty_s3
 from tests.server.backends import Backend, store
 from tests.server.backends import commit as put
@@ -53,22 +52,10 @@ def proxy() -> Iterator[FaultyS3]:
 
 @pytest.fixture
 def bucket(proxy: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "FSSPEC_S3_ENDPOINT_URL": proxy.url,
-    }.items():
-        monkeypatch.setenv(name, value)
-    # As fsspec does when it is imported.
-    monkeypatch.setitem(fsspec.config.conf, "s3", {})
-    fsspec.config.set_conf_env(fsspec.config.conf)
     monkeypatch.setattr(urls, "_opened", {})
     monkeypatch.setattr(retrying, "_FIRST_SECONDS", 0.002)
     proxy.inject()
-    name = f"bucket-{uuid.uuid4()}"
-    fsspec.filesystem("s3").mkdir(name)
+    name = new_bucket(proxy.url, monkeypatch)
     take_retries()
     return name
 

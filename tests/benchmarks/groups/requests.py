@@ -17,7 +17,7 @@ from tests.benchmarks import contest, session
 from tests.benchmarks.contest import OURS
 from tests.benchmarks.report import table
 from tests.benchmarks.result import Criterion, Result
-from tests.s3 import s3_service
+from tests.s3 import environment_of, s3_service
 
 KINDS = ("PUT", "COPY", "LIST", "GET", "HEAD", "DELETE", "other")
 CHANGED, UNCHANGED, MAINTENANCE, LOAD = (
@@ -108,13 +108,7 @@ def counted_service() -> Iterator[Counter[str]]:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     try:
         with s3_service() as url:
-            os.environ |= {
-                "AWS_ACCESS_KEY_ID": "test",
-                "AWS_SECRET_ACCESS_KEY": "test",
-                "AWS_DEFAULT_REGION": "us-east-1",
-                "AWS_EC2_METADATA_DISABLED": "true",
-                "FSSPEC_S3_ENDPOINT_URL": url,
-            }
+            os.environ |= environment_of(url)
             import fsspec
 
             fsspec.filesystem("s3", endpoint_url=url).mkdir("bucket")
