@@ -12,7 +12,7 @@ from spark_statestore.errors import StorageTimeoutError
 from spark_statestore.options import DEFAULT_STORAGE_TIMEOUT
 from spark_statestore.server.protocol import FrameSocket, Kind
 
-__all__ = ["RequestWatch", "timeout_of"]
+__all__ = ["RequestWatch"]
 
 _logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class _Watched:
         self._watch = watch
         self.request = request
         self.connection = connection
-        self.work = Work(timeout_of(request), self._is_asked)
+        self.work = Work(_timeout_of(request), self._is_asked)
         self._before: Work | None = None
 
     def __enter__(self) -> Work:
@@ -104,7 +104,7 @@ class _Watched:
         return not self.connection.is_closed_by_other_side()
 
 
-def timeout_of(request: dict[str, Any]) -> float:
+def _timeout_of(request: dict[str, Any]) -> float:
     """Seconds that a request may wait for storage."""
     try:
         return max(1.0, float(request["store"]["options"]["storageTimeoutSeconds"]))

@@ -15,7 +15,8 @@ from spark_statestore.checkpoint.files import retry as retrying
 from spark_statestore.checkpoint.files.base import Buffer
 from spark_statestore.checkpoint.files.retry import RetryingFileSystem
 from spark_statestore.checkpoint.files.transient import is_transient
-from spark_statestore.checkpoint.files.work import Work, take_retries, working
+from spark_statestore.checkpoint.files.work import Work, take_retries
+from tests.checkpoint.working import working
 
 
 class AnswerError(Exception):

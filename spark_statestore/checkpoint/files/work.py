@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
-__all__ = ["Work", "count_retry", "enter", "got_on", "require_wanted", "take_retries", "working"]
+__all__ = ["Work", "count_retry", "enter", "got_on", "require_wanted", "take_retries"]
 
 _current = threading.local()
 _retries_lock = threading.Lock()
@@ -35,11 +34,6 @@ class Work:
         self._busy_since: float | None = time.monotonic()
         self._given_up = False
         self._on_give_up: list[Callable[[], None]] = []
-
-    @property
-    def is_given_up(self) -> bool:
-        """Whether nobody waits for it any more."""
-        return self._given_up
 
     def get_on(self) -> None:
         """Note that it is with storage, and that something has just come of it."""
@@ -119,16 +113,6 @@ def enter(work: Work | None) -> Work | None:
     before: Work | None = getattr(_current, "work", None)
     _current.work = work
     return before
-
-
-@contextmanager
-def working(work: Work) -> Iterator[Work]:
-    """What this thread does within the context belongs to a work."""
-    before = enter(work)
-    try:
-        yield work
-    finally:
-        enter(before)
 
 
 def got_on() -> None:

@@ -43,8 +43,8 @@ private[io] final class BackendProcess private (
   def stop(): Unit = {
     // The end of its standard input asks it to leave; the signal is for one that cannot listen.
     process.getOutputStream.close()
-    if (!process.waitFor(BackendProcess.StopSeconds, TimeUnit.SECONDS)) process.destroyForcibly()
-    directory.foreach(BackendProcess.delete)
+    process.waitFor(BackendProcess.StopSeconds, TimeUnit.SECONDS)
+    kill()
   }
 }
 

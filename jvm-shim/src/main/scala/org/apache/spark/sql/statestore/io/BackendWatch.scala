@@ -37,7 +37,7 @@ private[statestore] object Patience {
  * lives and only a request says nothing, as with one that waits until others are done or deletes much, he waits
  * on, and fails after ten times his patience.
  *
- * @param ping     whether a backend answers a greeting; fails or returns false if not
+ * @param ping     greets a backend; fails if it does not answer
  * @param abandon  ends a process that does not, and has nobody use it any more
  */
 private[io] final class BackendWatch(ping: BackendProcess => Unit, abandon: BackendProcess => Unit) extends Logging {
