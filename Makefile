@@ -34,17 +34,23 @@ $(READY): pyproject.toml
 jar: $(READY) ## build the jars whose sources changed
 	$(PY) jvm-shim/build_shim.py --tests
 
+# What most JVMs of tests load, kept ready: see the module.
+CLASSES := jvm-shim/target/classes.jsa
+
+$(CLASSES): tests/class_archive.py $(READY) | jar
+	$(PY) -m tests.class_archive
+
 demo: jar ## replay a year of flights as streams, kill the driver halfway, compare with the batch answer
 	$(PY) examples/flights_demo.py
 
 # Spark waits a lot, so two halves of the tests run at a time; a file's tests stay together.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
-test: jar ## run every test
+test: jar $(CLASSES) ## run every test
 	$(PY) -m pytest $(SHARED) -m 'not alone'
 	$(PY) -m pytest -m alone
 
-soak: jar ## run the long tests too: more examples, more batches
+soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m 'soak or not soak' --timeout 14400
 
 # Without Spark: what the model itself is tested by.

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.class_archive import SHORT_LIVED
 from tests.effort import EFFORT
 from tests.sessions import local_builder
 
@@ -20,8 +21,7 @@ TEST_JAR = ROOT / "jvm-shim" / "target" / "spark-statestore-tests.jar"
 
 # Spark's Python workers would otherwise run the system's interpreter.
 os.environ["PYSPARK_PYTHON"] = sys.executable
-# A JVM of a test lives for seconds: the optimising compiler would take half of the processor's time, for nothing.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED)
 
 settings.register_profile(
     "default",

@@ -28,7 +28,7 @@ def tell(record_property: Callable[[str, object], None]) -> Tell:
     return lambda figures: record_property("figures", f"CLUSTER_SEED={SEED}\n{figures}")
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_twenty_kills_cost_and_double_no_row(built: Path, tell: Tell) -> None:
     plan = plans.short(SEED)
     figures = run(plan)
