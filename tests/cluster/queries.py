@@ -14,7 +14,7 @@ from pyspark.sql.window import Window
 
 from tests.cluster.data import WATERMARK
 
-TOTALS = "k string, part bigint, n bigint, s bigint"
+_TOTAL = "k string, part bigint, n bigint, s bigint"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Kind:
     batch
         Builds it out of the whole input.
     mode
-        Its output mode.
+        Its output mode; in update mode its rows are running totals by ``k`` and ``part``.
     stores
         Its stores whose rows go once the watermark has passed them.
     """
@@ -79,7 +79,7 @@ def counted(rows: Any) -> Any:
         yield pd.DataFrame({"k": [key[0]], "part": [part], "n": [n], "s": [s]})
 
     return rows.groupBy("k").applyInPandasWithState(
-        update, TOTALS, "n bigint, s bigint", "update", "NoTimeout"
+        update, _TOTAL, "n bigint, s bigint", "update", "NoTimeout"
     )
 
 
@@ -107,7 +107,7 @@ class Counter(StatefulProcessor):
 
 
 def processed(rows: Any) -> Any:
-    columns = f"{TOTALS}, listed bigint, mapped bigint"
+    columns = f"{_TOTAL}, listed bigint, mapped bigint"
     return rows.groupBy("k").transformWithState(Counter(), columns, "update", "None")
 
 

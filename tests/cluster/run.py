@@ -19,6 +19,7 @@ import psutil
 
 import spark_statestore
 from tests.bare import FOR_PROCESSORS, bare_python
+from tests.cluster.answers import compare
 from tests.cluster.data import Input, is_of_the_end
 from tests.cluster.disks import SmallDisk
 from tests.cluster.faults import FULL_DISK, FULL_LOCAL_DISK, GIVEN_UP_AFTER, Faults
@@ -307,15 +308,15 @@ class _Run:
                 self._figures.restarts["query"] += 1
                 self._figures.failures.append(f"{event['query']}: {event['message']}")
         for name, (kind, _) in self._plan.queries.items():
-            wanted = Counter(map(tuple, json.loads((self._directory / f"answers/{kind}.json").read_text())))
-            found: Counter[Any] = Counter()
-            for path in (self._directory / "out" / name).glob("[0-9]*.json"):
-                self._figures.batches += 1
-                found.update(map(tuple, json.loads(path.read_text())))
-            assert wanted, name
-            self._figures.rows += wanted.total()
-            self._figures.lost += (wanted - found).total()
-            self._figures.doubled += (found - wanted).total()
+            answer = _rows(self._directory / f"answers/{kind}.json")
+            outputs = (self._directory / "out" / name).glob("[0-9]*.json")
+            batches = {int(path.stem): _rows(path) for path in outputs}
+            assert answer, name
+            lost, doubled = compare(answer, batches, totals=KINDS[kind].mode == "update")
+            self._figures.batches += len(batches)
+            self._figures.rows += len(answer)
+            self._figures.lost += lost.total()
+            self._figures.doubled += doubled.total()
             self._figures.differing += len(list((self._directory / "out" / name).glob("*.differs-*")))
             self._figures.stale += stale_rows(str(self._directory / "checkpoints" / name), kind)
         self._verify()
@@ -346,6 +347,10 @@ def stale_rows(checkpoint: str, kind: str) -> int:
         assert keys, f"the rows that came last are missing in {store} of {checkpoint}"
         found += sum(not is_of_the_end(key) for key in keys)
     return found
+
+
+def _rows(path: Path) -> list[tuple[str, ...]]:
+    return [tuple(row) for row in json.loads(path.read_text())]
 
 
 def _list(counts: Counter[str]) -> str:
