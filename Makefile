@@ -51,7 +51,8 @@ test: jar $(CLASSES) ## run every test
 	$(PY) -m pytest -m alone
 
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
-	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m 'soak or not soak' --timeout 14400
+	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
+	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
 
 # Without Spark: what the model itself is tested by.
 coverage: $(READY) ## lines and branches of state/, checkpoint/ and savepoint/ that tests reach

@@ -43,7 +43,9 @@ def make() -> None:
         }
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode or not written.exists():
-            sys.exit(f"{done.stdout}{done.stderr}\nthe archive of classes was not written")
+            # As where Java comes without the archive of its own classes.
+            print(f"{done.stdout}{done.stderr}\nno archive of classes was written: tests take longer")
+            return
         shutil.move(written, ARCHIVE)
 
 
