@@ -12,6 +12,8 @@ def draw(samples: list[dict[str, float]], target: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
+    # Text as text, and the same file for the same samples.
+    matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "soak"})
     from matplotlib import pyplot
 
     names = [name for name in samples[0] if name not in ("batch", "seconds")]
@@ -20,14 +22,14 @@ def draw(samples: list[dict[str, float]], target: Path) -> None:
     figure, axes = pyplot.subplots(rows, columns, figsize=(11, 2.4 * rows), squeeze=False)
     for name, axis in zip(names, axes.flat, strict=False):
         axis.plot([one["batch"] for one in samples], [one[name] for one in samples], color="#2060a0")
-        axis.set_title(name, fontsize=9)
+        axis.set_title(name.replace("jvm", "JVM"), fontsize=9)
         axis.set_ylim(0, 1.25 * max(one[name] for one in samples) or 1)
         axis.tick_params(labelsize=7)
     for axis in list(axes.flat)[len(names) :]:
         axis.axis("off")
     figure.suptitle(f"{samples[-1]['batch']:,} batches in {samples[-1]['seconds'] / 60:.0f} minutes")
     figure.tight_layout()
-    figure.savefig(target)
+    figure.savefig(target, metadata={"Date": None})
     pyplot.close(figure)
 
 

@@ -1,9 +1,9 @@
 """Runs the counting query for many batches and takes samples of both sides, in lines of JSON.
 
 The only argument is a JSON object: ``checkpoint``, ``batches``, ``samples``, how many of them to take, ``threads``,
-how many tasks run at once, and ``partitions``, how many stores there are. Each sample says the number of the batch, the
-seconds since the first one, and what the driver's JVM and the backend have then. Tasks are more than cores, and
-maintenance runs often, so that what a day of batches does happens in minutes.
+how many tasks run at once, ``partitions``, how many stores there are, and ``memory`` of the driver. Each sample says
+the number of the batch, the seconds since the first one, and what the driver's JVM and the backend have then. Tasks are
+more than cores, and maintenance runs often, so that what a day of batches does happens in minutes.
 """
 
 import json
@@ -23,7 +23,7 @@ RETAINED = 10
 
 def main():
     asked = json.loads(sys.argv[1])
-    builder = local_builder("soak", memory="512m", master=f"local[{asked['threads']}]")
+    builder = local_builder("soak", memory=asked["memory"], master=f"local[{asked['threads']}]")
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "2s")
     builder.config("spark.sql.shuffle.partitions", str(asked["partitions"]))
     # What Spark itself keeps of every batch would grow for its first thousands.

@@ -61,20 +61,21 @@ def test_the_samples_can_be_drawn(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
 def test_ten_thousand_batches_leave_both_sides_as_they_were(built: Path, tmp_path: Path) -> None:
-    samples = run(tmp_path, f"{BATCHES}-batches", batches=BATCHES, threads=4, partitions=4)
+    samples = run(tmp_path, f"{BATCHES}-batches", batches=BATCHES, threads=4, partitions=4, memory="512m")
     assert {name: by for name, by in growth(samples).items() if by > GROWTH[name]} == {}
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
 def test_sixty_four_tasks_at_once_leave_both_sides_as_they_were(built: Path, tmp_path: Path) -> None:
-    samples = run(tmp_path, "64-tasks", batches=BATCHES // 50, threads=64, partitions=64)
+    # Spark's own aggregation wants a share of the memory for each task.
+    samples = run(tmp_path, "64-tasks", batches=BATCHES // 50, threads=64, partitions=64, memory="2g")
     # A connection for each task at most, and both sides' threads for them.
     assert max(one["backend threads"] for one in samples) <= 64 + 16
     assert {name: by for name, by in growth(samples).items() if by > GROWTH[name]} == {}
 
 
-def run(tmp_path: Path, name: str, **asked: int) -> list[dict[str, Any]]:
+def run(tmp_path: Path, name: str, **asked: Any) -> list[dict[str, Any]]:
     """Run the program, keep what it says in the results, and give the samples."""
     arguments = {"checkpoint": str(tmp_path / "counting"), "samples": SAMPLES, **asked}
     with subprocess.Popen(
