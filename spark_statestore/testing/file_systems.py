@@ -42,6 +42,11 @@ class FileSystemTests:
         raise NotImplementedError
 
     @pytest.fixture
+    def elsewhere(self, files: FileSystem) -> FileSystem:
+        """The same files as another process has them; by default the same object."""
+        return files
+
+    @pytest.fixture
     def directory(self) -> str:
         """Path of a directory of its own for this test; it need not be there."""
         raise NotImplementedError
@@ -183,6 +188,28 @@ class FileSystemTests:
         files.delete(path)
         with pytest.raises(FileNotFoundError):
             files.size(path)
+
+    def test_what_was_changed_since_a_listing_is_seen(
+        self, files: FileSystem, elsewhere: FileSystem, place: str
+    ) -> None:
+        for name in ("gone", "other"):
+            files.create(join(place, name), b"old")
+        assert self.names(files, place) == ["gone", "other"]
+        elsewhere.delete(join(place, "gone"))
+        elsewhere.replace(join(place, "other"), b"replaced")
+        output = elsewhere.open_output(join(place, "new"))
+        output.write(b"new")
+        output.close()
+        for name, data in (("other", b"replaced"), ("new", b"new")):
+            with files.open_input(join(place, name)) as stream:
+                assert stream.read() == data
+            assert files.exists(join(place, name))
+            assert files.size(join(place, name)) == len(data)
+            assert files.read(join(place, name)) == data
+        assert not files.exists(join(place, "gone"))
+        with pytest.raises(FileNotFoundError), files.open_input(join(place, "gone")) as stream:
+            stream.read()
+        assert self.names(files, place) == ["new", "other"]
 
     # Files that are written bit by bit
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from spark_statestore.checkpoint.files import FsspecFileSystem, check_url
+from spark_statestore.checkpoint.files import FsspecFileSystem, check_url, open_file_system
 from spark_statestore.checkpoint.storage import CheckpointName
 from spark_statestore.checkpoint.streams import FsCheckpointStreamFactory
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
@@ -75,6 +75,10 @@ class S3:
     @pytest.fixture
     def files(self, bucket: str) -> FsspecFileSystem:
         return FsspecFileSystem(fsspec.filesystem("s3"), "s3")
+
+    @pytest.fixture
+    def elsewhere(self, bucket: str) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("s3", skip_instance_cache=True), "s3")
 
     @pytest.fixture
     def directory(self, bucket: str) -> str:
@@ -174,6 +178,30 @@ def test_a_cleanup_leaves_what_is_used(bucket: str, calls: list[str]) -> None:
     store.cleanup(CheckpointName(4), mine, 4, 0)
     # Whether the store is still its own, and whether anything was ever pinned.
     assert calls == ["get_object", "get_object"]
+
+
+def test_what_was_written_since_a_listing_is_loaded(bucket: str) -> None:
+    store, mine = open_store(f"s3://{bucket}/state/0/3"), attempt()
+    for version in (1, 2):
+        commit(store, CheckpointName(version), LARGE, by=mine)
+    # It lists, and finds nothing to discard.
+    store.cleanup(CheckpointName(2), mine, 1, 0)
+    commit(store, CheckpointName(3), LARGE, by=mine)
+    assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(3)) == LARGE
+
+
+def test_a_listing_that_ends_late_hides_nothing(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, other = f"{bucket}/state", fsspec.filesystem("s3")
+    files, _ = open_file_system(f"s3://{directory}")
+    other.pipe_file(f"{directory}/1", b"1")
+    # What a listing notes after a call has dropped what was noted before.
+    monkeypatch.setattr(s3fs.S3FileSystem, "invalidate_cache", lambda *_: None)
+    assert [status.path for status in files.list_files(directory)] == [f"{directory}/1"]
+    other.pipe_file(f"{directory}/2", b"22")
+    assert files.open_input(f"{directory}/2").read() == b"22"
+    assert files.exists(f"{directory}/2")
+    assert files.size(f"{directory}/2") == 2
+    assert len(list(files.list_files(directory))) == 2
 
 
 def test_a_batch_is_one_put_and_nothing_is_ever_listed_again(bucket: str, calls: list[str]) -> None:

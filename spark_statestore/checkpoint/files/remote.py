@@ -25,7 +25,7 @@ from spark_statestore.checkpoint.files.base import (
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FsspecFileSystem", "without_retries"]
+__all__ = ["FsspecFileSystem", "driver_for_calls"]
 
 # What drivers call the time of a file's last change; all but the first are of one driver or two.
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
@@ -106,7 +106,7 @@ class FsspecFileSystem(FileSystem):
         Whether files are synced before they count as finished, where the driver's files have a
         ``sync`` method or a descriptor. Object stores need no such thing.
     calls
-        The driver for all but writing streams, see `without_retries`; by default the same.
+        The driver for all but writing streams, see `driver_for_calls`; by default the same.
     """
 
     def __init__(
@@ -120,11 +120,10 @@ class FsspecFileSystem(FileSystem):
         self._fs = fs if calls is None else calls
         self._streams = fs
         self._scheme = scheme
-        protocol = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-        self._has_directories = not _OBJECT_STORES.intersection(protocol)
+        self._has_directories = not _is_object_store(fs)
         self._fsync = fsync and self._has_directories
         # All readers of one of fsspec's files in memory have one position.
-        self._shares_positions = "memory" in protocol
+        self._shares_positions = "memory" in _protocols(fs)
 
     @property
     def scheme(self) -> str:
@@ -155,6 +154,8 @@ class FsspecFileSystem(FileSystem):
     def open_input(self, path: str) -> BinaryIO:
         if self._shares_positions:
             return io.BytesIO(self.read(path))
+        # Its size would be that of the last listing, or it would not be there.
+        self._fs.invalidate_cache(path)
         return cast(BinaryIO, self._fs.open(path, "rb"))
 
     def open_output(self, path: str) -> FileOutput:
@@ -258,22 +259,38 @@ class FsspecFileSystem(FileSystem):
         write_whole(_FsspecOutput(self._fs, path, mode, fsync=True), data)
 
 
-def without_retries(fs: AbstractFileSystem) -> AbstractFileSystem:
-    """A driver that tells at once what failed, where that can be asked of it, for who makes calls again himself.
+def driver_for_calls(fs: AbstractFileSystem) -> AbstractFileSystem:
+    """A driver that answers from storage alone, and tells at once what failed, where that can be asked of it.
 
-    A driver that does it unseen takes its own file for another one's: it finds what its first try has created when
-    only the answer to that was lost. It would also multiply the tries.
+    Drivers of object stores answer from their last listing. Other processes write to the same store, and another thread's
+    listing may end after what it says has changed.
+
+    A driver that makes calls again unseen takes its own file for another one's: it finds what its first try has
+    created when only the answer to that was lost. It would also multiply the tries.
     """
-    if type(fs).__module__ != "s3fs.core":
+    if not _is_object_store(fs):
         return fs
-    config = dict(fs.storage_options.get("config_kwargs") or {})
-    if "retries" in config:
-        # Whoever set it wants it so.
-        return fs
-    config["retries"] = {"total_max_attempts": 1}
-    quiet = type(fs)(*fs.storage_args, **(fs.storage_options | {"config_kwargs": config}))
-    quiet.retries = 1
-    return quiet
+    options = dict(fs.storage_options)
+    # Whoever set how often it tries wants it so.
+    once = type(fs).__module__ == "s3fs.core" and "retries" not in (options.get("config_kwargs") or {})
+    if once:
+        config = options.get("config_kwargs") or {}
+        options["config_kwargs"] = config | {"retries": {"total_max_attempts": 1}}
+    own = type(fs)(*fs.storage_args, **options, skip_instance_cache=True)
+    if once:
+        own.retries = 1
+    # Most have one of fsspec's; what another driver keeps is dropped at each call.
+    with contextlib.suppress(AttributeError):
+        own.dircache.use_listings_cache = False
+    return own
+
+
+def _protocols(fs: AbstractFileSystem) -> tuple[str, ...]:
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
+def _is_object_store(fs: AbstractFileSystem) -> bool:
+    return not _OBJECT_STORES.isdisjoint(_protocols(fs))
 
 
 def _modified(detail: dict[str, Any]) -> float | None:

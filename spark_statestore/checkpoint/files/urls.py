@@ -9,7 +9,7 @@ import threading
 
 from spark_statestore.checkpoint.files.base import FileSystem
 from spark_statestore.checkpoint.files.local import LocalFileSystem
-from spark_statestore.checkpoint.files.remote import FsspecFileSystem, without_retries
+from spark_statestore.checkpoint.files.remote import FsspecFileSystem, driver_for_calls
 from spark_statestore.checkpoint.files.retry import RetryingFileSystem
 from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
 from spark_statestore.options import DEFAULT_STORAGE_RETRIES
@@ -152,7 +152,7 @@ def open_file_system(
     with _lock:
         files = _opened.get(key)
         if files is None:
-            driver = FsspecFileSystem(fs, scheme, fsync=fsync, calls=without_retries(fs))
+            driver = FsspecFileSystem(fs, scheme, fsync=fsync, calls=driver_for_calls(fs))
             files = _opened[key] = RetryingFileSystem(driver, retries)
         return files, path
 
