@@ -16,6 +16,33 @@ FOR_PANDAS = ("numpy", "pandas", "dateutil", "pytz", "tzdata", "six")
 FOR_PROCESSORS = (*FOR_PANDAS, "google")
 """What they need to run transformWithState: protobuf as well."""
 
+FOR_S3 = (
+    *(
+        "s3fs",
+        "aiobotocore",
+        "botocore",
+        "aiohttp",
+        "aiohappyeyeballs",
+        "aioitertools",
+        "aiosignal",
+        "attr",
+        "dateutil",
+    ),
+    *(
+        "frozenlist",
+        "idna",
+        "jmespath",
+        "multidict",
+        "propcache",
+        "six",
+        "typing_extensions",
+        "urllib3",
+        "wrapt",
+        "yarl",
+    ),
+)
+"""s3fs, which the backend needs for state on S3, and what it needs itself."""
+
 
 def bare_python(home: Path, *more: str) -> Path:
     """Make an environment with the packages that the backend needs and some more, and give its interpreter."""
@@ -24,7 +51,8 @@ def bare_python(home: Path, *more: str) -> Path:
     installed = Path(pyarrow.__file__).parent.parent
     for package in (*NEEDED, *more):
         for path in installed.glob(f"{package}*"):
-            (site / path.name).symlink_to(path)
+            if not (site / path.name).exists():
+                (site / path.name).symlink_to(path)
     python = home / "bin" / "python"
     command = [python, "-c", f"import {', '.join((*NEEDED, *more))}; import spark_statestore"]
     run = subprocess.run(command, cwd=home, env={}, capture_output=True, text=True, check=False)

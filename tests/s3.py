@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ import pytest
 
 
 @contextmanager
-def s3_service() -> Iterator[str]:
+def s3_service(address: str = "127.0.0.1") -> Iterator[str]:
     """The URL of a service that ends with the context."""
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    # It would tell of every request.
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     try:

@@ -19,13 +19,16 @@ def main() -> None:
     parser.add_argument(
         "--short", action="store_true", help="the run of make test instead, with its 20 kills"
     )
+    parser.add_argument("--s3", action="store_true", help="keep state on an S3 service of this machine")
     asked = parser.parse_args()
     subprocess.run([sys.executable, str(ROOT / "jvm-shim" / "build_shim.py")], check=True)
     print(f"seed {asked.seed}", flush=True)
     if asked.short:
         figures = run(plans.short(asked.seed))
     else:
-        figures = plans.run_until(asked.kills, asked.seed, lambda text: print(text, flush=True))
+        figures = plans.run_until(
+            asked.kills, asked.seed, lambda text: print(text, flush=True), on_s3=asked.s3
+        )
     print(f"\nall\n{figures}")
 
 

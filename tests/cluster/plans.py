@@ -45,7 +45,7 @@ def short(seed: int) -> Plan:
     return Plan(seed, _shuffled(_SHORT, random.Random(seed)), queries)
 
 
-def long(seed: int) -> Plan:
+def long(seed: int, *, on_s3: bool = False) -> Plan:
     """Thirty kills while queries of every kind run, in both formats by turns, with settings that the seed chooses."""
     chance = random.Random(f"long {seed}")
     queries = {
@@ -72,7 +72,7 @@ def long(seed: int) -> Plan:
     }
     if chance.random() < 0.5:
         confs["spark.plugins"] = spark_statestore.PLUGIN_CLASS
-    return Plan(seed, _shuffled(happens, chance), queries, options, confs, patient=True)
+    return Plan(seed, _shuffled(happens, chance), queries, options, confs, patient=True, on_s3=on_s3)
 
 
 def network_for(plan: Plan) -> Loopback | Namespaces:
@@ -80,11 +80,11 @@ def network_for(plan: Plan) -> Loopback | Namespaces:
     return Namespaces() if CUT in plan.faults else Loopback()
 
 
-def run_until(kills: int, seed: int, tell: Callable[[str], None]) -> Figures:
+def run_until(kills: int, seed: int, tell: Callable[[str], None], *, on_s3: bool = False) -> Figures:
     """Run long plans until so many processes were killed, telling of each one."""
     total = Figures()
     while sum(total.killed.values()) < kills:
-        plan = long(seed)
+        plan = long(seed, on_s3=on_s3)
         figures = run(plan, network_for(plan))
         total.add(figures)
         tell(f"\nseed {seed}: {plan.options} {plan.confs}\n{figures}")

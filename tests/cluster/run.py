@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
 
 import spark_statestore
-from tests.bare import FOR_PROCESSORS, bare_python
+from tests.bare import FOR_PROCESSORS, FOR_S3, bare_python
 from tests.cluster.answers import compare
 from tests.cluster.data import Input, is_of_the_end
 from tests.cluster.disks import SmallDisk
@@ -26,6 +27,7 @@ from tests.cluster.faults import FULL_DISK, FULL_LOCAL_DISK, GIVEN_UP_AFTER, Fau
 from tests.cluster.hosts import Loopback, Namespaces
 from tests.cluster.processes import Cluster, Driver, until
 from tests.cluster.queries import IN_PYTHON, KINDS
+from tests.s3 import environment_of, new_bucket, s3_service
 
 STATE_STORE = "spark.sql.streaming.stateStore."
 
@@ -73,6 +75,8 @@ class Plan:
         More settings of the application.
     patient
         See `Faults`.
+    on_s3
+        Whether state lies on an S3 service.
     """
 
     seed: int
@@ -81,6 +85,7 @@ class Plan:
     options: dict[str, Any] = field(default_factory=dict)
     confs: dict[str, str] = field(default_factory=dict)
     patient: bool = False
+    on_s3: bool = False
 
 
 @dataclass
@@ -184,9 +189,19 @@ class _Run:
             local_disk = stack.enter_context(SmallDisk(directory / "local", 256))
         kinds = {kind for kind, _ in plan.queries.values()}
         packages = FOR_PROCESSORS if kinds.intersection(IN_PYTHON) else ()
+        self._state: str | None = None
+        environment: dict[str, str] = {}
+        if plan.on_s3:
+            packages = (*packages, *FOR_S3)
+            service = stack.enter_context(s3_service(network.driver.address))
+            environment = environment_of(service)
+            bucket = new_bucket(service, stack.enter_context(pytest.MonkeyPatch.context()))
+            self._state = f"s3://{bucket}"
         self._python = bare_python(directory / "bare", *packages)
         self.cluster = stack.enter_context(Cluster(directory, network.driver, network.workers))
-        self.driver = stack.enter_context(Driver(self.cluster, self._python, **self._asked(network)))
+        self.driver = stack.enter_context(
+            Driver(self.cluster, self._python, **self._asked(network, environment))
+        )
         self._faults = Faults(
             self.cluster,
             self.driver,
@@ -224,13 +239,14 @@ class _Run:
                 assert path.startswith(f"{self._directory}/work-"), path
                 assert path.endswith(f"/spark_statestore-{spark_statestore.__version__}.zip"), path
 
-    def _asked(self, network: Loopback | Namespaces) -> dict[str, Any]:
+    def _asked(self, network: Loopback | Namespaces, environment: dict[str, str]) -> dict[str, Any]:
         java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djava.io.tmpdir={self.cluster.temporary}"
         confs = CONFS | {
             "spark.driver.host": network.driver.address,
             "spark.driver.bindAddress": network.driver.address,
             "spark.driver.extraJavaOptions": java,
             "spark.executor.extraJavaOptions": java,
+            **{f"spark.executorEnv.{name}": value for name, value in environment.items()},
         }
         queries = {
             name: {"kind": kind, "confs": {STATE_STORE + "checkpointFormatVersion": str(checkpoint_format)}}
@@ -240,7 +256,7 @@ class _Run:
             "directory": str(self._directory),
             "master": self.cluster.url,
             "confs": confs | self._plan.confs,
-            "options": self._plan.options,
+            "options": self._plan.options | ({"checkpoints_dir": self._state} if self._state else {}),
             "queries": queries,
         }
 
@@ -264,7 +280,7 @@ class _Run:
             batches = sorted(int(log.name) for log in checkpoint.glob("commits/[0-9]*"))
             for batch in batches:
                 if batch >= batches[-1] - int(CONFS["spark.sql.streaming.minBatchesToRetain"]):
-                    checked = spark_statestore.verify(str(checkpoint), batch)
+                    checked = spark_statestore.verify(str(checkpoint), batch, checkpoints_dir=self._state)
                     assert checked.ok, checked
                     self._figures.verified += 1
 
@@ -318,7 +334,7 @@ class _Run:
             self._figures.lost += lost.total()
             self._figures.doubled += doubled.total()
             self._figures.differing += len(list((self._directory / "out" / name).glob("*.differs-*")))
-            self._figures.stale += stale_rows(str(self._directory / "checkpoints" / name), kind)
+            self._figures.stale += stale_rows(str(self._directory / "checkpoints" / name), kind, self._state)
         self._verify()
         # Nothing that ran on the cluster is left once its application has ended.
         assert until(lambda: not self.cluster.backends(), 30), self.cluster.backends()
@@ -339,11 +355,12 @@ class _Run:
         )
 
 
-def stale_rows(checkpoint: str, kind: str) -> int:
+def stale_rows(checkpoint: str, kind: str, state: str | None = None) -> int:
     """Rows of a query's state that the watermark has passed."""
     found = 0
     for store in KINDS[kind].stores:
-        keys = spark_statestore.read_state(checkpoint, store=store, columns=["key"])["key"].to_pylist()
+        rows = spark_statestore.read_state(checkpoint, store=store, columns=["key"], checkpoints_dir=state)
+        keys = rows["key"].to_pylist()
         assert keys, f"the rows that came last are missing in {store} of {checkpoint}"
         found += sum(not is_of_the_end(key) for key in keys)
     return found

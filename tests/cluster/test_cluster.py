@@ -47,6 +47,15 @@ def test_three_hundred_kills_cost_and_double_no_row(built: Path, tell: Tell) -> 
 
 
 @pytest.mark.soak
+def test_thirty_kills_beside_state_on_s3_cost_and_double_no_row(built: Path, tell: Tell) -> None:
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto.server")
+    figures = plans.run_until(30, SEED, print, on_s3=True)
+    tell(figures)
+    check_errors(figures)
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("disk", [FULL_DISK, FULL_LOCAL_DISK])
 def test_a_full_disk_costs_no_row(built: Path, tell: Tell, disk: str) -> None:
     if reason := SmallDisk.missing():

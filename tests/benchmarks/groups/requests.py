@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import uuid
 from collections import Counter
@@ -105,7 +104,6 @@ def counted_service() -> Iterator[Counter[str]]:
         return serve(self, environ, start_response)
 
     moto.server.DomainDispatcherApplication.__call__ = count
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)
     try:
         with s3_service() as url:
             os.environ |= environment_of(url)
