@@ -7,6 +7,8 @@ READY := $(VENV)/.ready
 # Spark's Python workers would otherwise run the system's interpreter.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Python compiles what is imported; the rest took half a minute of a processor's time.
+export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help setup jar demo test soak coverage mutation bench bench-quick lint format wheel clean

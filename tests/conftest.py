@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests.benchmarks.contest import UNFORKED_FILES
 from tests.class_archive import SHORT_LIVED
 from tests.effort import EFFORT
 from tests.sessions import local_builder
@@ -88,5 +89,8 @@ def spark(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
     )
     session = spark_statestore.configure(builder).getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    # Hadoop would start programs for each file that Spark makes or renames; the programs of tests have it so.
+    for name, value in UNFORKED_FILES.items():
+        session.sparkContext._jsc.hadoopConfiguration().set(name, value)
     yield session
     session.stop()
