@@ -17,30 +17,9 @@ FOR_PROCESSORS = (*FOR_PANDAS, "google")
 """What they need to run transformWithState: protobuf as well."""
 
 FOR_S3 = (
-    *(
-        "s3fs",
-        "aiobotocore",
-        "botocore",
-        "aiohttp",
-        "aiohappyeyeballs",
-        "aioitertools",
-        "aiosignal",
-        "attr",
-        "dateutil",
-    ),
-    *(
-        "frozenlist",
-        "idna",
-        "jmespath",
-        "multidict",
-        "propcache",
-        "six",
-        "typing_extensions",
-        "urllib3",
-        "wrapt",
-        "yarl",
-    ),
-)
+    "s3fs", "aiobotocore", "botocore", "aiohttp", "aiohappyeyeballs", "aioitertools", "aiosignal", "attr", "dateutil",
+    "frozenlist", "idna", "jmespath", "multidict", "propcache", "six", "typing_extensions", "urllib3", "wrapt", "yarl",
+)  # fmt: skip
 """s3fs, which the backend needs for state on S3, and what it needs itself."""
 
 
