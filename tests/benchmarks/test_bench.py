@@ -236,7 +236,7 @@ def test_a_race_times_the_same_batches_on_every_store(spark: Any, tmp_path: Path
     assert "| RocksDB, changelog | " in operators.tables({join.name: laps}, operators.QUICK)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_quick_run_measures_every_store(built: Path, tmp_path: Path):
     command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--only", "batches"]
     run = subprocess.run(

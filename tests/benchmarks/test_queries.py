@@ -30,7 +30,7 @@ def test_a_query_must_be_ahead_in_half_of_its_batches_in_nearly_all_and_over_all
     assert judged(20, 30, 31) == ["short", "short", "short"]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_stores_answers_to_a_query_over_the_auction_are_the_same(spark: Any, tmp_path: Path):
     windowed = queries.races(queries.QUICK, 2)[0]
     laps = race.run(spark, tmp_path, windowed, 0, 3, lambda _: None, least=1, seconds=0)

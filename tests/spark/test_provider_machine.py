@@ -141,11 +141,11 @@ class ProviderMachine(VersionsMachine):
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
 def test_provider_is_a_versioned_dict(spark: Any, checkpoint_format: int, prefix_columns: int) -> None:
     run_machine(
-        ProviderMachine, 60, spark=spark, prefix_columns=prefix_columns, checkpoint_format=checkpoint_format
+        ProviderMachine, 40, spark=spark, prefix_columns=prefix_columns, checkpoint_format=checkpoint_format
     )
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
 def test_so_it_is_with_state_in_memory(spark: Any, checkpoint_format: int) -> None:
     memory = {"backend__storage": "memory"}
-    run_machine(ProviderMachine, 40, spark=spark, checkpoint_format=checkpoint_format, settings=memory)
+    run_machine(ProviderMachine, 25, spark=spark, checkpoint_format=checkpoint_format, settings=memory)
