@@ -28,12 +28,12 @@ def bare_python(home: Path, *more: str) -> Path:
     venv.create(home, with_pip=False, symlinks=True)
     (site,) = home.glob("lib/python*/site-packages")
     installed = Path(pyarrow.__file__).parent.parent
-    for package in (*NEEDED, *more):
+    packages = {*NEEDED, *more}
+    for package in packages:
         for path in installed.glob(f"{package}*"):
-            if not (site / path.name).exists():
-                (site / path.name).symlink_to(path)
+            (site / path.name).symlink_to(path)
     python = home / "bin" / "python"
-    command = [python, "-c", f"import {', '.join((*NEEDED, *more))}; import spark_statestore"]
+    command = [python, "-c", f"import {', '.join(packages)}; import spark_statestore"]
     run = subprocess.run(command, cwd=home, env={}, capture_output=True, text=True, check=False)
     assert "No module named 'spark_statestore'" in run.stderr, run.stderr
     return python

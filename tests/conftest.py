@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
-from tests.benchmarks.contest import UNFORKED_FILES
 from tests.class_archive import SHORT_LIVED
 from tests.effort import EFFORT
 from tests.sessions import local_builder
@@ -79,6 +78,7 @@ def built() -> Path:
 def spark(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A local session with two cores that has the provider, and the harness on its class path."""
     import spark_statestore
+    from tests.benchmarks.contest import UNFORKED_FILES
 
     builder = (
         local_builder("tests", memory="2g")

@@ -355,7 +355,7 @@ class _Run:
         )
 
 
-def stale_rows(checkpoint: str, kind: str, state: str | None = None) -> int:
+def stale_rows(checkpoint: str, kind: str, state: str | None) -> int:
     """Rows of a query's state that the watermark has passed."""
     found = 0
     for store in KINDS[kind].stores:

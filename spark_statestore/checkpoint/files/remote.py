@@ -271,10 +271,10 @@ def driver_for_calls(fs: AbstractFileSystem) -> AbstractFileSystem:
     if not _is_object_store(fs):
         return fs
     options = dict(fs.storage_options)
+    config = options.get("config_kwargs") or {}
     # Whoever set how often it tries wants it so.
-    once = type(fs).__module__ == "s3fs.core" and "retries" not in (options.get("config_kwargs") or {})
+    once = type(fs).__module__ == "s3fs.core" and "retries" not in config
     if once:
-        config = options.get("config_kwargs") or {}
         options["config_kwargs"] = config | {"retries": {"total_max_attempts": 1}}
     own = type(fs)(*fs.storage_args, **options, skip_instance_cache=True)
     if once:
