@@ -1,17 +1,20 @@
-# Every target sets up what it needs: with Python 3.11+ and Java 17, any of them works first.
+# Every target sets up its prerequisites: with Python 3.11+ and Java 17, any target works in a new checkout.
 
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# The virtual environment has the newest Spark; the others are beside it.
+NEWEST := 4.3
+OLDER := 4.0 4.1 4.2
 
 # Spark's Python workers would otherwise run the system's interpreter.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles what is imported; the rest took half a minute of a processor's time.
+# Python compiles modules on import; compiling all of them costs half a minute of processor time.
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test soak coverage mutation bench bench-quick lint format wheel clean
+.PHONY: help setup jar demo test test-all soak coverage test-spark mutation bench bench-quick lint format wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -29,61 +32,86 @@ $(READY): pyproject.toml
 	    "or name it, as in 'make setup PYTHON=/opt/python3.12/bin/python3'" >&2; exit 1; fi; \
 	"$$python" -m venv $(VENV)
 	$(PY) -m pip install --quiet 'hatchling>=1.27' editables 'setuptools>=77' wheel
-	$(PY) -m pip install --quiet --no-build-isolation 'pyspark==4.3.*'
+	$(PY) -m pip install --quiet --no-build-isolation 'pyspark==$(NEWEST).*'
 	$(PY) -m pip install --quiet --no-build-isolation --editable '.[test,lint]'
 	@touch $@
 
 jar: $(READY) ## build the jars whose sources changed
 	$(PY) jvm-shim/build_shim.py --tests
 
-# What most JVMs of tests load, kept ready: see the module.
-CLASSES := jvm-shim/target/classes.jsa
+# A PySpark of each older minor version; first on Python's path, it replaces that of the virtual environment.
+.spark/%/.ready: | $(READY)
+	$(PY) -m pip install --quiet --no-build-isolation --upgrade --target $(@D) 'pyspark==$*.*'
+	@touch $@
 
-$(CLASSES): tests/class_archive.py $(READY) | jar
-	$(PY) -m tests.class_archive
+with_spark = PYTHONPATH='$(if $(filter $(NEWEST),$(1)),,$(CURDIR)/.spark/$(1):)$(CURDIR)'
+
+# Archive of the classes that most JVMs of tests load: see the module.
+CLASSES := jvm-shim/target/classes-spark-$(NEWEST).jsa
+
+# The imports compile what PIP_NO_COMPILE left; otherwise the first test file to import them takes 20 s more.
+$(CLASSES): tests/support/class_archive.py $(READY) | jar
+	$(PY) -c 'import duckdb, hypothesis, matplotlib.pyplot, moto.server, pandas, pyarrow.dataset, pyspark.sql.streaming, s3fs'
+	$(PY) -m tests.support.class_archive
 
 demo: jar ## replay a year of flights as streams, kill the driver halfway, compare with the batch answer
 	$(PY) examples/flights_demo.py
 
-# Spark waits a lot, so two halves of the tests run at a time; a file's tests stay together.
+# Spark often waits, so two halves of the tests run concurrently; a file's tests stay together.
 SHARED := -n 2 --dist loadfile --no-loadscope-reorder
 
-test: jar $(CLASSES) ## run every test
-	$(PY) -m pytest $(SHARED) -m 'not alone'
+# first: at most five minutes, every part of the product. rest: the other tests of test-all.
+TIER := all
+
+test: jar $(CLASSES) ## run the first tier: every part of the product, in five minutes
+	$(PY) -m pytest $(SHARED) -m 'not alone' --tier first
+
+test-all: jar $(CLASSES) ## run every test but the long ones, in twenty minutes; TIER=rest leaves out those of make test
+	$(PY) -m pytest $(SHARED) -m 'not alone' --tier $(TIER)
 	$(PY) -m pytest -m alone
+
+# The tests of what Spark and the store ask of each other, with another Spark.
+SPARK := 4.2
+
+test-spark: $(READY) $(if $(filter $(NEWEST),$(SPARK)),,.spark/$(SPARK)/.ready) ## run the tests that face Spark with another minor version: SPARK=4.1
+	$(call with_spark,$(SPARK)) $(PY) jvm-shim/build_shim.py --tests
+	$(call with_spark,$(SPARK)) $(PY) -m tests.support.class_archive
+	$(call with_spark,$(SPARK)) $(PY) -m pytest $(SHARED) -m 'not alone' --tier spark
 
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
 
-# Without Spark: what the model itself is tested by.
-coverage: $(READY) ## lines and branches of state/, checkpoint/ and savepoint/ that tests reach
-	$(PY) -m pytest tests/checkpoint tests/state tests/savepoint tests/test_edge_cases.py \
-	  tests/test_edge_cases_state.py tests/test_edge_cases_savepoints.py --cov --cov-report=term
+# Without Spark: the unit tests of the storage model.
+coverage: $(READY) ## lines and branches of the storage model that its unit tests reach
+	$(PY) -m pytest tests/unit --cov --cov-report=term
 
-mutation: $(READY) ## break checkpoint/ in every small way, and see which breaks no test notices
+mutation: $(READY) ## mutate store/ and storage/, and list the mutants that survive the tests
 	$(PY) -m pip install --quiet --no-build-isolation --editable '.[mutation]'
 	HYPOTHESIS_PROFILE=mutation $(VENV)/bin/mutmut run
 	$(VENV)/bin/mutmut results
 
 bench: jar ## measure side by side with Spark's own stores
-	$(PY) -m tests.benchmarks
+	$(PY) -m benchmarks
 
-bench-quick: jar ## the ratios that a change must not spoil, in a minute
-	$(PY) -m tests.benchmarks --only guard
+bench-quick: jar ## check the ratios that guard against regressions, in a minute
+	$(PY) -m benchmarks --only guard
 
-lint: $(READY) ## ruff, mypy in strict mode, scalac with every warning an error
+lint: $(READY) ## ruff, mypy in strict mode, layers, dead code, scalac with every warning an error
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
+	$(VENV)/bin/lint-imports --no-logo
+	$(PY) -m vulture
 	$(PY) jvm-shim/build_shim.py --lint
 
 format: $(READY) ## format the Python sources
 	$(PY) -m ruff check --fix
 	$(PY) -m ruff format
 
-wheel: jar ## build the wheel into dist/
+wheel: jar $(OLDER:%=.spark/%/.ready) ## build the wheel into dist/, with a jar for each minor version of Spark
+	$(foreach spark,$(OLDER),$(call with_spark,$(spark)) $(PY) jvm-shim/build_shim.py &&) true
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) dist mutants jvm-shim/target spark_statestore/jars
+	rm -rf $(VENV) .spark dist mutants jvm-shim/target spark_statestore/jars

@@ -1,6 +1,6 @@
-"""Drops messages that are delivered twice, within ten minutes of event time.
+"""Drop messages that are delivered twice within ten minutes of event time.
 
-Run it again with the same directory: what was delivered before is still known.
+A second run with the same directory still drops messages of the first.
 
     python examples/deduplicate.py [DIRECTORY]
 """

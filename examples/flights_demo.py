@@ -1,8 +1,8 @@
-"""A year of real flights as a stream, killed halfway, and still the exact answer.
+"""Stream a year of real flights, kill the driver halfway, and compare the result with the batch answer.
 
 Three stateful queries read the 336,776 flights out of New York in 2013 in the order of their
-schedule. Halfway their driver is killed with SIGKILL, JVM and all. A new one goes on from the
-checkpoints. In the end every result must equal the batch answer on the same files, row for row.
+schedule. Halfway their driver is killed with SIGKILL, with its JVM. A new driver resumes from the
+checkpoints. At the end every result must equal the batch answer on the same files, row for row.
 
     pip install 'spark-statestore[demo]'
     python examples/flights_demo.py
@@ -33,7 +33,7 @@ LAST_LINE = "demo: result equals the batch answer"
 
 
 class DemoError(Exception):
-    """The demo did not show what it is there to show."""
+    """The demo did not produce the expected result."""
 
 
 def demo(work: Path, console: Console) -> None:
@@ -71,8 +71,8 @@ def demo(work: Path, console: Console) -> None:
 
 @contextmanager
 def running_driver(work: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver in a process group of its own, of which nothing is left afterwards."""
-    # What a killed process leaves in the temporary directory goes with the work directory.
+    """Run a driver in its own process group, and kill what is left of the group afterwards."""
+    # Files that a killed process leaves in the temporary directory are removed with the work directory.
     environment = os.environ | {"TMPDIR": str(work / "tmp"), "PYTHONUNBUFFERED": "1"}
     with (work / "driver.log").open("ab") as log:
         process = subprocess.Popen(
@@ -90,7 +90,7 @@ def running_driver(work: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL the driver, its JVM and the backend, those that are still there."""
+    """Kill the driver, its JVM and the backend with SIGKILL, as far as they still run."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -102,7 +102,7 @@ def watch(
     bars: report.BatchBars,
     enough: Callable[[dict[str, int]], bool],
 ) -> None:
-    """Show the progress until there is enough of it, or until the driver has ended well.
+    """Show the progress until enough batches are committed, or until the driver has ended successfully.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def watch(
 
 
 def committed(work: Path, kind: str = "commits") -> dict[str, int]:
-    """The number of batches that each query has committed, or planned, as its checkpoint tells."""
+    """Return the number of batches that each query has committed, or planned, by its checkpoint."""
     counts = {}
     for query in QUERIES:
         files = (work / "checkpoints" / query / kind).glob("[0-9]*")
@@ -160,7 +160,7 @@ def main() -> int:
     if arguments.driver:
         driver.run(arguments.driver)
         return 0
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it tidies up, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up, too
 
     work = (arguments.directory or Path(tempfile.mkdtemp(prefix="flights-demo-"))).resolve()
     if work.exists() and any(work.iterdir()):

@@ -1,4 +1,4 @@
-"""Keeps a table of account balances up to date in SQLite. Run it again, and it goes on.
+"""Keep a table of account balances up to date in SQLite; a second run resumes the query.
 
 python examples/foreach_batch.py [DIRECTORY]
 """
@@ -29,7 +29,7 @@ def main(work: Path) -> None:
     spark.sparkContext.setLogLevel("ERROR")
 
     def upsert(batch: DataFrame, number: int) -> None:
-        # A batch may come twice after a failure; a balance that is written twice stays right.
+        # A batch may be repeated after a failure; upserts of balances are idempotent.
         with closing(sqlite3.connect(database)) as connection, connection:
             connection.execute(CREATE)
             connection.executemany(UPSERT, [tuple(row) for row in batch.collect()])

@@ -1,4 +1,4 @@
-"""Keeps state in memory alone: for tests and trials, since it ends with the session.
+"""Keep state in memory only: for tests and trials, since it ends with the session.
 
 Within the session a query can be stopped and started again.
 
@@ -15,7 +15,7 @@ import spark_statestore
 
 
 def count(spark: SparkSession, work: Path) -> int:
-    """Count the numbers that are there, by their last digit; return how many state has seen."""
+    """Count the available numbers by their last digit; return how many the state has counted."""
     query = (
         spark.readStream.schema("number long")
         .json(str(work / "input"))

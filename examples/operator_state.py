@@ -1,8 +1,8 @@
-"""Keeps state of its own in foreachBatch, is killed in the middle of batches, and still counts each order once.
+"""Keep operator state in foreachBatch, kill the driver within batches, and still count each order once.
 
-The events of a stream are new limits and orders. A broadcast state has the limit of each customer, one list the
-orders above it, another one the ranges of events that were taken. The driver is killed with SIGKILL twice: before
-a batch's state was checkpointed, and when it was, but Spark had not committed the batch.
+The events of a stream are new limits and orders. A broadcast state has the limit of each customer, one list
+state the orders above it, another one the processed ranges of events. The driver is killed with SIGKILL
+twice: before a batch's state was checkpointed, and when it was, but Spark had not committed the batch.
 
     python examples/operator_state.py
 """
@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_statestore.state.operator import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
+from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
 
 LIMITS = MapStateDescriptor("limits", pa.string(), pa.int64())
 ABOVE = ListStateDescriptor("above", pa.int64())
@@ -33,7 +33,7 @@ KILLS = [(2, BEFORE), (4, AFTER)]
 
 
 def drive(work: Path, kill: str) -> None:
-    """The driver: take what input there is. At the point named by `kill` it waits for that."""
+    """Run the driver on the existing input; at the point named by `kill`, wait to be killed."""
     # The same location as the query's. Operator state needs no settings of the session.
     state = QueryOperatorState(str(work / "checkpoint"), "orders")
 
@@ -57,7 +57,7 @@ def drive(work: Path, kill: str) -> None:
 
     tmp = work / "tmp"
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
-    # What a killed driver leaves behind goes with the work directory.
+    # The files that a killed driver leaves are removed with the work directory.
     builder = builder.config("spark.local.dir", str(tmp)).config("spark.sql.warehouse.dir", str(tmp))
     spark = builder.config("spark.driver.extraJavaOptions", f'"-Djava.io.tmpdir={tmp}"').getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
@@ -69,7 +69,7 @@ def drive(work: Path, kill: str) -> None:
 
 
 def run_driver(work: Path, number: int, kill: tuple[int, str] | None) -> None:
-    """Run a driver to its end, or until it is killed, and tell of it."""
+    """Run a driver to its end, or until it is killed, and print the outcome."""
     until = f"{kill[0]} {kill[1]}" if kill else ""
     done = []
     with subprocess.Popen(
@@ -94,7 +94,7 @@ def run_driver(work: Path, number: int, kill: tuple[int, str] | None) -> None:
 
 
 def answer() -> tuple[dict[str, int], list[int]]:
-    """Limits and orders above them, by going through the events once."""
+    """Compute the limits, and the orders above them, in one pass over the events."""
     limits, above = {}, []
     for number, kind, customer, amount in EVENTS:
         if kind == "limit":

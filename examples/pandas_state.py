@@ -1,4 +1,4 @@
-"""Keeps the highest reading of each sensor, with a state and a function of its own.
+"""Keep the highest reading of each sensor, with applyInPandasWithState.
 
 python examples/pandas_state.py
 """
@@ -35,7 +35,7 @@ def main(work: Path) -> None:
         file.write_text(lines)
         os.utime(file, (number, number))  # the order in which they are read
 
-    # For the worker that runs `highest`; the warnings are about Spark's own code.
+    # For the worker that runs `highest`; the warnings concern Spark's own code.
     os.environ |= {"PYSPARK_PYTHON": sys.executable, "PYTHONWARNINGS": "ignore::FutureWarning"}
     builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
     spark = spark_statestore.configure(builder).getOrCreate()

@@ -1,6 +1,6 @@
-"""Gives a query more state partitions: its checkpoint is copied with 7 instead of 4, and it goes on from the copy.
+"""Copy a checkpoint with 7 state partitions instead of 4, and resume the query from the copy.
 
-Spark takes the number from the checkpoint when a query starts again, whatever the session says.
+Spark reads the number from the checkpoint when a query is restarted, regardless of the session's settings.
 
     python examples/rescale.py
 """
@@ -17,12 +17,12 @@ USERS = [f"user {number}" for number in range(300)]
 
 
 def visits(spark: SparkSession, work: Path) -> DataFrame:
-    """The query; it knows nothing of partitions."""
+    """Build the query; it does not depend on the number of partitions."""
     return spark.readStream.text(str(work / "input")).groupBy("value").agg(f.count("*").alias("visits"))
 
 
 def run(spark: SparkSession, work: Path, checkpoint: Path) -> None:
-    """Let it take all input there is, and say what it counted so far."""
+    """Process all available input, and return the counts so far."""
     query = (
         visits(spark, work)
         .writeStream.outputMode("complete")
@@ -47,8 +47,8 @@ def main(work: Path) -> None:
     (work / "input" / "monday.txt").write_text("\n".join(USERS))
     run(spark, work, work / "checkpoint")
 
-    # The query is stopped. From a shell: spark-statestore rescale CHECKPOINT NEW_CHECKPOINT 7
-    batch = spark_statestore.rescale(str(work / "checkpoint"), str(work / "checkpoint-7"), 7)
+    # The query is stopped. From a shell: spark-statestore rescale CHECKPOINT NEW_CHECKPOINT 7 --stopped
+    batch = spark_statestore.rescale(str(work / "checkpoint"), str(work / "checkpoint-7"), 7, stopped=True)
     print(f"copied as batch {batch} left it")
 
     (work / "input" / "tuesday.txt").write_text("\n".join(USERS[:200]))

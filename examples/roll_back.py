@@ -1,4 +1,4 @@
-"""Sets a query back after a bad deployment: what that did to the state is undone, and its input is read again.
+"""Roll a query back after a bad deployment: its changes of the state are undone, and its input is read again.
 
 python examples/roll_back.py
 """
@@ -24,7 +24,7 @@ def receive(work: Path, number: int) -> None:
 
 
 def run(spark: SparkSession, work: Path, deployment: str, celsius: Column) -> None:
-    """Run a deployment of the query over what there is to read, and tell the averages."""
+    """Run a deployment of the query over the available input, and return the averages."""
     readings = spark.readStream.schema("sensor string, degrees double").option("maxFilesPerTrigger", 1)
     averages = readings.csv(str(work / "input")).groupBy("sensor").agg(f.avg(celsius).alias("average"))
     query = averages.writeStream.outputMode("complete").format("memory").queryName("averages")
@@ -45,10 +45,10 @@ def main(work: Path) -> None:
     receive(work, 2)
     run(spark, work, "deployment 2, in Fahrenheit by mistake", f.col("degrees") * 1.8 + 32)
 
-    # Batch 0 is the last one that was right. What would be moved out of the way:
+    # Batch 0 is the last correct one. List the log entries that would be moved:
     planned = spark_statestore.rollback(str(work / "checkpoint"), 0, dry_run=True)
     print(f"to be moved: {sum('/commits/' in url for url in planned)} batches, {len(planned)} files")
-    spark_statestore.rollback(str(work / "checkpoint"), 0)
+    spark_statestore.rollback(str(work / "checkpoint"), 0, stopped=True)
     run(spark, work, "deployment 3", f.col("degrees"))
     spark.stop()
 

@@ -1,4 +1,4 @@
-"""Groups clicks into visits: a visit ends when its user does nothing for half an hour.
+"""Group clicks into visits: a visit ends when its user is idle for half an hour.
 
 python examples/sessions.py
 """

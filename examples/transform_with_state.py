@@ -1,4 +1,4 @@
-"""Keeps the last reading of each sensor in a room, and tells of rooms that fall silent, with timers.
+"""Keep the last reading of each sensor in a room, and report rooms without readings, with timers.
 
 python examples/transform_with_state.py
 """
@@ -25,7 +25,7 @@ SILENCE = 30 * 60 * 1000
 
 
 class Room(StatefulProcessor):
-    """The last readings of a room's sensors, and a timer for its silence."""
+    """Keep the last readings of a room's sensors, and a timer that expires without new ones."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         self.handle = handle
@@ -36,7 +36,7 @@ class Room(StatefulProcessor):
         for row in sorted(rows, key=lambda row: row.time):
             self.last.updateValue((row.sensor,), (row.value,))
             latest = row.time
-        # Every reading puts the end of the room's silence off.
+        # Every reading postpones the timer.
         for timer in list(self.handle.listTimers()):
             self.handle.deleteTimer(timer)
         self.handle.registerTimer(int(latest.timestamp() * 1000) + SILENCE)

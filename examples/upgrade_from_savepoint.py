@@ -1,6 +1,6 @@
-"""Replaces a query by a new version of it, which goes on from a savepoint of the old one.
+"""Replace a query by a new version of it, which resumes from a savepoint of the old one.
 
-The old version stays as it is: had the new one failed, it would have been started again.
+The old version's checkpoint is unchanged: if the new version fails, the old one can be started again.
 
     python examples/upgrade_from_savepoint.py
 """
@@ -26,7 +26,7 @@ def receive(work: Path, day: int) -> None:
 
 
 def run(spark: SparkSession, work: Path, version: str, counts: Column) -> str:
-    """Run one version of the query over what there is to read, tell its result, and give its checkpoint."""
+    """Run one version of the query over the available input, print its result, and return its checkpoint."""
     checkpoint = str(work / version)
 
     def show(batch: DataFrame, number: int) -> None:
@@ -47,11 +47,12 @@ def main(work: Path) -> None:
 
     receive(work, 0)
     checkpoint = run(spark, work, "version-1", f.col("amount"))
-    # Of a query that runs it would be taken between two batches: savepoint(query, target).
+    # A running query needs trigger_savepoint(query, target), which takes the savepoint between two batches.
     savepoint = spark_statestore.savepoint(checkpoint, str(work / "savepoints"))
     print(f"a {savepoint.kind} savepoint of batch {savepoint.batch}")
 
-    # Version 2 leaves cancelled orders out. It starts with the totals of version 1, and behind what that has read.
+    # Version 2 leaves cancelled orders out. It starts with the totals of version 1, after the input that
+    # version 1 has read.
     spark_statestore.restore(savepoint, str(work / "version-2"))
     receive(work, 1)
     run(spark, work, "version-2", f.when(f.col("status") == "paid", f.col("amount")).otherwise(0))

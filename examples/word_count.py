@@ -1,4 +1,4 @@
-"""Counts words as files come in. Run it again with the same directory, and it goes on counting.
+"""Count words in arriving files; a second run with the same directory resumes the counts.
 
 python examples/word_count.py [DIRECTORY]
 """

@@ -1,47 +1,57 @@
-"""Compile the JVM shim against the jars of an installed PySpark.
+"""Build of the JVM shim against the jars of an installed PySpark.
 
-PySpark ships the Scala compiler and everything that the shim compiles against, so a Java 17
-runtime is all that is needed besides. Run as a script, or from the wheel's build hook:
+PySpark's jars hold the Scala compiler and all dependencies, so the only other requirement is a Java 17
+runtime. Run as a script, or from the wheel's build hook:
 
     python jvm-shim/build_shim.py            the jar that the wheel ships
     python jvm-shim/build_shim.py --tests    also the jar that tests and benchmarks use
     python jvm-shim/build_shim.py --lint     compile both, every warning an error, write nothing
+
+A jar fits one minor version of Spark: that of the PySpark which the interpreter finds.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import hashlib
 import importlib.util
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 SHIM = Path(__file__).resolve().parent
 ROOT = SHIM.parent
 PACKAGE = ROOT / "spark_statestore"
-TEST_JAR = SHIM / "target" / "spark-statestore-tests.jar"
-SUPPORTED_SPARK = ("4.3",)
 OLDEST_JAVA = 17
+# Without importing the package, which needs its dependencies.
+_VERSIONS = runpy.run_path(str(PACKAGE / "_version.py"))
+SUPPORTED_SPARK: tuple[str, ...] = _VERSIONS["SUPPORTED_SPARK"]
+minor_of: Callable[[str], str] = _VERSIONS["minor_of"]
 
 _DIGEST_ENTRY = "META-INF/spark-statestore.digest"
+_PROPERTIES_ENTRY = "spark-statestore.properties"
 _LINT = ["-Xlint", "-Werror", "-deprecation", "-feature", "-unchecked"]
 
 
 def find_jars() -> tuple[Path, str]:
-    """Directory of PySpark's jars, and the Spark version they are of."""
+    """Return the directory of PySpark's jars and their Spark version."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
-        sys.exit("the shim is compiled against PySpark's jars: pip install 'pyspark==4.3.*'")
+        sys.exit(
+            f"the shim is compiled against PySpark's jars: pip install 'pyspark=={SUPPORTED_SPARK[-1]}.*'"
+        )
     jars = Path(spec.origin).parent / "jars"
     for jar in jars.glob("spark-core_2.13-*.jar"):
         version = jar.stem.removeprefix("spark-core_2.13-")
-        minor = ".".join(version.split(".")[:2])
+        minor = minor_of(version)
         if minor not in SUPPORTED_SPARK:
             sys.exit(
                 f"the shim has sources for Spark {', '.join(SUPPORTED_SPARK)}, but PySpark {version} is "
@@ -53,29 +63,36 @@ def find_jars() -> tuple[Path, str]:
     )
 
 
+def jar_of(spark: str) -> Path:
+    """Return the path of the jar for a Spark version."""
+    return PACKAGE / "jars" / f"spark-statestore-spark-{minor_of(spark)}.jar"
+
+
+def test_jar_of(spark: str) -> Path:
+    """Return the path of the jar for tests and benchmarks with a Spark version."""
+    return SHIM / "target" / f"spark-statestore-tests-spark-{minor_of(spark)}.jar"
+
+
+def _order(version: str) -> list[int]:
+    return [int(part) for part in minor_of(version).split(".")]
+
+
 def find_java() -> str:
-    """A Java runtime that is new enough."""
+    """Return the path of a supported Java runtime."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if java is None or shutil.which(java) is None:
         sys.exit(f"a Java {OLDEST_JAVA} runtime is needed: set JAVA_HOME, or put java on the PATH")
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
-    found = re.search(r'version "(\d+)', said)
+    output = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    found = re.search(r'version "(\d+)', output)
     if found is None or int(found[1]) < OLDEST_JAVA:
-        sys.exit(f"Java {OLDEST_JAVA} or newer is needed, but {java} says: {said.strip()}")
+        sys.exit(f"Java {OLDEST_JAVA} or newer is needed, but {java} is: {output.strip()}")
     return java
 
 
-def package_version() -> str:
-    """Version of the Python package, read without importing it."""
-    text = (PACKAGE / "_version.py").read_text()
-    found = re.search(r'__version__ = "([^"]+)"', text)
-    assert found is not None
-    return found[1]
-
-
+@functools.cache
 def option_table() -> str:
-    """The option table as JSON, from the package's sources."""
+    """Return the option table as JSON, from the package's sources."""
     code = "from spark_statestore.options import as_json; print(as_json(), end='')"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode != 0:
@@ -84,40 +101,70 @@ def option_table() -> str:
 
 
 def resources(spark: str) -> dict[str, str]:
-    """What the jar carries besides classes."""
-    minor = ".".join(spark.split(".")[:2])
+    """Return the resources of the jar: name and content of each."""
+    properties = f"version={_VERSIONS['__version__']}\nspark={minor_of(spark)}\n"
     return {
-        "spark-statestore.properties": f"version={package_version()}\nspark={minor}\n",
+        _PROPERTIES_ENTRY: properties,
         "spark-statestore-options.json": option_table(),
     }
 
 
-def sources(kind: str) -> list[Path]:
-    """The Scala sources, in a fixed order."""
-    return sorted((SHIM / "src" / kind / "scala").rglob("*.scala"))
+def source_folders(kind: str, spark: str) -> list[Path]:
+    """Return the folders with the Scala sources of a kind for a Spark version.
+
+    `scala` compiles against each Spark, `spark-since-4.2` against 4.2 and later ones, `spark-until-4.1`
+    against 4.1 and earlier ones, and `spark-since-4.2-until-4.2` against 4.2 alone.
+    """
+    folders = [SHIM / "src" / kind / "scala"]
+    for folder in sorted((SHIM / "src" / kind).glob("spark-*")):
+        bounds = dict(re.findall(r"(since|until)-(\d+\.\d+)", folder.name))
+        if _order(bounds.get("since", spark)) <= _order(spark) <= _order(bounds.get("until", spark)):
+            folders.append(folder)
+    return folders
+
+
+def sources(kind: str, spark: str) -> list[Path]:
+    """Return the Scala sources of a kind for a Spark version, sorted."""
+    return sorted(file for folder in source_folders(kind, spark) for file in folder.rglob("*.scala"))
 
 
 def digest(files: list[Path], extra: dict[str, str], spark: str) -> str:
-    """Names a jar's content: its sources, resources and the Spark it is compiled against."""
-    told = hashlib.sha256(f"{spark}\n".encode())
+    """Return the Spark version and a digest of a jar's other inputs: sources and resources."""
+    inputs = hashlib.sha256()
     for file in files:
-        told.update(f"{file.relative_to(SHIM).as_posix()}\n".encode() + file.read_bytes())
+        inputs.update(f"{file.relative_to(SHIM).as_posix()}\n".encode() + file.read_bytes())
     for name, text in sorted(extra.items()):
-        told.update(f"{name}\n{text}".encode())
-    return told.hexdigest()
+        inputs.update(f"{name}\n{text}".encode())
+    return f"{spark} {inputs.hexdigest()}"
 
 
 def is_current(jar: Path, wanted: str) -> bool:
-    """Whether a jar was built from just this."""
+    """Return whether a jar was built from inputs with this digest."""
+    return _digest_in(jar) == wanted
+
+
+def current_jars() -> list[Path]:
+    """Return the jars in the package that were built from the present sources."""
+    current = []
+    for jar in sorted((PACKAGE / "jars").glob("*.jar")):
+        spark = _digest_in(jar).partition(" ")[0]
+        if minor_of(spark) in SUPPORTED_SPARK and is_current(
+            jar, digest(sources("main", spark), resources(spark), spark)
+        ):
+            current.append(jar)
+    return current
+
+
+def _digest_in(jar: Path) -> str:
     try:
         with zipfile.ZipFile(jar) as archive:
-            return archive.read(_DIGEST_ENTRY).decode() == wanted
+            return archive.read(_DIGEST_ENTRY).decode()
     except (OSError, KeyError, zipfile.BadZipFile):
-        return False
+        return ""
 
 
 def compile_scala(files: list[Path], classpath: list[str], target: Path, flags: list[str]) -> None:
-    """Compile Scala sources into a directory."""
+    """Compile Scala sources into a directory; exit with the compiler's output on failure."""
     path = os.pathsep.join(classpath)
     command = [find_java(), "-Xss8m", "-Xmx1g", "-cp", path, "scala.tools.nsc.Main"]
     command += ["-classpath", path, "-d", str(target), *flags, *map(str, files)]
@@ -127,7 +174,7 @@ def compile_scala(files: list[Path], classpath: list[str], target: Path, flags: 
 
 
 def write_jar(jar: Path, classes: Path, extra: dict[str, str]) -> None:
-    """Write a jar whose bytes depend on its content alone."""
+    """Write a jar reproducibly: its bytes depend on its content only."""
     jar.parent.mkdir(parents=True, exist_ok=True)
     entries = {"META-INF/MANIFEST.MF": b"Manifest-Version: 1.0\r\n\r\n"}
     entries |= {name: text.encode() for name, text in extra.items()}
@@ -144,12 +191,12 @@ def write_jar(jar: Path, classes: Path, extra: dict[str, str]) -> None:
 
 
 def build(*, tests: bool = False, lint: bool = False, force: bool = False) -> Path:
-    """Build what is out of date; returns the shim's jar."""
+    """Build the jars that are out of date; return the path of the shim's jar."""
     jars, spark = find_jars()
-    minor = ".".join(spark.split(".")[:2])
-    jar = PACKAGE / "jars" / f"spark-statestore-spark-{minor}.jar"
+    jar = jar_of(spark)
+    test_jar = test_jar_of(spark)
     extra = resources(spark)
-    wanted = digest(sources("main"), extra, spark)
+    wanted = digest(sources("main", spark), extra, spark)
     classpath = [str(jars / "*")]
     flags = _LINT if lint else []
     with tempfile.TemporaryDirectory() as scratch:
@@ -157,28 +204,28 @@ def build(*, tests: bool = False, lint: bool = False, force: bool = False) -> Pa
         main_classes.mkdir()
         if lint or force or not is_current(jar, wanted):
             print(f"compiling the shim for Spark {spark}", file=sys.stderr)
-            compile_scala(sources("main"), classpath, main_classes, flags)
+            compile_scala(sources("main", spark), classpath, main_classes, flags)
             if not lint:
                 write_jar(jar, main_classes, extra | {_DIGEST_ENTRY: wanted})
         if tests or lint:
-            wanted_tests = digest(sources("test"), {"shim": wanted}, spark)
-            if lint or force or not is_current(TEST_JAR, wanted_tests):
+            wanted_tests = digest(sources("test", spark), {"shim": wanted}, spark)
+            if lint or force or not is_current(test_jar, wanted_tests):
                 print("compiling the shim's tests", file=sys.stderr)
                 test_classes = Path(scratch, "test")
                 test_classes.mkdir()
                 shim = str(main_classes if lint else jar)
-                compile_scala(sources("test"), [*classpath, shim], test_classes, flags)
+                compile_scala(sources("test", spark), [*classpath, shim], test_classes, flags)
                 if not lint:
-                    write_jar(TEST_JAR, test_classes, {_DIGEST_ENTRY: wanted_tests})
+                    write_jar(test_jar, test_classes, {_DIGEST_ENTRY: wanted_tests})
     return jar
 
 
 def main() -> None:
-    """Entry point of the script."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description="Compile the JVM shim.")
-    parser.add_argument("--tests", action="store_true", help="also the jar for tests and benchmarks")
-    parser.add_argument("--lint", action="store_true", help="only compile, every warning an error")
-    parser.add_argument("--force", action="store_true", help="also what is up to date")
+    parser.add_argument("--tests", action="store_true", help="also build the jar for tests and benchmarks")
+    parser.add_argument("--lint", action="store_true", help="only compile, with every warning an error")
+    parser.add_argument("--force", action="store_true", help="rebuild jars that are up to date, too")
     arguments = parser.parse_args()
     print(build(tests=arguments.tests, lint=arguments.lint, force=arguments.force))
 

@@ -1,4 +1,4 @@
-"""The wheel's build hook: compiles the shim and puts its jar into the wheel."""
+"""Build hook of the wheel, which compiles the shim and includes its jar."""
 
 from __future__ import annotations
 
@@ -14,10 +14,16 @@ import build_shim
 
 
 class ShimBuildHook(BuildHookInterface[Any]):
-    """Builds the jar if its sources changed since it was built."""
+    """Hatchling build hook that builds the jar if its sources have changed."""
 
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Runs before the wheel is put together."""
+        """Build the jar of the PySpark in use, and include it and those of the present sources."""
         build_shim.build()
+        jars = build_shim.current_jars()
+        build_data["artifacts"] += [jar.relative_to(build_shim.ROOT).as_posix() for jar in jars]
+        names = ", ".join(jar.name for jar in jars)
+        self.app.display_info(
+            f"jars in this wheel: {names}. Each is for one minor version of Spark; 'make wheel' builds all."
+        )

@@ -8,146 +8,57 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from spark_statestore._version import __version__
-from spark_statestore.errors import (
-    AuthenticationError,
-    BackendError,
-    CheckpointError,
-    CheckpointExistsError,
-    CheckpointIOError,
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    ForeignCheckpointError,
-    IllegalStateError,
-    IncompatibleSparkError,
-    MetadataNotFoundError,
-    MissingDriverError,
-    OptionError,
-    ProtocolError,
-    RescaleError,
-    SavepointError,
-    SavepointNotFoundError,
-    SessionError,
-    StateLostError,
-    StateMigrationError,
-    StateStoreError,
-    StateTooLargeError,
-    StorageError,
-    StorageTimeoutError,
-    StorageUnavailableError,
-    StorageURLError,
-    UnsupportedFormatError,
-    VersionMismatchError,
-)
-from spark_statestore.session import (
-    EXTENSIONS_CLASS,
-    JOIN_PROVIDER_CLASS,
-    PLUGIN_CLASS,
-    PROVIDER_CLASS,
-    attach,
-    configure,
-    jar_path,
-)
+from spark_statestore import errors as _errors
+from spark_statestore import session as _session
+from spark_statestore._version import __version__ as __version__
+from spark_statestore.errors import *
+from spark_statestore.session import *
 
 if TYPE_CHECKING:
-    from spark_statestore.checkpoint.query.gc import gc
-    from spark_statestore.checkpoint.query.verify import verify
-    from spark_statestore.rows import decode_rows, diff_state, iter_state, read_state
-    from spark_statestore.savepoint.api import (
-        Savepoint,
-        clone,
-        dispose_savepoint,
-        list_savepoints,
-        load_savepoint,
-        rescale,
-        restore,
-        rollback,
-        savepoint,
-        trigger_savepoint,
-    )
-    from spark_statestore.savepoint.repair import repair
+    from spark_statestore.query.gc import gc as gc
+    from spark_statestore.query.repair import repair as repair
+    from spark_statestore.query.verify import verify as verify
+    from spark_statestore.rows import *
+    from spark_statestore.savepoints.api import *
+else:
+    # Imported on first access: these need pyarrow, which a program that only builds a session does not.
+    _LAZY = {
+        "spark_statestore.query.gc": ["gc"],
+        "spark_statestore.query.repair": ["repair"],
+        "spark_statestore.query.verify": ["verify"],
+        "spark_statestore.rows": ["decode_rows", "diff_state", "iter_state", "read_state"],
+        "spark_statestore.savepoints.api": [
+            "Savepoint",
+            "clone",
+            "dispose_savepoint",
+            "list_savepoints",
+            "load_savepoint",
+            "rescale",
+            "restore",
+            "rollback",
+            "savepoint",
+            "trigger_savepoint",
+        ],
+    }
+    _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 
-__all__ = [
-    "EXTENSIONS_CLASS",
-    "JOIN_PROVIDER_CLASS",
-    "PLUGIN_CLASS",
-    "PROVIDER_CLASS",
-    "AuthenticationError",
-    "BackendError",
-    "CheckpointError",
-    "CheckpointExistsError",
-    "CheckpointIOError",
-    "CheckpointNotFoundError",
-    "CorruptCheckpointError",
-    "ForeignCheckpointError",
-    "IllegalStateError",
-    "IncompatibleSparkError",
-    "MetadataNotFoundError",
-    "MissingDriverError",
-    "OptionError",
-    "ProtocolError",
-    "RescaleError",
-    "Savepoint",
-    "SavepointError",
-    "SavepointNotFoundError",
-    "SessionError",
-    "StateLostError",
-    "StateMigrationError",
-    "StateStoreError",
-    "StateTooLargeError",
-    "StorageError",
-    "StorageURLError",
-    "StorageTimeoutError",
-    "StorageUnavailableError",
-    "UnsupportedFormatError",
-    "VersionMismatchError",
-    "__version__",
-    "attach",
-    "clone",
-    "configure",
-    "decode_rows",
-    "diff_state",
-    "dispose_savepoint",
-    "gc",
-    "iter_state",
-    "jar_path",
-    "list_savepoints",
-    "load_savepoint",
-    "read_state",
-    "repair",
-    "rescale",
-    "restore",
-    "rollback",
-    "savepoint",
-    "trigger_savepoint",
-    "verify",
-]
+    # Not seen by type checkers, for which star imports and "import x as x" re-export.
+    __all__ = ["__version__"]
+    __all__ += list(_MODULE_OF)
+    __all__ += _errors.__all__
+    __all__ += _session.__all__
 
-# What needs pyarrow, which a session does not: loaded when it is asked for.
-_LATER = {
-    "Savepoint": "spark_statestore.savepoint.api",
-    "clone": "spark_statestore.savepoint.api",
-    "decode_rows": "spark_statestore.rows",
-    "diff_state": "spark_statestore.rows",
-    "dispose_savepoint": "spark_statestore.savepoint.api",
-    "gc": "spark_statestore.checkpoint.query.gc",
-    "iter_state": "spark_statestore.rows",
-    "list_savepoints": "spark_statestore.savepoint.api",
-    "load_savepoint": "spark_statestore.savepoint.api",
-    "read_state": "spark_statestore.rows",
-    "repair": "spark_statestore.savepoint.repair",
-    "rescale": "spark_statestore.savepoint.api",
-    "restore": "spark_statestore.savepoint.api",
-    "rollback": "spark_statestore.savepoint.api",
-    "trigger_savepoint": "spark_statestore.savepoint.api",
-    "verify": "spark_statestore.checkpoint.query.verify",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # The package of this name is the function too: it can be called.
-    if name == "savepoint":
-        return import_module("spark_statestore.savepoint")
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        try:
+            module = import_module(_MODULE_OF[name])
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith(__name__):
+                raise
+            raise ModuleNotFoundError(
+                f"spark_statestore.{name} is not part of the archive that spark_statestore.configure ships: Spark's "
+                f"Python workers have the backend and operator state only. Call it on the driver.",
+                name=error.name,
+            ) from None
+        return getattr(module, name)

@@ -1,40 +1,44 @@
-"""Every error this package raises.
+"""The errors that this package raises.
 
 ::
 
     StateStoreError
-    ├── OptionError                 (ValueError)         an unknown option, or a value it cannot have
+    ├── OptionError                 (ValueError)         an unknown option, or an invalid value
     ├── SessionError                (RuntimeError)       the Spark session cannot use the state store
-    │   └── IncompatibleSparkError                       no jar for the Spark that is installed
+    │   └── IncompatibleSparkError                       no jar for the installed Spark
     ├── BackendError                (RuntimeError)       between the JVM and its backend process
     │   ├── ProtocolError                                a message that cannot be read
     │   ├── AuthenticationError     (PermissionError)    a connection without the token
-    │   └── VersionMismatchError                         the two halves are of different versions
-    ├── StorageError                                     the place where state is kept
+    │   └── VersionMismatchError                         jar and package are of different versions
+    ├── StorageError                                     a storage
     │   ├── StorageURLError         (ValueError)         a URL that names no usable storage
     │   ├── MissingDriverError      (ImportError)        the fsspec driver of a URL is not installed
     │   ├── StorageUnavailableError (OSError)            the file system of a URL cannot be opened
-    │   └── StorageTimeoutError     (TimeoutError)       it did not answer in time
-    ├── IllegalStateError           (RuntimeError)       an operation at the wrong moment
+    │   └── StorageTimeoutError     (TimeoutError)       it did not respond in time
+    ├── IllegalStateError           (RuntimeError)       an operation not allowed in the current state
     └── CheckpointError                                  one checkpoint, or one stream of it
         ├── CheckpointIOError       (OSError)            it could not be read or written
-        ├── CheckpointNotFoundError (FileNotFoundError)  it is not there
-        │   ├── ForeignCheckpointError                   another provider's files are there instead
-        │   ├── MetadataNotFoundError                    its directory is there, its metadata is not
+        │   └── StorageAccessError  (PermissionError)    no credentials, access denied, or no such bucket
+        ├── CheckpointNotFoundError (FileNotFoundError)  it does not exist
+        │   ├── ForeignCheckpointError                   another provider wrote the files
         │   └── SavepointNotFoundError (ValueError)      no savepoint is stored under a path
-        ├── CheckpointExistsError   (FileExistsError)    it is there already, and is never replaced
-        ├── StateLostError          (LookupError)        it was kept in a process that is gone
-        ├── CorruptCheckpointError  (ValueError)         its bytes are not what was written
+        ├── CheckpointExistsError   (FileExistsError)    it exists already, and is never replaced
+        ├── StateLostError          (LookupError)        its process, which kept it in memory, has ended
+        ├── CorruptCheckpointError  (ValueError)         its bytes differ from those written
         ├── UnsupportedFormatError  (ValueError)         a newer release wrote it
-        ├── StateMigrationError     (TypeError)          it does not fit what its state is declared as now
-        ├── StateTooLargeError      (ValueError)         more state than the storage may hold
-        ├── SavepointError          (RuntimeError)       a savepoint that was asked for was not taken
-        └── RescaleError            (ValueError)         it cannot be spread over other partitions
+        ├── StateMigrationError     (TypeError)          its schema does not match the declared one
+        ├── StateTooLargeError      (ValueError)         more state than the storage accepts
+        ├── QueryRunningError       (RuntimeError)       its query runs and must be stopped first
+        ├── SavepointError          (RuntimeError)       a triggered savepoint failed
+        └── RescaleError            (ValueError)         it cannot be redistributed
 
-Each message says what happened, why, and what to do next.
+Each message has the subject, what happened, the cause and the remedy.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Final
 
 __all__ = [
     "AuthenticationError",
@@ -47,10 +51,10 @@ __all__ = [
     "ForeignCheckpointError",
     "IllegalStateError",
     "IncompatibleSparkError",
-    "MetadataNotFoundError",
     "MissingDriverError",
     "OptionError",
     "ProtocolError",
+    "QueryRunningError",
     "RescaleError",
     "SavepointError",
     "SavepointNotFoundError",
@@ -59,6 +63,7 @@ __all__ = [
     "StateMigrationError",
     "StateStoreError",
     "StateTooLargeError",
+    "StorageAccessError",
     "StorageError",
     "StorageTimeoutError",
     "StorageURLError",
@@ -68,16 +73,23 @@ __all__ = [
 ]
 
 
+# The full stop of a quoted message before that of its sentence; not the dots of a path or an ellipsis.
+_TWO_STOPS: Final = re.compile(r"(?<=[^\s./])\.([.;:])(?=\s|$)")
+
+
 class StateStoreError(Exception):
-    """Root of all errors of this package."""
+    """Root of all errors of this package.
+
+    Where a quoted message's full stop meets that of its sentence, one is shown.
+    """
 
     def __str__(self) -> str:
-        # OSError, ImportError and KeyError format their arguments in ways of their own.
-        return str(self.args[0]) if self.args else type(self).__name__
+        # OSError, ImportError and KeyError format their arguments differently.
+        return _TWO_STOPS.sub(r"\1", str(self.args[0])) if self.args else type(self).__name__
 
 
 class OptionError(StateStoreError, ValueError):
-    """Raised when an option is unknown or has a value it cannot have."""
+    """Raised when an option is unknown or its value invalid."""
 
 
 class SessionError(StateStoreError, RuntimeError):
@@ -85,7 +97,7 @@ class SessionError(StateStoreError, RuntimeError):
 
 
 class IncompatibleSparkError(SessionError):
-    """Raised when the installed Spark is of a minor version that no jar was built for."""
+    """Raised when there is no jar for the installed Spark's minor version."""
 
 
 class BackendError(StateStoreError, RuntimeError):
@@ -105,7 +117,7 @@ class VersionMismatchError(BackendError):
 
 
 class StorageError(StateStoreError):
-    """Root of the errors that concern the place where state is kept."""
+    """Root of the errors of a storage."""
 
 
 class StorageURLError(StorageError, ValueError):
@@ -121,31 +133,31 @@ class StorageUnavailableError(StorageError, OSError):
 
 
 class StorageTimeoutError(StorageError, TimeoutError):
-    """Raised when storage did not answer within the time that a call may take."""
+    """Raised when a storage call exceeds its timeout."""
 
 
 class IllegalStateError(StateStoreError, RuntimeError):
-    """Raised when an operation comes at a moment at which it has no meaning."""
+    """Raised when an operation is not allowed in the current state."""
 
 
 class CheckpointError(StateStoreError):
-    """Root of the errors that concern one checkpoint or one stream of it."""
+    """Root of the errors of one checkpoint or one of its streams."""
 
 
 class CheckpointIOError(CheckpointError, OSError):
     """Raised when a checkpoint or one of its streams could not be read or written."""
 
 
+class StorageAccessError(CheckpointIOError, PermissionError):
+    """Raised when storage refuses access, no credentials for it are found, or it has no such bucket."""
+
+
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """Raised when a checkpoint is not where it was looked for."""
+    """Raised when a checkpoint does not exist."""
 
 
 class ForeignCheckpointError(CheckpointNotFoundError):
     """Raised when the files at a location were written by another state store provider."""
-
-
-class MetadataNotFoundError(CheckpointNotFoundError):
-    """Raised when a directory that should be a checkpoint holds no metadata."""
 
 
 class SavepointNotFoundError(CheckpointNotFoundError, ValueError):
@@ -153,15 +165,15 @@ class SavepointNotFoundError(CheckpointNotFoundError, ValueError):
 
 
 class CheckpointExistsError(CheckpointError, FileExistsError):
-    """Raised when a checkpoint is there already."""
+    """Raised when a checkpoint exists already."""
 
 
 class StateLostError(CheckpointError, LookupError):
-    """Raised when state was kept in the memory of a process that is gone."""
+    """Raised when state was kept in the memory of a process that has ended."""
 
 
 class CorruptCheckpointError(CheckpointError, ValueError):
-    """Raised when the bytes of a checkpoint are not the bytes that were written."""
+    """Raised when the bytes of a checkpoint differ from those written."""
 
 
 class UnsupportedFormatError(CheckpointError, ValueError):
@@ -169,16 +181,20 @@ class UnsupportedFormatError(CheckpointError, ValueError):
 
 
 class StateMigrationError(CheckpointError, TypeError):
-    """Raised when stored state cannot be read as what its state is declared as now."""
+    """Raised when the schema of stored state does not match the declared one."""
 
 
 class StateTooLargeError(CheckpointError, ValueError):
-    """Raised when a state is larger than its storage may hold."""
+    """Raised when a state exceeds the maximum size of its storage."""
+
+
+class QueryRunningError(CheckpointError, RuntimeError):
+    """Raised when an operation needs a stopped query and the query seems to run."""
 
 
 class SavepointError(CheckpointError, RuntimeError):
-    """Raised when a savepoint that was asked for was not taken."""
+    """Raised when a triggered savepoint failed."""
 
 
 class RescaleError(CheckpointError, ValueError):
-    """Raised when state cannot be spread over another number of partitions."""
+    """Raised when state cannot be redistributed to another number of partitions."""

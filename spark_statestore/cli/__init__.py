@@ -1,1 +1,1 @@
-"""The command ``spark-statestore``: looks into checkpoints and savepoints, and takes care of them."""
+"""The command ``spark-statestore``, which inspects and maintains checkpoints and savepoints."""

@@ -1,13 +1,13 @@
-"""All commands."""
+"""The command group ``spark-statestore``."""
 
 from __future__ import annotations
 
 import click
 
 from spark_statestore._version import __version__
-from spark_statestore.cli.care import gc, repair, verify
 from spark_statestore.cli.doctor import doctor, jar
-from spark_statestore.cli.overview import ls, show
+from spark_statestore.cli.inspect import ls, show
+from spark_statestore.cli.maintenance import gc, repair, verify
 from spark_statestore.cli.plot import plot
 from spark_statestore.cli.rows import diff, get
 from spark_statestore.cli.savepoints import clone, rescale, rollback, savepoint
@@ -20,12 +20,12 @@ __all__ = ["app"]
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def app() -> None:
-    """Look into the checkpoints and savepoints of spark-statestore, and take care of them.
+    """Inspect and maintain checkpoints and savepoints of spark-statestore.
 
-    Checkpoints, savepoints and targets are directories: local paths, or URLs that fsspec knows (s3://, gs://,
-    abfss://, hdfs:// and others). Neither Spark nor Java is needed.
+    Checkpoints, savepoints and targets are directories: local paths, or fsspec URLs (s3://, gs://, abfss://, hdfs://
+    and others). Neither Spark nor Java is needed.
 
-    Exit codes: 0 it worked and all is well, 1 it failed or something was found, 2 wrong usage.
+    Exit codes: 0 success, 1 failure or finding, 2 wrong usage.
     """
 
 

@@ -1,4 +1,4 @@
-"""``doctor`` and ``jar``: whether this machine has what the state store needs."""
+"""The commands ``doctor`` and ``jar``: checks of the installation, and the jar's path."""
 
 from __future__ import annotations
 
@@ -12,18 +12,24 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 import spark_statestore
-from spark_statestore._version import __version__
+from spark_statestore._version import __version__, minor_of
+from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, table, with_output
 from spark_statestore.errors import StateStoreError
+from spark_statestore.files import join, open_file_system
+from spark_statestore.query.query_checkpoint import METADATA
+from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.upgrades import obstacles_by_spark
+from spark_statestore.session import installed_spark
 
 __all__ = ["Check", "doctor", "jar"]
 
@@ -38,16 +44,16 @@ _IMPORTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
     name
-        What.
+        Name of the check.
     ok
-        Whether it is as it has to be.
+        True if the check passed.
     detail
-        What was found, and what to do if it does not fit.
+        What was found and, after a failure, the remedy.
     """
 
     name: str
@@ -56,7 +62,7 @@ class Check:
 
 
 class _Failed(Exception):
-    """A check that failed, with what to do."""
+    """Raised by a check that fails, with the remedy."""
 
 
 @click.command("doctor")
@@ -64,13 +70,21 @@ class _Failed(Exception):
 @click.option(
     "--python", metavar="PATH", help="Interpreter of the backend.  [default: PYSPARK_PYTHON, else this one]"
 )
+@click.option(
+    "--spark",
+    metavar="VERSION",
+    help="Spark that is to continue the checkpoint, as in 4.2.  [default: the installed PySpark's]",
+)
+@parameters.checkpoints_dir
 @with_output
-def doctor(out: Output, storage: str | None, python: str | None) -> None:
-    """Check Java, Spark, the jar, the interpreter of the backend, and a storage.
+def doctor(
+    out: Output, storage: str | None, python: str | None, spark: str | None, checkpoints_dir: str | None
+) -> None:
+    """Check Java, Spark, the jar, the interpreter of the backend, a storage, and a query's checkpoint.
 
-    STORAGE is a directory or URL in which state is to be kept, as checkpointLocation or checkpointsDir: a state is
-    written below it, read, and removed again. By default that is tried in a temporary directory. The exit code is 1
-    if anything is not as it has to be.
+    STORAGE is a directory or URL for state, such as a checkpointLocation or checkpointsDir: a test state is written
+    below it, read and deleted. The default is a temporary directory. For a checkpointLocation, list the Spark
+    versions that can continue the query. The exit code is 1 if a check fails.
     """
     interpreter = python or os.environ.get("PYSPARK_PYTHON") or sys.executable
     checks: list[tuple[str, Callable[[], str]]] = [
@@ -81,13 +95,19 @@ def doctor(out: Output, storage: str | None, python: str | None) -> None:
         ("backend", lambda: _backend(interpreter)),
         ("storage", lambda: _storage(storage)),
     ]
+    continuing: dict[str, Any] = {}
+    if storage is not None and _is_checkpoint(storage):
+        checks.append(("checkpoint", lambda: _checkpoint(storage, checkpoints_dir, spark, continuing)))
+    elif spark is not None:
+        raise click.UsageError("--spark needs the checkpointLocation of a query as STORAGE.")
     found = []
     with out.progress("checking") as progress:
         for number, (name, look) in enumerate(checks):
             progress(number, len(checks))
             found.append(_checked(name, look))
     rows = [(check.name, "ok" if check.ok else "FAILED", check.detail) for check in found]
-    out.result({"ok": all(check.ok for check in found), "checks": found}, table(["check", "", "found"], rows))
+    node = {"ok": all(check.ok for check in found), "checks": found} | continuing
+    out.result(node, table(["check", "", "found"], rows))
     if not all(check.ok for check in found):
         raise click.exceptions.Exit(FAILED)
 
@@ -104,8 +124,10 @@ def jar(out: Output, spark: str | None) -> None:
 def _checked(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name, True, look())
-    except (_Failed, StateStoreError, OSError, subprocess.SubprocessError) as error:
+    except (_Failed, StateStoreError) as error:
         return Check(name, False, str(error))
+    except Exception as error:  # noqa: BLE001 - the other checks are made and printed all the same
+        return Check(name, False, " ".join(f"{type(error).__name__}: {error}".split()))
 
 
 def _java() -> str:
@@ -118,7 +140,7 @@ def _java() -> str:
     done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_SECONDS, check=False)
     match = re.search(r'version "(\d+)([^"]*)"', done.stderr)
     if match is None:
-        raise _Failed(f"{java} does not say its version: {done.stderr.strip() or done.stdout.strip()}")
+        raise _Failed(f"{java} does not print its version: {done.stderr.strip() or done.stdout.strip()}")
     if int(match[1]) < _JAVA:
         raise _Failed(f"{java} is Java {match[1]}{match[2]}: Spark 4 needs Java {_JAVA} or newer")
     return f"Java {match[1]}{match[2]}, {java}"
@@ -142,7 +164,7 @@ def _jar() -> str:
     match = re.search(r"^version=(.+)$", properties, re.MULTILINE)
     if match is None or match[1].strip() != __version__:
         raise _Failed(
-            f"{path} is of spark-statestore {match[1].strip() if match else 'unknown'}, and this package is {__version__}: "
+            f"{path} is of spark-statestore {match[1].strip() if match else 'unknown'}, but this package is {__version__}: "
             "install the package again"
         )
     return path
@@ -158,28 +180,28 @@ def _interpreter(python: str) -> str:
         env=_environment(),
     )
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["it says nothing"]
+        last = done.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
         raise _Failed(f"{python} cannot run the backend: {last[0]}: install pyarrow and fsspec for it")
     version, pyarrow, fsspec, package = json.loads(done.stdout)
     if package != __version__:
         raise _Failed(
-            f"{python} has spark-statestore {package}, and this one is {__version__}: install the same"
+            f"{python} has spark-statestore {package}, but this one is {__version__}: install the same"
         )
     return f"Python {version}, pyarrow {pyarrow}, fsspec {fsspec}, {python}"
 
 
 def _backend(python: str) -> str:
-    """Start a backend as the JVM does, and end it again."""
+    """Start a backend as the JVM does, and stop it."""
     with tempfile.TemporaryDirectory(prefix="spark-statestore-") as directory:
         process = subprocess.Popen(
-            [python, "-m", "spark_statestore.server", "--listen", str(Path(directory, "socket"))],
+            [python, "-m", "spark_statestore.backend", "--listen", str(Path(directory, "socket"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
             env=_environment(),
         )
-        # The token first: the backend is not closed by the end of its input before it has said hello.
+        # Send the token first: the backend exits at the end of its input only after the handshake line.
         timer = threading.Timer(_SECONDS, process.kill)
         timer.start()
         with process:
@@ -190,10 +212,10 @@ def _backend(python: str) -> str:
             process.stdin.close()
             process.wait()
         timer.cancel()
-    said = json.loads(line) if line else {}
-    if not said.get("ready"):
-        raise _Failed(f"the backend does not start: {said.get('error', 'it says nothing')}")
-    return f"version {said['version']}, protocol {said['protocol']}"
+    answer = json.loads(line) if line else {}
+    if not answer.get("ready"):
+        raise _Failed(f"the backend does not start: {answer.get('error', 'it printed nothing')}")
+    return f"version {answer['version']}, protocol {answer['protocol']}"
 
 
 def _environment() -> dict[str, str]:
@@ -216,38 +238,75 @@ def _directory(url: str | None) -> Iterator[str]:
         yield directory
 
 
+def _is_checkpoint(url: str) -> bool:
+    try:
+        files, path = open_file_system(url)
+        return files.exists(join(path.rstrip("/"), METADATA))
+    except (OSError, StateStoreError):
+        # The check of the storage has the error.
+        return False
+
+
+def _checkpoint(
+    url: str, checkpoints_dir: str | None, version: str | None, continuing: dict[str, Any]
+) -> str:
+    """Tell which Spark versions can continue a query, and fail if the wanted one cannot."""
+    obstacles = obstacles_by_spark(open_checkpoint(url, checkpoints_dir=checkpoints_dir))
+    continuing["spark"] = {
+        spark: {"continues": not reasons, "reasons": reasons} for spark, reasons in obstacles.items()
+    }
+    able = [spark for spark, reasons in obstacles.items() if not reasons]
+    others = _grouped({spark: reasons for spark, reasons in obstacles.items() if reasons})
+    summary = "; ".join([f"continues on Spark {', '.join(able) or 'none'}", *others])
+    version = version or installed_spark()
+    if version is not None and (wanted := minor_of(version)) not in able:
+        if wanted not in obstacles:
+            summary += f"; spark-statestore {__version__} does not support Spark {wanted}"
+        raise _Failed(f"Spark {wanted} cannot continue this query: {summary}")
+    if not able:
+        raise _Failed(summary)
+    return summary
+
+
+def _grouped(obstacles: Mapping[str, tuple[str, ...]]) -> list[str]:
+    """Return a sentence for all versions that have the same reasons."""
+    sparks: dict[tuple[str, ...], list[str]] = {}
+    for spark, reasons in obstacles.items():
+        sparks.setdefault(reasons, []).append(spark)
+    return [f"not on {', '.join(names)}: {'; '.join(reasons)}" for reasons, names in sparks.items()]
+
+
 def _round_trip(url: str) -> str:
-    """Commit a version of a store, read it, and remove it."""
+    """Commit a version of a store, read it, and delete it."""
     import pyarrow as pa
 
-    from spark_statestore.checkpoint.files import join, open_file_system
-    from spark_statestore.checkpoint.metadata import NamedState, StoreId
-    from spark_statestore.checkpoint.storage import CheckpointName
-    from spark_statestore.checkpoint.versions import VersionStore
     from spark_statestore.options import StorageOptions
-    from spark_statestore.state.changes import CHANGE_SCHEMA, PUT
+    from spark_statestore.storage import CheckpointName
+    from spark_statestore.store.changelog import CHANGE_SCHEMA, PUT
+    from spark_statestore.store.metadata import ColumnFamily, StoreId
+    from spark_statestore.store.version_store import VersionStore
 
-    place = join(url, f"spark-statestore-doctor-{secrets.token_hex(6)}")
-    files, path = open_file_system(place)
+    directory = join(url, f"spark-statestore-doctor-{secrets.token_hex(6)}")
+    files, path = open_file_system(directory)
     row = secrets.token_bytes(32)
     batch = pa.record_batch([[PUT], [row], [row]], schema=CHANGE_SCHEMA)
     empty = '{"type":"struct","fields":[]}'
-    states = (NamedState("default", 1, empty, empty, "hash", 0),)
+    column_families = (ColumnFamily("default", 1, empty, empty, "hash", 0),)
     name = CheckpointName(1, secrets.token_hex(8))
-    # Once inside of the metadata, and once in a file of its own.
+    # Once inline in the metadata, and once in a file of its own.
     for threshold in (1 << 20, 0):
         store = VersionStore(
-            StoreId(0, 0), join(place, str(threshold)), StorageOptions(file_state_threshold=threshold)
+            StoreId(0, 0), join(directory, str(threshold)), StorageOptions(file_state_threshold=threshold)
         )
         try:
-            pending = store.begin(name, str(name.id), states)
+            pending = store.begin(name, str(name.id), column_families)
             pending.write(0, batch.serialize())
             pending.publish(None, None, None)
             read = [change for _, change in store.read(name, store.load(name))]
             if [change.to_pydict() for change in read] != [batch.to_pydict()]:
-                raise _Failed(f"{place} gave back something else than what was written there")
+                raise _Failed(f"{directory} returned other bytes than were written there")
         finally:
             files.delete_directory(path, recursive=True)
     if files.exists(path) and any(files.list_files(path)):
-        raise _Failed(f"what was written to {place} could not be removed again: delete it by hand")
-    return f"written, read and removed: {place}"
+        raise _Failed(f"the files written to {directory} could not be deleted: delete them by hand")
+    return f"written, read and removed: {directory}"

@@ -1,4 +1,4 @@
-"""What commands print: tables for people or one JSON document for programs, progress, and errors."""
+"""Output of the commands: tables or one JSON document, progress bars, and errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import functools
 import json
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
@@ -18,51 +19,38 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from spark_statestore.checkpoint.query.workers import Progress as Report
 from spark_statestore.errors import OptionError, StateStoreError, StorageURLError
+from spark_statestore.query.parallel import Progress as Report
 
-__all__ = ["FAILED", "USAGE", "Output", "plain", "size", "table", "when", "with_output"]
+__all__ = ["FAILED", "USAGE", "Output", "one_line", "plain", "size", "table", "when", "with_output"]
 
 FAILED: Final = 1
-"""Exit code: it failed, or something was found that is not as it should be."""
+"""Exit code of a failure or a finding."""
 
 USAGE: Final = 2
-"""Exit code: the command was not given as it has to be."""
+"""Exit code of wrong usage."""
 
-# All but tabs and line ends.
+# Control characters without tab and line feed.
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
-# A table is as wide as it is: folded into a terminal's width, its cells could not be read, nor copied.
+# Tables are not folded to the terminal's width, so that cells can be copied.
 _WIDE: Final = 10_000
 
 
 class Output:
-    """Where a command's result goes.
+    """Output of one command: ``text`` or ``json``, with the tracebacks of failures if requested."""
 
-    Parameters
-    ----------
-    form
-        ``text`` or ``json``.
-    """
-
-    def __init__(self, form: str) -> None:
+    def __init__(self, form: str, *, shows_tracebacks: bool = False) -> None:
         self.is_json = form == "json"
+        self._shows_tracebacks = shows_tracebacks
         self._console = _console(sys.stdout, _WIDE)
 
     def result(self, node: Any, *parts: Table | str) -> None:
-        """Print a result.
-
-        Parameters
-        ----------
-        node
-            What it is as JSON; see `plain`.
-        parts
-            What it is as text.
-        """
+        """Print a result: the parts as text, or the node as JSON, see `plain`."""
         if self.is_json:
-            click.echo(json.dumps(plain(node), indent=2, ensure_ascii=False))
+            _print_json(plain(node))
             return
         for part in parts:
             if isinstance(part, str):
@@ -71,22 +59,18 @@ class Output:
                 self._console.print(part)
 
     def failure(self, error: Exception) -> None:
-        """Say what went wrong: as text to standard error, as JSON to standard output."""
+        """Print an error: as text to standard error, as JSON to standard output."""
+        if self._shows_tracebacks:
+            click.echo(_shown("".join(traceback.format_exception(error))), err=True)
+        message = one_line(error)
         if self.is_json:
-            click.echo(json.dumps({"error": {"type": type(error).__name__, "message": str(error)}}, indent=2))
+            _print_json({"error": {"type": type(error).__name__, "message": message}})
         else:
-            name = "" if isinstance(error, StateStoreError) else f"{type(error).__name__}: "
-            click.echo(_shown(f"error: {name}{error}"), err=True)
+            click.echo(_shown(f"error: {message}"), err=True)
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Report]:
-        """A bar on standard error, where that is a terminal.
-
-        Yields
-        ------
-        callable
-            Takes how much is done and of how much; until it is called the bar moves without saying so.
-        """
+        """Show a progress bar on standard error, if that is a terminal; it is indeterminate until the first report."""
         console = _console(sys.stderr)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -95,38 +79,49 @@ class Output:
 
 
 def with_output(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the option ``--output`` and an `Output`, and turn this package's errors into exit codes."""
+    """Add the options ``--output`` and ``--debug`` to a command, pass an `Output`, and turn errors into exit codes."""
 
     @functools.wraps(command)
-    def run(*args: Any, form: str, **kwargs: Any) -> None:
-        out = Output(form)
+    def run(*args: Any, form: str, debug: bool, **kwargs: Any) -> None:
+        out = Output(form, shows_tracebacks=debug)
         try:
             command(out, *args, **kwargs)
-        except (OptionError, StorageURLError) as error:
-            out.failure(error)
-            raise click.exceptions.Exit(USAGE) from error
-        except (StateStoreError, OSError) as error:
-            out.failure(error)
-            raise click.exceptions.Exit(FAILED) from error
-        except Exception as error:
-            # Drivers of storages raise errors of their own, for credentials above all. What is raised here is a bug.
-            if type(error).__module__.partition(".")[0] in ("builtins", "click", "spark_statestore"):
+        except (click.exceptions.Exit, click.Abort, BrokenPipeError):
+            # Click handles these; a broken pipe means that the reader, such as head, has ended.
+            raise
+        except click.ClickException as error:
+            if not out.is_json:
                 raise
             out.failure(error)
-            raise click.exceptions.Exit(FAILED) from error
+            raise click.exceptions.Exit(error.exit_code) from error
+        except Exception as error:
+            out.failure(error)
+            usage = isinstance(error, OptionError | StorageURLError)
+            raise click.exceptions.Exit(USAGE if usage else FAILED) from error
 
+    run = click.option("--debug", is_flag=True, help="Print the traceback of an error as well.")(run)
     return click.option(
         "--output",
         "form",
         type=click.Choice(["text", "json"]),
         default="text",
         show_default=True,
-        help="How the result is printed.",
+        help="Output format.",
     )(run)
 
 
+def one_line(error: Exception) -> str:
+    """Return an error as one line; for one of another package with its type and a hint at --debug."""
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, StateStoreError):
+        return str(error)
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if isinstance(error, OSError) else f"{text} (unexpected: --debug prints the traceback)"
+
+
 def plain(node: Any) -> Any:
-    """A value as JSON can have it; what it has not, such as bytes and times, becomes text."""
+    """Convert a value for JSON; bytes, times and other types become text."""
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
         fields = {field.name: getattr(node, field.name) for field in dataclasses.fields(node)}
         return plain(fields)
@@ -146,8 +141,12 @@ def plain(node: Any) -> Any:
     return str(node)
 
 
+def _print_json(node: Any) -> None:
+    click.echo(json.dumps(node, indent=2, ensure_ascii=False))
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
-    """A table; numbers are aligned to the right."""
+    """Build a table; numbers are aligned to the right."""
     made = Table(box=None, pad_edge=False, header_style="bold")
     cells = [list(row) for row in rows]
     for number, column in enumerate(columns):
@@ -159,7 +158,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 
 def _shown(text: str) -> str:
-    """Text whose control characters show as such: a terminal would do what state or a name says in them."""
+    """Escape control characters, so that state or names cannot control the terminal."""
     return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
@@ -174,12 +173,12 @@ class _Size(int):
 
 
 def size(number: int) -> _Size:
-    """Bytes, which print as people read them."""
+    """Return a size that prints with a unit."""
     return _Size(number)
 
 
 def when(milliseconds: int) -> str:
-    """A time, in UTC."""
+    """Format a time in UTC."""
     moment = datetime.datetime.fromtimestamp(milliseconds / 1000, datetime.UTC)
     return moment.isoformat(sep=" ", timespec="seconds").replace("+00:00", "Z")
 

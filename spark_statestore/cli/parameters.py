@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have."""
+"""Arguments and options shared by several commands."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["batch", "checkpoint", "checkpoints_dir", "dry_run", "part", "partitions", "store"]
+__all__ = ["batch", "checkpoint", "checkpoints_dir", "dry_run", "part", "partitions", "stopped", "store"]
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -22,18 +22,20 @@ batch = click.option(
     "--batch", type=click.IntRange(0), metavar="N", help="The batch.  [default: the newest one]"
 )
 
-dry_run = click.option("--dry-run", is_flag=True, help="Only say what would be done.")
+dry_run = click.option("--dry-run", is_flag=True, help="Print what would be done, change nothing.")
+
+stopped = click.option("--stopped", is_flag=True, help="The query is stopped: skip the check for activity.")
 
 partitions = click.option(
     "--partitions",
     type=click.IntRange(1),
     metavar="N",
-    help="Number of state partitions.  [default: as it was]",
+    help="Number of state partitions.  [default: unchanged]",
 )
 
 
 def store(command: Command) -> Command:
-    """Options that choose a store of the query."""
+    """Add the options that select a store of the query."""
     for option in (
         click.option("--store", default="default", show_default=True, help="Name of the store."),
         click.option(
@@ -45,9 +47,9 @@ def store(command: Command) -> Command:
 
 
 def part(command: Command) -> Command:
-    """Options that choose a part of the state."""
+    """Add the options that select a part of the state."""
     for option in (
-        click.option("--partition", type=click.IntRange(0), metavar="N", help="One partition alone."),
+        click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition."),
         click.option("--column-family", metavar="NAME", help="Column family or state variable."),
     ):
         command = option(command)

@@ -1,4 +1,4 @@
-"""``plot``: state size and commit time by batch, size by partition, as a PNG."""
+"""The command ``plot``: state size and commit time by batch, size by partition, as a PNG."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from spark_statestore.checkpoint.query import QueryCheckpoint
-from spark_statestore.checkpoint.query.summary import StoreSummary, summarise
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, size, with_output
 from spark_statestore.errors import CheckpointNotFoundError
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.summary import StoreSummary, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
-__all__ = ["BatchPoint", "PartitionSize", "batch_point", "plot", "sizes_by_partition"]
+__all__ = ["BatchPoint", "PartitionSize", "batch_point", "cut_off", "figure_of", "plot", "sizes_by_partition"]
 
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
@@ -30,9 +32,9 @@ class BatchPoint:
     Attributes
     ----------
     batch
-        Its number.
+        Batch number.
     rows, bytes
-        Of all state after it.
+        Rows and bytes of all state after the batch.
     first_ms, last_ms
         Milliseconds from the start of the batch until the first and the last store was committed.
     """
@@ -46,7 +48,7 @@ class BatchPoint:
 
 @dataclass(frozen=True, slots=True)
 class PartitionSize:
-    """A partition of one store in the plot, as the newest batch left it."""
+    """A partition of a store in the plot, at the newest batch."""
 
     operator: int
     store: str
@@ -56,7 +58,7 @@ class PartitionSize:
 
 
 def batch_point(batch: int, started_ms: int, stores: Sequence[StoreSummary]) -> BatchPoint:
-    """A batch, from its start and its stores, of which there is at least one."""
+    """Build a batch from its start time and its stores, at least one."""
     committed = [store.created_ms - started_ms for store in stores]
     return BatchPoint(
         batch,
@@ -68,7 +70,7 @@ def batch_point(batch: int, started_ms: int, stores: Sequence[StoreSummary]) -> 
 
 
 def sizes_by_partition(stores: Sequence[StoreSummary]) -> list[PartitionSize]:
-    """Sizes as they are plotted."""
+    """Return the sizes to plot."""
     return [PartitionSize(one.operator, one.store, one.partition, one.rows, one.bytes) for one in stores]
 
 
@@ -76,15 +78,19 @@ def sizes_by_partition(stores: Sequence[StoreSummary]) -> list[PartitionSize]:
 @parameters.checkpoint
 @click.argument("file", type=click.Path(dir_okay=False, writable=True))
 @click.option(
-    "--batches", type=click.IntRange(1), default=50, show_default=True, help="How many, up to the newest."
+    "--batches",
+    type=click.IntRange(1),
+    default=50,
+    show_default=True,
+    help="Number of batches, up to the newest.",
 )
 @parameters.checkpoints_dir
 @with_output
 def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir: str | None) -> None:
     """Draw a PNG into FILE: state by batch, commit time by batch, state by partition.
 
-    The commit time is that from a batch's start until its state was committed, in the first and in the last
-    partition. Partitions that are much larger than others show as skew.
+    The commit time is the time from a batch's start until the state of the first and of the last partition was
+    committed. Partitions that are much larger than others show skew.
     """
     try:
         import matplotlib as mpl
@@ -109,7 +115,8 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
         raise CheckpointNotFoundError(f"the query at {query.url} has no state that could be plotted.")
     partitions = sizes_by_partition(newest)
     mpl.use("agg")
-    _draw(file, query, points, partitions)
+    title = f"{query.url}\nquery {query.query_id}"
+    figure_of(title, points, partitions).savefig(file, dpi=110, format="png")
     out.result(
         {"file": file, "batches": points, "partitions": partitions},
         f"{file}: {len(points)} batches, {len(partitions)} partitions of stores, {size(points[-1].bytes)}",
@@ -117,27 +124,39 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
 
 
 def _kept(query: QueryCheckpoint, batch: int, *, is_newest: bool) -> list[StoreSummary]:
-    """The stores of a batch; none of one that is so old that its versions are not kept any more."""
+    """Return the stores of a batch; none if its versions are no longer retained."""
     try:
-        return summarise(query, batch)
+        return summarize(query, batch)
     except CheckpointNotFoundError:
         if is_newest:
             raise
         return []
 
 
-def _draw(
-    file: str, query: QueryCheckpoint, points: Sequence[BatchPoint], partitions: Sequence[PartitionSize]
-) -> None:
+def figure_of(title: str, points: Sequence[BatchPoint], partitions: Sequence[PartitionSize]) -> Figure:
+    """Return the figure with the axes ``size``, ``time`` and ``partitions``."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 9), layout="constrained")
-    figure.suptitle(f"{query.url}\nquery {query.query_id}", fontsize=10)
+    figure.suptitle(title, fontsize=10)
     axes: Any = figure.subplot_mosaic([["size", "time"], ["partitions", "partitions"]])
     _draw_sizes(axes["size"], points)
     _draw_times(axes["time"], points)
     _draw_partitions(axes["partitions"], partitions)
-    figure.savefig(file, dpi=110, format="png")
+    return figure
+
+
+def cut_off(values: Sequence[float]) -> float | None:
+    """Return the value at which to end an axis so that a few much larger ones do not set its scale.
+
+    It is the largest value without a twentieth of them, at least one; None if the largest of all is less than three
+    times that.
+    """
+    if len(values) < 3:
+        return None
+    ordered = sorted(values)
+    limit = ordered[-1 - max(1, len(ordered) // 20)]
+    return limit if 0 < 3 * limit < ordered[-1] else None
 
 
 def _draw_sizes(axes: Axes, points: Sequence[BatchPoint]) -> None:
@@ -150,61 +169,98 @@ def _draw_sizes(axes: Axes, points: Sequence[BatchPoint]) -> None:
     )
     axes.set(title="State by batch: what a load reads", xlabel="batch", ylabel=unit)
     rows_axes.set(ylabel="rows")
-    axes.legend(handles=[*sizes, *rows], loc="lower right")
+    _legend_below(axes, [*sizes, *rows])
     _from_zero(axes, rows_axes)
     axes.locator_params(axis="x", integer=True)
 
 
 def _draw_times(axes: Axes, points: Sequence[BatchPoint]) -> None:
     batches = [point.batch for point in points]
-    axes.plot(batches, [point.last_ms / 1000 for point in points], marker=".", label="last partition")
-    axes.plot(batches, [point.first_ms / 1000 for point in points], marker=".", label="first partition")
+    last = [point.last_ms / 1000 for point in points]
+    lines = axes.plot(batches, last, marker=".", label="last partition")
+    lines += axes.plot(
+        batches, [point.first_ms / 1000 for point in points], marker=".", label="first partition"
+    )
     axes.set(title="From a batch's start to its commits", xlabel="batch", ylabel="seconds")
-    axes.legend(loc="lower right")
     _from_zero(axes)
+    if (limit := cut_off(last)) is not None:
+        axes.set_ylim(top=limit * 1.25)
+        lines += _mark_cut_off(
+            axes, [(batch, value) for batch, value in zip(batches, last, strict=True) if value > limit * 1.25]
+        )
+    _legend_below(axes, lines)
     axes.locator_params(axis="x", integer=True)
+
+
+def _mark_cut_off(axes: Axes, points: Sequence[tuple[int, float]]) -> list[Line2D]:
+    """Mark values beyond the axis at its upper edge, with a label."""
+    edge = axes.get_ylim()[1]
+    for batch, value in points:
+        axes.annotate(
+            f"{value:.3g} s",
+            (batch, edge),
+            (4, -12),
+            textcoords="offset points",
+            fontsize=8,
+            annotation_clip=False,
+        )
+    return axes.plot(
+        [batch for batch, _ in points],
+        [edge] * len(points),
+        color="tab:red",
+        marker="^",
+        linestyle="",
+        clip_on=False,
+        label="cut off: beyond the scale",
+    )
+
+
+def _legend_below(axes: Axes, lines: Sequence[Line2D]) -> None:
+    axes.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(lines), fontsize=8)
 
 
 def _draw_partitions(axes: Axes, partitions: Sequence[PartitionSize]) -> None:
     totals: dict[tuple[int, int], int] = {}
     by_store: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
     for one in partitions:
-        place = (one.operator, one.partition)
-        totals[place] = totals.get(place, 0) + one.bytes
-        by_store.setdefault((one.operator, one.store), {})[place] = one.bytes
-    position = {place: number for number, place in enumerate(sorted(totals))}
+        partition = (one.operator, one.partition)
+        totals[partition] = totals.get(partition, 0) + one.bytes
+        by_store.setdefault((one.operator, one.store), {})[partition] = one.bytes
+    position = {partition: number for number, partition in enumerate(sorted(totals))}
     divisor, unit = _unit(max(totals.values()))
     below = dict.fromkeys(position, 0.0)
     for (operator, store), sizes in by_store.items():
         axes.bar(
-            [position[place] for place in sizes],
+            [position[partition] for partition in sizes],
             [value / divisor for value in sizes.values()],
-            bottom=[below[place] for place in sizes],
+            bottom=[below[partition] for partition in sizes],
             label=f"operator {operator}, {store}",
         )
-        for place, value in sizes.items():
-            below[place] += value / divisor
+        for partition, value in sizes.items():
+            below[partition] += value / divisor
     median = statistics.median(totals.values())
     skew = (
         f"the largest is {max(totals.values()) / median:.1f} times the median" if median else "most are empty"
     )
     axes.axhline(median / divisor, color="black", linewidth=0.8, linestyle="--", label="median")
-    axes.set(title=f"State by partition: {skew}", xlabel="operator.partition", ylabel=unit)
-    ticks = list(position.items())[:: max(1, len(position) // 40)]
+    axes.set(title=f"State by partition: {skew}", ylabel=unit)
+    ticks = list(position.items())[:: max(1, -(-len(position) // 40))]
+    between = ", " if len(ticks) > 10 else ",\n"
     axes.set_xticks(
-        [number for _, number in ticks], [f"{operator}.{partition}" for (operator, partition), _ in ticks]
+        [number for _, number in ticks],
+        [f"operator {operator}{between}partition {partition}" for (operator, partition), _ in ticks],
+        fontsize=8,
     )
-    axes.tick_params(axis="x", rotation=90 if len(ticks) > 16 else 0)
+    axes.tick_params(axis="x", rotation=90 if len(ticks) > 10 else 0)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
 
 
 def _from_zero(*all_axes: Axes) -> None:
     for axes in all_axes:
-        axes.margins(y=0.1)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, axes.dataLim.y1 * 1.1 or 1)
 
 
 def _unit(largest: int) -> tuple[int, str]:
-    """What sizes are shown in: bytes of the unit, and its name."""
+    """Return the unit of sizes: its bytes, and its name."""
     power = min((max(largest, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
     return 1 << (10 * power), _UNITS[power]

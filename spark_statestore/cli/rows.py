@@ -1,8 +1,9 @@
-"""``get`` and ``diff``: rows of the state."""
+"""The commands ``get`` and ``diff``: rows of the state."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,23 +25,14 @@ __all__ = ["diff", "get"]
 @parameters.part
 @parameters.checkpoints_dir
 @with_output
-def get(
-    out: Output,
-    checkpoint: str,
-    key: str,
-    batch: int | None,
-    operator: int,
-    store: str,
-    column_family: str | None,
-    partition: int | None,
-    checkpoints_dir: str | None,
-) -> None:
+def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
     """Look up the rows of a key.
 
-    KEY is a JSON object with the key's columns, or some of them, as in '{"user": "ann", "window": {"start":
-    "2026-01-01T00:00:00Z"}}'; or the value alone if the key has one column. Binary values are hex digits. The
-    exit code is 1 if there is no such row.
+    KEY is JSON: an object with the key's columns, or some of them, as in '{"user": "ann", "window": {"start":
+    "2026-01-01T00:00:00Z"}}'; or the value alone if the key has one column, as in 7 or '"ann"'. Later columns
+    of one name are called user_2, user_3. Binary values are hex digits. The exit code is 1 if there is no such row.
     """
+    parse_json(key)
     import pyarrow.compute as pc
 
     from spark_statestore.rows import iter_state
@@ -48,11 +40,8 @@ def get(
     found: list[dict[str, Any]] = []
     wanted = None
     with out.progress("reading state") as progress:
-        batches = iter_state(
-            checkpoint, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir
-        )
         read = 0
-        for rows in batches:
+        for rows in iter_state(checkpoint, **state):
             if wanted is None:
                 wanted = parse_key(key, rows.schema.field("key").type)
             found += rows.filter(pc.fill_null(matches(rows["key"], wanted), False)).to_pylist()
@@ -70,72 +59,59 @@ def get(
 @parameters.part
 @parameters.checkpoints_dir
 @with_output
-def diff(
-    out: Output,
-    checkpoint: str,
-    batch_a: int,
-    batch_b: int,
-    operator: int,
-    store: str,
-    column_family: str | None,
-    partition: int | None,
-    checkpoints_dir: str | None,
-) -> None:
+def diff(out: Output, checkpoint: str, batch_a: int, batch_b: int, **state: Any) -> None:
     """List the rows that differ between BATCH_A and BATCH_B."""
     from spark_statestore.rows import diff_state
 
     with out.progress("comparing"):
-        found = diff_state(
-            checkpoint,
-            batch_a,
-            batch_b,
-            operator,
-            store,
-            column_family,
-            partition,
-            checkpoints_dir=checkpoints_dir,
-        )
+        found = diff_state(checkpoint, batch_a, batch_b, **state)
     _print_rows(out, found.to_pylist())
 
 
 def parse_key(text: str, type_: pa.DataType) -> dict[str, Any]:
-    """What is looked for, by column of the key.
-
-    Raises
-    ------
-    click.UsageError
-        If it does not fit the key.
-    """
+    """Parse the key to look up, by column."""
     columns = [field.name for field in type_]
-    try:
-        node = json.loads(text)
-    except ValueError:
-        node = text
+    node = parse_json(text)
     if not isinstance(node, dict):
         if len(columns) != 1:
             raise click.UsageError(
                 f"the key has the columns {', '.join(columns)}: give a JSON object with one or more of them."
             )
-        # Text that looks like a number is text all the same if the column is.
+        # A number is taken as text if the column is text.
         node = {columns[0]: text if isinstance(node, int | float) else node}
     if unknown := sorted(node.keys() - set(columns)):
         raise click.UsageError(f"the key has no column {unknown[0]!r}, it has {', '.join(columns)}.")
     return node
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Build a JSON object and refuse duplicate names, of which json would keep the last."""
+    names = [name for name, _ in pairs]
+    repeated = next((name for name in names if names.count(name) > 1), None)
+    if repeated is not None:
+        raise click.UsageError(
+            f"the key names the field {repeated!r} twice. Where a key has several fields of one name, later ones are called "
+            f"{repeated}_2 and so on, see `show`."
+        )
+    return dict(pairs)
+
+
+def parse_json(text: str) -> Any:
+    """Parse a key as JSON."""
+    try:
+        return json.loads(text, object_pairs_hook=_object)
+    except ValueError as error:
+        quoted = shlex.quote(json.dumps(text, ensure_ascii=False))
+        meant = (
+            'quote all of it for the shell, as in \'{"user": "ann"}\''
+            if text.lstrip().startswith(("{", "["))
+            else f'write {quoted} if it is text, or an object as in \'{{"user": "ann"}}\''
+        )
+        raise click.UsageError(f"the key {text!r} is not JSON: {meant}.") from error
+
+
 def matches(column: pa.Array, wanted: Any) -> pa.Array:
-    """Whether each value is the one that is looked for.
-
-    Parameters
-    ----------
-    wanted
-        None, a scalar or its text, or for a struct the fields that are looked at.
-
-    Raises
-    ------
-    click.UsageError
-        If it cannot be a value of the column's type.
-    """
+    """Compare each value with None, a scalar or its text, or for a struct with the fields to compare."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -144,10 +120,11 @@ def matches(column: pa.Array, wanted: Any) -> pa.Array:
     if isinstance(wanted, dict) and pa.types.is_struct(column.type):
         found = column.is_valid()
         for name, value in wanted.items():
-            if column.type.get_field_index(name) < 0:
+            position = column.type.get_field_index(name)
+            if position < 0:
                 names = ", ".join(field.name for field in column.type)
                 raise click.UsageError(f"there is no field {name!r}, there is {names}.")
-            found = pc.and_(found, pc.fill_null(matches(pc.struct_field(column, name), value), False))
+            found = pc.and_(found, pc.fill_null(matches(pc.struct_field(column, position), value), False))
         return found
     try:
         if isinstance(wanted, str) and pa.types.is_binary(column.type):
@@ -157,7 +134,9 @@ def matches(column: pa.Array, wanted: Any) -> pa.Array:
         else:
             value = pa.scalar(wanted, column.type)
     except (pa.ArrowException, TypeError, ValueError) as error:
-        raise click.UsageError(f"{wanted!r} is no value of the type {column.type}: {error}.") from error
+        raise click.UsageError(
+            f"{wanted!r} is not a value of the type {column.type}: {str(error).rstrip('.')}."
+        ) from error
     if pa.types.is_nested(column.type):
         return pa.array([one.is_valid and one == value for one in column], pa.bool_())
     return pc.equal(column, value)

@@ -1,49 +1,47 @@
-"""``savepoint``, ``rollback``, ``clone`` and ``rescale``."""
+"""The commands ``savepoint``, ``rollback``, ``clone`` and ``rescale``."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any
 
 import click
+from rich.table import Table
 
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import Output, plain, table, when, with_output
+from spark_statestore.errors import CheckpointNotFoundError
+
+if TYPE_CHECKING:
+    from spark_statestore import Savepoint
 
 __all__ = ["clone", "rescale", "rollback", "savepoint"]
 
 
 @click.group("savepoint")
 def savepoint() -> None:
-    """Take, list, show, restore and dispose of savepoints."""
+    """Trigger, list, show, restore and dispose of savepoints."""
 
 
 @savepoint.command("trigger")
 @parameters.checkpoint
-@click.option("--target", metavar="DIR", help="Directory below which the savepoint is made.", required=True)
+@click.option("--target", metavar="DIR", help="Directory of the savepoint's directory.", required=True)
 @click.option(
     "--kind",
     type=click.Choice(["canonical", "pointer"]),
     default="canonical",
     show_default=True,
-    help="canonical: a whole copy, which can be moved. pointer: the state stays where it is, and is kept there.",
+    help="canonical: a full copy, which can be moved. pointer: the state is retained in the checkpoint.",
 )
 @parameters.batch
 @parameters.checkpoints_dir
 @with_output
-def trigger(
-    out: Output,
-    checkpoint: str,
-    target: str,
-    kind: Literal["canonical", "pointer"],
-    batch: int | None,
-    checkpoints_dir: str | None,
-) -> None:
-    """Take a savepoint of a checkpoint. The query may be running."""
+def trigger(out: Output, checkpoint: str, target: str, **arguments: Any) -> None:
+    """Trigger a savepoint of a checkpoint. The query may be running."""
     from spark_statestore import savepoint as take
 
     with out.progress("taking the savepoint"):
-        made = take(checkpoint, target, kind, batch=batch, checkpoints_dir=checkpoints_dir)
+        made = take(checkpoint, target, **arguments)
     out.result(made, made.path)
 
 
@@ -53,9 +51,16 @@ def trigger(
 def list_(out: Output, target: str) -> None:
     """List the savepoints below a directory."""
     from spark_statestore import list_savepoints
+    from spark_statestore.files import open_file_system
 
     with out.progress("looking for savepoints"):
         found = list_savepoints(target)
+        files, path = open_file_system(target)
+        if not found and not files.is_directory(path):
+            raise CheckpointNotFoundError(
+                f"there is no directory {files.url(path)}, so no savepoint in it. Check the path: it is the one that savepoints "
+                "were taken to, as --target or savepointsDir."
+            )
     rows = [(one.path, one.kind, one.query_id, one.batch, when(one.created_ms)) for one in found]
     out.result(
         {"savepoints": found},
@@ -74,8 +79,21 @@ def show(out: Output, savepoint: str) -> None:
     rows = [
         (name.removesuffix("_ms").replace("_", " "), when(value) if name.endswith("_ms") else value)
         for name, value in plain(found).items()
+        if name != "attempts"
     ]
-    out.result(found, table(["", ""], rows))
+    out.result(
+        found,
+        table(["savepoint", ""], rows),
+        *_attempts(found),
+    )
+
+
+def _attempts(savepoint: Savepoint) -> list[Table | str]:
+    """Return the stores' versions that a pointer retains."""
+    if not savepoint.attempts:
+        return []
+    rows = sorted((one.operator, one.name, one.partition, by) for one, by in savepoint.attempts.items())
+    return ["\nRetained versions", table(["operator", "store", "partition", "attempt"], rows)]
 
 
 @savepoint.command("restore")
@@ -87,39 +105,24 @@ def show(out: Output, savepoint: str) -> None:
     type=click.Choice(["no_claim", "claim"]),
     default="no_claim",
     show_default=True,
-    help="claim: dispose of the savepoint once the new checkpoint is whole.",
+    help="claim: dispose of the savepoint once the new checkpoint is complete.",
 )
 @click.option(
     "--keep-query-id",
     is_flag=True,
-    help="The new checkpoint is the same query's, which must not run any more.",
+    help="The new checkpoint is for the same query, which must be stopped.",
 )
 @parameters.checkpoints_dir
 @with_output
-def restore(
-    out: Output,
-    savepoint: str,
-    new_checkpoint: str,
-    partitions: int | None,
-    claim_mode: Literal["no_claim", "claim"],
-    keep_query_id: bool,
-    checkpoints_dir: str | None,
-) -> None:
-    """Make a new checkpoint location from a savepoint.
+def restore(out: Output, savepoint: str, new_checkpoint: str, **arguments: Any) -> None:
+    """Restore a savepoint to a new checkpoint location.
 
-    --checkpoints-dir is the option that the query will have.
+    --checkpoints-dir is the option checkpointsDir of the restored query.
     """
     from spark_statestore import restore as make
 
     with out.progress("restoring"):
-        batch = make(
-            savepoint,
-            new_checkpoint,
-            claim_mode=claim_mode,
-            partitions=partitions,
-            keep_query_id=keep_query_id,
-            checkpoints_dir=checkpoints_dir,
-        )
+        batch = make(savepoint, new_checkpoint, **arguments)
     _made(out, new_checkpoint, batch)
 
 
@@ -128,7 +131,7 @@ def restore(
 @parameters.dry_run
 @with_output
 def dispose(out: Output, savepoint: str, dry_run: bool) -> None:
-    """Remove a savepoint and what it keeps. Refused if others need it."""
+    """Delete a savepoint and the state that it retains. Refused if others need it."""
     from spark_statestore import dispose_savepoint
 
     with out.progress("disposing"):
@@ -139,19 +142,20 @@ def dispose(out: Output, savepoint: str, dry_run: bool) -> None:
 @click.command("rollback")
 @parameters.checkpoint
 @click.argument("batch", type=click.IntRange(0))
+@parameters.stopped
 @parameters.dry_run
 @parameters.checkpoints_dir
 @with_output
-def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, checkpoints_dir: str | None) -> None:
-    """Set a stopped query back to BATCH.
+def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, **arguments: Any) -> None:
+    """Roll a stopped query back to BATCH.
 
-    Spark's log entries of later batches are moved aside, into rolled-back/.
+    Spark's log entries of later batches are moved to rolled-back/. Refused if the query seems to run.
     """
-    from spark_statestore import rollback as set_back
+    from spark_statestore import rollback as roll_back
 
     with out.progress("rolling back"):
-        moved = set_back(checkpoint, batch, dry_run=dry_run, checkpoints_dir=checkpoints_dir)
-    _listed(out, checkpoint, moved, dry_run, "moved aside")
+        moved = roll_back(checkpoint, batch, dry_run=dry_run, **arguments)
+    _listed(out, checkpoint, moved, dry_run, "moved")
 
 
 @click.command("clone")
@@ -161,21 +165,12 @@ def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, checkpoint
 @parameters.partitions
 @parameters.checkpoints_dir
 @with_output
-def clone(
-    out: Output,
-    checkpoint: str,
-    new_checkpoint: str,
-    batch: int | None,
-    partitions: int | None,
-    checkpoints_dir: str | None,
-) -> None:
+def clone(out: Output, checkpoint: str, new_checkpoint: str, **arguments: Any) -> None:
     """Copy a checkpoint, to run the query a second time."""
     from spark_statestore import clone as copy
 
     with out.progress("cloning"):
-        cloned = copy(
-            checkpoint, new_checkpoint, batch=batch, partitions=partitions, checkpoints_dir=checkpoints_dir
-        )
+        cloned = copy(checkpoint, new_checkpoint, **arguments)
     _made(out, new_checkpoint, cloned)
 
 
@@ -184,30 +179,25 @@ def clone(
 @click.argument("new_checkpoint")
 @click.argument("partitions", type=click.IntRange(1))
 @parameters.batch
+@parameters.stopped
 @parameters.checkpoints_dir
 @with_output
-def rescale(
-    out: Output,
-    checkpoint: str,
-    new_checkpoint: str,
-    partitions: int,
-    batch: int | None,
-    checkpoints_dir: str | None,
-) -> None:
-    """Copy a checkpoint with another number of state PARTITIONS."""
-    from spark_statestore import rescale as spread
+def rescale(out: Output, checkpoint: str, new_checkpoint: str, partitions: int, **arguments: Any) -> None:
+    """Copy a stopped query's checkpoint with another number of state PARTITIONS.
+
+    Refused if the query seems to run: the copy would process later batches a second time.
+    """
+    from spark_statestore import rescale as redistribute
 
     with out.progress("rescaling"):
-        rescaled = spread(
-            checkpoint, new_checkpoint, partitions, batch=batch, checkpoints_dir=checkpoints_dir
-        )
+        rescaled = redistribute(checkpoint, new_checkpoint, partitions, **arguments)
     _made(out, new_checkpoint, rescaled)
 
 
 def _made(out: Output, new_checkpoint: str, batch: int) -> None:
     out.result(
         {"checkpoint": new_checkpoint, "batch": batch},
-        f"{new_checkpoint} is ready: a query that is started there goes on after batch {batch}",
+        f"{new_checkpoint} is ready: a query that is started there resumes after batch {batch}",
     )
 
 

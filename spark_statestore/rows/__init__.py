@@ -1,4 +1,4 @@
-"""State rows as typed columns: the bytes of Spark's UnsafeRow decoded without Spark."""
+"""State rows as typed columns: Spark's UnsafeRow bytes decoded without Spark."""
 
 from spark_statestore.rows.decode import decode_rows
 from spark_statestore.rows.diff import diff_state

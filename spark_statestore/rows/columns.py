@@ -1,4 +1,4 @@
-"""The columns that the rows of a state are shown as: those of Spark's state data source."""
+"""The typed columns of a state's rows, equal to those of Spark's state data source."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.metadata import NamedState
 from spark_statestore.errors import OptionError
 from spark_statestore.rows.decode import decode_array
 from spark_statestore.rows.types import parse_schema
-from spark_statestore.state.fold import ROW_SCHEMA
+from spark_statestore.store.changelog_apply import ROW_SCHEMA
+from spark_statestore.store.metadata import ColumnFamily
 
 __all__ = ["PARTITION", "StateColumns"]
 
@@ -19,7 +19,7 @@ PARTITION: Final = "partition_id"
 
 
 class _Column(NamedTuple):
-    """A column: which of the two rows it is, or which field of it."""
+    """A column: the key or value row, or one field of it."""
 
     name: str
     row: str
@@ -42,27 +42,14 @@ _OF_VARIABLES: Final = {
 
 
 class StateColumns:
-    """Decodes the rows of a state.
+    """Decoder of a state's rows.
 
-    Parameters
-    ----------
-    state
-        The state.
-    variable
-        The kind of state variable of transformWithState that it is, as Spark calls it; None if it is none.
-    columns
-        The columns to decode, by default all; ``a.b`` is the field b of column a.
-
-    Raises
-    ------
-    OptionError
-        If there is no such column.
-    UnsupportedFormatError
-        If one has a type that this release does not know.
+    `variable` is Spark's kind of the transformWithState variable, None for another state. In `columns`, by default all,
+    ``a.b`` is the field b of column a.
     """
 
     def __init__(
-        self, state: NamedState, variable: str | None = None, columns: Sequence[str] | None = None
+        self, state: ColumnFamily, variable: str | None = None, columns: Sequence[str] | None = None
     ) -> None:
         shown = {column.name: column for column in _OF_VARIABLES.get(variable or "", _PLAIN)}
         wanted: dict[str, list[str] | None] = (
@@ -80,16 +67,10 @@ class StateColumns:
             if any(column.row == row for column in self._columns)
         }
         self.schema: pa.Schema = self.empty().schema
-        """Of the batches that `decode` gives."""
+        """Schema of decoded batches."""
 
     def decode(self, rows: pa.RecordBatch, partition: int) -> pa.RecordBatch:
-        """Typed columns of rows with the schema `ROW_SCHEMA`.
-
-        Raises
-        ------
-        CorruptCheckpointError
-            If the bytes are no rows of the state's schema.
-        """
+        """Decode rows with the schema `ROW_SCHEMA` to typed columns."""
         decoded = {row: decode_array(rows[row], kind) for row, kind in self._types.items()}
         arrays = {
             column.name: decoded[column.row]
@@ -102,18 +83,18 @@ class StateColumns:
         return pa.RecordBatch.from_arrays([arrays[name] for name in self._names], self._names)
 
     def empty(self) -> pa.RecordBatch:
-        """A batch without rows."""
+        """Return a batch without rows."""
         return self.decode(pa.RecordBatch.from_pylist([], ROW_SCHEMA), 0)
 
 
 def _by_column(known: list[str], columns: Sequence[str]) -> dict[str, list[str] | None]:
-    """The fields that are wanted of each column, None for all of it."""
+    """Return the selected fields of each column, None for all."""
     wanted: dict[str, list[str] | None] = {}
     for column in columns:
         name, dot, field = column.partition(".")
         if name not in known or (dot and name == PARTITION):
             raise OptionError(
-                f"there is no column {column!r}; there are {', '.join(known)}. Name one of those, or a field of one, such as "
+                f"there is no column {column!r}; there are {', '.join(known)}. Use one of those, or a field of one, such as "
                 "value.count."
             )
         if not dot:
@@ -124,7 +105,7 @@ def _by_column(known: list[str], columns: Sequence[str]) -> dict[str, list[str] 
 
 
 def _fields(columns: Sequence[_Column], wanted: Mapping[str, list[str] | None]) -> list[str] | None:
-    """The fields of a row that some columns need, None for all."""
+    """Return the fields of a row that some columns need, None for all."""
     if columns[0].field is None:
         return wanted[columns[0].name]
     needed: list[str] = []

@@ -1,9 +1,9 @@
-"""UnsafeRow bytes to Arrow columns, many rows at once.
+"""Vectorised decoding of UnsafeRow bytes to Arrow columns.
 
-A row is a bitmap of nulls, in words of 8 bytes, and then a slot of 8 bytes for each field. Values that
-do not fit a slot lie behind the slots; their slot has the offset in the row in its upper 4 bytes and the
-size in its lower ones. An array is its length in 8 bytes, a bitmap, and slots as wide as its elements,
-with offsets in the array. A map is the size of the array of keys in 8 bytes, and two arrays.
+A row is a null bitmap in words of 8 bytes, then a slot of 8 bytes for each field. Variable-length values
+follow the slots; their slot has the offset in the row in its upper 4 bytes and the size in its lower ones. An
+array is its length in 8 bytes, a bitmap, and slots as wide as its elements, with offsets in the array. A map is
+the size of the array of keys in 8 bytes, and two arrays.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    # Where something lies, of many rows; a range where it is the same distance from row to row.
+    # Positions in many rows; a range if they are equidistant.
     Positions: TypeAlias = "range | NDArray[np.int64]"
     # None where all are valid.
     Valid: TypeAlias = "NDArray[np.bool_] | None"
@@ -29,7 +29,7 @@ __all__ = ["decode_array", "decode_rows"]
 
 _WORD: Final = 8
 
-# What lies in the slot itself, as numpy calls it.
+# numpy types of values that fit the slot.
 _IN_SLOT: Final = {
     "byte": "i1",
     "short": "<i2",
@@ -44,7 +44,7 @@ _IN_SLOT: Final = {
     "day-time interval": "<i8",
 }
 
-# Bytes of an element's slot where they are fewer than 8.
+# Bytes of an element's slot if fewer than 8.
 _NARROW: Final = {
     "boolean": 1,
     "byte": 1,
@@ -64,17 +64,17 @@ def decode_rows(
     Parameters
     ----------
     rows
-        A row each; null gives null.
+        Rows; null gives null.
     schema
-        Schema of the rows as Spark's JSON, such as `NamedState.key_schema`.
+        Schema of the rows as Spark's JSON, such as `ColumnFamily.key_schema`.
     columns
         The fields to decode, by default all; ``a.b`` is the field b of the struct a.
 
     Returns
     -------
     pyarrow.StructArray or pyarrow.ChunkedArray
-        Structs, in chunks if the rows are. All fields are nullable. docs/reading.md has the type of each
-        of Spark's types.
+        Structs, in chunks if the rows are. All fields are nullable, and those of one name get
+        unique names. docs/reading.md has that rule, and the type of each of Spark's types.
 
     Raises
     ------
@@ -83,7 +83,7 @@ def decode_rows(
     UnsupportedFormatError
         If a field has a type that this release does not know.
     CorruptCheckpointError
-        If bytes are no row of this schema.
+        If bytes are not a row of this schema.
     """
     row = parse_schema(schema, columns)
     if isinstance(rows, pa.ChunkedArray):
@@ -106,7 +106,7 @@ def decode_array(rows: pa.BinaryArray, row: SparkType) -> pa.StructArray:
     valid = rows.is_valid().to_numpy(zero_copy_only=False) if rows.null_count else None
     try:
         if (sizes % _WORD).any():
-            raise _Malformed("is no multiple of 8 bytes long")
+            raise _Malformed("is not a multiple of 8 bytes long")
         if not len(rows) or (valid is not None and not valid.any()):
             return pa.nulls(len(rows), row.arrow)
         base, end = _anchored(offsets[:-1], valid), _anchored(offsets[1:], valid)
@@ -116,7 +116,7 @@ def decode_array(rows: pa.BinaryArray, row: SparkType) -> pa.StructArray:
 
 
 class _Malformed(Exception):
-    """Bytes that are no row; the path of the field is put together on the way up."""
+    """Raised for bytes that are not a row; callers prepend the path of the field."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -125,13 +125,13 @@ class _Malformed(Exception):
     def error(self, schema: str) -> CorruptCheckpointError:
         what = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
         return CorruptCheckpointError(
-            f"{what} {self.args[0]}: the bytes are no row of the schema {schema[:500]}. Either they are damaged, or the schema is "
-            "not theirs. Copy the state back from a backup, or read an earlier batch."
+            f"{what} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are damaged, or have another "
+            "schema. Restore the state from a backup, or read an earlier batch."
         )
 
 
 class _Memory:
-    """The bytes that many rows lie in, read at many places at once."""
+    """A buffer with many rows, with vectorised reads."""
 
     def __init__(self, data: pa.Buffer | None, start: int, end: int) -> None:
         import numpy as np
@@ -142,7 +142,7 @@ class _Memory:
         self._views: dict[str, NDArray[Any]] = {}
 
     def read(self, kind: str, at: Positions) -> NDArray[Any]:
-        """The numbers of one kind that lie at these positions, which are multiples of their size."""
+        """Return the numbers of one type at these positions, which are multiples of their size."""
         import numpy as np
 
         if isinstance(at, range):
@@ -171,7 +171,7 @@ def _bitmap(valid: Valid) -> pa.Buffer | None:
 
 
 def _anchored(at: NDArray[np.int64], valid: Valid) -> NDArray[np.int64]:
-    """Positions that can be read where there is nothing, too: there they are those of a valid one."""
+    """Replace positions of nulls by a valid one, so that all can be read."""
     import numpy as np
 
     return at if valid is None else np.where(valid, at, at[valid.argmax()])
@@ -210,7 +210,7 @@ def _struct(memory: _Memory, row: SparkType, base: Positions, end: Positions, va
 def _column(
     memory: _Memory, kind: SparkType, slot: Positions, base: Positions, end: Positions, valid: Valid
 ) -> pa.Array:
-    """Values with these slots, whose offsets count from `base` on and end before `end`."""
+    """Decode the values of these slots, whose offsets are relative to `base` and end before `end`."""
     import numpy as np
 
     count = len(slot)
@@ -260,7 +260,7 @@ def _column(
 _BINARY: Final = SparkType("binary", pa.binary())
 _SRID: Final = SparkType("integer", pa.int32())
 
-# Bytes that a value which does not lie in its slot has at least.
+# Minimum size in bytes of a value outside of its slot.
 _SMALLEST: Final = {
     "array": 8,
     "map": 8,
@@ -273,7 +273,7 @@ _SMALLEST: Final = {
 
 
 def _evenly(at: NDArray[np.int64]) -> Positions:
-    """A range, if the positions are one."""
+    """Return equidistant positions as a range."""
     if len(at) < 2:
         return at
     step = int(at[1] - at[0])
@@ -301,7 +301,7 @@ def _intervals(kind: SparkType, valid: Valid, months: Any, days: Any, micros: An
 def _large_decimal(
     memory: _Memory, kind: SparkType, start: Positions, size: NDArray[np.int64], valid: Valid
 ) -> pa.Array:
-    """Decimals of more digits than a long has: up to 16 bytes of two's complement, big endian."""
+    """Decode decimals of more than 18 digits: up to 16 bytes of two's complement, big endian."""
     import numpy as np
 
     if size.max() > 2 * _WORD:
@@ -309,48 +309,48 @@ def _large_decimal(
     high = memory.read(">i8", start).astype(np.int64)
     two = size > _WORD
     low = memory.read(">u8", np.where(two, _array(start) + _WORD, start)).astype(np.uint64)
-    # The bytes stand at the left of one or two words.
-    spare = np.where(two, 16 - size, 8 - size) * 8
-    # A shift by all 64 bits has no meaning.
-    moved = np.where(spare == 0, 0, high << np.where(spare == 0, 0, 64 - spare)).view(np.uint64)
+    # The bytes are left-aligned in one or two words.
+    padding = np.where(two, 16 - size, 8 - size) * 8
+    # A shift by 64 bits is undefined.
+    moved = np.where(padding == 0, 0, high << np.where(padding == 0, 0, 64 - padding)).view(np.uint64)
     values = np.empty((len(size), 2), np.int64)
-    values[:, 0] = np.where(two, ((low >> spare.view(np.uint64)) | moved).view(np.int64), high >> spare)
-    values[:, 1] = np.where(two, high >> spare, high >> 63)
+    values[:, 0] = np.where(two, ((low >> padding.view(np.uint64)) | moved).view(np.int64), high >> padding)
+    values[:, 1] = np.where(two, high >> padding, high >> 63)
     return _fixed(kind, len(size), valid, values)
 
 
 def _bytes(
     memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
 ) -> pa.Array:
-    """Strings or binary, copied together from where they lie."""
+    """Decode strings or binary into one buffer."""
     import numpy as np
 
     count = len(start)
     end = start + size
     if valid is not None:
-        # A null takes no bytes, where the one before it ends.
+        # A null is empty, at the end of the one before it.
         end = np.maximum.accumulate(np.where(valid, end, 0))
         start = np.where(valid, start, end)
-    places = np.arange(0, 2 * count, 2)
+    indices = np.arange(0, 2 * count, 2)
     if count > 1 and (start[1:] < end[:-1]).any():
         order = np.argsort(start, kind="stable")
         start, end = start[order], end[order]
         if (start[1:] < end[:-1]).any():
             raise _Malformed("has bytes that belong to another value too")
-        places[order] = places.copy()
-    # Arrow copies the bytes: out of an array of the values and of what lies between them, every second one is taken.
+        indices[order] = indices.copy()
+    # Arrow copies the bytes: every second element of an array of values and gaps is taken.
     offsets = np.stack([start, end], axis=1).astype(np.int32).reshape(-1)
     both = pa.Array.from_buffers(
         pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(memory.bytes)]
     )
-    _, offsets, data = both.take(pa.array(places)).buffers()
+    _, offsets, data = both.take(pa.array(indices)).buffers()
     values = pa.Array.from_buffers(pa.binary(), count, [_bitmap(valid), offsets, data])
     if kind.name == "binary":
         return values
     try:
         return values.cast(pa.string())
     except pa.ArrowInvalid:
-        # Spark lets any bytes be a string, and shows what is not UTF-8 as this.
+        # Spark strings may have any bytes; it shows invalid UTF-8 as the replacement character.
         texts = (None if value is None else value.decode(errors="replace") for value in values.to_pylist())
         return pa.array(texts, pa.string())
 
@@ -385,7 +385,7 @@ def _map(
 def _elements(
     memory: _Memory, kind: SparkType, start: Positions, size: NDArray[np.int64], valid: Valid
 ) -> tuple[pa.Buffer, pa.Array]:
-    """Offsets and elements of arrays; a null has none."""
+    """Decode offsets and elements of arrays; a null has none."""
     import numpy as np
 
     width = _NARROW.get(kind.name, _WORD)
@@ -396,7 +396,7 @@ def _elements(
     if (header + counts * width > size)[counts > 0].any():
         raise _Malformed("is an array that is shorter than its elements")
     if int((counts * width).sum()) > len(memory.bytes):
-        # Else arrays of arrays would take memory beyond all that there is.
+        # Otherwise damaged nested arrays could exhaust memory.
         raise _Malformed("has elements that belong to another value too")
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
@@ -417,7 +417,7 @@ def _elements(
 def _variant(
     memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
 ) -> pa.Array:
-    """Size of the value in 4 bytes, the value, the metadata."""
+    """Decode variants: size of the value in 4 bytes, the value, the metadata."""
     value_size = memory.read("<i4", start).astype("int64")
     if value_size.min() < 0 or (value_size > size - 4).any():
         raise _Malformed("is a variant whose value does not fit into it")
@@ -429,7 +429,7 @@ def _variant(
 def _shape(
     memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
 ) -> pa.Array:
-    """Number of the reference system in 4 bytes, the shape in well-known binary."""
+    """Decode shapes: reference system number in 4 bytes, then well-known binary."""
     srid = _fixed(_SRID, len(size), valid, memory.read("<i4", start))
     wkb = _bytes(memory, _BINARY, start + 4, size - 4, valid)
     return pa.StructArray.from_buffers(kind.arrow, len(size), [_bitmap(valid)], children=[srid, wkb])

@@ -1,4 +1,4 @@
-"""What changed in a state from one batch to another."""
+"""Difference of a state between two batches."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.query.workers import for_each
+from spark_statestore.query.parallel import parallel_map
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.rows.decode import decode_array
 from spark_statestore.rows.source import find_state
 from spark_statestore.rows.types import SparkType, parse_schema
-from spark_statestore.state.fold import numbered
+from spark_statestore.store.changelog_apply import numbered
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["diff_state"]
 
-# Keys whose values are put together at once.
-_AT_ONCE: Final = 1 << 16
+# Keys per batch of the result.
+_BATCH_ROWS: Final = 1 << 16
 
 
 def diff_state(
@@ -34,7 +34,7 @@ def diff_state(
     *,
     checkpoints_dir: str | None = None,
 ) -> pa.Table:
-    """What changed in a query's state from the end of one batch to the end of another.
+    """Return the changes of a query's state from the end of one batch to the end of another.
 
     Values are compared by their bytes.
 
@@ -43,12 +43,12 @@ def diff_state(
     path, operator, store, column_family, partition, checkpoints_dir
         See `read_state`.
     batch_a, batch_b
-        The batches. The second one may also be the earlier one; then what is told is the way back.
+        The batches. The second one may also be the earlier one, which reverses the changes.
 
     Returns
     -------
     pyarrow.Table
-        A row for each key that is not the same: ``change`` (``added``, ``changed`` or ``removed``), ``key``, the
+        A row for each key whose values differ: ``change`` (``added``, ``changed`` or ``removed``), ``key``, the
         values ``before`` and ``after`` (null where there is none; lists of values where a key may have several), and
         ``partition_id``.
 
@@ -78,9 +78,11 @@ def diff_state(
     )
     batches = []
     for one, other in zip(first.versions, second.versions, strict=True):
-        changes = _Changes(*for_each(lambda part: part[0].table(part[1]), [(first, one), (second, other)]))
-        for start in range(0, len(changes.keys), _AT_ONCE):
-            keys = changes.keys[start : start + _AT_ONCE]
+        changes = _Changes(
+            *parallel_map(lambda part: part[0].table(part[1]), [(first, one), (second, other)])
+        )
+        for start in range(0, len(changes.keys), _BATCH_ROWS):
+            keys = changes.keys[start : start + _BATCH_ROWS]
             columns = [changes.kinds(keys), decode_array(changes.key_bytes(keys), key)]
             for side, value in zip(changes.sides, values, strict=True):
                 columns.append(side.lists(keys, value) if several else side.values(keys, value))
@@ -90,23 +92,13 @@ def diff_state(
 
 
 class _Side:
-    """The rows of one batch, by the numbers of their keys.
-
-    Parameters
-    ----------
-    rows
-        Of the schema `ROW_SCHEMA`.
-    keys, values
-        A number for each row: equal for equal bytes, on both sides.
-    most
-        Numbers that there are for keys.
-    """
+    """The rows of one batch, by key number: equal bytes have equal numbers on both sides."""
 
     def __init__(self, rows: pa.Table, keys: NDArray[np.int32], values: NDArray[np.int32], most: int) -> None:
         import numpy as np
 
         self._values = rows["value"]
-        # The values of a key stay in their order.
+        # Stable: values of a key are in order.
         self._order = np.argsort(keys, kind="stable")
         self.keys = keys[self._order]
         self.numbers = values[self._order]
@@ -114,7 +106,7 @@ class _Side:
         self._starts = np.cumsum(self.counts) - self.counts
 
     def values(self, keys: NDArray[np.int64], kind: SparkType) -> pa.StructArray:
-        """The only value of each of these keys, null if it has none."""
+        """Return the single value of each of these keys, null if it has none."""
         import numpy as np
 
         missing = self.counts[keys] == 0
@@ -122,7 +114,7 @@ class _Side:
         return decode_array(_taken(self._values, pa.array(rows, mask=missing)), kind)
 
     def lists(self, keys: NDArray[np.int64], kind: SparkType) -> pa.ListArray:
-        """All values of each of these keys, null if it has none."""
+        """Return all values of each of these keys, null if it has none."""
         import numpy as np
 
         counts = self.counts[keys]
@@ -139,7 +131,7 @@ class _Side:
 
 
 class _Changes:
-    """The keys whose values are not the same on both sides."""
+    """The keys whose values differ between two tables of rows."""
 
     def __init__(self, before: pa.Table, after: pa.Table) -> None:
         import numpy as np
@@ -151,14 +143,14 @@ class _Changes:
         one = _Side(before, keys[:split], values[:split], most)
         other = _Side(after, keys[split:], values[split:], most)
         differs = one.counts != other.counts
-        # Of keys with as many values on both sides, these stand in line.
+        # Aligned, as these keys have equally many values on both sides.
         alike = [side.numbers[~differs[side.keys]] for side in (one, other)]
         differs[one.keys[~differs[one.keys]][alike[0] != alike[1]]] = True
         self.sides = (one, other)
         self.keys: NDArray[np.int64] = np.flatnonzero(differs)
 
     def kinds(self, keys: NDArray[np.int64]) -> pa.StringArray:
-        """What became of these keys."""
+        """Return the kind of change of these keys."""
         import numpy as np
 
         one, other = self.sides
@@ -168,7 +160,7 @@ class _Changes:
         return pa.array(kinds, pa.string())
 
     def key_bytes(self, keys: NDArray[np.int64]) -> pa.BinaryArray:
-        """The bytes of these keys."""
+        """Return the bytes of these keys."""
         return self._dictionary.take(pa.array(keys))
 
 

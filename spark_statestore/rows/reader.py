@@ -8,15 +8,15 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.query import StoreVersion
-from spark_statestore.checkpoint.query.workers import for_each
+from spark_statestore.query import StoreVersion
+from spark_statestore.query.parallel import parallel_map
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.rows.source import StateSource, find_state
 
 __all__ = ["iter_state", "read_state"]
 
-# Rows that are decoded at once, which bounds what lies about beside the result.
-_AT_ONCE: Final = 1 << 18
+# Rows per decoded batch, which bounds temporary memory.
+_BATCH_ROWS: Final = 1 << 18
 
 
 def read_state(
@@ -30,7 +30,7 @@ def read_state(
     *,
     checkpoints_dir: str | None = None,
 ) -> pa.Table:
-    """Read the state of a streaming query, as one of its batches left it.
+    """Read the state of a streaming query at a batch.
 
     Neither Spark nor Java is needed, and the query may be running.
 
@@ -46,7 +46,7 @@ def read_state(
     column_family
         A column family of the store: of transformWithState, the name of a state variable.
     batch
-        The batch, by default the newest one that is done.
+        The batch, by default the newest committed one.
     partition
         The only partition to read.
     columns
@@ -59,7 +59,8 @@ def read_state(
     pyarrow.Table
         The columns ``key``, ``value`` (structs) and ``partition_id``. A map variable of transformWithState has
         ``user_map_key`` and ``user_map_value`` in place of ``value``, and a list variable ``list_element``; a key
-        has a row for each of its values. Rows are in no particular order.
+        has a row for each of its values. Rows are in no particular order. Fields of one name in a struct get unique
+        names, ``count`` and ``count_2``: docs/reading.md has the rule.
 
     Raises
     ------
@@ -76,9 +77,9 @@ def read_state(
     typed = source.columns(columns)
 
     def read(version: StoreVersion) -> list[pa.RecordBatch]:
-        return list(_batches(source, version, typed, _AT_ONCE, memory=None))
+        return list(_batches(source, version, typed, _BATCH_ROWS, memory=None))
 
-    return pa.Table.from_batches(itertools.chain(*for_each(read, source.versions)), typed.schema)
+    return pa.Table.from_batches(itertools.chain(*parallel_map(read, source.versions)), typed.schema)
 
 
 def iter_state(
@@ -94,20 +95,20 @@ def iter_state(
     memory: int = 1 << 29,
     checkpoints_dir: str | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Read state that is larger than memory: what `read_state` gives, piece by piece.
+    """Read state larger than memory: as `read_state`, in batches.
 
-    A partition's state is read at once if it needs no more than `memory`, else in several passes over its
-    files, each of which keeps the keys of another part.
+    The state of a partition that exceeds `memory` is read in several passes over its files, each of which keeps the
+    keys of another part.
 
     Parameters
     ----------
     path, operator, store, column_family, batch, partition, columns, checkpoints_dir
         See `read_state`.
     batch_rows
-        The most rows that a batch has.
+        Maximum number of rows of a record batch.
     memory
-        Bytes of rows to hold at once, about; decoding them takes as much again. All values of one key are held
-        in any case.
+        Approximate limit of the bytes of rows held; decoding them takes as much again. All values of one key are
+        held in any case.
 
     Yields
     ------
@@ -117,13 +118,13 @@ def iter_state(
     Raises
     ------
     CheckpointNotFoundError, OptionError, CorruptCheckpointError, CheckpointIOError, UnsupportedFormatError
-        See `read_state`. What is found wrong late is raised late; rows that came before are right.
+        See `read_state`. An error found during the iteration is raised then; rows yielded before are right.
     """
     source = find_state(
         path, operator, store, column_family, batch, partition, checkpoints_dir=checkpoints_dir
     )
     typed = source.columns(columns)
-    # The arguments are checked now, and not when the first batch is asked for.
+    # Validate the arguments now, not at the first iteration.
     batches = (_batches(source, version, typed, batch_rows, memory) for version in source.versions)
     return _at_least_one(itertools.chain.from_iterable(batches), typed)
 

@@ -1,4 +1,4 @@
-"""Where the rows of a state come from: the stores of an operator, as a batch left them."""
+"""The rows of a state, from an operator's stores at a batch."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.metadata import NamedState
-from spark_statestore.checkpoint.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.errors import CheckpointNotFoundError
+from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
+from spark_statestore.query.savepoint import open_checkpoint
 from spark_statestore.rows.columns import StateColumns
-from spark_statestore.savepoint.savepoint import open_checkpoint
-from spark_statestore.state.fold import ROW_SCHEMA, fold
+from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog
+from spark_statestore.store.metadata import ColumnFamily
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ __all__ = ["StateSource", "find_state"]
 
 _DEFAULT: Final = "default"
 
-# A key that has more values than may be held at once is held all the same.
+# A key's values are never split, even beyond the memory bound.
 _MOST_PARTS: Final = 1 << 16
 
 
@@ -37,30 +37,24 @@ def find_state(
     *,
     checkpoints_dir: str | None,
 ) -> StateSource:
-    """Find a state, see `read_state`.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If it is not there.
-    """
+    """Find a state, see `read_state`."""
     checkpoint = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     batch = checkpoint.require_batch(batch)
     described = checkpoint.operator(operator, batch)
     stores = [one.name for one in described.stores]
     family = column_family or _DEFAULT
     if store not in stores and column_family is None and stores == [_DEFAULT]:
-        # Spark calls a column family of a join's only store a store as well.
+        # Spark's data source uses the name of a column family of a join's only store as a store name.
         store, family = _DEFAULT, store
     if store not in stores:
         raise CheckpointNotFoundError(
             f"operator {operator} ({described.name}) of {checkpoint.url} has no store {store!r}, it has "
-            f"{', '.join(stores)}. Name one of those."
+            f"{', '.join(stores)}. Use one of those."
         )
     if partition is not None and not 0 <= partition < described.partitions:
         raise CheckpointNotFoundError(
             f"operator {operator} ({described.name}) of {checkpoint.url} has no partition {partition}, it has "
-            f"{described.partitions}, from 0 on. Name one of those, or none to read all."
+            f"{described.partitions}, from 0 on. Use one of those, or none to read all."
         )
     versions = [
         version
@@ -71,24 +65,7 @@ def find_state(
 
 
 class StateSource:
-    """One state of an operator: what it has in each of the stores.
-
-    Parameters
-    ----------
-    checkpoint
-        The query's checkpoint.
-    operator
-        The operator.
-    family
-        The state's name in the stores.
-    versions
-        The stores, at least one.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If no store has such a state.
-    """
+    """A column family of an operator in all of its stores, of which there is at least one."""
 
     def __init__(
         self,
@@ -101,34 +78,21 @@ class StateSource:
         self.family = family
         self._checkpoint = checkpoint
         self._operator = operator
-        self.state: NamedState = self._described()
-        """What the stores say of it."""
+        self.state: ColumnFamily = self._described()
+        """Description of the column family in the metadata of a store."""
 
     def columns(self, columns: Sequence[str] | None) -> StateColumns:
-        """Decodes its rows, see `StateColumns`."""
+        """Return the decoder of its rows, see `StateColumns`."""
         return StateColumns(self.state, variable_kinds(self._operator).get(self.family), columns)
 
     def rows(self, version: StoreVersion, memory: int | None = None) -> Iterator[pa.Table]:
-        """Its rows in one of the stores, as bytes.
+        """Yield its rows in one of the stores, as tables of `ROW_SCHEMA`; all rows of a key are in one table, in order.
 
-        Parameters
-        ----------
-        memory
-            Bytes of rows to hold at once, about; None to read all at once.
-
-        Yields
-        ------
-        pyarrow.Table
-            Of the schema `ROW_SCHEMA`. All rows of a key are in the same one, in their order.
-
-        Raises
-        ------
-        CheckpointNotFoundError, CorruptCheckpointError, CheckpointIOError, UnsupportedFormatError
-            If it cannot be read.
+        `memory` limits the bytes of rows held, approximately.
         """
         store = self._checkpoint.open(version.store)
-        metadata = store.metadata(version.name, version.attempt)
-        number = {state.name: state.stored_rows for state in metadata.states}.get(self.family)
+        metadata = store.metadata(version.name, version.attempt_id)
+        number = {state.name: state.stored_rows for state in metadata.column_families}.get(self.family)
         parts = [(0, 1)]
         while parts:
             part, of = parts.pop()
@@ -137,46 +101,50 @@ class StateSource:
             if held is None:
                 parts += [(part, 2 * of), (part + of, 2 * of)]
             elif held:
-                yield _left(held, number if of == 1 else None)
+                yield _apply(held, number if of == 1 else None)
 
     def table(self, version: StoreVersion) -> pa.Table:
-        """All of its rows in one of the stores, see `rows`."""
+        """Return all of its rows in one of the stores, see `rows`."""
         return pa.concat_tables([ROW_SCHEMA.empty_table(), *self.rows(version)])
 
-    def _described(self) -> NamedState:
+    def _described(self) -> ColumnFamily:
         known: dict[str, None] = {}
         for version in self.versions:
-            states = self._checkpoint.open(version.store).metadata(version.name, version.attempt).states
-            for state in states:
+            column_families = (
+                self._checkpoint.open(version.store)
+                .metadata(version.name, version.attempt_id)
+                .column_families
+            )
+            for state in column_families:
                 if state.name == self.family:
                     return state
                 known[state.name] = None
         raise CheckpointNotFoundError(
             f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no column family "
-            f"{self.family!r} in the store {self.versions[0].store.name!r}; it has {', '.join(known)}. Name one of those."
+            f"{self.family!r} in the store {self.versions[0].store.name!r}; it has {', '.join(known)}. Use one of those."
         )
 
 
 def variable_kinds(operator: StatefulOperator) -> dict[str, str]:
-    """The state variables of a transformWithState with what kinds they are; none of another operator."""
+    """Return the state variables of transformWithState with their kinds; none for another operator."""
     variables = operator.properties.get("stateVariables", [])
     nodes = [json.loads(node) if isinstance(node, str) else node for node in variables]
     return {node["stateName"]: node["stateVariableType"] for node in nodes}
 
 
-def _left(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
-    """The rows that changes leave, of which there are so many if that is known."""
+def _apply(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
+    """Return the rows that result from changes; their number, if known, allows a shortcut."""
     changes = pa.Table.from_batches(held)
     if changes.num_rows == rows:
-        # So none of them removes anything or makes another void.
+        # Then no change deletes or replaces another.
         return changes.select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
-    return fold(held)
+    return apply_changelog(held)
 
 
 def _held(
     changes: Iterable[pa.RecordBatch], part: int, of: int, memory: int | None
 ) -> list[pa.RecordBatch] | None:
-    """The changes of the keys in one part of `of`, None if they need more memory."""
+    """Return the changes of the keys in one part of `of`; None if they exceed the memory bound."""
     held = []
     size = 0
     for batch in changes:
@@ -190,7 +158,7 @@ def _held(
 
 
 def _parts(keys: pa.BinaryArray, of: int) -> NDArray[np.uint64]:
-    """The part, out of a power of two, that each key belongs to: a hash of its words."""
+    """Return the part of each key, out of a power of two, by a hash of its words."""
     import numpy as np
 
     _, offsets_buffer, data = keys.buffers()

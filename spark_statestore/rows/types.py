@@ -1,10 +1,11 @@
-"""Spark's data types as they are in the JSON of a schema, and the Arrow type that each is decoded to."""
+"""Spark's data types, parsed from a schema's JSON, and their Arrow types."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -12,9 +13,9 @@ import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
 
-__all__ = ["KNOWN", "LONG_DIGITS", "SparkType", "parse_schema"]
+__all__ = ["KNOWN", "LONG_DIGITS", "SparkType", "parse_schema", "with_unique_names"]
 
-# What fits into the digits of a long is stored as one.
+# Decimals with at most this precision are stored as a long.
 LONG_DIGITS: Final = 18
 
 _INTERVALS: Final = {
@@ -52,7 +53,10 @@ KNOWN: Final = {
     "geometry": pa.struct([("srid", pa.int32()), ("wkb", pa.binary())]),
     "geography": pa.struct([("srid", pa.int32()), ("wkb", pa.binary())]),
 }
-"""What the types without arguments and parts are decoded to."""
+"""Arrow types of Spark's types without arguments and children."""
+
+# Names of nested types, without those of structs.
+_PARTS: Final = ("elementType", "keyType", "valueType", "sqlType")
 
 # Strings have a length or a collation, times a precision, shapes a reference system: the bytes are the same.
 _WITH_ARGUMENTS: Final = re.compile(
@@ -68,16 +72,15 @@ class SparkType:
     Attributes
     ----------
     name
-        Which one, without arguments: ``long``, ``decimal``, ``struct``. Types that are stored alike
-        share a name.
+        Name without arguments: ``long``, ``decimal``, ``struct``. Types with the same encoding share a name.
     arrow
-        What it is decoded to.
+        Arrow type of decoded values.
     children
         Types of the fields of a struct, of the elements of an array, of the keys and values of a map.
     positions
-        Of a struct, where each of its fields lies in the row.
+        Of a struct, position of each field in the row.
     width
-        Of a struct, how many fields the row has.
+        Of a struct, number of fields in the row.
     """
 
     name: str
@@ -87,23 +90,19 @@ class SparkType:
     width: int = 0
 
     def select(self, columns: Sequence[str]) -> SparkType:
-        """A struct of some of its fields; ``a.b`` is the field b of the struct a.
-
-        Raises
-        ------
-        OptionError
-            If there is no such field.
-        """
+        """Return a struct with some of its fields; ``a.b`` is the field b of the struct a."""
         names = [field.name for field in self.arrow] if self.name == "struct" else []
         inner: dict[str, list[str] | None] = {}
         for column in columns:
             if column in names:
                 inner[column] = None
                 continue
-            outer = next((name for name in names if column.startswith(f"{name}.")), None)
+            around = [name for name in names if column.startswith(f"{name}.")]
+            # Names may contain dots. If no split matches, raise the error of the first one.
+            outer = next((name for name in around if self._has(name, column)), next(iter(around), None))
             if outer is None:
                 raise OptionError(
-                    f"there is no column {column!r}; there are {', '.join(map(repr, names)) or 'none'}. Name one of those."
+                    f"there is no column {column!r}; there are {', '.join(map(repr, names)) or 'none'}. Use one of those."
                 )
             fields = inner.setdefault(outer, [])
             if fields is not None:
@@ -121,38 +120,97 @@ class SparkType:
             positions=tuple(self.positions[position] for position, _ in chosen),
         )
 
+    def _has(self, name: str, column: str) -> bool:
+        return column.removeprefix(f"{name}.") in _paths(self.arrow.field(name).type)
+
 
 def parse_schema(schema: str, columns: Sequence[str] | None = None) -> SparkType:
-    """The type of a row, of a schema as Spark's JSON.
+    """Parse a row's schema from Spark's JSON, with unique names: see `with_unique_names`.
 
-    Parameters
-    ----------
-    columns
-        The fields to keep, by default all; ``a.b`` is the field b of the struct a.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        If it is no schema.
-    OptionError
-        If there is no such field.
-    UnsupportedFormatError
-        If it has a type that this release does not know.
+    Of `columns`, the fields to keep, ``a.b`` is the field b of the struct a.
     """
-    try:
-        node = json.loads(schema)
-        if node["type"] != "struct":
-            raise TypeError(f"it describes a {node['type']}, not a row")
-        row = _parse(node)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CorruptCheckpointError(
-            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. What names it is damaged; copy it back "
-            "from a backup, or go on from an earlier batch."
-        ) from error
+    with _of_schema(schema):
+        row = _parse(_renamed(_row(schema)))
     if columns is not None:
         row = row.select(columns)
     _require_known(row)
     return row
+
+
+def with_unique_names(schema: str) -> str:
+    """Return a row's schema with the names under which its fields are read.
+
+    Spark lets a struct have several fields of one name, and names that differ in case alone; Arrow, pandas, DuckDB and
+    JSON do not, or give the value of one field for both. In every struct, also in lists and maps, the first field of a
+    name keeps it, and each later one gets a number from 2 on that makes it unique: ``count``, ``count_2``. A field
+    that Spark calls ``count_2`` keeps that name. The names that `pyarrow.Table.flatten` makes of the fields of structs
+    are unique too: a field ``a.b`` beside a struct ``a`` with a field ``b`` becomes ``a.b_2``.
+    """
+    with _of_schema(schema):
+        return json.dumps(_renamed(_row(schema)), separators=(",", ":"), ensure_ascii=False)
+
+
+@contextmanager
+def _of_schema(schema: str) -> Iterator[None]:
+    """Raise an error that names the schema if it turns out not to be one."""
+    try:
+        yield
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(
+            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. The file with it is damaged; restore it "
+            "from a backup, or resume from an earlier batch."
+        ) from error
+
+
+def _row(schema: str) -> Any:
+    node = json.loads(schema)
+    if node["type"] != "struct":
+        raise TypeError(f"it describes a {node['type']}, not a row")
+    return node
+
+
+def _renamed(node: Any) -> Any:
+    """Return a type with unique names in all of its structs."""
+    if isinstance(node, str):
+        return node
+    parts = {part: _renamed(node[part]) for part in _PARTS if part in node}
+    if node["type"] == "struct":
+        fields = [field | {"type": _renamed(field["type"])} for field in node["fields"]]
+        parts["fields"] = [
+            field | {"name": name} for field, name in zip(fields, _unique_names(fields), strict=True)
+        ]
+    return node | parts
+
+
+def _unique_names(fields: Sequence[Any]) -> Iterator[str]:
+    """Return a name for each field, so that paths differ also without regard to case."""
+    original = {field["name"].casefold() for field in fields}
+    taken: set[str] = set()
+    # Next number per name, which keeps this linear for many fields of one name.
+    numbers: dict[str, int] = {}
+    for field in fields:
+        inside = [path.casefold() for path in _paths(_parse(field["type"]).arrow)]
+        name = field["name"]
+        folded = name.casefold()
+        paths = _below(folded, inside)
+        while not paths.isdisjoint(taken) or (name != field["name"] and not paths.isdisjoint(original)):
+            number = numbers[folded] = numbers.get(folded, 1) + 1
+            name = f"{field['name']}_{number}"
+            paths = _below(f"{folded}_{number}", inside)
+        taken |= paths
+        yield name
+
+
+def _below(name: str, paths: Iterable[str]) -> set[str]:
+    return {name, *(f"{name}.{path}" for path in paths)}
+
+
+def _paths(kind: pa.DataType) -> Iterator[str]:
+    """Return the fields of a struct and of nested structs, as ``a.b``; none for another type."""
+    if pa.types.is_struct(kind):
+        for field in kind:
+            yield field.name
+            yield from (f"{field.name}.{path}" for path in _paths(field.type))
 
 
 def _require_known(kind: SparkType) -> None:
@@ -182,7 +240,7 @@ def _parse(node: Any) -> SparkType:
             key, value = _parse(node["keyType"]), _parse(node["valueType"])
             return SparkType("map", pa.map_(key.arrow, value.arrow), (key, value))
         case "udt":
-            return _parse(node["sqlType"])
+            return _parse(node.get("sqlType", "udt"))
     return _parse_name(node["type"])
 
 
@@ -193,5 +251,5 @@ def _parse_name(name: str) -> SparkType:
         plain = (found[1] or found[2]).lower()
         name = "string" if plain in ("char", "varchar") else plain
     name = _INTERVALS.get(name, name)
-    # What is not known may be in a column that nobody asks for.
+    # An unknown type fails only if its column is selected.
     return SparkType(name, KNOWN.get(name, pa.null()))

@@ -1,7 +1,6 @@
-"""Contract tests and state machines that any storage can be run against; needs pytest and Hypothesis.
+"""The file system contract, fault injection, and a state machine of the store; needs pytest and Hypothesis.
 
-A file system, a stream factory or a storage of your own is held to the same contract as those of
-this package by a class with a few fixtures::
+A class with two fixtures tests your own file system against the contract of this package's file systems::
 
     class TestMyFiles(FileSystemTests):
         @pytest.fixture
@@ -12,10 +11,9 @@ this package by a class with a few fixtures::
         def directory(self) -> str:
             return "/an/empty/directory"
 
-What an implementation does not promise is said by a class attribute, such as
-``creates_exclusively``; every test can be overridden too. The state machines take a storage through
-methods to override, and compare what they find with a plain model; `FaultInjectingFileSystem` fails
-where it is told to.
+Class attributes, such as ``creates_exclusively``, exclude guarantees that the file system does not give; every test can
+be overridden. `VersionStoreMachine` runs commits, aborts and reloads of the store on it, and compares the result with
+plain dicts; `FaultInjectingFileSystem` fails at chosen calls.
 """
 
 from __future__ import annotations
@@ -32,50 +30,21 @@ except ImportError as error:
 _ASSERTING = (
     "crash_machine",
     "file_systems",
-    "operator_machine",
-    "registry_machine",
-    "storages",
-    "storages_by_kind",
-    "stream_machine",
-    "streams",
-    "streams_by_kind",
     "version_machine",
 )
-# So that a failing assertion shows its values, as in a test module.
+# Assertion rewriting shows the values of a failing assertion, as in a test module.
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _ASSERTING))
 
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
 from spark_statestore.testing.file_systems import FileSystemTests
-from spark_statestore.testing.operator_machine import OperatorStateMachine
-from spark_statestore.testing.registry_machine import SharedStateRegistryMachine
-from spark_statestore.testing.storages import CheckpointStorageTests
-from spark_statestore.testing.storages_by_kind import (
-    FsCheckpointStorageTests,
-    MemoryCheckpointStorageTests,
-)
-from spark_statestore.testing.stream_machine import CheckpointStreamMachine
-from spark_statestore.testing.streams import CheckpointStreamTests
-from spark_statestore.testing.streams_by_kind import (
-    FsCheckpointStreamTests,
-    MemoryCheckpointStreamTests,
-)
 from spark_statestore.testing.version_machine import VersionStoreMachine
 
 __all__ = [
-    "CheckpointStorageTests",
-    "CheckpointStreamMachine",
-    "CheckpointStreamTests",
     "CrashedError",
     "CrashingVersionStoreMachine",
     "Fault",
     "FaultInjectingFileSystem",
     "FileSystemTests",
-    "FsCheckpointStorageTests",
-    "FsCheckpointStreamTests",
-    "MemoryCheckpointStorageTests",
-    "MemoryCheckpointStreamTests",
-    "OperatorStateMachine",
-    "SharedStateRegistryMachine",
     "VersionStoreMachine",
 ]

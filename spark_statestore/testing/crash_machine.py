@@ -1,4 +1,4 @@
-"""The versions of a store against plain dicts, while its file system fails and its machine crashes."""
+"""A state machine that compares the versions of a store with plain dicts under storage faults and crashes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _kinds: st.SearchStrategy[FaultKind] = st.sampled_from(["fail", "fail_after", "t
 
 
 class CrashingVersionStoreMachine(VersionStoreMachine):
-    """A `VersionStoreMachine` whose operations are cut short at any of their calls to storage.
+    """A `VersionStoreMachine` whose operations are interrupted at any of their storage calls.
 
-    After a crash all instances are new ones. An operation that failed may have been done or not,
-    and whichever it is, no other version may suffer from it.
+    A crash replaces all instances. A failed operation may have taken effect or not; in both cases all other versions must
+    stay intact.
     """
 
     def make_file_system(self) -> FaultInjectingFileSystem:
-        """The file system, for one run."""
+        """Return the file system for one run."""
         return FaultInjectingFileSystem()
 
     def make_directory(self) -> str:
@@ -39,8 +39,8 @@ class CrashingVersionStoreMachine(VersionStoreMachine):
         self.fs.restart()
 
     @rule(kind=_kinds, at=st.integers(1, 12))
-    def trouble_ahead(self, kind: FaultKind, at: int) -> None:
-        """The next operation is cut short at a call, if it makes so many."""
+    def inject_fault(self, kind: FaultKind, at: int) -> None:
+        """Interrupt the next operation at a storage call, if it makes so many."""
         self.fault = Fault(kind, at)
 
     def perform(self, operation: Callable[[], T]) -> T | None:

@@ -1,4 +1,4 @@
-"""A file system of fsspec in which chosen calls go wrong, for testing what is kept in files."""
+"""An fsspec file system with fault injection, for tests of storage in files."""
 
 from __future__ import annotations
 
@@ -17,28 +17,27 @@ _numbers = itertools.count(1)
 
 
 class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
-    """Files of another fsspec file system, behind calls that can be made to go wrong.
+    """A wrapper of an fsspec file system that injects faults into its calls.
 
     Every call that touches storage is counted and logged: ``open``, ``read``, ``write``, ``flush``,
     ``sync``, ``close``, ``discard``, ``pipe_file``, ``cat_file``, ``info`` (also for `exists`, `isdir` and
     `isfile`), ``ls``, ``find``, ``rm_file``, ``rm``, ``rmdir``, ``mkdir``, ``makedirs``, ``mv`` and ``cp_file``.
-    The plan given to `inject` says which of them go wrong. Nothing is left to chance: the same
-    calls meet the same faults. Directories are what they are on the wrapped file system.
+    The plan given to `inject` selects the calls with faults. Faults are deterministic: equal sequences of calls meet the
+    same faults. Directories behave as on the wrapped file system.
 
     With ``durability="finished"`` a file appears when it is closed, whole, and is durable from
-    then on, as on an object store. With ``"synced"`` everybody sees it grow from the moment it is
-    opened, and a crash takes it back to its last ``sync``; names, removals and directories are
+    then on, as on an object store. With ``"synced"`` it is visible while it grows from the moment it
+    is opened, and a crash reverts it to its last ``sync``; names, removals and directories are
     durable at once. A file that no ``sync`` ever reached is gone, or empty with ``empty_names``.
 
-    Unlike other file systems of fsspec, `exists` and its like pass errors on instead of taking
-    them for an answer.
+    Unlike other file systems of fsspec, `exists`, `isdir` and `isfile` raise errors instead of returning False.
 
     Parameters
     ----------
     fs
         The file system to wrap; by default files in memory, of this one alone.
     durability, empty_names
-        What is left after a crash, see above.
+        The data that survives a crash, see above.
     name
         The authority of its URLs. File systems of one name in one process, such as those that
         fsspec opens for a URL, share files, faults and log; only the first one's other parameters
@@ -61,7 +60,7 @@ class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     Against storage of this package, by URL or by object:
 
-    >>> from spark_statestore.checkpoint.files import FsspecFileSystem, open_file_system
+    >>> from spark_statestore.files import FsspecFileSystem, open_file_system
     >>> files, path = open_file_system(fs.url("state/0/3"), fsync=True)
     >>> files.create(f"{path}/synced", b"1234")
     >>> fs.crash()
@@ -94,23 +93,23 @@ class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return {"name": str(path).partition("://")[2].partition("/")[0]}
 
     def url(self, path: str) -> str:
-        """A URL by which `fsspec` and this package find the file system and a path in it."""
+        """Return a URL by which `fsspec` and this package open the file system and a path in it."""
         fsspec.register_implementation("faulty", FaultInjectingFileSystem, clobber=True)
         return f"faulty://{self._disk.name}/{path.lstrip('/')}"
 
     @property
     def wrapped(self) -> Any:
-        """The file system below, for looking at files without being counted."""
+        """The wrapped file system, whose calls are not counted."""
         return self._disk.fs
 
     # Faults
 
     def inject(self, *faults: Fault) -> None:
-        """Let calls go wrong; counting starts over, and earlier faults and the log are forgotten."""
+        """Inject faults by number of the call; restart the count, and clear earlier faults and the log."""
         self._disk.plan.inject(*faults)
 
     def inject_more(self, fault: Fault) -> None:
-        """Let one more call go wrong, in the count that is running."""
+        """Inject one more fault without restarting the count."""
         self._disk.plan.add(fault)
 
     @property
@@ -119,11 +118,11 @@ class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         return self._disk.plan.calls
 
     def crash(self) -> None:
-        """Lose what is not durable; every call fails until `restart`."""
+        """Drop what is not durable; every call fails until `restart`."""
         self._disk.crash()
 
     def restart(self) -> None:
-        """Come back after a crash, without faults; files that were open stay unusable."""
+        """Restart after a crash, without faults; files that were open stay unusable."""
         plan = self._disk.plan
         with plan.lock:
             if plan.crashed:

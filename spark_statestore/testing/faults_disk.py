@@ -1,4 +1,4 @@
-"""The files behind a fault-injecting file system, and what a crash makes of them."""
+"""Files of a fault-injecting file system, and the effect of a crash on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Disk", "Durability", "FaultyInput", "FaultyOutput"]
 T = TypeVar("T")
 
 Durability = Literal["finished", "synced"]
-"""What outlives a crash: finished files, as on an object store, or only synced bytes, as on a disk."""
+"""The data that survives a crash: finished files, as on an object store, or synced bytes, as on a disk."""
 
 
 class _PrivateMemory(MemoryFileSystem):  # type: ignore[misc]
@@ -31,7 +31,7 @@ class _PrivateMemory(MemoryFileSystem):  # type: ignore[misc]
 
 
 class Disk:
-    """What the fault-injecting file systems of one name share."""
+    """State that fault-injecting file systems of the same name share."""
 
     def __init__(self, name: str, fs: Any, durability: Durability, empty_names: bool) -> None:
         self.name = name
@@ -39,7 +39,7 @@ class Disk:
         self.durability = durability
         self.empty_names = empty_names
         self.plan = FaultPlan()
-        # What a crash makes of each file that is not durable: its old bytes, or None for no file.
+        # Content after a crash of each file that is not durable: its old bytes, or None for no file.
         self.unsynced: dict[str, bytes | None] = {}
 
     def call(
@@ -124,7 +124,7 @@ class FaultyOutput:
         self._show()
 
     def _show(self) -> None:
-        # On a disk everybody sees a file grow, on an object store nobody does.
+        # A growing file is visible on a disk, but not on an object store.
         if self._disk.durability == "synced":
             self._disk.put(self._path, bytes(self._data))
 
@@ -141,12 +141,12 @@ class FaultyOutput:
         return self._call("write", lambda: self._append(given), lambda: self._append(half))
 
     def flush(self) -> None:
-        """Counted, and without effect."""
+        """Do nothing but count the call."""
         self._require_open()
         self._call("flush", lambda: None)
 
     def sync(self) -> None:
-        """Make what was written durable, where files are before they are finished."""
+        """Make the written bytes durable with durability ``synced``."""
         self._require_open()
         self._call("sync", lambda: self._disk.unsynced.pop(self._path, None))
 
@@ -157,7 +157,7 @@ class FaultyOutput:
             self.closed = True
 
     def discard(self) -> None:
-        """Give the file up; what a disk shows of it stays."""
+        """Abandon the file; on a disk its visible part stays."""
         if not self.closed:
             self._call("discard", lambda: None)
             self.closed = True
@@ -198,7 +198,7 @@ class FaultyOutput:
 
 
 class FaultyInput(io.BytesIO):
-    """A file that is being read, whole from the moment it was opened."""
+    """A file opened for reading, with its content at that time."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         super().__init__(disk.call("open", path, lambda: disk.fs.cat_file(path)))

@@ -1,4 +1,4 @@
-"""Which call goes wrong, and how: the part of fault injection that knows nothing of files."""
+"""Plans of injected faults by number of the call, independent of files."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ __all__ = ["Call", "CrashedError", "Fault", "FaultKind", "FaultPlan"]
 T = TypeVar("T")
 
 FaultKind = Literal["fail", "fail_after", "tear", "delay", "run", "kill", "lose_unsynced"]
-"""What happens at a call, see `Fault`."""
+"""Kind of a fault, see `Fault`."""
 
 
 class CrashedError(BaseException):
-    """Raised by every call from a simulated crash on, until the file system is restarted.
+    """The error of every call after a simulated crash, until the file system is restarted.
 
-    Not an `Exception`: after a real crash no handler runs, so code that forgives errors must not
-    get to forgive this one and report success.
+    It is no `Exception`: after a real crash no handler runs, so that code that tolerates errors must not handle it
+    and report success.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that goes wrong.
+    """One injected fault.
 
     Attributes
     ----------
     kind
         ``fail``: an `OSError` before anything happens. ``fail_after``: the call takes effect, then
-        an `OSError`, as when the answer is lost. ``tear``: a call that writes, or removes several
+        an `OSError`, as with a lost answer. ``tear``: a call that writes, or removes several
         files, does a part of it, then an `OSError`; any other call fails. ``delay``: the call waits
         first. ``run``: a function is called first, for a second writer between two calls of the
-        first one. ``kill``: the process ends; the machine goes on, with all that was written.
+        first one. ``kill``: the process ends; the machine keeps all that was written.
         ``lose_unsynced``: process and machine crash, and what is not durable is gone.
     at
-        At which call, from 1.
+        Number of the call, from 1.
     seconds
-        How long a ``delay`` is.
+        Duration of a ``delay``.
     function
-        What ``run`` calls. It may use the file system: its calls are counted like any other.
+        The function that ``run`` calls. It may use the file system; its calls are counted, too.
     """
 
     kind: FaultKind
@@ -54,23 +54,23 @@ class Fault:
         if self.kind not in get_args(FaultKind):
             raise ValueError(f"{self.kind!r} is not one of {', '.join(get_args(FaultKind))}")
         if self.at < 1:
-            raise ValueError(f"calls are counted from 1, so there is none at {self.at}")
+            raise ValueError(f"calls are counted from 1, but the fault is at call {self.at}")
         if (self.kind == "run") != (self.function is not None):
             raise ValueError("a fault has a function exactly if its kind is 'run'")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call as the log shows it.
+    """A logged call.
 
     Attributes
     ----------
     number
         Its number, from 1.
     operation, path
-        What it did, and to which file or directory.
+        The operation, and the path of its file or directory.
     fault
-        What went wrong, empty if nothing did.
+        Kind of the injected fault, empty for none.
     """
 
     number: int
@@ -83,9 +83,9 @@ class Call:
 
 
 class FaultPlan:
-    """Counts calls and lets some of them go wrong; safe to use from several threads.
+    """A plan that counts calls and injects faults into some of them; thread-safe.
 
-    Calls take effect one at a time. A `delay` or a `run` keeps nobody else waiting.
+    Calls take effect one at a time. A `delay` or a `run` does not block other threads.
     """
 
     def __init__(self) -> None:
@@ -102,13 +102,13 @@ class FaultPlan:
             return list(self._calls)
 
     def inject(self, *faults: Fault) -> None:
-        """Forget the log and the faults of before, and count from 1 again."""
+        """Replace log and faults, and restart the count at 1."""
         with self.lock:
             self._faults = {fault.at: fault for fault in faults}
             self._calls = []
 
     def add(self, fault: Fault) -> None:
-        """Add a fault, in addition to the ones that are there, without counting anew."""
+        """Add a fault without restarting the count."""
         with self.lock:
             self._faults[fault.at] = fault
 
@@ -127,18 +127,18 @@ class FaultPlan:
         Parameters
         ----------
         effect
-            What the call does.
+            Function with the whole effect of the call.
         torn
-            A part of it.
+            Function with a part of its effect.
         crash
-            Lets go of what is not durable.
+            Function that drops what is not durable.
         epoch
-            The epoch that the caller's open file is of.
+            Epoch in which the caller's file was opened.
 
         Raises
         ------
         OSError, CrashedError
-            If the plan says so.
+            If the plan injects a fault here, or the file system has crashed.
         """
         with self.lock:
             self._require_alive(operation, path, epoch)
@@ -170,6 +170,8 @@ class FaultPlan:
 
     def _require_alive(self, operation: str, path: str, epoch: int | None) -> None:
         if self.crashed:
-            raise CrashedError(f"crashed, so there is no {operation} of {path}; restart() comes first")
+            raise CrashedError(
+                f"{operation} of {path} fails: the file system has crashed. Call restart() first"
+            )
         if epoch is not None and epoch != self.epoch:
-            raise CrashedError(f"{path} was opened before a crash, so there is no {operation}")
+            raise CrashedError(f"{operation} of {path} fails: it was opened before a crash")

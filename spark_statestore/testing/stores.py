@@ -1,4 +1,4 @@
-"""Version stores in tests: rows in, rows out."""
+"""Helpers that commit and load rows of version stores in tests."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.metadata import NamedState
-from spark_statestore.checkpoint.pending import Committed
-from spark_statestore.checkpoint.storage import CheckpointName
-from spark_statestore.checkpoint.versions import VersionStore
-from spark_statestore.state.changes import APPEND, CHANGE_SCHEMA, PUT, REMOVE
-from spark_statestore.state.handles import IncrementalStateHandle
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.commit import Committed
+from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.store.version_store import VersionStore
 
-__all__ = ["Rows", "attempt", "commit", "load", "message", "named", "rows_of", "snapshot"]
+__all__ = ["Rows", "attempt_id", "commit", "load", "message", "named", "rows_of", "snapshot"]
 
 Rows = Mapping[bytes, bytes]
 """Keys and their values; several values of a key are joined."""
 
 
-def attempt() -> str:
-    """A new name for a commit attempt."""
+def attempt_id() -> str:
+    """Return a new attempt id."""
     return secrets.token_hex(8)
 
 
 def message(put: Rows, removed: Iterable[bytes] = (), appended: Rows | None = None) -> pa.Buffer:
-    """A batch of changes, as the shim sends it."""
+    """Return a batch of changes as the shim sends it."""
     changes: list[tuple[int, bytes, bytes | None]] = [(PUT, key, value) for key, value in put.items()]
-    changes += [(REMOVE, key, None) for key in removed]
-    changes += [(APPEND, key, value) for key, value in (appended or {}).items()]
+    changes += [(DELETE, key, None) for key in removed]
+    changes += [(MERGE, key, value) for key, value in (appended or {}).items()]
     arrays = [
         pa.array([change[column] for change in changes], field.type)
         for column, field in enumerate(CHANGE_SCHEMA)
@@ -37,9 +37,9 @@ def message(put: Rows, removed: Iterable[bytes] = (), appended: Rows | None = No
     return pa.record_batch(arrays, schema=CHANGE_SCHEMA).serialize()
 
 
-def named(*names: str, rows: int = 0) -> tuple[NamedState, ...]:
-    """Descriptions of named states."""
-    return tuple(NamedState(name, rows, "{}", "{}", "hash", 0) for name in names or ("default",))
+def named(*names: str, rows: int = 0) -> tuple[ColumnFamily, ...]:
+    """Return column families with these names."""
+    return tuple(ColumnFamily(name, rows, "{}", "{}", "hash", 0) for name in names or ("default",))
 
 
 def commit(
@@ -52,8 +52,8 @@ def commit(
     base: IncrementalStateHandle | None = None,
     by: str | None = None,
 ) -> Committed:
-    """Commit one version of a store with a single named state."""
-    by = by or name.id or attempt()
+    """Commit one version of a store with a single column family."""
+    by = by or name.id or attempt_id()
     pending = store.begin(name, by, named())
     removed = list(removed)
     if put or removed:
@@ -62,31 +62,31 @@ def commit(
 
 
 def snapshot(store: VersionStore, version: int, rows: Rows) -> IncrementalStateHandle:
-    """Write a full snapshot that waits to be the base of a commit."""
+    """Upload a snapshot for use as the base of a later commit."""
     pending = store.begin_snapshot(version, named())
     pending.write(0, message(rows))
     return pending.finish()
 
 
 def load(
-    store: VersionStore, name: CheckpointName, attempt: str | None = None
+    store: VersionStore, name: CheckpointName, attempt_id: str | None = None
 ) -> dict[str, dict[bytes, bytes]]:
-    """The rows of a version, by named state; those of an attempt are only looked at."""
-    metadata = store.load(name) if attempt is None else store.metadata(name, attempt)
-    rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.states}
-    # Nothing of it may be used before all of it was checked.
+    """Return the rows of a version by column family; with an attempt id, without loading it into the store."""
+    metadata = store.load(name) if attempt_id is None else store.metadata(name, attempt_id)
+    rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.column_families}
+    # Read everything first: the checksum is verified at the end.
     for state, batch in list(store.read(name, metadata)):
         for change in batch.to_pylist():
             key, value = change["key"], change["value"]
             if change["op"] == PUT:
                 rows[state][key] = value
-            elif change["op"] == APPEND:
-                rows[state][key] += value
+            elif change["op"] == MERGE:
+                rows[state][key] = rows[state].get(key, b"") + value
             else:
                 del rows[state][key]
     return rows
 
 
 def rows_of(store: VersionStore, name: CheckpointName) -> dict[bytes, bytes]:
-    """The rows of a version of a store with a single named state."""
+    """Return the rows of a version of a store with a single column family."""
     return load(store, name)["default"]

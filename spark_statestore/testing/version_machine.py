@@ -1,4 +1,4 @@
-"""The versions of a store against plain dicts, with several instances of the store at work."""
+"""A state machine that compares the versions of a store with plain dicts, across several instances."""
 
 from __future__ import annotations
 
@@ -10,52 +10,53 @@ from typing import TypeVar
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from spark_statestore.checkpoint.files import FileSystem, open_file_system
-from spark_statestore.checkpoint.metadata import StoreId, decode_metadata
-from spark_statestore.checkpoint.pending import Committed, PendingSnapshot
-from spark_statestore.checkpoint.pins import pins_directory_of, say_that_pins_come
-from spark_statestore.checkpoint.storage import METADATA_FILE_NAME, CheckpointName
-from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.errors import CheckpointNotFoundError
+from spark_statestore.files import FileSystem, open_file_system
 from spark_statestore.options import StorageOptions
-from spark_statestore.state.handles import FileStateHandle, IncrementalStateHandle, SegmentFileStateHandle
-from spark_statestore.state.handles.codec import decode_handle, encode_handle
+from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.storage.handle_codec import decode_handle, encode_handle
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.commit import Committed, PendingSnapshot
+from spark_statestore.store.holds import announce_holds, holds_directory_of
+from spark_statestore.store.metadata import StoreId, decode_metadata
+from spark_statestore.store.version_store import VersionStore
 from spark_statestore.testing.stores import load, message, named
 
 __all__ = ["VersionStoreMachine"]
 
 T = TypeVar("T")
 
-_STATES = ("default", "timers")
+_FAMILIES = ("default", "timers")
 
 _Content = dict[str, dict[bytes, bytes]]
 
 _keys = st.sampled_from([b"a", b"b", b"c"])
 # The large ones go to files of their own.
 _values = st.one_of(st.binary(max_size=4), st.integers(0, 255).map(lambda n: bytes([n]) * 600))
-_changes = st.fixed_dictionaries({state: st.dictionaries(_keys, _values, max_size=2) for state in _STATES})
-_removals = st.fixed_dictionaries({state: st.sets(_keys, max_size=1) for state in _STATES})
+_changes = st.fixed_dictionaries({state: st.dictionaries(_keys, _values, max_size=2) for state in _FAMILIES})
+_removals = st.fixed_dictionaries({state: st.sets(_keys, max_size=1) for state in _FAMILIES})
 
 
 @dataclass(repr=False)
-class _Mark:
-    """A version as an instance remembers it."""
+class _CommittedVersion:
+    """A version that an instance has loaded or committed."""
 
     name: CheckpointName
-    attempt: str
+    attempt_id: str
     rows: _Content
     handle: IncrementalStateHandle | None
 
 
 @dataclass(repr=False)
 class _Instance:
-    """What one executor holds of the store, as the JVM's provider does."""
+    """One instance of the store, as the provider of one executor holds it."""
 
     store: VersionStore
-    marks: dict[int, _Mark] = field(default_factory=dict)
-    accepted: _Mark | None = None
+    versions: dict[int, _CommittedVersion] = field(default_factory=dict)
+    committed: _CommittedVersion | None = None
     base: IncrementalStateHandle | None = None
-    # Of an earlier run of the query: it commits no more, but its maintenance still runs.
+    # An instance of an earlier run of the query: it commits no more, but its maintenance still runs.
     outdated: bool = False
 
 
@@ -64,18 +65,18 @@ def _copy(rows: _Content) -> _Content:
 
 
 class VersionStoreMachine(RuleBasedStateMachine):
-    """Plays the driver: one version after the other, some attempted several times, some rolled back.
+    """A state machine of the driver: it commits versions in order, with repeated attempts and rollbacks.
 
-    An attempt that is not accepted may have been made by any instance, and in format v1 the last
-    attempt at a version counts, while an instance that made an earlier one goes on from its own.
+    Any instance may have made an attempt that the driver does not commit. In format v1 the last attempt at a version
+    counts, while an instance that made an earlier one continues from its own.
 
-    Hand a subclass to `hypothesis.stateful.run_state_machine_as_test` to run it against storage of
-    your own: `make_directory` says where, the attributes say how.
+    Pass a subclass to `hypothesis.stateful.run_state_machine_as_test` to run it against your own storage: override
+    `make_directory` for its location, and the attributes for its configuration.
 
     Attributes
     ----------
     options
-        How the store is kept.
+        Options of the store.
     with_ids
         Whether versions have ids (Spark's checkpoint format v2) or numbers alone (v1).
     store
@@ -87,7 +88,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
     store = StoreId(0, 3)
 
     def make_directory(self) -> str:
-        """The URL of a new directory, for one run; by default one of this machine's.
+        """Return the URL of a new directory for one run; by default a local one.
 
         It ends in the store's operator and partition, as in a query's state directory.
         """
@@ -95,16 +96,16 @@ class VersionStoreMachine(RuleBasedStateMachine):
         return f"{self._scratch.name}/{self.store.operator}/{self.store.partition}"
 
     def remove_directory(self) -> None:
-        """Remove it after the run."""
+        """Remove the directory after the run."""
         self._scratch.cleanup()
 
     def perform(self, operation: Callable[[], T]) -> T | None:
-        """Do something that may be cut short.
+        """Perform an operation that may be interrupted.
 
         Returns
         -------
         object or None
-            What the operation returns, which is something; None if it was cut short.
+            The result of the operation, never None; None if it was interrupted.
         """
         return operation()
 
@@ -114,15 +115,15 @@ class VersionStoreMachine(RuleBasedStateMachine):
         _, self.directory = open_file_system(self.url, fsync=self.options.fsync)
         self.instances: list[_Instance] = []
         self.attempts = 0
-        # What the driver believes: its version, the names of the versions before it, and the
+        # State of the driver: its version, the names of the versions before it, and the
         # attempts at the next one that it may still accept.
         self.version = 0
         self.timeline: dict[int, CheckpointName] = {}
         self.pending: list[CheckpointName] = []
-        # What lies in storage: rows and attempt of each name.
+        # Expected content of storage: rows and attempt of each name.
         self.stored: dict[CheckpointName, tuple[_Content, str]] = {}
-        # Versions that are pinned, each as what was found there then.
-        self.pinned: dict[int, tuple[CheckpointName, _Content, str]] = {}
+        # Held versions with their content when the hold was made.
+        self.held: dict[int, tuple[CheckpointName, _Content, str]] = {}
         self.highest = 0
         self.horizon = 0
         self.retained = 1
@@ -148,24 +149,24 @@ class VersionStoreMachine(RuleBasedStateMachine):
 
     # Opening
 
-    def open(self, instance: _Instance) -> _Mark:
-        mark = instance.marks.get(self.version)
+    def open(self, instance: _Instance) -> _CommittedVersion:
+        committed = instance.versions.get(self.version)
         if self.version == 0:
-            mark = _Mark(CheckpointName(0), "", {state: {} for state in _STATES}, None)
-            instance.marks = {0: mark}
-        elif mark is not None and mark.name == self.timeline[self.version]:
-            instance.marks = {v: m for v, m in instance.marks.items() if v <= self.version}
+            committed = _CommittedVersion(CheckpointName(0), "", {state: {} for state in _FAMILIES}, None)
+            instance.versions = {0: committed}
+        elif committed is not None and committed.name == self.timeline[self.version]:
+            instance.versions = {v: m for v, m in instance.versions.items() if v <= self.version}
             if instance.base is not None and instance.base.version > self.version:
                 instance.base = None
         else:
             name = self.timeline[self.version]
             metadata = instance.store.load(name)
-            rows, attempt = self.stored[name]
-            assert metadata.attempt == attempt
-            mark = _Mark(name, attempt, rows, metadata.handle)
-            instance.marks, instance.base = {self.version: mark}, None
-        instance.accepted = mark
-        return mark
+            rows, attempt_id = self.stored[name]
+            assert metadata.attempt_id == attempt_id
+            committed = _CommittedVersion(name, attempt_id, rows, metadata.handle)
+            instance.versions, instance.base = {self.version: committed}, None
+        instance.committed = committed
+        return committed
 
     # Committing
 
@@ -184,56 +185,56 @@ class VersionStoreMachine(RuleBasedStateMachine):
         instance = self.draw(data, self.current)
         parent = self.open(instance)
         rows = _copy(parent.rows)
-        for state in _STATES:
+        for state in _FAMILIES:
             removed[state] = {key for key in removed[state] if rows[state].pop(key, None) is not None}
             rows[state] |= put[state]
             removed[state] -= put[state].keys()
         self.attempts += 1
-        attempt = f"{self.attempts:016x}"
-        name = CheckpointName(self.version + 1, attempt if self.with_ids else None)
+        attempt_id = f"{self.attempts:016x}"
+        name = CheckpointName(self.version + 1, attempt_id if self.with_ids else None)
         handle = None if full else parent.handle
         base = instance.base if handle else None
 
         def publish() -> Committed:
-            pending = instance.store.begin(name, attempt, named(*_STATES))
+            pending = instance.store.begin(name, attempt_id, named(*_FAMILIES))
             if handle is None:
-                self.write(pending, rows, {state: set() for state in _STATES})
+                self.write(pending, rows, {state: set() for state in _FAMILIES})
             else:
                 self.write(pending, put, removed)
-            return pending.publish(handle, parent.attempt or None, base)
+            return pending.publish(handle, parent.attempt_id or None, base)
 
         done = self.perform(publish)
         if done is not None and answer_lost:
             done = self.perform(publish)
         if done is None:
-            self.look_at(name, rows, attempt)
+            self.look_at(name, rows, attempt_id)
             return
         context = instance.store.context
         travelled = decode_handle(encode_handle(done.handle, context), context)
         assert isinstance(travelled, IncrementalStateHandle)
-        instance.marks[self.version + 1] = _Mark(name, attempt, rows, travelled)
+        instance.versions[self.version + 1] = _CommittedVersion(name, attempt_id, rows, travelled)
         instance.base = None
-        self.stored[name] = (rows, attempt)
+        self.stored[name] = (rows, attempt_id)
         self.pending = [*self.pending, name] if self.with_ids else [name]
         if accept:
             self.accept_as(name)
 
-    def look_at(self, name: CheckpointName, rows: _Content, attempt: str) -> None:
-        """See what is left of a commit that was cut short: all or nothing."""
+    def look_at(self, name: CheckpointName, rows: _Content, attempt_id: str) -> None:
+        """Check that an interrupted commit took effect as a whole or not at all."""
         fresh = self.new_instance().store
         try:
-            found = fresh.load(name).attempt
+            found = fresh.load(name).attempt_id
         except CheckpointNotFoundError:
             assert name not in self.stored, f"{name} is gone"
         else:
-            candidates = [(rows, attempt), *([self.stored[name]] if name in self.stored else [])]
+            candidates = [(rows, attempt_id), *([self.stored[name]] if name in self.stored else [])]
             (self.stored[name],) = [one for one in candidates if one[1] == found]
             assert load(fresh, name) == self.stored[name][0], name
         # The batch has failed, and with it the attempts that go by the same name.
         self.pending = [other for other in self.pending if other != name]
 
     def write(self, pending: PendingSnapshot, put: _Content, removed: dict[str, set[bytes]]) -> None:
-        for number, state in enumerate(_STATES):
+        for number, state in enumerate(_FAMILIES):
             if put[state] or removed[state]:
                 pending.write(number, message(put[state], sorted(removed[state])))
 
@@ -253,24 +254,24 @@ class VersionStoreMachine(RuleBasedStateMachine):
         instance = self.draw(data, self.current)
         self.open(instance)
         self.attempts += 1
-        attempt = f"{self.attempts:016x}"
-        name = CheckpointName(self.version + 1, attempt if self.with_ids else None)
-        pending = instance.store.begin(name, attempt, named(*_STATES))
-        self.write(pending, put, {state: set() for state in _STATES})
+        attempt_id = f"{self.attempts:016x}"
+        name = CheckpointName(self.version + 1, attempt_id if self.with_ids else None)
+        pending = instance.store.begin(name, attempt_id, named(*_FAMILIES))
+        self.write(pending, put, {state: set() for state in _FAMILIES})
         pending.abandon()
 
     # Snapshots ahead of a commit
 
-    @precondition(lambda self: self.takes_bases and any(max(i.marks, default=0) > 0 for i in self.current))
-    @rule(data=st.data(), give_up=st.integers(0, 5).map(lambda n: n == 0))
-    def materialise(self, data: st.DataObject, give_up: bool) -> None:
-        instance = self.draw(data, [i for i in self.current if max(i.marks, default=0) > 0])
-        version = data.draw(st.sampled_from([v for v in sorted(instance.marks) if v > 0]))
+    @precondition(lambda self: self.takes_bases and any(max(i.versions, default=0) > 0 for i in self.current))
+    @rule(data=st.data(), abandon=st.integers(0, 5).map(lambda n: n == 0))
+    def upload_snapshot(self, data: st.DataObject, abandon: bool) -> None:
+        instance = self.draw(data, [i for i in self.current if max(i.versions, default=0) > 0])
+        version = data.draw(st.sampled_from([v for v in sorted(instance.versions) if v > 0]))
 
         def write() -> PendingSnapshot:
-            pending = instance.store.begin_snapshot(version, named(*_STATES))
-            self.write(pending, instance.marks[version].rows, {state: set() for state in _STATES})
-            if give_up:
+            pending = instance.store.begin_snapshot(version, named(*_FAMILIES))
+            self.write(pending, instance.versions[version].rows, {state: set() for state in _FAMILIES})
+            if abandon:
                 pending.abandon()
             else:
                 instance.base = pending.finish()
@@ -284,14 +285,16 @@ class VersionStoreMachine(RuleBasedStateMachine):
     @rule(data=st.data(), most=st.sampled_from([0, 0, 1, 2]))
     def cleanup(self, data: st.DataObject, most: int) -> None:
         instance = self.draw(data, [i for i in self.instances if self.may_clean(i)])
-        mark = instance.accepted
-        assert mark is not None
+        committed = instance.committed
+        assert committed is not None
         before = self.files()
-        retain_from = mark.name.version - self.retained
-        removed = self.perform(lambda: instance.store.cleanup(mark.name, mark.attempt, retain_from, most))
+        retain_from = committed.name.version - self.retained
+        removed = self.perform(
+            lambda: instance.store.cleanup(committed.name, committed.attempt_id, retain_from, most)
+        )
         if removed is None:
             self.horizon = max(self.horizon, retain_from)
-        elif self.stored[mark.name][1] != mark.attempt:
+        elif self.stored[committed.name][1] != committed.attempt_id:
             assert removed == 0
             assert self.files() == before
         else:
@@ -301,48 +304,48 @@ class VersionStoreMachine(RuleBasedStateMachine):
     def may_clean(self, instance: _Instance) -> bool:
         # The provider waits while a snapshot of its own is on its way.
         return (
-            instance.accepted is not None
+            instance.committed is not None
             and instance.base is None
-            and instance.accepted.name.version > self.retained
+            and instance.committed.name.version > self.retained
         )
 
     @precondition(lambda self: self.version > self.retained)
     @rule()
     def full_cleanup(self) -> None:
         instance = self.new_instance()
-        mark = self.open(instance)
+        committed = self.open(instance)
         self.horizon = max(self.horizon, self.version - self.retained)
-        instance.store.cleanup(mark.name, mark.attempt, self.horizon, 0)
+        instance.store.cleanup(committed.name, committed.attempt_id, self.horizon, 0)
         self.check_promised()
         assert self.files() <= self.needed(instance.store)
         # Another one finds nothing more to do.
         other = self.new_instance()
         self.open(other)
-        assert other.store.cleanup(mark.name, mark.attempt, self.horizon, 0) == 0
+        assert other.store.cleanup(committed.name, committed.attempt_id, self.horizon, 0) == 0
 
-    @precondition(lambda self: len(self.pinned) < 2 and any(v >= self.horizon for v in self.timeline))
+    @precondition(lambda self: len(self.held) < 2 and any(v >= self.horizon for v in self.timeline))
     @rule(data=st.data())
-    def pin(self, data: st.DataObject) -> None:
-        """Another process keeps a version that no clean-up has given up."""
+    def hold(self, data: st.DataObject) -> None:
+        """Hold a version, as another process does, that no cleanup has passed."""
         version = data.draw(st.sampled_from([v for v in self.timeline if v >= self.horizon]))
         name = self.timeline[version]
-        self.pinned.setdefault(version, (name, *self.stored[name]))
-        files, path = self.pin_of(version)
-        say_that_pins_come(files, path.rpartition("/")[0])
+        self.held.setdefault(version, (name, *self.stored[name]))
+        files, path = self.hold_of(version)
+        announce_holds(files, path.rpartition("/")[0])
         files.replace(path, b"")
 
-    @precondition(lambda self: self.pinned)
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
-    def unpin(self, data: st.DataObject) -> None:
-        version = data.draw(st.sampled_from(sorted(self.pinned)))
-        del self.pinned[version]
-        files, path = self.pin_of(version)
+    def release(self, data: st.DataObject) -> None:
+        version = data.draw(st.sampled_from(sorted(self.held)))
+        del self.held[version]
+        files, path = self.hold_of(version)
         files.delete(path)
 
-    def pin_of(self, version: int) -> tuple[FileSystem, str]:
-        directory = pins_directory_of(self.directory, self.store)
-        assert directory is not None, "the store must lie in a query's state directory"
-        return self.instances[0].store.files, f"{directory}/{version}-pin"
+    def hold_of(self, version: int) -> tuple[FileSystem, str]:
+        directory = holds_directory_of(self.directory, self.store)
+        assert directory is not None, "the store must be in a query's state directory"
+        return self.instances[0].store.files, f"{directory}/{version}-hold"
 
     def files(self) -> set[str]:
         files = self.instances[0].store.files
@@ -350,7 +353,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         return {status.path.removeprefix(start) for status in files.list_files(self.directory)}
 
     def needed(self, store: VersionStore) -> set[str]:
-        """The files that pinned versions and those from the horizon on are made of, or may come to be."""
+        """Return the files of held versions and of those from the horizon on, including unused snapshots."""
         names = self.files()
         needed: set[str] = set()
         kept: set[int] = set()
@@ -359,7 +362,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
             version = (
                 int(top[4:].partition("_")[0]) if top.startswith("chk-") else int(file.partition("-")[0])
             )
-            if version < self.horizon and version not in self.pinned:
+            if version < self.horizon and version not in self.held:
                 continue
             needed.add(name)
             if not file.startswith(METADATA_FILE_NAME):
@@ -405,19 +408,19 @@ class VersionStoreMachine(RuleBasedStateMachine):
             instance.outdated = True
         self.instances = [self.new_instance(), *(self.instances[:2] if linger else [])]
 
-    # What must hold
+    # Checks
 
     @rule()
     def check_promised(self) -> None:
-        """Every version that a driver may ask for has its rows."""
+        """Check that every version that the driver may request has its rows."""
         fresh = self.new_instance().store
         for version, name in self.timeline.items():
             if version >= self.horizon:
                 assert load(fresh, name) == self.stored[name][0], name
         for name in self.pending:
             assert load(fresh, name) == self.stored[name][0], name
-        for name, rows, attempt in self.pinned.values():
-            assert load(fresh, name, attempt) == rows, name
+        for name, rows, attempt_id in self.held.values():
+            assert load(fresh, name, attempt_id) == rows, name
 
     def teardown(self) -> None:
         try:

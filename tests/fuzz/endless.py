@@ -1,9 +1,9 @@
-"""Damages bytes for as long as it is told, guided by what code they reach where atheris is installed.
+"""Time-bounded fuzzing of the readers, guided by coverage if atheris is installed.
 
     python -m tests.fuzz.endless SECONDS [SEED]
 
-Every reader of tests/fuzz/targets.py gets its share of the time, in a process of its own with a limit of its memory.
-The last line of output is a JSON object: how many inputs each reader was given, and by what they were made.
+Every reader of tests/fuzz/targets.py gets its share of the time, in its own process with a memory limit. The
+last line of output is a JSON object: the number of inputs of each reader, and the engine that generated them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.support.paths import ROOT
+
 MEMORY = 4 << 30
-ROOT = Path(__file__).parent.parent.parent
 
 
 def with_atheris(name: str, seconds: int, seed: int) -> None:
-    """Run one target under libFuzzer; ends the process."""
+    """Run one target under libFuzzer, and end the process."""
     import atheris
 
     with atheris.instrument_imports(include=["spark_statestore"]):
@@ -50,7 +51,7 @@ def with_atheris(name: str, seconds: int, seed: int) -> None:
 
 
 def by_chance(name: str, seconds: int, seed: int) -> None:
-    """Run one target on bytes that are damaged by chance."""
+    """Run one target on randomly damaged bytes."""
     from tests.fuzz.mutations import damaged
     from tests.fuzz.targets import TARGETS
 
@@ -71,7 +72,7 @@ def by_chance(name: str, seconds: int, seed: int) -> None:
 
 
 def main() -> None:
-    """Run all targets, or the one that is named."""
+    """Run all targets, or the named one."""
     seconds, seed = int(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else random.randrange(2**31)
     guided = importlib.util.find_spec("atheris") is not None
     if len(sys.argv) > 3:

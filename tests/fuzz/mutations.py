@@ -1,4 +1,4 @@
-"""Ways to damage bytes, by chance or on purpose, that a fixed seed repeats."""
+"""Random and targeted mutations of bytes, reproducible by seed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 
 __all__ = ["damaged"]
 
-# Lengths, counts and offsets that readers get wrong.
+# Boundary values of lengths, counts and offsets.
 NUMBERS = [
     0,
     1,
@@ -43,7 +43,7 @@ FORMS = ["<B", "<H", "<I", "<i", "<Q", "<q"]
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """The bytes with one to six things wrong."""
+    """Return the bytes with one to six mutations."""
     found = bytearray(data)
     for _ in range(chance.choice((1, 1, 2, 3, 6))):
         at = chance.randrange(len(found) + 1)

@@ -1,7 +1,7 @@
-"""What reads bytes that others may have written: each reader, what it may raise, and bytes that it takes.
+"""Readers of untrusted bytes: each with the errors that it may raise, and valid bytes.
 
-A target takes whatever bytes there are, and must come back with what it read or with one of its errors. Everything
-else that is raised is a fault, a `MemoryError` too: what a few bytes ask for must not be taken.
+A target reads arbitrary bytes, and must return the result or raise one of its errors. Any other exception is
+a fault, `MemoryError` too: a few bytes must not cause large allocations.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_statestore.checkpoint.files import MemoryFileSystem
-from spark_statestore.checkpoint.metadata import CheckpointMetadata, decode_metadata, decode_operators
-from spark_statestore.checkpoint.query.logs import CommitEntry, OffsetEntry
-from spark_statestore.checkpoint.query.operators import StatefulOperator
+from spark_statestore.backend.handlers import check_request
+from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.errors import CheckpointError, ProtocolError
-from spark_statestore.savepoint.savepoint import decode_savepoint
-from spark_statestore.server.checks import check_request
-from spark_statestore.server.protocol import FrameSocket, Kind
-from spark_statestore.state.change_batches import CHANGE_SCHEMA, pack, read_change_batch
-from spark_statestore.state.changes import parts_of
-from spark_statestore.state.handles import FileStateHandle, SegmentFileStateHandle
-from spark_statestore.state.handles.codec import HandleContext, decode_handle
-from spark_statestore.state.handles.incremental import IncrementalStateHandle
-from spark_statestore.state.operator.format import Reader, decode_header
-from tests.checkpoint.stores import message
-from tests.state.damage import encoded
+from spark_statestore.files import MemoryFileSystem
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack, read_change_batch
+from spark_statestore.operator_state.metadata import decode_operators
+from spark_statestore.operator_state.stream_format import Reader, decode_header
+from spark_statestore.query.logs import CommitEntry, OffsetEntry
+from spark_statestore.query.operators import StatefulOperator
+from spark_statestore.query.savepoint import decode_savepoint
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.storage.handle_codec import HandleContext, decode_handle
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.changelog import parts_of
+from spark_statestore.store.metadata import CheckpointMetadata, decode_metadata
+from tests.unit.damaged_bytes import encoded
+from tests.unit.store.stores import message
 
-__all__ = ["DIRECTORY", "TARGETS", "Target", "resealed"]
+__all__ = ["DIRECTORY", "TARGETS", "Target", "reencoded"]
 
 DIRECTORY = "/query/state/0/0"
-"""Where the store lies whose handles are read."""
+"""Directory of the store whose handles are read."""
 
-DATA = Path(__file__).parent.parent / "checkpoint" / "data"
+DATA = Path(__file__).parent.parent / "unit" / "store" / "data"
 _FOOTER = struct.Struct("<I4s")
 _HEADER = struct.Struct("<8sHHI8sQQ")
 
@@ -51,11 +52,11 @@ class Target:
     Attributes
     ----------
     read
-        Reads bytes.
+        Function that reads bytes.
     seeds
-        Bytes that it reads.
+        Valid inputs.
     errors
-        What it may raise.
+        Exceptions that it may raise.
     """
 
     read: Callable[[bytes], object]
@@ -63,7 +64,7 @@ class Target:
     errors: tuple[type[Exception], ...]
 
     def takes(self, data: bytes) -> bool:
-        """Whether it reads some bytes; fails if it does not refuse them as it must."""
+        """Return whether it accepts some bytes; fail if it refuses them with another error."""
         try:
             self.read(data)
         except self.errors as error:
@@ -73,8 +74,8 @@ class Target:
         return True
 
 
-def resealed(body: bytes, like: bytes) -> bytes:
-    """A metadata object with another body, as whoever can write a checkpoint makes one: all checksums match."""
+def reencoded(body: bytes, like: bytes) -> bytes:
+    """Build a metadata object with another body and matching checksums, as an attacker could."""
     *start, inline, _ = _HEADER.unpack_from(like)
     state = like[_HEADER.size : _HEADER.size + inline]
     packed = zlib.compress(body, 1)
@@ -89,27 +90,27 @@ def _body(data: bytes) -> bytes:
 
 
 def _inside(handle: IncrementalStateHandle) -> None:
-    """Follow a version's handle as a load does; fail if it leads out of its store."""
+    """Resolve a version's handle as a load does; fail if it leads out of its store."""
     for entry in handle:
         stream = entry.state.delegate_state_handle
         if isinstance(stream, FileStateHandle | SegmentFileStateHandle):
             below = stream.path.removeprefix(f"{DIRECTORY}/")
-            owner = getattr(stream, "owner", "")
+            owner = getattr(stream, "attempt_id", "")
             if below == stream.path or ".." in below.split("/") or "/" in owner or "\0" in below + owner:
-                raise AssertionError(f"{stream} lies outside of {DIRECTORY}")
+                raise AssertionError(f"{stream} is outside of {DIRECTORY}")
         for part in parts_of(entry.state, "a version"):
             if part.end <= part.start:
                 raise AssertionError(f"{part} has no bytes")
 
 
-CONTEXT = HandleContext(MemoryFileSystem(), DIRECTORY, confined=True)
+CONTEXT = HandleContext(MemoryFileSystem(), DIRECTORY)
 ANYWHERE = HandleContext(MemoryFileSystem(), DIRECTORY)
 
-VERSIONS = [path.read_bytes() for path in sorted(DATA.glob("format-v*/0/*/chk-*/_metadata*"))]
+VERSIONS = [path.read_bytes() for path in sorted(DATA.glob("format-1/0/*/chk-*/_metadata*"))]
 LIKE = VERSIONS[-1]
-OPERATORS = [path.read_bytes() for path in sorted(DATA.glob("format-v*/operators/chk-1/_metadata"))]
-SAVEPOINTS = [path.read_bytes() for path in sorted(DATA.glob("format-v*/savepoints/*/_metadata"))]
-STREAMS = [path.read_bytes() for path in sorted(DATA.glob("format-v*/operators/chk-1/*-*"))]
+OPERATORS = [path.read_bytes() for path in sorted(DATA.glob("format-1/operators/chk-1/_metadata"))]
+SAVEPOINTS = [path.read_bytes() for path in sorted(DATA.glob("format-1/savepoints/*/_metadata"))]
+STREAMS = [path.read_bytes() for path in sorted(DATA.glob("format-1/operators/chk-1/*-*"))]
 STREAMS = [data for data in STREAMS if data.startswith(b"\x89SSTO")]
 
 
@@ -120,7 +121,7 @@ def _metadata(data: bytes) -> object:
 
 
 def _handles(data: bytes) -> list[bytes]:
-    """The handles in a metadata object of a version."""
+    """Return the handles in a version's metadata object."""
     body = _body(data)
     described, count = struct.unpack_from("<2I", body)
     lengths = struct.unpack_from(f"<{count}I", body, 8)
@@ -150,16 +151,16 @@ def _frames(data: bytes) -> object:
 
 
 def _framed(*frames: tuple[Kind, bytes]) -> bytes:
-    header = struct.Struct("<BBHIQ")
+    header = struct.Struct("<BxHIQI")
     return b"".join(
-        header.pack(kind, 0, 0, 0x31545353, len(payload)) + payload
+        header.pack(kind, 0, 0x31545353, len(payload), zlib.crc32(payload)) + payload
         for kind, payload in (*frames, (Kind.END, b""))
     )
 
 
 def _changes(data: bytes) -> object:
     batch = read_change_batch(pa.py_buffer(data), full=True)
-    # What is read is looked at, and written again.
+    # The decoded object is inspected, and encoded again.
     batch.to_pylist()
     return pack(batch)
 
@@ -169,7 +170,7 @@ def _operator_state(data: bytes) -> object:
     reader = Reader(data, "a stream")
     for offset in range(0, len(data), 97):
         for read in (reader.element, reader.part):
-            # Most offsets lead to nothing.
+            # Most offsets are invalid.
             with contextlib.suppress(CheckpointError):
                 read(offset, 2)
     return found
@@ -180,7 +181,7 @@ def _messages() -> list[bytes]:
     large = message({b"%8d" % number: b"%16d" % (number // 9) for number in range(400)})
     batches = [pa.ipc.read_record_batch(one, CHANGE_SCHEMA) for one in (small, large)]
     packed = pack(batches[1])
-    return [encoded(batch, codec) for batch in (*batches, packed) for codec in (None, "lz4", "zstd")]
+    return [encoded(batch, codec) for batch in (*batches, packed) for codec in (None, "zstd")]
 
 
 def _requests() -> list[bytes]:
@@ -192,13 +193,27 @@ def _requests() -> list[bytes]:
         "name": "default",
         "options": {},
     }
-    named = {"version": 3, "attempt": "0123456789abcdef", "idInPath": True}
+    named = {"version": 3, "attemptId": "0123456789abcdef", "idInPath": True}
     requests = [
-        {"op": "load", "version": 3, "id": "ab", "objects": ["chk-1/_metadata"], "kept": [1, 3], "from": 1},
-        {"op": "lineage", "version": 3, "oldest": 1, "state": "default"},
-        {"op": "changes", "state": "default", **named},
-        {"op": "commit", "hasParent": True, "hasBase": False, "parentAttempt": None, "states": [], **named},
-        {"op": "materialise", "version": 3, "states": [{"name": "default"}]},
+        {
+            "op": "load",
+            "version": 3,
+            "id": "ab",
+            "metadataPaths": ["chk-1/_metadata"],
+            "driverRange": [1, 3],
+            "from": 1,
+        },
+        {"op": "lineage", "version": 3, "oldest": 1, "columnFamily": "default"},
+        {"op": "changes", "columnFamily": "default", **named},
+        {
+            "op": "commit",
+            "hasParent": True,
+            "hasBase": False,
+            "parentAttemptId": None,
+            "columnFamilies": [],
+            **named,
+        },
+        {"op": "snapshot", "version": 3, "columnFamilies": [{"name": "default"}]},
         {"op": "cleanup", "retainFrom": 2, "mostVersions": 0, **named},
     ]
     return [
@@ -221,17 +236,17 @@ TARGETS = {
     "changes": Target(_changes, _messages(), (pa.ArrowException,)),
     "handle": Target(_handle, [one for data in VERSIONS[-12:] for one in _handles(data)], (CheckpointError,)),
     "metadata": Target(_metadata, VERSIONS, (CheckpointError,)),
-    # With the right checksums around it.
+    # With matching checksums.
     "body": Target(
-        lambda data: _metadata(resealed(data, LIKE)), [*map(_body, VERSIONS[-12:])], (CheckpointError,)
+        lambda data: _metadata(reencoded(data, LIKE)), [*map(_body, VERSIONS[-12:])], (CheckpointError,)
     ),
     "operators": Target(
-        lambda data: decode_operators(resealed(data, OPERATORS[-1]), ANYWHERE, "operators"),
+        lambda data: decode_operators(reencoded(data, OPERATORS[-1]), ANYWHERE, "operators"),
         [*map(_body, OPERATORS)],
         (CheckpointError,),
     ),
     "savepoint": Target(
-        lambda data: decode_savepoint(resealed(data, SAVEPOINTS[-1]), "file:/s", "a savepoint"),
+        lambda data: decode_savepoint(reencoded(data, SAVEPOINTS[-1]), "file:/s", "a savepoint"),
         [*map(_body, SAVEPOINTS)],
         (CheckpointError,),
     ),

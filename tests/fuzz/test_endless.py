@@ -1,4 +1,4 @@
-"""The readers under fire for long: FUZZ_SECONDS says how long, an hour by default."""
+"""Fuzzing of the readers for FUZZ_SECONDS, an hour by default."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
+from tests.support.paths import ROOT
+
 SECONDS = int(os.environ.get("FUZZ_SECONDS", "3600"))
 
 
@@ -29,6 +29,6 @@ def endless(seconds: int, *more: str) -> dict[str, object]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(2 * SECONDS + 600)
-def test_readers_stand_damage_for_an_hour() -> None:
+def test_readers_accept_or_reject_an_hour_of_mutations() -> None:
     found = endless(SECONDS)
     assert sum(runs for runs in found.values() if isinstance(runs, int)) > SECONDS

@@ -1,7 +1,7 @@
-"""A model checker: visits every state that a specification can reach, and shows the shortest way to a bad one.
+"""A model checker that visits all reachable states of a specification and returns the shortest counterexample.
 
-A specification is written as in TLA+: states that it may begin in, the steps that lead from one state to the next,
-and invariants that hold in all of them. States are immutable values, so what was visited is a dictionary.
+A specification is written as in TLA+: initial states, steps that lead from one state to the next,
+and invariants that hold in all of them. States are immutable values, so the visited set is a dictionary.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ S = TypeVar("S", bound=Hashable)
 
 
 class Spec(Protocol[S]):
-    """What is checked."""
+    """A specification: initial states, steps and invariants."""
 
     def init(self) -> Iterable[S]:
-        """The states to begin in."""
+        """Return the initial states."""
 
     def key(self, state: S) -> Hashable:
-        """States of one key are alike: of several, one is looked at."""
+        """Return a key; of several states with one key, only one is visited (symmetry reduction)."""
 
     def next(self, state: S) -> Iterator[tuple[str, S]]:
-        """Every step from a state: what happens, and the state then."""
+        """Yield every step from a state: its label, and the next state."""
 
     def invariants(self) -> Mapping[str, Callable[[S], bool]]:
-        """What holds in every state, by name."""
+        """Return the invariants by name."""
 
 
 @dataclass(frozen=True)
 class Counterexample(Generic[S]):
-    """The shortest way from a beginning to a state in which an invariant does not hold."""
+    """The shortest path from an initial state to a violation of an invariant."""
 
     invariant: str
     labels: tuple[str, ...]
@@ -44,16 +44,16 @@ class Counterexample(Generic[S]):
 
 @dataclass(frozen=True)
 class Checked(Generic[S]):
-    """What came of it.
+    """Result of a check.
 
     Attributes
     ----------
     states
-        How many different ones were visited.
+        Number of distinct visited states.
     depth
         Steps to the farthest of them.
     labels
-        The kinds of steps that were taken: the first word of each.
+        Kinds of the executed steps: the first word of each label.
     counterexample
         None if every invariant holds in every state.
     """
@@ -65,11 +65,11 @@ class Checked(Generic[S]):
 
 
 class TooManyStates(Exception):
-    """The bound was too small: nothing is said of what was not visited."""
+    """The bound was too small; unvisited states are unchecked."""
 
 
 def follow(spec: Spec[S], state: S, labels: Iterable[str]) -> S:
-    """The state after some steps, each known by its label or by how that begins, and each possible then."""
+    """Return the state after some steps, each selected by its label or a prefix of it."""
     for wanted in labels:
         possible = dict(spec.next(state))
         found = [label for label in possible if label.startswith(wanted)]
@@ -81,19 +81,19 @@ def follow(spec: Spec[S], state: S, labels: Iterable[str]) -> S:
 
 
 def check(spec: Spec[S], most: int = 2_000_000, *, only: str | None = None) -> Checked[S]:
-    """Visit every state, nearest first.
+    """Visit every state, breadth first.
 
     Parameters
     ----------
     most
         States to visit.
     only
-        The one invariant to look at.
+        Name of the only invariant to check; all by default.
 
     Raises
     ------
     TooManyStates
-        If there are more.
+        If there are more states than `most`.
     """
     invariants = spec.invariants()
     if only is not None:

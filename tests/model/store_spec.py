@@ -1,7 +1,7 @@
-"""The protocol of one store: commits, snapshots and clean-ups of several executors, in steps that others come between.
+"""Specification of one store: commits, snapshots and cleanups of several executors, as interleaved steps.
 
-Every step is one call to storage, or something that Spark's driver does. Rows are left out: what a version is worth
-is which attempts it is made of, and whether the files of all of them are there. See INVARIANTS.md.
+Every step is one call to storage, or an action of Spark's driver. Rows are left out: a version is modelled by
+the attempts that it consists of, and by the existence of their files. See INVARIANTS.md.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from tests.model.checker import follow
 
 NONE = -1
 
-# A stream: ("inside", attempt) lies in that attempt's metadata, ("file", attempt) in a file of its own, and
-# ("snapshot", number, version, attempt) is what a version was, written ahead of the commit that takes it up.
+# A stream: ("inside", attempt) is inside that attempt's metadata, ("file", attempt) in a separate file, and
+# ("snapshot", number, version, attempt) is a full snapshot, written ahead of the commit that uses it.
 Stream = tuple
 # A version by number alone, or by number and attempt.
 Name = tuple
 
 
 class Attempt(NamedTuple):
-    """One attempt at a version: never changed once its metadata is there."""
+    """One attempt at a version, immutable once its metadata is published."""
 
     version: int
     parent: int
@@ -30,39 +30,40 @@ class Attempt(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A commit under way."""
+    """A commit in progress."""
 
-    attempt: int
+    attempt_id: int
     step: str
     present: int = NONE
 
 
 class Clean(NamedTuple):
-    """A clean-up under way."""
+    """A cleanup in progress."""
 
     step: str
     newest: int
-    attempt: int
+    attempt_id: int
     horizon: int
     listed: frozenset[tuple[Name, int]] = frozenset()
     copies: frozenset[int] = frozenset()
     files: frozenset[Stream] = frozenset()
-    # What was known, if a load has begun anew meanwhile.
+    # The previous index, if a load has replaced it concurrently.
     known: frozenset[int] | None = None
 
 
 class Executor(NamedTuple):
-    """What one executor holds of the store."""
+    """State of the store on one executor."""
 
     version: int = NONE
-    attempt: int = NONE
-    # What Spark is known to have accepted, as this executor was told.
-    accepted: tuple[int, int] = (NONE, NONE)
+    attempt_id: int = NONE
+    # The versions that this executor knows to be committed.
+    committed: tuple[int, int] = (NONE, NONE)
     snapshot: tuple[int, int] | None = None
     base: Stream | None = None
-    # Attempts whose streams it knows, own ones that others may have replaced, and whether that is all there is.
+    # Attempts whose streams it tracks, own attempts that others may have replaced, and whether the index is
+    # complete.
     known: frozenset[int] = frozenset()
-    unconfirmed: frozenset[int] = frozenset()
+    unverified: frozenset[int] = frozenset()
     complete: bool = False
     task: Task | None = None
     clean: Clean | None = None
@@ -71,15 +72,15 @@ class Executor(NamedTuple):
 class State(NamedTuple):
     """Storage, Spark's driver, and the executors."""
 
-    # What is found under each name, and what is kept beside it.
+    # The metadata under each name, and the attempts kept beside it.
     metadata: frozenset[tuple[Name, int]]
     copies: frozenset[int]
     files: frozenset[Stream]
     attempts: tuple[Attempt, ...]
     done: frozenset[int]
-    # The attempt at each version that the driver believes in: its commit log.
-    accepted: tuple[int, ...]
-    # What was found under the version's name when it was accepted.
+    # The committed attempt at each version: the driver's commit log.
+    committed: tuple[int, ...]
+    # The metadata under the version's name when it was committed.
     found: tuple[int, ...]
     executors: tuple[Executor, ...]
     snapshots: int = 0
@@ -92,28 +93,28 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """The store as it is, within bounds, and with the faults that are named.
+    """The store's protocol, within bounds, and with the named faults.
 
     Attributes
     ----------
     with_ids
         Spark's checkpoint format v2.
     inside
-        Whether changes lie inside of metadata, or in files of their own.
+        Whether changes are inside metadata, rather than in separate files.
     versions, attempts, executors, snapshots, rollbacks, cleanups
-        How many there may be.
+        Upper bounds on their numbers.
     retained
         Versions that are kept before the newest.
     contended
         The versions at which several attempts are made; by default all.
     whole
-        The versions at which an attempt may write everything, instead of what it changes.
+        Versions at which an attempt may write the whole state, instead of its changes.
     crashes
         Whether executors may be lost.
     begin
-        Steps that are taken first, in this order, see `follow`.
+        Initial steps, in this order, see `follow`.
     faults
-        What is done wrong.
+        Injected protocol faults.
     """
 
     with_ids: bool = False
@@ -137,7 +138,7 @@ class StoreSpec:
         yield follow(self, empty, self.begin)
 
     def key(self, state: State) -> State:
-        """Executors are alike: in which order they stand makes no difference."""
+        """Return a key that ignores the order of executors (symmetry reduction)."""
         return state._replace(executors=tuple(sorted(state.executors, key=hash)))
 
     def next(self, state: State) -> Iterator[tuple[str, State]]:
@@ -153,27 +154,28 @@ class StoreSpec:
                 yield f"crash of {number}", _with(state, number, Executor())
         yield from self._drive(state)
 
-    # What the driver does
+    # Steps of the driver
 
     def _drive(self, state: State) -> Iterator[tuple[str, State]]:
-        version = len(state.accepted) + 1
-        for attempt in sorted(state.done):
-            if state.attempts[attempt].version == version:
-                after = state._replace(accepted=(*state.accepted, attempt))
+        version = len(state.committed) + 1
+        for attempt_id in sorted(state.done):
+            if state.attempts[attempt_id].version == version:
+                after = state._replace(committed=(*state.committed, attempt_id))
                 found = self._served(after, version)
-                yield f"accept {attempt} as version {version}", after._replace(found=(*state.found, found))
-        if state.rollbacks < self.rollbacks and len(state.accepted) > 1:
-            kept = len(state.accepted) - 1
-            # It is refused where the version is not whole. A clean-up under way is an assumption, see INVARIANTS.md.
+                yield f"accept {attempt_id} as version {version}", after._replace(found=(*state.found, found))
+        if state.rollbacks < self.rollbacks and len(state.committed) > 1:
+            kept = len(state.committed) - 1
+            # A rollback to an incomplete version is refused. A concurrent cleanup is an assumption, see
+            # INVARIANTS.md.
             if not self._is_whole(state, self._served(state, kept)) or any(e.clean for e in state.executors):
                 return
-            # A new run of the query: what executors hold for the old one is used by no task any more.
+            # A new run of the query: no task uses the executors' state of the old run.
             yield (
                 f"rollback to version {kept}",
                 state._replace(
-                    accepted=state.accepted[:kept],
+                    committed=state.committed[:kept],
                     found=state.found[:kept],
-                    executors=tuple(one._replace(version=NONE, attempt=NONE) for one in state.executors),
+                    executors=tuple(one._replace(version=NONE, attempt_id=NONE) for one in state.executors),
                     rollbacks=state.rollbacks + 1,
                 ),
             )
@@ -181,15 +183,15 @@ class StoreSpec:
     # Commits
 
     def _start(self, state: State, number: int, executor: Executor) -> Iterator[tuple[str, State]]:
-        version = len(state.accepted) + 1
+        version = len(state.committed) + 1
         if version > self.versions or len(state.attempts) >= self.attempts:
             return
         alone = self.contended is not None and version not in self.contended
         if alone and any(made.version == version for made in state.attempts):
             return
-        parent = state.accepted[-1] if state.accepted else NONE
-        if executor.version == version - 1 and (not self.with_ids or executor.attempt == parent):
-            parent = executor.attempt
+        parent = state.committed[-1] if state.committed else NONE
+        if executor.version == version - 1 and (not self.with_ids or executor.attempt_id == parent):
+            parent = executor.attempt_id
         else:
             parent = self._served(state, version - 1) if version > 1 else NONE
             known = frozenset() if parent == NONE else frozenset([parent])
@@ -198,24 +200,24 @@ class StoreSpec:
                 clean = clean._replace(known=executor.known)
             executor = executor._replace(
                 version=version - 1,
-                attempt=parent,
+                attempt_id=parent,
                 base=None,
                 known=known,
-                unconfirmed=frozenset(),
+                unverified=frozenset(),
                 complete=False,
                 clean=clean,
             )
-        attempt = len(state.attempts)
-        own: Stream = ("inside" if self.inside else "file", attempt)
+        attempt_id = len(state.attempts)
+        own: Stream = ("inside" if self.inside else "file", attempt_id)
         before = () if parent == NONE else state.attempts[parent].chain
         write = "create" if self.inside or "metadata first" in self.faults else "write"
         for chain in {(*before, own), (own,)} if version in self.whole else {(*before, own)}:
-            begun = executor._replace(accepted=(version - 1, parent), task=Task(attempt, write))
+            begun = executor._replace(committed=(version - 1, parent), task=Task(attempt_id, write))
             if executor.base is not None and len(chain) > 1:
-                begun = begun._replace(task=Task(attempt, "look for the base"))
+                begun = begun._replace(task=Task(attempt_id, "find the base"))
             made = (*state.attempts, Attempt(version, parent, chain))
             yield (
-                f"start attempt {attempt} at version {version} on {number}, from {parent}"
+                f"start attempt {attempt_id} at version {version} on {number}, from {parent}"
                 + (", of everything" if len(chain) < len(before) + 1 else ""),
                 _with(state._replace(attempts=made), number, begun),
             )
@@ -223,131 +225,131 @@ class StoreSpec:
     def _commit(
         self, state: State, number: int, executor: Executor, task: Task
     ) -> Iterator[tuple[str, State]]:
-        attempt = state.attempts[task.attempt]
-        name = self._name(attempt.version, task.attempt)
-        what = f"attempt {task.attempt} of {number}"
+        attempt_id = state.attempts[task.attempt_id]
+        name = self._name(attempt_id.version, task.attempt_id)
+        what = f"attempt {task.attempt_id} of {number}"
         current = dict(state.metadata).get(name, NONE)
 
-        def goes_on(step: str, of: State = state, present: int = task.present) -> State:
-            return _with(of, number, executor._replace(task=Task(task.attempt, step, present)))
+        def continued(step: str, of: State = state, present: int = task.present) -> State:
+            return _with(of, number, executor._replace(task=Task(task.attempt_id, step, present)))
 
         def ends(of: State) -> State:
-            strays = task.step in ("look", "replace")
+            orphans = task.step in ("check", "replace")
             done = executor._replace(
-                version=attempt.version,
-                attempt=task.attempt,
-                known=executor.known | {task.attempt},
-                unconfirmed=executor.unconfirmed if self.with_ids else executor.unconfirmed | {task.attempt},
-                complete=executor.complete and not strays,
+                version=attempt_id.version,
+                attempt_id=task.attempt_id,
+                known=executor.known | {task.attempt_id},
+                unverified=executor.unverified if self.with_ids else executor.unverified | {task.attempt_id},
+                complete=executor.complete and not orphans,
                 base=None,
                 task=None,
             )
-            return _with(of._replace(done=of.done | {task.attempt}), number, done)
+            return _with(of._replace(done=of.done | {task.attempt_id}), number, done)
 
         write = "create" if self.inside else "write"
-        if task.step == "look for the base":
+        if task.step == "find the base":
             base = executor.base
             assert base is not None
-            oldest = 0 if "old base" in self.faults else attempt.version - 1 - self.retained
+            oldest = 0 if "old base" in self.faults else attempt_id.version - 1 - self.retained
             taken = base in state.files and base[2] >= oldest
             executor = executor._replace(complete=executor.complete and taken)
             of = state
             if taken:
-                chain = (base, *(s for s in attempt.chain if state.attempts[s[-1]].version > base[2]))
+                chain = (base, *(s for s in attempt_id.chain if state.attempts[s[-1]].version > base[2]))
                 made = list(state.attempts)
-                made[task.attempt] = attempt._replace(chain=chain)
+                made[task.attempt_id] = attempt_id._replace(chain=chain)
                 of = state._replace(attempts=tuple(made))
-            yield f"base {'taken' if taken else 'not taken'} by {what}", goes_on(write, of)
+            yield f"base {'taken' if taken else 'not taken'} by {what}", continued(write, of)
         elif task.step == "write":
-            of = state._replace(files=state.files | {("file", task.attempt)})
+            of = state._replace(files=state.files | {("file", task.attempt_id)})
             if "metadata first" in self.faults:
                 yield f"write file of {what}", ends(of)
             else:
-                yield f"write file of {what}", goes_on("create", of)
+                yield f"write file of {what}", continued("create", of)
         elif task.step == "create":
             if current == NONE or "overwrite" in self.faults:
                 kept = {(known, by) for known, by in state.metadata if known != name}
-                of = state._replace(metadata=frozenset(kept | {(name, task.attempt)}))
+                of = state._replace(metadata=frozenset(kept | {(name, task.attempt_id)}))
                 if "metadata first" in self.faults and not self.inside:
-                    of = of._replace(done=of.done | {task.attempt})
-                    yield f"create metadata of {what}", goes_on("write", of)
+                    of = of._replace(done=of.done | {task.attempt_id})
+                    yield f"create metadata of {what}", continued("write", of)
                 else:
                     yield f"create metadata of {what}", ends(of)
             else:
-                yield f"exists for {what}: {current}", goes_on("copy present", present=current)
+                yield f"exists for {what}: {current}", continued("copy present", present=current)
         elif task.step == "copy present":
             copies = state.copies if "present not copied" in self.faults else state.copies | {task.present}
-            yield f"copy {task.present} by {what}", goes_on("copy own", state._replace(copies=copies))
+            yield f"copy {task.present} by {what}", continued("copy own", state._replace(copies=copies))
         elif task.step == "copy own":
-            copies = state.copies if "own not copied" in self.faults else state.copies | {task.attempt}
-            yield f"copy {task.attempt} by {what}", goes_on("look", state._replace(copies=copies))
-        elif task.step == "look":
-            # One step with what follows, but for the fault: what is left of the window is said in INVARIANTS.md.
-            if len(state.accepted) >= attempt.version and "no look" not in self.faults:
+            copies = state.copies if "own not copied" in self.faults else state.copies | {task.attempt_id}
+            yield f"copy {task.attempt_id} by {what}", continued("check", state._replace(copies=copies))
+        elif task.step == "check":
+            # One step with the next one, except for the fault: INVARIANTS.md describes the remaining window.
+            if len(state.committed) >= attempt_id.version and "no check" not in self.faults:
                 failed = executor._replace(task=None, complete=False)
                 yield f"refuse {what}", _with(state, number, failed)
-            elif "slow look" in self.faults:
-                yield f"look of {what}", goes_on("replace")
+            elif "slow check" in self.faults:
+                yield f"check of {what}", continued("replace")
             else:
-                yield f"replace metadata by {what}", ends(self._replaced(state, name, task.attempt))
+                yield f"replace metadata by {what}", ends(self._replaced(state, name, task.attempt_id))
         else:
-            yield f"replace metadata by {what}", ends(self._replaced(state, name, task.attempt))
+            yield f"replace metadata by {what}", ends(self._replaced(state, name, task.attempt_id))
 
-    def _replaced(self, state: State, name: Name, attempt: int) -> State:
+    def _replaced(self, state: State, name: Name, attempt_id: int) -> State:
         kept = {(known, by) for known, by in state.metadata if known != name}
-        return state._replace(metadata=frozenset(kept | {(name, attempt)}))
+        return state._replace(metadata=frozenset(kept | {(name, attempt_id)}))
 
     # Snapshots
 
     def _snapshot(self, state: State, number: int, executor: Executor) -> Iterator[tuple[str, State]]:
         if executor.snapshot is not None:
-            version, attempt = executor.snapshot
-            base = ("snapshot", state.snapshots, version, attempt)
+            version, attempt_id = executor.snapshot
+            base = ("snapshot", state.snapshots, version, attempt_id)
             of = state._replace(files=state.files | {base}, snapshots=state.snapshots + 1)
-            # Nobody needs one of what was undone.
+            # A snapshot of an undone version is not needed.
             kept = base if executor.version >= version else None
             yield (
                 f"end snapshot of version {version} on {number}",
                 _with(of, number, executor._replace(snapshot=None, base=kept)),
             )
         elif executor.version > 0 and executor.base is None and state.snapshots < self.snapshots:
-            begun = executor._replace(snapshot=(executor.version, executor.attempt))
+            begun = executor._replace(snapshot=(executor.version, executor.attempt_id))
             yield f"begin snapshot of version {executor.version} on {number}", _with(state, number, begun)
 
-    # Clean-ups
+    # Cleanups
 
     def _clean(self, state: State, number: int, executor: Executor) -> Iterator[tuple[str, State]]:
         clean = executor.clean
         if clean is None:
-            newest, attempt = executor.accepted
+            newest, attempt_id = executor.committed
             horizon = newest - self.retained
             for waiting in (executor.snapshot, executor.base and executor.base[2:]):
                 if waiting is not None:
                     horizon = min(horizon, waiting[0])
             if horizon > 0 and state.cleanups < self.cleanups:
-                begun = executor._replace(clean=Clean("owner", newest, attempt, horizon))
+                begun = executor._replace(clean=Clean("current", newest, attempt_id, horizon))
                 of = state._replace(cleanups=state.cleanups + 1)
-                yield f"begin clean-up below {horizon} on {number}", _with(of, number, begun)
-        elif clean.step == "owner":
-            current = dict(state.metadata).get(self._name(clean.newest, clean.attempt), NONE)
-            if current != clean.attempt:
+                yield f"begin cleanup below {horizon} on {number}", _with(of, number, begun)
+        elif clean.step == "current":
+            current = dict(state.metadata).get(self._name(clean.newest, clean.attempt_id), NONE)
+            if current != clean.attempt_id:
                 yield (
-                    f"leave clean-up to others on {number}",
+                    f"leave cleanup to others on {number}",
                     _with(state, number, executor._replace(clean=None)),
                 )
             elif not self._has_accepted(state, clean):
-                yield f"log stops clean-up on {number}", _with(state, number, executor._replace(clean=None))
+                yield f"log stops cleanup on {number}", _with(state, number, executor._replace(clean=None))
             else:
-                looked = {a for a in executor.unconfirmed if state.attempts[a].version <= clean.newest}
+                checked = {a for a in executor.unverified if state.attempts[a].version <= clean.newest}
                 replaced = any(
                     dict(state.metadata).get(self._name(state.attempts[a].version, a), NONE) != a
-                    for a in looked
+                    for a in checked
                     if state.attempts[a].version >= clean.horizon
                 )
-                executor = executor._replace(unconfirmed=executor.unconfirmed - looked)
+                executor = executor._replace(unverified=executor.unverified - checked)
                 step = "list" if replaced or not executor.complete else "metadata"
                 after = executor._replace(clean=clean._replace(step=step), complete=True)
-                yield f"own for clean-up on {number}", _with(state, number, after)
+                yield f"own for cleanup on {number}", _with(state, number, after)
         elif clean.step == "list":
             listed = clean._replace(
                 step="read", listed=state.metadata, copies=state.copies, files=state.files
@@ -382,13 +384,13 @@ class StoreSpec:
         else:
             used = self._used(state, executor, clean)
             registered = {s for a in _known(executor) for s in state.attempts[a].chain}
-            strays = {
+            orphans = {
                 s
                 for s in clean.files
                 if s not in registered
-                and (_version(state, s) < clean.horizon or "young strays" in self.faults)
+                and (_version(state, s) < clean.horizon or "young orphans" in self.faults)
             }
-            gone_streams = (registered | strays) - used
+            gone_streams = (registered | orphans) - used
             known = frozenset(a for a in executor.known if state.attempts[a].version >= clean.horizon)
             of = state._replace(files=state.files - gone_streams)
             yield (
@@ -397,42 +399,42 @@ class StoreSpec:
             )
 
     def _has_accepted(self, state: State, clean: Clean) -> bool:
-        """Whether the commit log has what the clean-up believes to be accepted."""
+        """Return whether the commit log has the cleanup's newest version."""
         if "log not asked" in self.faults:
             return True
         if self.with_ids and "ids not asked" not in self.faults:
-            return state.accepted[clean.newest - 1 : clean.newest] == (clean.attempt,)
-        return len(state.accepted) >= clean.newest
+            return state.committed[clean.newest - 1 : clean.newest] == (clean.attempt_id,)
+        return len(state.committed) >= clean.newest
 
     def _used(self, state: State, executor: Executor, clean: Clean) -> set[Stream]:
-        # Nothing is known of an attempt while its metadata is not there: its executor notes it then.
+        # An attempt is unknown until its metadata is published; its executor tracks it then.
         return {
             stream
-            for attempt in _known(executor)
-            if state.attempts[attempt].version >= clean.horizon
-            for stream in state.attempts[attempt].chain
+            for attempt_id in _known(executor)
+            if state.attempts[attempt_id].version >= clean.horizon
+            for stream in state.attempts[attempt_id].chain
         }
 
-    # What is there
+    # Lookups
 
-    def _name(self, version: int, attempt: int) -> Name:
-        return (version, attempt) if self.with_ids else (version,)
+    def _name(self, version: int, attempt_id: int) -> Name:
+        return (version, attempt_id) if self.with_ids else (version,)
 
     def _served(self, state: State, version: int) -> int:
-        """The attempt at an accepted version that is found there, NONE if there is none."""
-        return dict(state.metadata).get(self._name(version, state.accepted[version - 1]), NONE)
+        """Return the attempt found at a committed version, NONE if there is none."""
+        return dict(state.metadata).get(self._name(version, state.committed[version - 1]), NONE)
 
-    def _is_whole(self, state: State, attempt: int) -> bool:
+    def _is_whole(self, state: State, attempt_id: int) -> bool:
         there = {by for _, by in state.metadata} | state.copies
-        return attempt != NONE and all(
+        return attempt_id != NONE and all(
             stream[-1] in there if stream[0] == "inside" else stream in state.files
-            for stream in state.attempts[attempt].chain
+            for stream in state.attempts[attempt_id].chain
         )
 
     def invariants(self) -> Mapping[str, Callable[[State], bool]]:
         def promised(state: State) -> range:
-            newest = len(state.accepted)
-            # A query that was set back has the version that it was set back to, and what comes then.
+            newest = len(state.committed)
+            # A rolled back query has the version of the rollback, and later ones.
             return range(newest if state.rollbacks else max(1, newest - self.retained), newest + 1)
 
         def whole(state: State) -> bool:
@@ -447,13 +449,13 @@ class StoreSpec:
                 for version in promised(state)
             )
 
-        def accepted(state: State) -> bool:
-            return not self.with_ids or state.found == state.accepted
+        def committed(state: State) -> bool:
+            return not self.with_ids or state.found == state.committed
 
         return {
-            "what was accepted is whole": whole,
-            "what was accepted does not change": settled,
-            "what was accepted is what is found": accepted,
+            "committed versions are complete": whole,
+            "committed versions are immutable": settled,
+            "the committed attempt is the one found": committed,
         }
 
 

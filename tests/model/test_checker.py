@@ -1,4 +1,4 @@
-"""The checker itself, on a puzzle whose answer is known."""
+"""The checker solves a puzzle with a known answer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Jugs = tuple[int, int]
 
 @dataclass(frozen=True)
 class Puzzle:
-    """Jugs of 3 and 5 litres; one of them is never to hold so many."""
+    """Jugs of 3 and 5 litres; the invariant is that none holds a given amount."""
 
     never: int
 
@@ -39,7 +39,7 @@ class Puzzle:
         return {"never so many": lambda state: self.never not in state}
 
 
-def test_it_finds_the_shortest_way() -> None:
+def test_checker_finds_the_shortest_counterexample() -> None:
     found = check(Puzzle(4)).counterexample
     assert found is not None
     assert len(found.labels) == 6
@@ -50,7 +50,7 @@ def test_it_finds_the_shortest_way() -> None:
     assert "never so many" in str(found)
 
 
-def test_it_visits_every_state_once_and_counts_the_steps() -> None:
+def test_checker_visits_every_state_once_and_counts_steps() -> None:
     found = check(Puzzle(6))
     assert found.counterexample is None
     assert found.states == 16
@@ -58,12 +58,12 @@ def test_it_visits_every_state_once_and_counts_the_steps() -> None:
     assert found.labels == {"fill", "empty", "pour"}
 
 
-def test_it_does_not_say_that_all_is_well_when_it_was_cut_short() -> None:
+def test_checker_fails_if_the_bound_is_too_small() -> None:
     with pytest.raises(TooManyStates):
         check(Puzzle(6), most=5)
 
 
-def test_a_way_can_be_followed_only_where_there_is_one() -> None:
+def test_follow_rejects_an_impossible_step() -> None:
     assert follow(Puzzle(6), (0, 0), ["fill large", "pour large"]) == (3, 2)
     with pytest.raises(ValueError, match="'drink' is not one step of"):
         follow(Puzzle(6), (0, 0), ["drink"])

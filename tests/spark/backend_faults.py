@@ -1,4 +1,4 @@
-"""Backends whose system calls on local files fail, are cut short, or are the last ones of the process."""
+"""Backends whose system calls on local files fail, are truncated, or are followed by a crash."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import Any
 
 from spark_statestore.testing.faults import Fault, FaultKind
-from tests.checkpoint.local_disk import Directory, LocalDisk, installed
+from tests.support.paths import ROOT
+from tests.unit.files.local_disk import Directory, LocalDisk, installed
 
 __all__ = ["FaultyBackend", "strike_in_this_process"]
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
 _for_ever = contextlib.ExitStack()
 
 _PLAN, _FIRED, _FILES = "plan", "fired", "files"
 
 
 class FaultyBackend:
-    """Backends that a JVM starts with an interpreter of their own, and the files that are to suffer.
+    """Backends that a JVM starts with a special interpreter, and the files that faults affect.
 
     Attributes
     ----------
     python
         The interpreter, for the option ``python``.
     files
-        Below this directory calls go wrong.
+        Directory whose files are affected.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -39,7 +39,7 @@ class FaultyBackend:
         self.files = directory / _FILES
         self.files.mkdir(parents=True)
         self.python = str(directory / "python")
-        path = f"{_ROOT}/tests/spark/faulty_backend:{_ROOT}"
+        path = f"{ROOT}/tests/spark/faulty_backend:{ROOT}"
         Path(self.python).write_text(
             f'#!/bin/sh\nexport BACKEND_FAULTS={directory} PYTHONPATH="{path}:$PYTHONPATH"\n'
             f'exec {sys.executable} "$@"\n'
@@ -47,15 +47,15 @@ class FaultyBackend:
         Path(self.python).chmod(0o755)
 
     def strike(self, kind: FaultKind, at: int) -> None:
-        """Let a call from now on go wrong, by its number."""
+        """Inject a fault into a future call, by its number."""
         (self._directory / _FIRED).unlink(missing_ok=True)
         plan = self._directory / "next"
-        # The same plan again is another one.
+        # A repeated plan counts as another one.
         plan.write_text(f"{kind} {at} {next(self._numbers)}")
         plan.replace(self._directory / _PLAN)
 
     def stop(self) -> str:
-        """Let no more calls go wrong; which one did, or an empty text if that many were not made."""
+        """Stop injecting faults; return the call that had one, or an empty text if there were fewer calls."""
         (self._directory / _PLAN).unlink()
         with contextlib.suppress(FileNotFoundError):
             return (self._directory / _FIRED).read_text()
@@ -63,7 +63,7 @@ class FaultyBackend:
 
 
 class _StruckDisk(LocalDisk):
-    """Follows the plan in a directory. What would survive a loss of power is not kept."""
+    """Follows the plan in a directory. Survival of a power loss is not simulated."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory / _FILES)
@@ -79,15 +79,15 @@ class _StruckDisk(LocalDisk):
     def _call(self, operation: str, path: str, effect: Callable[[], Any], *rest: Any, **options: Any) -> Any:
         with self.plan.lock:
             try:
-                told = (self._directory / _PLAN).read_text()
+                plan = (self._directory / _PLAN).read_text()
             except FileNotFoundError:
-                told = ""
-            if told != self._known:
-                self._known = told
-                kind, at, _ = told.split() if told else ("", "0", "")
+                plan = ""
+            if plan != self._known:
+                self._known = plan
+                kind, at, _ = plan.split() if plan else ("", "0", "")
                 self._kind, self._at = kind, int(at)
                 self.inject(*([Fault(kind, self._at)] if kind else []))  # type: ignore[arg-type]
-            if told and len(self.calls) + 1 == self._at:
+            if plan and len(self.calls) + 1 == self._at:
                 (self._directory / _FIRED).write_text(f"{operation} {path}")
                 if self._kind == "kill":
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -95,5 +95,5 @@ class _StruckDisk(LocalDisk):
 
 
 def strike_in_this_process(directory: str) -> None:
-    """Let system calls of this process go wrong as the plan in a directory says."""
+    """Inject faults into the system calls of this process, by the plan in a directory."""
     _for_ever.enter_context(installed(_StruckDisk(Path(directory))))

@@ -1,4 +1,4 @@
-"""Stores with column families, one after the other of this provider and of Spark's own."""
+"""Stores with column families, of this provider and of Spark's own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def provider_class(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def instance(spark: Any, tmp_path: Path, provider_class: str) -> Iterator[Open]:
-    """Opens instances of one store, as several executors would."""
+    """Return a function that opens instances of one store, as several executors do."""
     opened = []
 
     def open_instance(**options: Any) -> Provider:

@@ -17,8 +17,8 @@ from typing import Any, Self
 import psutil
 
 from spark_statestore.options import OPTION_PREFIX
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 GROUPS = 197
 ROWS = 100
 """Rows of each batch: about half of the groups, so that a batch changes a part of the state."""
@@ -46,7 +46,7 @@ def start_counting(
 
 
 def expected(batches: int) -> list[list[int]]:
-    """What so many batches of the query give."""
+    """Return the result of the query after a number of batches."""
     groups: dict[int, list[int]] = {}
     for number in range(batches * ROWS):
         groups.setdefault(number % GROUPS, []).append(number)
@@ -54,7 +54,7 @@ def expected(batches: int) -> list[list[int]]:
 
 
 def wait_for_batch(query: Any, batch: int, seconds: float = 120) -> None:
-    """Wait until a batch is done; fails with the query's error if it ends before."""
+    """Wait until a batch is done; raise the query's error if it ends before."""
 
     def done() -> bool:
         if not query.isActive and query.exception() is not None:
@@ -87,7 +87,7 @@ def run_to(session: Any, checkpoint: Path | str, batch: int, **confs: Any) -> An
 
 
 def messages(error: Any) -> str:
-    """All messages of an error of the JVM and of what caused it."""
+    """Return all messages of a JVM error and its causes."""
     found = []
     while error is not None:
         found.append(str(error.getMessage()))
@@ -96,7 +96,7 @@ def messages(error: Any) -> str:
 
 
 def metric(query: Any, name: str) -> int:
-    """Sum of a custom metric over the batches that Spark remembers."""
+    """Sum a custom metric over the batches in Spark's recent progress."""
     return sum(
         operator.customMetrics.get(name, 0)
         for progress in query.recentProgress
@@ -105,7 +105,7 @@ def metric(query: Any, name: str) -> int:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether something becomes true in time."""
+    """Return whether a condition becomes true in time."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
@@ -115,23 +115,23 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def jvm_of(session: Any) -> int:
-    """Process id of the session's driver."""
+    """Return the process id of the session's driver."""
     return int(session._jvm.java.lang.ProcessHandle.current().pid())
 
 
 def backends_of(jvm: int) -> list[psutil.Process]:
-    """The backend processes that a JVM, or an executor that it launched, has started and that run."""
-    return [p for p in psutil.Process(jvm).children(recursive=True) if runs(p, "spark_statestore.server")]
+    """Return the running backend processes started by a JVM, or by an executor that it launched."""
+    return [p for p in psutil.Process(jvm).children(recursive=True) if runs(p, "spark_statestore.backend")]
 
 
 def backend_of(session: Any) -> psutil.Process:
-    """The backend that the driver has started for the interpreter that this runs in."""
+    """Return the backend that the driver has started for the interpreter of this process."""
     harness = session._jvm.org.apache.spark.sql.statestore.ProviderHarness
     return psutil.Process(harness.backendPid(sys.executable))
 
 
 def runs(process: psutil.Process, what: str) -> bool:
-    """Whether a process is there and has this in its command line."""
+    """Return whether a process runs and has this text in its command line."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE and what in process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -139,29 +139,29 @@ def runs(process: psutil.Process, what: str) -> bool:
 
 
 def socket_of(backend: psutil.Process) -> Path:
-    """Path of a backend's socket."""
+    """Return the path of a backend's socket."""
     command = backend.cmdline()
     return Path(command[command.index("--listen") + 1])
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
+    """Return whether a process has ended, reaped or not."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def say(event: str, value: Any = None) -> None:
-    """Tell the test that runs this program of an event, see `Program.next`."""
+def report(event: str, value: Any = None) -> None:
+    """Report an event to the test that runs this program, see `Program.next`."""
     print(json.dumps({"event": event, "value": value}), flush=True)
 
 
 class Program:
-    """A program of tests/spark/programs in a process of its own, that reports in lines of JSON."""
+    """A program of tests/spark/programs in a separate process, which reports in lines of JSON."""
 
     def __init__(self, name: str, environment: dict[str, str] | None = None, **arguments: Any) -> None:
-        # A file, as a pipe that nobody reads would stop a program that says much.
+        # A file, since a full pipe without a reader would block the program.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the program
         self.process = subprocess.Popen(
             [sys.executable, "-m", f"tests.spark.programs.{name}", json.dumps(arguments)],
@@ -185,7 +185,7 @@ class Program:
         self._errors.close()
 
     def next(self, event: str) -> Any:
-        """What the program says next, which must be this event."""
+        """Return the value of the program's next event, which must be this one."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.startswith("{"):
@@ -193,20 +193,20 @@ class Program:
                 assert node["event"] == event, node
                 return node["value"]
         self.process.wait()
-        raise AssertionError(f"the program ended before {event!r}: {self._said()}")
+        raise AssertionError(f"the program ended before {event!r}: {self._printed()}")
 
-    def go_on(self) -> None:
-        """Let a program that waits for its standard input go on."""
+    def resume(self) -> None:
+        """Let a program that waits for its standard input continue."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
     def end(self) -> None:
         """Wait for the program's regular end."""
-        self.go_on()
+        self.resume()
         self.process.communicate(timeout=60)
-        assert self.process.returncode == 0, self._said()
+        assert self.process.returncode == 0, self._printed()
 
-    def _said(self) -> str:
+    def _printed(self) -> str:
         self._errors.seek(0)
         return self._errors.read()[-4000:]

@@ -33,7 +33,7 @@ TAGS = [None, [], ["x"], ["x", None, "a longer tag"]]
 
 
 def batches(count: int, rows: int = 24) -> list[list[dict[str, Any]]]:
-    """Batches ten minutes apart; some of their rows are repeated, some late, some far too late."""
+    """Return batches ten minutes apart; some of their rows are repeated, some late, some far too late."""
     chosen = random.Random(4)
     seen: list[dict[str, Any]] = []
     made = []

@@ -1,4 +1,4 @@
-"""Column families of every kind, and a provider that takes them: this one or Spark's own."""
+"""Column families of every kind, and a provider that supports them: this one or Spark's own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import spark_statestore
-from tests.spark.harness import CLEAN_AT_ONCE, Family, Provider, Row, Store
+from tests.spark.harness import IMMEDIATE_CLEANUP, Family, Provider, Row, Store
 
 OURS = spark_statestore.PROVIDER_CLASS
 
@@ -22,7 +22,7 @@ EVENTS = Family("events", spec=("timestampPostfix",))
 # The condition of an error.
 MISSING = "STATE_STORE_UNSUPPORTED_OPERATION_ON_MISSING_COLUMN_FAMILY"
 
-# For what Spark's own store does not bear.
+# For operations that crash Spark's own store.
 ours_alone = pytest.mark.parametrize("provider_class", [OURS], ids=["ours"])
 
 
@@ -35,7 +35,9 @@ def numbers(pairs: list[tuple[Row, Row]]) -> list[int]:
 
 
 def open_provider(spark: Any, location: Path, provider_class: str, **options: Any) -> Provider:
-    chosen = {"families": True, "rocksdb__changelogCheckpointing__enabled": "true"} | CLEAN_AT_ONCE | options
+    chosen = (
+        {"families": True, "rocksdb__changelogCheckpointing__enabled": "true"} | IMMEDIATE_CLEANUP | options
+    )
     return Provider(spark, f"file:{location}", provider=provider_class, **chosen)
 
 

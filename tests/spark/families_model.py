@@ -1,7 +1,7 @@
-"""What a store with column families must hold and in which order: dicts, sorted the way that Spark documents.
+"""Model of a store with column families: dicts, sorted the way that Spark documents.
 
-An ordered family is sorted by what RocksDB compares, so that ties of the ordering columns have an
-order too. Where the order of keys means nothing, only that of a group counts: the values of a key, or
+An ordered family is sorted by the bytes that RocksDB compares, so that ties of the ordering columns have an
+order too. Where the order of keys is undefined, only that of a group counts: the values of a key, or
 the timestamps behind it. Floats and doubles are the integers of their bits.
 """
 
@@ -22,7 +22,7 @@ def column_types(ddl: str) -> list[str]:
 
 
 def unsafe_row(values: Row, types: list[str]) -> bytes:
-    """The bytes of Spark's UnsafeRow: a bit for every null, a word for every column, then what is longer."""
+    """Return the bytes of Spark's UnsafeRow: null bits, a word for every column, then variable-length values."""
     bitset = 8 * ((len(types) + 63) // 64)
     nulls, words, tail = 0, b"", b""
     for i, (value, kind) in enumerate(zip(values, types, strict=True)):
@@ -39,19 +39,19 @@ def unsafe_row(values: Row, types: list[str]) -> bytes:
 
 
 def ordering_bytes(value: int | None, kind: str) -> bytes:
-    """An ordering column: negative numbers, then the others, then null."""
+    """Encode an ordering column: negative numbers, then the others, then null."""
     width = _WIDTHS[kind]
     if value is None:
         return b"\2" + bytes(width)
     bits = value % (1 << 8 * width)
     if value < 0 and kind in ("float", "double"):
-        # By its bits, the negative number that is farthest from zero would be the largest.
+        # By its bits, the most negative number would be the largest.
         bits ^= (1 << 8 * width) - 1
     return (b"\0" if value < 0 else b"\1") + bits.to_bytes(width, "big")
 
 
 def order_key(family: Family, key: Row) -> bytes:
-    """Keys of an ordered family are in the order of these bytes."""
+    """Return the sort key of a key in an ordered family."""
     types = column_types(family.key)
     if family.spec[0] == "range":
         ordinals = family.spec[1:]
@@ -64,7 +64,7 @@ def order_key(family: Family, key: Row) -> bytes:
 
 
 def prefix_of(family: Family, key: Row) -> Row:
-    """The columns that a prefix scan of the family goes by."""
+    """Return the columns that a prefix scan of the family uses."""
     if family.spec[0] == "range":
         return tuple(key[i] for i in family.spec[1:])
     return key[: family.spec[1]] if family.spec[0] == "prefix" else key[:-1]
@@ -86,7 +86,7 @@ class FamilyModel:
         return self.family.spec[0] in ("range", "timestampPrefix", "timestampPostfix")
 
     def group(self, key: Row) -> Row:
-        """Keys of one group stand together and in order; the groups come in any order."""
+        """Return the group of a key; keys of a group are contiguous and ordered, groups are in no defined order."""
         if self.family.spec[0] == "timestampPostfix":
             return key[:-1]
         return () if self.scans_ranges else key
@@ -113,7 +113,7 @@ class FamilyModel:
         return self.lists.get(key, (None,))[0]
 
     def scan(self, kind: str, *arguments: Any) -> list[Any]:
-        """What an iterator must give, see `harness.Store.open_iterator` for the kinds."""
+        """Return the expected rows of an iterator, see `harness.Store.open_iterator` for the kinds."""
         if kind == "values":
             return [*self.lists.get(*arguments, ())]
         if kind.startswith("range"):
@@ -127,7 +127,7 @@ class FamilyModel:
         return [(key, self.lists[key][0]) for key in keys]
 
     def gives(self, found: list[tuple[Row, Row]], kind: str, *arguments: Any) -> bool:
-        """Whether this is all that such an iterator may give."""
+        """Return whether these rows are a complete and valid result of such an iterator."""
         wanted = self.scan(kind, *arguments)
         if kind == "values":
             return found == wanted

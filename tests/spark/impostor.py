@@ -1,7 +1,7 @@
-"""A process in the place of a backend, which answers whatever a file says. Run as a backend is: see `installed`.
+"""Fake backend process that answers with the bytes in a file. It is started like a backend: see `installed`.
 
-The file ``answer`` beside the script holds the bytes that the next request is answered with; ``stranger``, if it is
-there, has the process greet without knowing the token.
+The file ``answer`` beside the script has the answer to the next request; if a file ``stranger`` exists,
+the process handshakes without knowing the token.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import sys
 import threading
 from pathlib import Path
 
+from tests.support.paths import ROOT
+
 __all__ = ["installed"]
 
 
 def installed(directory: Path) -> str:
-    """An interpreter, as the option ``python`` names it, that runs this in the place of the backend."""
+    """Return an interpreter, for the option ``python``, that runs this program instead of the backend."""
     script = directory / "python"
-    root = Path(__file__).parent.parent.parent
     script.write_text(
-        f'#!/bin/sh\nPYTHONPATH={root} exec {sys.executable} -m tests.spark.impostor {directory} "$@"\n'
+        f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.spark.impostor {directory} "$@"\n'
     )
     script.chmod(0o755)
     return str(script)
@@ -30,8 +31,8 @@ def installed(directory: Path) -> str:
 def main() -> None:
     """Serve until standard input ends."""
     from spark_statestore._version import __version__
-    from spark_statestore.server.greeting import greet
-    from spark_statestore.server.protocol import PROTOCOL_VERSION, FrameSocket, Kind
+    from spark_statestore.backend.handshake import handshake
+    from spark_statestore.backend.protocol import PROTOCOL_VERSION, FrameSocket, Kind
 
     directory, address = Path(sys.argv[1]), sys.argv[-1]
     token = sys.stdin.readline().strip()
@@ -49,7 +50,7 @@ def main() -> None:
     def serve(connection: socket.socket) -> None:
         with connection:
             frames = FrameSocket(connection)
-            if not greet(frames, "0" * 64 if (directory / "stranger").exists() else token):
+            if not handshake(frames, "0" * 64 if (directory / "stranger").exists() else token):
                 return
             while (frame := frames.receive()) is not None:
                 if frame.kind is Kind.END:

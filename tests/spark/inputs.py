@@ -1,4 +1,4 @@
-"""Generated batches of rows with keys of many types, and with event times if they are wanted."""
+"""Generated batches of rows with keys of many types, and optionally with event times."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ text = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 
 def decimals(precision: int, places: int) -> st.SearchStrategy[Any]:
     most = 10**precision - 1
-    # Python's own context would round to 28 digits, for the largest numbers to one digit too many.
+    # Python's default context would round to 28 digits, and the largest numbers to one digit too many.
     return st.integers(-most, most).map(lambda n: Decimal(n).scaleb(-places, Context(prec=precision)))
 
 
@@ -36,7 +36,7 @@ TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.date32(), st.dates(date(1901, 1, 1), date(2999, 1, 1))),
     (
         pa.timestamp("us", tz="UTC"),
-        # Pandas, which some operators are written in, has no later ones.
+        # Pandas, used by some operators, has no later ones.
         st.datetimes(datetime(1971, 1, 1), datetime(2262, 1, 1), timezones=st.just(UTC)),
     ),
     (pa.decimal128(9, 2), decimals(9, 2)),
@@ -67,7 +67,7 @@ class Input:
 
 @st.composite
 def inputs(draw: st.DrawFn, *, timed: bool = False) -> Input:
-    """Batches over a few values of each key column, so that keys come again; some rows late or repeated."""
+    """Generate batches with few values of each key column; some rows are late or repeated."""
     columns = draw(st.lists(st.sampled_from(TYPES), min_size=1, max_size=3))
     names = [f"k{number}" for number in range(len(columns))]
     values = {

@@ -1,8 +1,8 @@
-"""StatefulProcessors that do what their input says. Spark's Python workers import this module."""
+"""StatefulProcessors that execute the operations in their input. Spark's Python workers import the module."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -12,16 +12,23 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 EVENT_START = 1_704_067_200_000
-"""When event time begins, in milliseconds."""
+"""Start of event time in milliseconds."""
 
 DAY = 86_400_000
 
-SAID = "k string, event string, said string"
-"""What an `Interpreter` puts out."""
+OUTPUT = "k string, event string, content string"
+"""Output schema of an `Interpreter`."""
+
+
+def _texts(rows: Iterable[Any]) -> list[str]:
+    # PySpark 4.0 returns some numbers as those of numpy.
+    return sorted(
+        repr([getattr(value, "item", lambda value=value: value)() for value in row]) for row in rows
+    )
 
 
 class Interpreter(StatefulProcessor):
-    """Does with its state what each row's `op` says, and tells what it holds then.
+    """Executes the `op` of each row on its state, and outputs the state afterwards.
 
     Rows have `seq`, which orders those of a batch, `op`, a number `n` and a value `v`.
 
@@ -30,12 +37,11 @@ class Interpreter(StatefulProcessor):
     value
         Type of `v`.
     ttl
-        Milliseconds that values live. With 1 they are there for the rest of the batch, and for
-        no other one.
+        TTL of values in milliseconds. With 1 they last for the rest of the batch only.
     timers
-        What timers are set by: "event", "processing", or none.
+        Time mode of timers: "event", "processing", or none.
     pandas
-        Whether rows come and go in pandas' frames.
+        Whether rows are passed as pandas frames.
     """
 
     def __init__(
@@ -62,7 +68,7 @@ class Interpreter(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
         for row in sorted(self._rows(rows), key=lambda row: row.seq):
             getattr(self, "do_" + row.op)(row, self._now(timerValues))
-        yield self._say(key, "rows", self._content(timerValues), timerValues)
+        yield self._output(key, "rows", self._content(timerValues), timerValues)
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
         at = expiredTimerInfo.getExpiryTimeInMs()
@@ -71,11 +77,11 @@ class Interpreter(StatefulProcessor):
             # Due in the next batch.
             self._handle.registerTimer(self._now(timerValues) + 1)
         elif at % 4 == 1:
-            # One that is due already, and one that will be.
+            # One that is due already, and a future one.
             self._handle.registerTimer(at - 1)
             self._handle.registerTimer(at + 600_001)
         event = f"timer {at}" if self._timers == "event" else "timer"
-        yield self._say(key, event, content, timerValues)
+        yield self._output(key, event, content, timerValues)
 
     def do_set(self, row: Any, now: int) -> None:
         self.one.update((row.v,))
@@ -107,7 +113,7 @@ class Interpreter(StatefulProcessor):
         self.named.clear()
 
     def do_change_while_reading(self, row: Any, now: int) -> None:
-        """Leave iterators behind that are not at their end, and change what they are on."""
+        """Leave iterators unfinished, and change the state below them."""
         values, names = self.many.get(), self.named.keys()
         for _ in zip(values, names, strict=False):
             self.many.appendValue((row.v,))
@@ -122,21 +128,21 @@ class Interpreter(StatefulProcessor):
             self._handle.deleteTimer(at)
 
     def do_fail_once(self, row: Any, now: int) -> None:
-        """Fail unless there is a file of that name, which is there then."""
+        """Fail unless a file of that name exists, and create it."""
         marker = Path(row.v)
         if not marker.exists():
             marker.touch()
             raise ValueError("this processor fails once")
 
     def _now(self, times: Any) -> int:
-        # Event time starts with the input, not with the watermark that there is not yet.
+        # Event time starts with the input; there is no watermark yet.
         return EVENT_START if self._timers == "event" else times.getCurrentProcessingTimeInMs()
 
     def _content(self, times: Any) -> dict[str, Any]:
         entries = list(self.named.iterator())
         names, kept = zip(*entries, strict=True) if entries else ((), ())
-        assert sorted(map(repr, names)) == sorted(map(repr, self.named.keys()))
-        assert sorted(map(repr, kept)) == sorted(map(repr, self.named.values()))
+        assert _texts(names) == _texts(self.named.keys())
+        assert _texts(kept) == _texts(self.named.values())
         assert all(self.named.containsKey(name) for name in names)
         assert self.named.exists() == bool(entries)
         values = list(self.many.get())
@@ -152,8 +158,8 @@ class Interpreter(StatefulProcessor):
     def _rows(self, rows: Any) -> Iterator[Any]:
         return (row for frame in rows for row in frame.itertuples()) if self._pandas else rows
 
-    def _say(self, key: Any, event: str, said: Any, times: Any) -> Any:
-        row = {"k": repr(key), "event": event, "said": repr(said)}
+    def _output(self, key: Any, event: str, content: Any, times: Any) -> Any:
+        row = {"k": repr(key), "event": event, "content": repr(content)}
         if not self._pandas:
             return Row(**row)
         from pandas import DataFrame
@@ -162,22 +168,22 @@ class Interpreter(StatefulProcessor):
 
 
 class TimedInterpreter(Interpreter):
-    """Puts out an event time `at` too, which is not late."""
+    """Outputs an event time `at` too, which is not late."""
 
-    def _say(self, key: Any, event: str, said: Any, times: Any) -> Any:
+    def _output(self, key: Any, event: str, content: Any, times: Any) -> Any:
         at = datetime.fromtimestamp(times.getCurrentWatermarkInMs() / 1000 + 1, UTC)
-        return Row(**super()._say(key, event, said, times).asDict(), at=at)
+        return Row(**super()._output(key, event, content, times).asDict(), at=at)
 
 
 class Rebuilt(StatefulProcessor):
-    """Keeps the values of its rows in the variables that it has.
+    """Keeps the values of its rows in its current variables.
 
     Parameters
     ----------
     has
         Names of its variables: of "total", "seen" and "named".
     gone
-        Names of those that it had.
+        Names of its former variables.
     """
 
     def __init__(self, has: set[str], gone: set[str]) -> None:
@@ -199,9 +205,9 @@ class Rebuilt(StatefulProcessor):
                 self.seen.appendValue((row.v,))
             if self.named is not None:
                 self.named.updateValue((row.v,), (row.n,))
-        said = {
+        content = {
             "total": self.total and self.total.get(),
             "seen": self.seen and list(self.seen.get()),
             "named": self.named and sorted(map(repr, self.named.iterator())),
         }
-        yield Row(k=repr(key), event="rows", said=repr(said))
+        yield Row(k=repr(key), event="rows", content=repr(content))

@@ -1,4 +1,4 @@
-"""Runs a query of transformWithState, and tells what its variables and timers hold; and input for it."""
+"""A query of transformWithState that returns the content of its variables and timers; and input for it."""
 
 from __future__ import annotations
 
@@ -34,44 +34,47 @@ CHANGES = [
     *("set", "set", "clear", "append", "append", "extend", "replace", "clear_list"),
     *("put", "put", "remove", "clear_map", "change_while_reading"),
 ]
-"""What an `Interpreter` can be told to do with its variables."""
+"""Operations of an `Interpreter` on its variables."""
 
 CLOCK = re.compile(r"(\w*[eE]xpiration\w*'?)(?:=|: )\d+")
 
 
 class ProcessorQuery(Query):
-    """A query whose state has names.
+    """A query with named state.
 
-    `keeps_clock` may be set if some of its state tells the time of day, which is left out then.
+    Set `keeps_clock` if some of its state contains the time of day, which is then ignored.
     """
 
     keeps_clock = False
 
     def state(self) -> Counter[str]:
-        """The rows of the newest version of all variables and timers, read in every way there is."""
+        """Return the rows of the newest version of all variables and timers, read in every way."""
         found: Counter[str] = Counter()
-        operators = self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect()
-        for operator in operators:
-            kept = json.loads(operator.operatorProperties)
-            reads = [{"readRegisteredTimers": "true"}] if kept["timeMode"] != "NoTime" else []
-            for variable in kept["stateVariables"]:
-                found[f"{operator.operatorId} {variable}"] += 1
-                if variable["stateVariableType"] == "TimerState":
-                    continue
-                reads.append({"stateVarName": variable["stateName"]})
-                if variable["stateVariableType"] != "ValueState":
-                    reads.append(reads[-1] | {"flattenCollectionTypes": "false"})
-            for options in reads:
-                reader = self.spark.read.format("statestore").option("operatorId", operator.operatorId)
-                rows = reader.options(**options).load(str(self.checkpoint))
-                if "map_value" in rows.columns:
-                    # In Python not all types can be keys of a map; and it has no order.
-                    rows = rows.selectExpr("* except (map_value)", "map_entries(map_value) as map_value")
-                found.update(f"{operator.operatorId} {options} {self._told(row)}" for row in rows.collect())
+        with self._readable():
+            operators = self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect()
+            for operator in operators:
+                kept = json.loads(operator.operatorProperties)
+                reads = [{"readRegisteredTimers": "true"}] if kept["timeMode"] != "NoTime" else []
+                for variable in kept["stateVariables"]:
+                    found[f"{operator.operatorId} {variable}"] += 1
+                    if variable["stateVariableType"] == "TimerState":
+                        continue
+                    reads.append({"stateVarName": variable["stateName"]})
+                    if variable["stateVariableType"] != "ValueState":
+                        reads.append(reads[-1] | {"flattenCollectionTypes": "false"})
+                for options in reads:
+                    reader = self.spark.read.format("statestore").option("operatorId", operator.operatorId)
+                    rows = reader.options(**options).load(str(self.checkpoint))
+                    if "map_value" in rows.columns:
+                        # In Python not all types can be keys of a map; and it has no order.
+                        rows = rows.selectExpr("* except (map_value)", "map_entries(map_value) as map_value")
+                    found.update(
+                        f"{operator.operatorId} {options} {self._told(row)}" for row in rows.collect()
+                    )
         return found
 
     def totals(self) -> list[list[int]]:
-        """How many rows each batch of the last run left in each operator."""
+        """Return the number of rows that each batch of the last run left in each operator."""
         return [[operator["numRowsTotal"] for operator in p["stateOperators"]] for p in self.progress]
 
     def _told(self, row: Any) -> str:
@@ -83,7 +86,7 @@ class ProcessorQuery(Query):
 
 
 def batches(count: int, timers: Sequence[int] = (), rows: int = 30, *, large: bool = False) -> list[Rows]:
-    """Input for an `Interpreter`, in batches ten minutes apart.
+    """Generate input for an `Interpreter`, in batches ten minutes apart.
 
     `timers` are milliseconds from now, or from the start of event time. With `large` some values
     of the first batch have a megabyte.
@@ -112,12 +115,12 @@ def batches(count: int, timers: Sequence[int] = (), rows: int = 30, *, large: bo
     return made
 
 
-# Builds a query out of the stream of the input; the number is that of the run.
+# Builds a query from the stream of the input; the number is that of the run.
 Build = Callable[[Any, int], Any]
 
 
 def in_scala(has: Sequence[str], gone: Sequence[str], ttl: Sequence[int], time: str, mode: str) -> Build:
-    """The same of each run, with other variables and another TTL."""
+    """Return the Scala variant of each run, with other variables and another TTL."""
 
     def build(stream: Any, run: int) -> Any:
         from pyspark.sql import DataFrame
@@ -143,9 +146,9 @@ def in_scala(has: Sequence[str], gone: Sequence[str], ttl: Sequence[int], time: 
 
 
 def life_of(make: Callable[[Callable[[], int]], ProcessorQuery], parts: Sequence[Sequence[Rows]]) -> Any:
-    """What a query puts out, how many rows it keeps, and in the end what rows; one run for each part.
+    """Return a query's output, its numbers of rows, and its final rows; one run for each part.
 
-    The query is made from a function that gives the number of the run. The last one
+    The query is made by a function that receives the number of the run. The last run
     starts with no store in memory.
     """
     run = 0

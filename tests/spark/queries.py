@@ -1,11 +1,11 @@
-"""Runs a streaming query over files, with restarts, and keeps what it put out batch by batch."""
+"""A streaming query over files, with restarts, whose output is collected batch by batch."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import spark_statestore
+from tests.support.spark_versions import is_since
 
 OURS = spark_statestore.PROVIDER_CLASS
 OURS_FOR_JOINS = spark_statestore.JOIN_PROVIDER_CLASS
@@ -51,21 +52,21 @@ class Query:
     spark
         The session that runs it.
     directory
-        Where its input and its checkpoint lie.
+        Directory of its input and its checkpoint.
     build
-        Makes the query out of the stream of the input.
+        Builds the query from the stream of the input.
     mode
         Its output mode.
     schema
-        Of the input.
+        Schema of the input.
     provider
-        Class that keeps its state; `session_provider` may be set to what the session says later.
+        Class of its state store provider; `session_provider` may be set to another setting of the session.
     checkpoint_format
         Spark's format of state checkpoints, 1 or 2.
     confs
-        What else is set while it starts.
+        Further settings while it starts.
     collect
-        What the sink does with a batch to get its rows.
+        Function by which the sink collects the rows of a batch.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Query:
         self._schema = schema
         self._confs = {
             STATE_STORE + "checkpointFormatVersion": str(checkpoint_format),
-            # Snapshots too are taken, and some state is too large to lie in the metadata.
+            # Snapshots are written too, and some state is too large to be inside the metadata.
             STATE_STORE + "minDeltasForSnapshot": "2",
             STATE_STORE + "backend.fileStateThreshold": "600",
             "spark.sql.shuffle.partitions": "2",
@@ -106,7 +107,7 @@ class Query:
             path = self._input / f"{self._files:03}.parquet"
             hidden = path.with_name(f".{path.name}")
             pq.write_table(pa.Table.from_pylist(rows, self._schema), hidden)
-            # Files are taken in the order of their times.
+            # Files are read in the order of their modification times.
             os.utime(hidden, (1_700_000_000 + self._files, 1_700_000_000 + self._files))
             hidden.rename(path)
             self._files += 1
@@ -115,7 +116,7 @@ class Query:
         """Start the query, which adds its output to a list batch by batch."""
 
         def sink(batch: Any, number: int) -> None:
-            # The text of a row tells 1 from 1.0 and NaN from null, and is hashable for all types.
+            # A row as text distinguishes 1 from 1.0 and NaN from null, and is hashable for all types.
             out.append((number, Counter(map(repr, self._collect(batch)))))
 
         with configured(self.spark, self._confs | {STATE_STORE + "providerClass": self.session_provider}):
@@ -133,7 +134,7 @@ class Query:
             )
 
     def run(self) -> Output:
-        """Start the query, let it take all input there is, and give its output batch by batch."""
+        """Run the query on all available input, and return its output batch by batch."""
         out: Output = []
         query = self.start(out, availableNow=True)
         try:
@@ -145,32 +146,39 @@ class Query:
         return out
 
     def state(self, only: int | None = None, **options: Any) -> Counter[str]:
-        """The rows of all stateful operators, or of one, in the newest version if no batchId is given."""
+        """Return the rows of all stateful operators, or of one, in the newest version without a batchId."""
         found: Counter[str] = Counter()
-        # Of format 2, RocksDB can be read only where the session has that format too.
-        with configured(self.spark, self._confs if self._provider == ROCKSDB else {}):
+        with self._readable():
             for operator, store in self._stores():
                 if only not in (None, operator):
                     continue
                 reader = self.spark.read.format("statestore").options(operatorId=operator, **options)
                 # A side of a join is named instead of one of its stores.
                 reader = reader.option("joinSide" if store in ("left", "right") else "storeName", store)
-                rows = reader.load(str(self.checkpoint)).collect()
+                frame = reader.load(str(self.checkpoint))
+                if store in ("left", "right") and self._join_format == "4":
+                    # Spark reads the event times of its own store wrong there.
+                    frame = frame.withColumn("key", frame.key.dropFields("__event_time"))
+                rows = frame.collect()
                 found.update(f"{operator} {store} {row!r}" for row in rows)
         return found
 
     def metadata(self) -> list[str]:
-        """What Spark notes of the query's stateful operators."""
-        rows = self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect()
+        """Return Spark's metadata of the query's stateful operators."""
+        with self._readable():
+            rows = self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect()
         return sorted(map(repr, rows))
 
+    def _readable(self) -> AbstractContextManager[None]:
+        # RocksDB state of format 2 can be read only by a session with that format; before 4.2 any state.
+        by_its_format = self._provider == ROCKSDB or not is_since("4.2")
+        return configured(self.spark, self._confs if by_its_format else {})
+
     def _stores(self) -> Iterator[tuple[int, str]]:
-        """Operators with what they have rows in: stores, column families, and the sides of the first join."""
+        """Yield operators with the names of their rows: stores, column families, sides of the first join."""
         if not (self.checkpoint / "state").exists():
             return
-        state_format = self._confs.get(JOIN_FORMAT, "2")
-        # Of format 4, Spark 4.3 reads sides with wrong event times in the keys, from its own store too.
-        sides = ["left", "right"] if state_format != "4" else []
+        sides = ["left", "right"]
         for row in self.spark.read.format("state-metadata").load(str(self.checkpoint)).collect():
             if row.operatorName != "symmetricHashJoin":
                 yield row.operatorId, row.stateStoreName
@@ -178,12 +186,16 @@ class Query:
                 for side in sides:
                     yield row.operatorId, side
                 sides = []
-                for store in _JOIN_STORES[state_format]:
+                for store in _JOIN_STORES[self._join_format]:
                     yield row.operatorId, f"left-{store}"
                     yield row.operatorId, f"right-{store}"
 
+    @property
+    def _join_format(self) -> str:
+        return self._confs.get(JOIN_FORMAT, "2")
+
     def forget_newest_commit(self) -> None:
-        """Take the newest entry out of the commit log, as if the driver had died just before it wrote it."""
+        """Remove the newest entry of the commit log, as if the driver had died just before it wrote it."""
         newest = self.commits[-1]
         newest.unlink()
         newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
@@ -194,13 +206,13 @@ class Query:
 
     @property
     def commits(self) -> list[Path]:
-        """The entries of the commit log, oldest first."""
+        """Return the entries of the commit log, oldest first."""
         entries = [path for path in (self.checkpoint / "commits").iterdir() if path.name.isdigit()]
         return sorted(entries, key=lambda path: int(path.name))
 
 
 def side_by_side(frames: Mapping[str, Any]) -> Any:
-    """One data frame for many: for each of them a column with its rows, null where a row is another's."""
+    """Combine data frames: a column with the rows of each, null in the rows of others."""
     from pyspark.sql import functions as F
 
     columns = [frame.select(F.struct("*").alias(name)) for name, frame in frames.items()]
@@ -209,7 +221,7 @@ def side_by_side(frames: Mapping[str, Any]) -> Any:
 
 @contextmanager
 def configured(spark: Any, confs: Mapping[str, str]) -> Iterator[None]:
-    """Settings of a session that last as long as the block."""
+    """Set settings of a session for the duration of the block."""
     before = spark.conf.getAll
     for key, value in confs.items():
         spark.conf.set(key, value)
@@ -224,9 +236,9 @@ def configured(spark: Any, confs: Mapping[str, str]) -> Iterator[None]:
 
 
 def unload_all(spark: Any) -> None:
-    """Make every state store of the executor be opened anew."""
-    states = spark._jvm.org.apache.spark.sql.execution.streaming.state
-    getattr(getattr(states, "StateStore$"), "MODULE$").stop()
+    """Unload every state store of the executor, so that it is reopened."""
+    column_families = spark._jvm.org.apache.spark.sql.execution.streaming.state
+    getattr(getattr(column_families, "StateStore$"), "MODULE$").stop()
 
 
 def run_with_restarts(query: Query, parts: Sequence[Sequence[Rows]]) -> list[Output]:

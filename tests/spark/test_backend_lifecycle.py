@@ -1,4 +1,4 @@
-"""The backend process: killed in the middle of a query, and gone when its session is gone."""
+"""Lifecycle of the backend process: killed during a query, and ended with its session."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import stat
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -34,17 +35,17 @@ from tests.spark.counting import (
 
 @pytest.fixture
 def scratch(built: Path) -> Iterator[Path]:
-    """A directory whose name is short enough for sockets below it, for all that a program leaves."""
+    """Return a directory whose name is short enough for sockets below it, for all files of a program."""
     directory = Path(tempfile.mkdtemp(prefix="life-"))
     yield directory
     shutil.rmtree(directory)
 
 
-def counting(scratch: Path, name: str, java: str = "", **arguments: Any) -> Program:
-    """The counting program, with all that it may leave behind below `scratch`."""
+def counting(scratch: Path, name: str, **arguments: Any) -> Program:
+    """Start the counting program, with all its files below `scratch`."""
     temporary = scratch / "tmp"
     temporary.mkdir(exist_ok=True)
-    confs = {"spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary} {java}"}
+    confs = {"spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={temporary}"}
     return Program(
         "count", {"TMPDIR": str(temporary)}, checkpoint=str(scratch / name), confs=confs, **arguments
     )
@@ -54,15 +55,20 @@ def leftovers(scratch: Path) -> list[str]:
     return [p.name for p in (scratch / "tmp").iterdir() if p.name.startswith(("spark-statestore", "sst-"))]
 
 
+def own_backends(jvm: int) -> list[psutil.Process]:
+    """Return a shared JVM's backends with this interpreter; other tests may have started others."""
+    return [backend for backend in backends_of(jvm) if backend.cmdline()[:1] == [sys.executable]]
+
+
 def only_backend(jvm: int) -> psutil.Process:
-    assert wait_until(lambda: len(backends_of(jvm)) == 1 and socket_of(backends_of(jvm)[0]).exists(), 20)
-    return backends_of(jvm)[0]
+    assert wait_until(lambda: len(own_backends(jvm)) == 1 and socket_of(own_backends(jvm)[0]).exists(), 20)
+    return own_backends(jvm)[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("storage", ["filesystem", "memory"])
+@pytest.mark.parametrize("storage", ["filesystem", pytest.param("memory", marks=pytest.mark.spark)])
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_a_query_survives_its_backend_being_killed(
+def test_query_survives_kills_of_its_backend(
     spark: Any, tmp_path: Path, checkpoint_format: int, storage: str
 ) -> None:
     session = spark.newSession()
@@ -76,7 +82,7 @@ def test_a_query_survives_its_backend_being_killed(
         wait_for_batch(query, batch)
         backend = only_backend(jvm_of(spark))
         if number % 2:
-            # Frozen, it takes requests and answers none, so it dies with commits under way.
+            # A stopped process accepts requests without answering, so it is killed with commits in progress.
             backend.suspend()
             time.sleep(1.0)
             assert query.lastProgress.batchId <= batch + 20
@@ -86,30 +92,47 @@ def test_a_query_survives_its_backend_being_killed(
         batch = query.lastProgress.batchId + 2
     finish(session, query, batch)
     assert metric(query, "backendRestarts") == kills
-    # What was stored meanwhile is whole as well.
+    # The data stored meanwhile is complete as well.
     run_to(session, tmp_path, query.lastProgress.batchId + 2)
 
 
+@pytest.mark.first
 @pytest.mark.slow
-def test_a_query_survives_its_next_backend_being_killed_before_it_is_ready(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_query_survives_a_kill_of_a_starting_backend(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
     jvm = jvm_of(spark)
     query = start_counting(session, tmp_path)
     wait_for_batch(query, 1)
     first = only_backend(jvm)
     first.kill()
-    assert wait_until(lambda: [p for p in backends_of(jvm) if p.pid != first.pid], 20)
-    (second,) = backends_of(jvm)
+    assert wait_until(lambda: [p for p in own_backends(jvm) if p.pid != first.pid], 20)
+    (second,) = own_backends(jvm)
     assert not socket_of(second).exists()
     second.kill()
     finish(session, query, query.lastProgress.batchId + 2)
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_query_resumes_after_a_kill_of_its_driver(scratch: Path) -> None:
+    with counting(scratch, "a", hold=True) as program:
+        running = program.next("running")
+        # In the middle of a batch: they follow one another without a pause.
+        time.sleep(2)
+        os.kill(running["jvm"], signal.SIGKILL)
+        assert wait_until(lambda: is_gone(running["jvm"]), 15)
+    committed = max(int(path.name) for path in (scratch / "a" / "commits").iterdir() if path.name.isdigit())
+    with counting(scratch, "a", batch=committed + 3) as program:
+        program.next("running")
+        # The program compares the counts of all batches.
+        assert program.next("result") >= committed + 3
+        program.next("stopped")
+        program.end()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["jvm", "python"])
-def test_a_killed_driver_takes_its_backend_along(scratch: Path, victim: str) -> None:
+def test_backend_ends_with_a_killed_driver(scratch: Path, victim: str) -> None:
     with counting(scratch, "a", hold=True) as program:
         running = program.next("running")
         (backend,) = running["backends"]
@@ -121,7 +144,7 @@ def test_a_killed_driver_takes_its_backend_along(scratch: Path, victim: str) -> 
 
 
 @pytest.mark.slow
-def test_two_sessions_do_not_disturb_each_other_and_leave_nothing_behind(scratch: Path) -> None:
+def test_backends_of_two_sessions_are_isolated_and_leave_no_files(scratch: Path) -> None:
     with counting(scratch, "a", hold=True) as one, counting(scratch, "b", hold=True) as other:
         first, second = one.next("running"), other.next("running")
         for socket in first["sockets"] + second["sockets"]:
@@ -130,16 +153,16 @@ def test_two_sessions_do_not_disturb_each_other_and_leave_nothing_behind(scratch
         assert set(first["backends"]).isdisjoint(second["backends"])
         assert set(first["sockets"]).isdisjoint(second["sockets"])
         os.kill(first["backends"][0], signal.SIGKILL)
-        one.go_on()
+        one.resume()
         one.next("result")
         one.next("stopped")
-        # Its JVM lives on, and with it nothing of ours.
+        # Its JVM is still running, without any process of this project.
         assert not is_gone(first["jvm"])
         assert not Path(first["sockets"][0]).parent.exists()
         one.end()
         assert not is_gone(second["backends"][0])
         assert Path(second["sockets"][0]).exists()
-        other.go_on()
+        other.resume()
         other.next("result")
         other.next("stopped")
         assert is_gone(second["backends"][0])
@@ -148,7 +171,39 @@ def test_two_sessions_do_not_disturb_each_other_and_leave_nothing_behind(scratch
 
 
 @pytest.mark.slow
-def test_files_in_the_working_directory_do_not_shadow_what_the_backend_imports(scratch: Path) -> None:
+def test_start_removes_directories_of_killed_processes_only(scratch: Path) -> None:
+    with counting(scratch, "living", hold=True) as living:
+        living.next("running")
+        used = set(leftovers(scratch))
+        # The archive of the package, and the directory of the socket.
+        assert len(used) == 2
+        with counting(scratch, "killed", hold=True) as killed:
+            running = killed.next("running")
+            (backend,) = running["backends"]
+            # A killed container has no time to clean up either.
+            os.kill(backend, signal.SIGSTOP)
+            for pid in running["jvm"], running["python"], backend:
+                os.kill(pid, signal.SIGKILL)
+            for pid in running["jvm"], running["python"], backend:
+                assert wait_until(lambda pid=pid: is_gone(pid), 15)
+        left = set(leftovers(scratch)) - used
+        assert len(left) == 2
+        with counting(scratch, "next") as following:
+            following.next("running")
+            assert wait_until(lambda: not left & set(leftovers(scratch)), 5)
+            assert used <= set(leftovers(scratch))
+            following.next("result")
+            following.next("stopped")
+            following.end()
+        living.resume()
+        living.next("result")
+        living.next("stopped")
+        living.end()
+    assert leftovers(scratch) == []
+
+
+@pytest.mark.slow
+def test_modules_in_the_working_directory_do_not_shadow_imports(scratch: Path) -> None:
     work = scratch / "work"
     work.mkdir()
     for module in "json", "queue", "fsspec", "pyarrow":
@@ -161,24 +216,7 @@ def test_files_in_the_working_directory_do_not_shadow_what_the_backend_imports(s
 
 
 @pytest.mark.slow
-def test_without_unix_sockets_the_backend_is_reached_over_the_loopback_interface(scratch: Path) -> None:
-    with counting(scratch, "a", "-Dspark.statestore.transport=tcp", hold=True) as program:
-        running = program.next("running")
-        assert running["sockets"] == ["tcp"]
-        (backend,) = running["backends"]
-        addresses = {c.laddr.ip for c in psutil.Process(backend).net_connections("inet")}
-        assert addresses == {"127.0.0.1"}
-        os.kill(backend, signal.SIGKILL)
-        program.go_on()
-        program.next("result")
-        program.next("stopped")
-        program.end()
-
-
-@pytest.mark.slow
-def test_commits_of_a_second_application_in_one_jvm_are_reported_to_its_own_driver(
-    built: Path, tmp_path: Path
-):
+def test_commits_are_reported_to_the_driver_of_the_running_application(built: Path, tmp_path: Path):
     # A batch of foreachBatch fails if a store's commit was not reported.
     with Program("applications", directory=str(tmp_path)) as program:
         assert program.next("first") == [[1, 1], [2, 2]]

@@ -1,4 +1,4 @@
-"""Mistakes and damage: an error that says what, where and what to do, and a checkpoint left as it was."""
+"""User mistakes and damage: errors with subject, cause and remedy, and an unchanged checkpoint."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from pyspark.errors import StreamingQueryException
 
 import spark_statestore
 from spark_statestore.errors import (
-    IncompatibleSparkError,
     MissingDriverError,
     OptionError,
     SessionError,
     StorageURLError,
 )
-from spark_statestore.options import OPTION_PREFIX
+from spark_statestore.options import OPTION_PREFIX, OPTIONS
 from tests.spark.counting import (
     Program,
     messages,
@@ -35,13 +34,15 @@ from tests.spark.counting import (
 )
 from tests.spark.harness import Provider
 from tests.spark.queries import SPARKS
-from tests.trees import files_below
+from tests.support.paths import SPARK_MINOR
+from tests.support.trees import files_below
+from tests.unit.test_options import ABSOLUTE, RELATIVE
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 
 def failure(session: Any, checkpoint: Path, **options: Any) -> str:
-    """What the query's failure says, with everything that caused it."""
+    """Return the messages of the query's failure and all its causes."""
     query = start_counting(session, checkpoint, confs={OPTION_PREFIX + k: v for k, v in options.items()})
     try:
         with pytest.raises(StreamingQueryException):
@@ -52,7 +53,7 @@ def failure(session: Any, checkpoint: Path, **options: Any) -> str:
 
 
 def query_end(checkpoint: Path) -> int:
-    """The last batch that a checkpoint says was done, -1 for none."""
+    """Return the last committed batch of a checkpoint, -1 for none."""
     return max((int(f.name) for f in checkpoint.glob("commits/*") if f.name.isdigit()), default=-1)
 
 
@@ -70,11 +71,19 @@ def query_end(checkpoint: Path) -> int:
         ("fileStateThreshold", "1g", r"at most 268435456"),
         ("fsync", "yes", r"must be true or false"),
         ("storage", "ramdisk", r"must be one of filesystem, memory"),
-        ("compression", "gzip", r"must be one of none, lz4, zstd"),
+        ("compression", "gzip", r"must be one of none, zstd"),
         ("checkpointsDir", " ", r"must be not empty"),
+        (
+            "checkpointsDir",
+            "bucket/x",
+            r"checkpointsDir' is 'bucket/x', but it must be an absolute.*s3://bucket/x",
+        ),
+        ("checkpointsDir", "s3:bucket/x", r"relative to the working directory of each process"),
+        ("checkpointsDir", "file://relative/path", r"name of a host"),
+        ("savepointsDir", "~/x", r"savepointsDir' is '~/x', but it must be an absolute path.*file:///data/x"),
     ],
 )
-def test_a_wrong_option_is_refused_before_the_query_starts(
+def test_invalid_option_fails_before_the_query_starts(
     spark: Any, tmp_path: Path, option: str, value: str, expected: str
 ) -> None:
     session = spark.newSession()
@@ -88,6 +97,14 @@ def test_a_wrong_option_is_refused_before_the_query_starts(
         spark_statestore.attach(session)
 
 
+@pytest.mark.parametrize("value", [*ABSOLUTE, *RELATIVE, "file://host/x"])
+def test_jvm_and_python_reject_the_same_directories(spark: Any, value: str) -> None:
+    (option,) = (option for option in OPTIONS if option.name == "checkpointsDir")
+    for pattern, _ in option.refused:
+        matches = spark._jvm.java.util.regex.Pattern.matches(pattern, value)
+        assert matches == (re.fullmatch(pattern, value) is not None)
+
+
 def builder(**confs: str) -> Any:
     from pyspark.sql import SparkSession
 
@@ -97,12 +114,12 @@ def builder(**confs: str) -> Any:
     return made
 
 
-def test_configure_refuses_a_value_of_another_type() -> None:
+def test_configure_rejects_a_value_of_another_type() -> None:
     with pytest.raises(OptionError, match=r"numRetained' is \[3\] of type list, but it must be a string"):
         spark_statestore.configure(builder(), num_retained=[3])
 
 
-def test_configure_refuses_an_option_that_is_given_twice() -> None:
+def test_configure_rejects_a_duplicate_option() -> None:
     with pytest.raises(OptionError, match="'numRetained' is given twice"):
         spark_statestore.configure(builder(), num_retained=3, numRetained=4)
 
@@ -117,29 +134,27 @@ def test_configure_refuses_an_option_that_is_given_twice() -> None:
         ("abfss://c@a.dfs.core.windows.net/x", MissingDriverError, r"pip install adlfs"),
     ],
 )
-def test_configure_refuses_storage_that_cannot_be_used(
-    url: str, error: type[Exception], expected: str
-) -> None:
+def test_configure_rejects_unusable_storage(url: str, error: type[Exception], expected: str) -> None:
     for option in "checkpoints_dir", "savepoints_dir":
         with pytest.raises(error, match=expected):
             spark_statestore.configure(builder(), **{option: url})
 
 
-def test_configure_refuses_to_contradict_what_is_set() -> None:
+def test_configure_rejects_conflicting_settings() -> None:
     given = builder(**{PROVIDER: SPARKS})
     with pytest.raises(SessionError, match=r"providerClass' is set to .*HDFSBacked.*remove one of the two"):
         spark_statestore.configure(given)
     given = builder(**{OPTION_PREFIX + "numRetained": "5"})
-    with pytest.raises(SessionError, match=r"numRetained' is set to '5'.*would set it to '7'"):
+    with pytest.raises(SessionError, match=r"numRetained' is set to '5'.*configure sets it to '7'"):
         spark_statestore.configure(given, num_retained=7)
 
 
-def test_configure_refuses_a_running_jvm(spark: Any) -> None:
+def test_configure_rejects_a_running_jvm(spark: Any) -> None:
     with pytest.raises(SessionError, match=r"running Spark JVM.*before the first session is built"):
         spark_statestore.configure(builder())
 
 
-def test_configure_refuses_spark_connect() -> None:
+def test_configure_rejects_spark_connect() -> None:
     with pytest.raises(SessionError, match=r"Spark Connect client.*configure the server"):
         spark_statestore.configure(builder(spark__remote="sc://localhost"))
 
@@ -147,11 +162,11 @@ def test_configure_refuses_spark_connect() -> None:
 # A live session
 
 
-def test_attach_accepts_a_session_that_has_everything(spark: Any) -> None:
+def test_attach_accepts_a_complete_session(spark: Any) -> None:
     spark_statestore.attach(spark)
 
 
-def test_attach_says_the_line_that_sets_the_provider(spark: Any) -> None:
+def test_attach_error_has_the_setting_of_the_provider(spark: Any) -> None:
     session = spark.newSession()
     session.conf.set(PROVIDER, SPARKS)
     with pytest.raises(SessionError) as caught:
@@ -162,14 +177,34 @@ def test_attach_says_the_line_that_sets_the_provider(spark: Any) -> None:
 
 
 @pytest.mark.slow
-def test_attach_names_the_jar_that_a_session_lacks(built: Path) -> None:
+def test_attach_error_names_the_missing_jar(built: Path) -> None:
     with Program("attach") as program:
         message = program.next("refused")
     assert "the jar is not on the class path" in message
     assert f"--jars {spark_statestore.jar_path()}" in message
 
 
-def test_attach_refuses_storage_that_cannot_be_used(spark: Any) -> None:
+@pytest.mark.slow
+def test_attach_error_has_a_remedy_if_the_provider_is_set_without_the_jar(
+    built: Path, tmp_path: Path
+) -> None:
+    confs = {
+        PROVIDER: spark_statestore.PROVIDER_CLASS,
+        "spark.sql.extensions": spark_statestore.EXTENSIONS_CLASS,
+    }
+    with Program("attach", confs=confs, checkpoint=str(tmp_path)) as program:
+        # Spark's own message is the name of the class.
+        assert spark_statestore.PROVIDER_CLASS in program.next("failed")
+        message = program.next("refused")
+    assert "the jar is not on the class path" in message
+    assert f"'{PROVIDER}' names a class in it, so a query ends with 'terminated with exception: " in message
+    assert "Restart Python (in a notebook: the kernel)" in message
+    assert "spark_statestore.configure(SparkSession.builder)" in message
+    assert f"spark-submit --jars {spark_statestore.jar_path()}" in message
+    assert "spark.conf.set" not in message
+
+
+def test_attach_rejects_unusable_storage(spark: Any) -> None:
     session = spark.newSession()
     session.conf.set(OPTION_PREFIX + "checkpointsDir", "nowhere://bucket/x")
     with pytest.raises(StorageURLError, match="cannot hold state"):
@@ -182,7 +217,7 @@ def test_attach_refuses_storage_that_cannot_be_used(spark: Any) -> None:
 @pytest.mark.parametrize(
     ("url", "expected"),
     [
-        ("nowhere://bucket/x", r"'nowhere://bucket/x/\w+/0/\d' cannot hold state.*Use file:"),
+        ("nowhere://bucket/x", r"'nowhere://bucket/x' cannot hold state.*Use file:"),
         ("gs://bucket/x", r"needs the fsspec driver for 'gcs'.*pip install gcsfs"),
         (
             "file:{file}/below",
@@ -194,7 +229,9 @@ def test_attach_refuses_storage_that_cannot_be_used(spark: Any) -> None:
         ),
     ],
 )
-def test_storage_that_cannot_be_used_is_named(spark: Any, tmp_path: Path, url: str, expected: str) -> None:
+def test_unusable_storage_error_names_the_storage(
+    spark: Any, tmp_path: Path, url: str, expected: str
+) -> None:
     file = tmp_path / "a-file"
     file.touch()
     checkpoint = tmp_path / "checkpoint"
@@ -202,7 +239,7 @@ def test_storage_that_cannot_be_used_is_named(spark: Any, tmp_path: Path, url: s
     assert re.search(expected.replace("{file}", re.escape(str(file))), message), message
 
 
-def test_the_error_that_python_shows_says_what_happened_itself(spark: Any, tmp_path: Path) -> None:
+def test_python_error_contains_the_cause(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
     session.conf.set(OPTION_PREFIX + "checkpointsDir", "nowhere://bucket/x")
     query = start_counting(session, tmp_path / "checkpoint")
@@ -214,35 +251,36 @@ def test_the_error_that_python_shows_says_what_happened_itself(spark: Any, tmp_p
 
 
 @pytest.mark.slow
-def test_an_interpreter_without_pyarrow_is_named(spark: Any, tmp_path: Path) -> None:
+def test_interpreter_without_pyarrow_error_names_it(spark: Any, tmp_path: Path) -> None:
     venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
     python = tmp_path / "bare" / "bin" / "python"
     message = failure(spark.newSession(), tmp_path / "checkpoint", python=python)
-    assert f"'{python} -m spark_statestore.server'" in message
+    assert f"'{python} -m spark_statestore.backend'" in message
     assert "No module named 'pyarrow'" in message
     assert f"'{python} -m pip install pyarrow fsspec'" in message
     assert OPTION_PREFIX + "python" in message
 
 
-def test_an_interpreter_that_does_not_exist_is_named(spark: Any, tmp_path: Path) -> None:
+def test_missing_interpreter_error_names_it(spark: Any, tmp_path: Path) -> None:
     message = failure(spark.newSession(), tmp_path / "checkpoint", python="/nowhere/python3")
     assert "'/nowhere/python3' cannot be run" in message
     assert f"Set {OPTION_PREFIX}python or spark.pyspark.python" in message
 
 
-def test_something_else_than_python_is_named(spark: Any, tmp_path: Path) -> None:
+def test_interpreter_other_than_python_error_names_it(spark: Any, tmp_path: Path) -> None:
     message = failure(spark.newSession(), tmp_path / "checkpoint", python="/bin/false")
-    assert "'/bin/false -m spark_statestore.server') ended before it was ready" in message
+    assert "'/bin/false -m spark_statestore.backend') ended before it was ready" in message
 
 
 @pytest.mark.slow
-def test_a_python_half_of_another_version_is_refused_with_both_numbers(spark: Any, tmp_path: Path) -> None:
+def test_version_mismatch_error_has_both_versions(spark: Any, tmp_path: Path) -> None:
     package = tmp_path / "other" / "spark_statestore"
     shutil.copytree(
         Path(spark_statestore.__file__).parent, package, ignore=shutil.ignore_patterns("jars", "__pycache__")
     )
-    (package / "_version.py").write_text('__version__ = "99.1"\n')
-    # The working directory of these tests has the package too, and would come first.
+    versions = package / "_version.py"
+    versions.write_text(versions.read_text().replace(spark_statestore.__version__, "99.1"))
+    # The working directory of these tests has the package too, and would take precedence.
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nPYTHONSAFEPATH=1 PYTHONPATH={tmp_path}/other exec {sys.executable} "$@"\n')
     python.chmod(0o755)
@@ -255,20 +293,15 @@ def test_a_python_half_of_another_version_is_refused_with_both_numbers(spark: An
 # Jars
 
 
-def test_a_spark_without_a_jar_is_refused() -> None:
-    with pytest.raises(IncompatibleSparkError, match=r"no jar for Spark 4\.2\.0, only for Spark 4\.3"):
-        spark_statestore.jar_path("4.2.0")
-
-
 @pytest.mark.slow
-def test_a_jar_for_another_spark_is_refused_on_the_driver(built: Path, tmp_path: Path) -> None:
-    jar = tmp_path / "spark-statestore-spark-4.3.jar"
+def test_jar_for_another_spark_is_rejected_on_the_driver(built: Path, tmp_path: Path) -> None:
+    jar = tmp_path / Path(spark_statestore.jar_path()).name
     with zipfile.ZipFile(spark_statestore.jar_path()) as source, zipfile.ZipFile(jar, "w") as target:
         for name in source.namelist():
             data = source.read(name)
             if name == "spark-statestore.properties":
-                assert b"spark=4.3" in data
-                data = data.replace(b"spark=4.3", b"spark=4.9")
+                assert f"spark={SPARK_MINOR}".encode() in data
+                data = data.replace(f"spark={SPARK_MINOR}".encode(), b"spark=4.9")
             target.writestr(name, data)
     confs = {
         "spark.jars": str(jar),
@@ -277,7 +310,7 @@ def test_a_jar_for_another_spark_is_refused_on_the_driver(built: Path, tmp_path:
     }
     with Program("count", plain=True, checkpoint=str(tmp_path / "checkpoint"), confs=confs) as program:
         message = program.next("refused")
-    assert "compiled against Spark 4.9, but Spark 4.3" in message
+    assert f"compiled against Spark 4.9, but Spark {SPARK_MINOR}" in message
     assert "spark_statestore.jar_path()" in message
     assert not (tmp_path / "checkpoint").exists()
 
@@ -287,7 +320,7 @@ def test_a_jar_for_another_spark_is_refused_on_the_driver(built: Path, tmp_path:
 
 @pytest.fixture(scope="module")
 def checkpoint(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A checkpoint of a few versions; larger ones have files of their own."""
+    """Return a checkpoint of a few versions; larger ones have files of their own."""
     directory = tmp_path_factory.mktemp("whole") / "checkpoint"
     run_to(spark.newSession(), directory, 4, fileStateThreshold="0", snapshotInterval=1000)
     return directory
@@ -295,7 +328,7 @@ def checkpoint(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def damaged(checkpoint: Path, tmp_path: Path) -> Path:
-    """A copy of it, to damage."""
+    """Return a copy of it, to damage."""
     copy = tmp_path / "checkpoint"
     shutil.copytree(checkpoint, copy)
     return copy
@@ -308,13 +341,13 @@ def newest_metadata(checkpoint: Path) -> Path:
 
 
 def newest_stream(checkpoint: Path) -> Path:
-    """The file that the newest version's changes are in, of those that are not inside metadata."""
+    """Return the file of the newest changes outside of metadata."""
     streams = (checkpoint / "state" / "0" / "0" / "shared").iterdir()
     return max(streams, key=lambda f: f.stat().st_mtime_ns)
 
 
 def state_after_failure(spark: Any, directory: Path, **options: Any) -> tuple[str, bool]:
-    """The query's failure, and whether it left the state as it was."""
+    """Return the query's failure, and whether the state is unchanged."""
     state = directory / "state"
     before, damaged = files_below(state), files_below(state / "0" / "0")
     message = failure(spark.newSession(), directory, **options)
@@ -344,23 +377,23 @@ def overwrite(path: Path) -> None:
     ("damage", "expected"),
     [
         (flip_a_byte, "does not match its checksum"),
-        (cut, r"is \d+ bytes long, which is not the length it was written with"),
+        (cut, r"has \d+ bytes, which is not the length in its header"),
         (empty, "is empty"),
-        (overwrite, "does not start as metadata does"),
+        (overwrite, "does not start with the magic number of metadata"),
     ],
 )
-def test_damaged_metadata_is_named(
+def test_damaged_metadata_error_names_the_file(
     spark: Any, damaged: Path, damage: Callable[[Path], None], expected: str
 ) -> None:
     path = newest_metadata(damaged)
     damage(path)
     message, untouched = state_after_failure(spark, damaged)
     assert re.search(rf"operator 0, partition 0, store default, .*{path.parent} {expected}", message)
-    assert "Copy it back from a backup, or start from an earlier version; nothing was changed" in message
+    assert "Restore it from a backup, or start from an earlier version; nothing was changed" in message
     assert untouched
 
 
-def test_metadata_of_a_newer_format_is_named(spark: Any, damaged: Path) -> None:
+def test_newer_metadata_format_error_names_the_file(spark: Any, damaged: Path) -> None:
     path = newest_metadata(damaged)
     data = bytearray(path.read_bytes())
     (version,) = struct.unpack_from("<H", data, 8)
@@ -374,7 +407,9 @@ def test_metadata_of_a_newer_format_is_named(spark: Any, damaged: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip_a_byte, cut])
-def test_a_damaged_stream_is_named(spark: Any, damaged: Path, damage: Callable[[Path], None]) -> None:
+def test_damaged_stream_error_names_the_file(
+    spark: Any, damaged: Path, damage: Callable[[Path], None]
+) -> None:
     path = newest_stream(damaged)
     damage(path)
     message, untouched = state_after_failure(spark, damaged)
@@ -384,28 +419,26 @@ def test_a_damaged_stream_is_named(spark: Any, damaged: Path, damage: Callable[[
     assert untouched
 
 
-def test_a_missing_stream_is_named(spark: Any, damaged: Path) -> None:
+def test_missing_stream_error_names_the_file(spark: Any, damaged: Path) -> None:
     path = newest_stream(damaged)
     path.unlink()
     message, untouched = state_after_failure(spark, damaged)
     assert re.search(rf"operator 0, partition 0.*needs the state stream .*{path}.*missing", message), message
-    assert "Copy it back from a backup" in message
+    assert "Restore it from a backup" in message
     assert untouched
 
 
-def test_missing_metadata_is_named_with_the_versions_that_are_there(spark: Any, damaged: Path) -> None:
+def test_missing_metadata_error_lists_existing_versions(spark: Any, damaged: Path) -> None:
     path = newest_metadata(damaged)
     newest = int(path.parent.name.removeprefix("chk-"))
     shutil.rmtree(path.parent)
     message, untouched = state_after_failure(spark, damaged)
-    assert f"{path.parent} is not there; the store has the versions 1 to {newest - 1}" in message, message
-    assert "or start from a version that is there" in message
+    assert f"{path.parent} does not exist; the store has the versions 1 to {newest - 1}" in message, message
+    assert "or start from an existing version" in message
     assert untouched
 
 
-def test_a_query_whose_checkpoints_dir_changed_finds_no_state_and_says_so(
-    spark: Any, damaged: Path, tmp_path: Path
-) -> None:
+def test_changed_checkpoints_dir_fails_with_missing_state(spark: Any, damaged: Path, tmp_path: Path) -> None:
     message, untouched = state_after_failure(spark, damaged, checkpointsDir=f"file:{tmp_path}/elsewhere")
     assert "the store has no version at all" in message
     assert "checkpointsDir" in message
@@ -413,7 +446,7 @@ def test_a_query_whose_checkpoints_dir_changed_finds_no_state_and_says_so(
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_state_of_another_provider_is_refused_and_left_alone(
+def test_state_of_another_provider_is_rejected_unchanged(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
     where = f"file:{tmp_path}"
@@ -429,13 +462,13 @@ def test_state_of_another_provider_is_refused_and_left_alone(
     ours.close()
     message = messages(caught.value.java_exception)
     assert "operator 0, partition 0, store default, version 1" in message
-    assert "was written by another state store provider: there are 1.delta" in message
+    assert "was written by another state store provider: its files there are 1.delta" in message
     assert "providerClass back" in message
     assert files_below(tmp_path) == before
 
 
 @pytest.mark.slow
-def test_a_query_keeps_the_provider_of_its_first_batch(spark: Any, tmp_path: Path) -> None:
+def test_query_keeps_the_provider_of_its_first_batch(spark: Any, tmp_path: Path) -> None:
     session = spark.newSession()
     session.conf.set(PROVIDER, SPARKS)
     run_to(session, tmp_path, 1)

@@ -1,4 +1,4 @@
-"""What the JVM makes of messages of changes, with and without offsets, sound and damaged."""
+"""Decoding of messages of changes in the JVM: both layouts, intact and damaged."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from spark_statestore.state.change_batches import CHANGE_SCHEMA, pack
-from spark_statestore.state.messages import shape_of
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack
+from spark_statestore.formats.messages import message_layout
 from tests.spark.harness import Family, Provider
 from tests.spark.test_cold_loads import reading, rows_at, run_batch
-from tests.state.damage import encoded, without_offsets
+from tests.unit.damaged_bytes import encoded, without_offsets
 
 Change = tuple[int, bytes, bytes | None]
 Read = Callable[[pa.Buffer | bytes, str | None], list[Change] | None]
 
-codecs = st.sampled_from([None, "lz4", "zstd"])
+codecs = st.sampled_from([None, "zstd"])
 even = st.lists(
     st.tuples(st.sampled_from([0, 2]), st.binary(min_size=8, max_size=8), st.binary(min_size=3, max_size=3))
     | st.tuples(st.just(1), st.binary(min_size=8, max_size=8), st.none()),
@@ -34,7 +34,7 @@ uneven = st.lists(
 
 @pytest.fixture(scope="module")
 def read(spark: Any) -> Read:
-    """Reads a message in the JVM; None if it is refused."""
+    """Return a function that decodes a message in the JVM; None if it is refused."""
     changes_of = reading(spark).changes
 
     def decode(message: pa.Buffer | bytes, codec: str | None) -> list[Change] | None:
@@ -63,12 +63,12 @@ def batch(changes: list[Change]) -> pa.RecordBatch:
 
 
 @given(changes=even | uneven, codec=codecs)
-def test_both_layouts_are_read(read: Read, changes: list[Change], codec: str | None) -> None:
+def test_decode_reads_both_layouts(read: Read, changes: list[Change], codec: str | None) -> None:
     for layout in (batch(changes), pack(batch(changes))):
         assert read(encoded(layout, codec), codec) == changes
 
 
-@pytest.mark.parametrize("codec", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("codec", [None, "zstd"])
 @pytest.mark.parametrize(
     ("key", "value", "rows"),
     [
@@ -83,18 +83,18 @@ def test_both_layouts_are_read(read: Read, changes: list[Change], codec: str | N
         (3, 4, 1 << 40),
     ],
 )
-def test_lengths_that_rows_do_not_divide_are_refused(
+def test_decode_rejects_a_buffer_size_that_is_no_multiple_of_rows(
     read: Read, codec: str | None, key: int, value: int, rows: int
 ) -> None:
     assert read(without_offsets(key, value, 7, codec), codec) is None or 0 not in (key, value)
     assert read(without_offsets(key, value, rows, codec), codec) is None
 
 
-def test_a_number_of_buffers_that_is_not_known_is_refused(read: Read) -> None:
+def test_decode_rejects_an_unknown_number_of_buffers(read: Read) -> None:
     changes: list[Change] = [(0, b"key", b"value"), (0, b"k", b"v")]
     message = batch(changes).serialize().to_pybytes()
     assert read(message, None) == changes
-    # Before the places of the buffers stands their number.
+    # The number of the buffers precedes their positions.
     places = struct.pack("<qqqq", 0, 0, 0, len(changes))
     for number in (0, 5, 7, 9):
         damaged = message.replace(struct.pack("<I", 8) + places, struct.pack("<I", number) + places)
@@ -104,7 +104,7 @@ def test_a_number_of_buffers_that_is_not_known_is_refused(read: Read) -> None:
 
 @settings(max_examples=300)
 @given(changes=even, at=st.integers(0, 2**20), byte=st.integers(0, 255))
-def test_no_row_lies_outside_of_a_damaged_message(
+def test_decode_exposes_no_row_outside_of_a_damaged_message(
     read: Read, changes: list[Change], at: int, byte: int
 ) -> None:
     message = bytearray(pack(batch(changes)).serialize())
@@ -113,10 +113,8 @@ def test_no_row_lies_outside_of_a_damaged_message(
     read(message, None)
 
 
-@pytest.mark.parametrize("codec", ["none", "lz4"])
-def test_what_a_commit_writes_has_no_offsets_where_lengths_are_the_same(
-    spark: Any, tmp_path: Path, codec: str
-) -> None:
+@pytest.mark.parametrize("codec", ["none", "zstd"])
+def test_commit_writes_no_offsets_if_all_lengths_are_equal(spark: Any, tmp_path: Path, codec: str) -> None:
     options = {
         "backend__compression": codec,
         "backend__fileStateThreshold": "0",
@@ -131,7 +129,7 @@ def test_what_a_commit_writes_has_no_offsets_where_lengths_are_the_same(
     for version, changes in enumerate(changed):
         run_batch(writer, version, family, changes)
         (new,) = set(tmp_path.glob("state/0/0/shared/*")) - {path for path, _ in found}
-        found.append((new, shape_of(pa.py_buffer(new.read_bytes()[16:])).buffers))
+        found.append((new, message_layout(pa.py_buffer(new.read_bytes()[16:])).buffers))
     writer.close()
     assert [buffers for _, buffers in found] == [6, 6, 8, 6]
     before = reading(spark).decodedLoads()

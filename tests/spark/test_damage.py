@@ -1,4 +1,4 @@
-"""Damaged files through the real provider, in every way in which it reads them: never a row that was not written."""
+"""Damaged files through every read path of the real provider: no row is returned that was not written."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from tests.damage import Damage, cuts, damaged, flips, others
-from tests.effort import EFFORT
-from tests.figures import count
 from tests.spark.counting import messages
 from tests.spark.harness import Family, Provider, Row
+from tests.support.damage import Damage, cuts, damaged, flips, others
+from tests.support.effort import EFFORT
+from tests.support.figures import count
 
-REMEDY = re.compile(r"back from a backup|[Uu]pgrade|[Ss]tart from|Check that")
+REMEDY = re.compile(r"from a backup|[Uu]pgrade|[Ss]tart from|Check that")
 
 Rows = dict[Row, Row]
 
 
 @dataclass
 class Stored:
-    """A store of the real provider with several versions: changes inside of metadata and in files of their own."""
+    """A store of the real provider with several versions: changes inside metadata and in separate files."""
 
     spark: Any
     location: Path
@@ -60,7 +60,7 @@ class Stored:
         self.rows[version + 1] = self.rows.get(version, {}) | put
 
     def read(self, version: int) -> Rows | str:
-        """The rows of a version as a new instance reads it, or what the error says."""
+        """Return the rows of a version in a new instance, or its error message."""
         provider = self.open()
         try:
             store = provider.open_read(version, self.ids[version])
@@ -74,7 +74,7 @@ class Stored:
 
     def files(self) -> list[Path]:
         return sorted(
-            path for path in self.location.rglob("*") if path.is_file() and "_pins" not in path.parts
+            path for path in self.location.rglob("*") if path.is_file() and "_holds" not in path.parts
         )
 
 
@@ -83,7 +83,7 @@ CONFS = {
     "v2": {"checkpointFormatVersion": "2"},
     "v2-uncompressed": {"checkpointFormatVersion": "2", "backend__compression": "none"},
 }
-# With an order of keys, and several values of one: read in another order.
+# Ordered keys, and several values of a key, have other read paths.
 SHAPES: dict[str, dict[str, Any]] = {
     "hash": {},
     "values": {"default": Family(multiple=True), "families": True},
@@ -112,12 +112,12 @@ def stored(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Stored
 
 
 @pytest.mark.slow
-def test_no_row_is_served_that_was_not_written(stored: Stored) -> None:
+def test_load_returns_no_unwritten_row_of_damaged_files(stored: Stored) -> None:
     newest = max(stored.rows)
     refused = 0
     for path in stored.files():
         size = path.stat().st_size
-        # An odd distance comes by every alignment.
+        # An odd stride covers every alignment.
         stride = 1 if EFFORT > 1 else (size // 9) | 1
         metadata = [file for file in stored.files() if file.name == "_metadata"]
         for damage in (
@@ -136,7 +136,7 @@ def check(stored: Stored, version: int, damage: Damage) -> bool:
     found = stored.read(version)
     if not isinstance(found, str):
         assert found == stored.rows[version]
-        # Nothing of the version itself can be damaged without being noticed.
+        # All damage of the version itself is detected.
         assert f"chk-{version}" not in damage.path.parent.name
         return False
     assert "operator 0, partition 0, store default" in found, found
@@ -145,9 +145,7 @@ def check(stored: Stored, version: int, damage: Damage) -> bool:
     return True
 
 
-def test_a_file_that_is_read_beside_the_insertion_of_its_rows_is_checked_as_well(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_load_verifies_files_that_the_reader_thread_reads(spark: Any, tmp_path: Path) -> None:
     rows: Rows = {(f"k{i}", i): (i, f"{i}" * 9) for i in range(3500)}
     made = Stored.__new__(Stored)
     confs = CONFS["v1"] | {"backend__compression": "none", "backend__fileStateThreshold": "1000"}
@@ -158,7 +156,7 @@ def test_a_file_that_is_read_beside_the_insertion_of_its_rows_is_checked_as_well
     made.ids[1] = None
     (path,) = (file for file in made.files() if file.parent.name == "shared")
     size = path.stat().st_size
-    # Less is read by the task itself.
+    # The task itself reads smaller inputs.
     assert size > 256 * 1024
     assert made.read(1) == rows
     for damage in (*flips(path, stride=(size // 5) | 1), *cuts(path, stride=size)):

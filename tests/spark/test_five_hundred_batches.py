@@ -1,4 +1,4 @@
-"""After hundreds of batches a backend has the memory, the open files and the stored files that it had before."""
+"""Hundreds of batches do not increase a backend's memory, open files and stored files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.spark.counting import (
     start_counting,
     wait_for_batch,
 )
-from tests.spark.harness import CLEAN_AT_ONCE, Provider
+from tests.spark.harness import IMMEDIATE_CLEANUP, Provider
 
 RETAINED = 5
 KEYS = 2_000
@@ -27,7 +27,7 @@ CHANGED = 100
 
 
 def sockets(process: psutil.Process) -> int:
-    """Open sockets, of any family."""
+    """Return the number of open sockets of any family."""
     count = 0
     for entry in os.scandir(f"/proc/{process.pid}/fd"):
         try:
@@ -55,13 +55,13 @@ def check(samples: dict[int, dict[str, int]], record: Callable[[str, object], No
     warm, *_, last = samples.values()
     for name in "backend_fds", "backend_threads", "jvm_sockets":
         assert last[name] <= warm[name] + 4, name
-    # What an allocator takes at one time and keeps is no growth.
+    # Memory that an allocator keeps is not growth.
     assert last["rss_kib"] <= warm["rss_kib"] * 1.2
     assert max(sample["files"] for sample in samples.values()) <= most_files
 
 
 @pytest.mark.slow
-def test_five_hundred_versions_leave_the_backend_as_it_was(
+def test_backend_resources_are_constant_over_five_hundred_versions(
     spark: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     partitions = 2
@@ -72,7 +72,7 @@ def test_five_hundred_versions_leave_the_backend_as_it_was(
             partition=partition,
             backend__numRetained=str(RETAINED),
             backend__snapshotInterval="10",
-            **CLEAN_AT_ONCE,
+            **IMMEDIATE_CLEANUP,
         )
         for partition in range(partitions)
     ]
@@ -104,7 +104,7 @@ def test_five_hundred_versions_leave_the_backend_as_it_was(
 
 
 @pytest.mark.soak
-def test_five_hundred_batches_leave_the_backend_as_it_was(
+def test_backend_resources_are_constant_over_five_hundred_batches(
     spark: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
     session = spark.newSession()

@@ -1,4 +1,4 @@
-"""A backend that is stopped, and storage that hangs: tasks fail or go on in time, and the query stays exact."""
+"""Stopped backends and hanging storage: tasks fail or continue in time, and queries stay exact."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from spark_statestore.options import OPTION_PREFIX
-from tests.slow import SlowStorage
 from tests.spark.counting import (
     Program,
     finish,
@@ -25,6 +24,7 @@ from tests.spark.counting import (
     wait_until,
 )
 from tests.spark.harness import Provider
+from tests.support.slow import SlowStorage
 
 LIMIT = 1
 
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
-    """Storage that can hang, and an interpreter whose backend reaches it, which ends with the test."""
+    """Return storage that can hang, with an interpreter whose backend uses it and ends with the test."""
     storage = SlowStorage(tmp_path)
     (tmp_path / "query").mkdir()
     (tmp_path / "query" / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000007"}')
@@ -67,7 +67,7 @@ def rows_of(made: Provider, version: int) -> dict[Any, Any]:
     return rows
 
 
-def test_a_commit_whose_storage_hangs_fails_in_time_and_succeeds_when_it_is_run_again(
+def test_commit_on_hanging_storage_fails_in_time_and_a_retry_succeeds(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
     made = provider(spark, slow, tmp_path)
@@ -78,14 +78,14 @@ def test_a_commit_whose_storage_hangs_fails_in_time_and_succeeds_when_it_is_run_
         refused = store.refusal("commit")
         assert LIMIT <= time.monotonic() - started < LIMIT + 20
         assert refused is not None
-        for told in ("version 1", "operator 0, partition 0", f"within {LIMIT} s", "storageTimeoutSeconds"):
-            assert told in refused.message
+        for part in ("version 1", "operator 0, partition 0", f"within {LIMIT} s", "storageTimeoutSeconds"):
+            assert part in refused.message
         store.abort()
         again = made.open(0)
         again.put(("a", 1), (2, "made"))
         assert again.commit() == 1
     other = provider(spark, slow, tmp_path)
-    # What hung has gone on by now, and found another one's version.
+    # The hanging call has continued by now, and found another attempt's version.
     time.sleep(0.5)
     assert rows_of(other, 1) == {("a", 1): (2, "made")}
     last = made.open(1)
@@ -94,9 +94,7 @@ def test_a_commit_whose_storage_hangs_fails_in_time_and_succeeds_when_it_is_run_
     assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (2, "made"), ("b", 1): (3, "more")}
 
 
-def test_calls_that_are_made_again_are_counted_in_the_metrics(
-    spark: Any, slow: SlowStorage, tmp_path: Path
-) -> None:
+def test_metrics_count_storage_retries(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
     made = provider(spark, slow, tmp_path)
     for version, times in enumerate((0, 3, 0, 1)):
         slow.reset("write", f"chk-{version + 1}/_metadata", times)
@@ -113,7 +111,7 @@ def test_calls_that_are_made_again_are_counted_in_the_metrics(
 
 
 @pytest.mark.parametrize("has_state", [True, pytest.param(False, marks=pytest.mark.soak)])
-def test_a_backend_that_is_stopped_is_replaced_and_nobody_notices_but_the_metrics(
+def test_watchdog_replaces_a_stopped_backend(
     spark: Any, slow: SlowStorage, tmp_path: Path, has_state: bool
 ) -> None:
     made = provider(spark, slow, tmp_path)
@@ -129,7 +127,7 @@ def test_a_backend_that_is_stopped_is_replaced_and_nobody_notices_but_the_metric
     store = made.open(1)
     store.put(("b", 2), (2, "y"))
     assert store.commit() == 2
-    # Its patience, and a greeting that was not answered.
+    # The request timeout, and a handshake without an answer.
     assert 2 * LIMIT + 2 <= time.monotonic() - started < 30
     assert store.metrics["backendRestarts"] == 1
     assert wait_until(lambda: is_gone(stopped), 5)
@@ -137,9 +135,7 @@ def test_a_backend_that_is_stopped_is_replaced_and_nobody_notices_but_the_metric
     assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (1, "x"), ("b", 2): (2, "y")}
 
 
-def test_a_task_that_is_killed_while_storage_hangs_ends_at_once(
-    spark: Any, slow: SlowStorage, tmp_path: Path
-) -> None:
+def test_killed_task_ends_at_once_while_storage_hangs(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
     session = spark.newSession()
     for name, value in settings(slow, seconds=100).items():
         session.conf.set(OPTION_PREFIX + name, value)
@@ -152,7 +148,7 @@ def test_a_task_that_is_killed_while_storage_hangs_ends_at_once(
         query.stop()
         assert time.monotonic() - started < 30
         finish(session, start_counting(session, checkpoint), query.lastProgress.batchId + 2)
-    # What hung has gone on by now, for nobody.
+    # The hanging call has continued by now, without a waiting client.
     time.sleep(0.5)
     query = start_counting(session, checkpoint)
     finish(session, query, 6)
@@ -160,7 +156,7 @@ def test_a_task_that_is_killed_while_storage_hangs_ends_at_once(
 
 
 @pytest.mark.soak
-def test_a_query_without_retries_says_what_hung_and_starts_again(
+def test_query_without_retries_reports_hanging_storage_and_restarts(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
     session = spark.newSession()
@@ -172,23 +168,23 @@ def test_a_query_without_retries_says_what_hung_and_starts_again(
     with slow.hanging("write", "/0/1/chk-"):
         with pytest.raises(StreamingQueryException):
             wait_for_batch(query, 10_000)
-        told = messages(query._jsq.exception().get())
+        message = messages(query._jsq.exception().get())
         for part in ("operator 0, partition 1", "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
-            assert part in told
+            assert part in message
         finish(session, start_counting(session, checkpoint), 3)
 
 
 @pytest.mark.soak
-def test_a_task_whose_storage_hung_is_retried_and_the_query_goes_on(built: Path, tmp_path: Path) -> None:
+def test_task_retry_after_hanging_storage_continues_the_query(built: Path, tmp_path: Path) -> None:
     slow = SlowStorage(tmp_path)
     with Program("hanging", checkpoint=str(tmp_path / "counting"), configure=settings(slow)) as program:
         program.next("running")
         with slow.hanging("write", "/0/1/chk-") as hang:
-            program.go_on()
+            program.resume()
             hang.wait()
             started = time.monotonic()
-            # The query has made a batch again.
-            assert program.next("went on") >= 1
+            # The query has committed a batch again.
+            assert program.next("resumed") >= 1
             assert LIMIT / 2 <= time.monotonic() - started < LIMIT + 60
         assert program.next("exact") is True
         assert program.next("failed tasks") == 1
@@ -196,7 +192,7 @@ def test_a_task_whose_storage_hung_is_retried_and_the_query_goes_on(built: Path,
 
 
 @pytest.mark.soak
-def test_tasks_that_wait_for_a_stopped_backend_share_one_new_one(
+def test_tasks_of_a_stopped_backend_share_its_replacement(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
     made = [

@@ -10,9 +10,11 @@ import pytest
 from tests.spark.counting import Program
 from tests.spark.harness import Provider
 from tests.spark.queries import OURS, OURS_FOR_JOINS
+from tests.support.spark_versions import NEWEST_JOIN_FORMAT
 
 
-def test_either_class_opens_what_the_other_wrote(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_join_provider_and_provider_open_each_others_state(spark: Any, tmp_path: Path) -> None:
     rows = []
     for version, kind in enumerate([OURS_FOR_JOINS, OURS, OURS_FOR_JOINS]):
         provider = Provider(spark, str(tmp_path), provider=kind)
@@ -21,25 +23,24 @@ def test_either_class_opens_what_the_other_wrote(spark: Any, tmp_path: Path) -> 
         store = provider.upgrade(read, version)
         store.put(("k", version), (version, "v"))
         rows = sorted(store.rows())
-        # What was opened to be read goes on reading while the store that it became writes.
+        # A store opened for reading can still be read while the store upgraded from it writes.
         assert sorted(read.rows()) == rows
         store.commit()
         provider.close()
     assert len(rows) == 3
 
 
-def test_a_read_store_cannot_be_changed(spark: Any, tmp_path: Path) -> None:
+def test_join_provider_read_store_rejects_writes(spark: Any, tmp_path: Path) -> None:
     provider = Provider(spark, str(tmp_path), provider=OURS_FOR_JOINS)._harness.provider()
     store = provider.getReadStore(0, getattr(spark._jvm, "scala.None$").__getattr__("MODULE$"))
-    with pytest.raises(
-        Exception, match="opened to be read, and cannot be changed: version 0 of state store operator 0"
-    ):
+    with pytest.raises(Exception, match="this store is read-only: version 0 of state store operator 0"):
         store.remove(None, "default")
     store.release()
 
 
 @pytest.mark.slow
-def test_nothing_native_is_loaded(built: Path, tmp_path: Path) -> None:
-    with Program("join_provider", checkpoint=str(tmp_path), format="4") as program:
-        assert program.next("formats") == ["4"]
+def test_join_provider_loads_no_native_library(built: Path, tmp_path: Path) -> None:
+    newest = f"{NEWEST_JOIN_FORMAT}"
+    with Program("join_provider", checkpoint=str(tmp_path), format=newest) as program:
+        assert program.next("formats") == [newest]
         assert program.next("rocksdb") == []

@@ -16,7 +16,7 @@ SCHEMA = pa.schema(
     [("left", pa.bool_()), ("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("us", tz="UTC"))]
 )
 ROWS = 520_000
-"""Of each side at first; as many keys again as a tenth of them are on both sides."""
+"""Rows of each side at first; a tenth as many further keys are on both sides."""
 
 
 def events(side: bool, keys: np.ndarray[Any, Any], minute: int) -> pa.Table:
@@ -33,7 +33,7 @@ def first() -> pa.Table:
 
 
 def second() -> pa.Table:
-    """Rows that find theirs all over the state, and some that find none."""
+    """Return rows that match rows all over the state, and some without a match."""
     keys = np.arange(0, 2 * ROWS, 97)
     return pa.concat_tables([events(True, keys, 1), events(False, keys + 1, 2)])
 
@@ -47,7 +47,7 @@ def joined(events: Any) -> Any:
     return left.join(right, near)
 
 
-def summed(batch: Any) -> list[tuple[int, int]]:
+def with_checksum(batch: Any) -> list[tuple[int, int]]:
     from pyspark.sql import functions as F
 
     row = batch.agg(F.count("*"), F.sum(F.hash("l", "lv", "lts", "rv", "rts").cast("bigint"))).first()
@@ -58,13 +58,13 @@ def summed(batch: Any) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(
     ("state_format", "provider", "checkpoint_format"), [(2, OURS, 1), (4, OURS_FOR_JOINS, 2)], ids=["2", "4"]
 )
-def test_a_join_of_a_million_rows_is_exact_across_a_restart(
+def test_join_of_a_million_rows_is_exact_across_a_restart(
     spark: Any, tmp_path: Path, state_format: int, provider: str, checkpoint_format: int
 ) -> None:
     found: list[tuple[int, int]] = []
 
     def collect(batch: Any) -> list[Any]:
-        found.extend(summed(batch))
+        found.extend(with_checksum(batch))
         return []
 
     query = Query(
@@ -87,7 +87,7 @@ def test_a_join_of_a_million_rows_is_exact_across_a_restart(
         query.run()
         assert query.progress[-1]["stateOperators"][0]["numRowsTotal"] > 1_000_000
     everything = spark.read.parquet(str(tmp_path / "input"))
-    [(count, checksum)] = summed(joined(everything))
+    [(count, checksum)] = with_checksum(joined(everything))
     assert sum(of[0] for of in found) == count > ROWS // 10
     assert all(of[0] for of in found)
     assert sum(of[1] for of in found) == checksum

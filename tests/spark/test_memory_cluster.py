@@ -1,4 +1,4 @@
-"""State in memory on executors of their own: the driver keeps it, whatever happens to them."""
+"""State in memory on separate executors: the driver holds it, and it survives executor loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.spark.counting import Program, is_gone, wait_until
-from tests.trees import files_below
+from tests.support.trees import files_below
 
 PLUGIN_LINE = "spark.plugins=org.apache.spark.sql.statestore.StateStorePlugin"
 
@@ -34,7 +34,7 @@ def kill(*pids: int) -> None:
         assert wait_until(lambda pid=pid: is_gone(pid), 10)
 
 
-def test_a_query_is_exact_though_an_executor_and_a_backend_are_killed(built: Path, tmp_path: Path) -> None:
+def test_memory_query_is_exact_after_kills_of_executor_and_backend(built: Path, tmp_path: Path) -> None:
     with cluster(tmp_path) as program:
         assert program.next("attached") is None
         for checkpoint_format in 1, 2:
@@ -42,7 +42,7 @@ def test_a_query_is_exact_though_an_executor_and_a_backend_are_killed(built: Pat
             assert executor != other_executor
             kill(other_backend, executor)
             assert wait_until(lambda pid=backend: is_gone(pid), 10)
-            program.go_on()
+            program.resume()
             assert program.next("result") > 1
             state = files_below(tmp_path / f"checkpoint-{checkpoint_format}" / "state")
             assert not [f for f in state if "chk-" in f or "shared" in f]
@@ -50,17 +50,17 @@ def test_a_query_is_exact_though_an_executor_and_a_backend_are_killed(built: Pat
         # One state is larger than a message may be.
         message = program.next("failed")
         assert "version 1 of operator 0, partition" in message
-        assert "which may have 1048576. Raise spark.rpc.message.maxSize" in message
+        assert "message of at most 1048576. Raise spark.rpc.message.maxSize" in message
         program.next("stopped")
         program.end()
 
 
-def test_without_the_plugin_a_query_is_refused_with_the_line_to_add(built: Path, tmp_path: Path) -> None:
+def test_missing_plugin_error_has_the_setting(built: Path, tmp_path: Path) -> None:
     with cluster(tmp_path, plain=True) as program:
         assert PLUGIN_LINE in program.next("attached")
         check_refused(program.next("failed"))
         assert not (tmp_path / "checkpoint-planned").exists()
-        # Its option was set when the driver had looked: its first task is refused.
+        # Its option was set after the driver's check: its first task is refused.
         check_refused(program.next("failed"))
         assert (tmp_path / "checkpoint-late").exists()
         assert not list(tmp_path.glob("checkpoint-late/commits/*"))
@@ -72,5 +72,5 @@ def check_refused(message: str) -> None:
     assert PLUGIN_LINE in message
     assert 'spark_statestore.configure(builder, storage="memory")' in message
     assert "spark.master=local-cluster[2,1,1024]" in message
-    assert "that goes for a single one too" in message
+    assert "this applies to a single executor too" in message
     assert "checkpointsDir" in message

@@ -1,4 +1,4 @@
-"""State in memory: bounded, exact while its application runs, and what is left of it afterwards."""
+"""State in memory: bounded, exact while its application runs, and restarted afterwards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.spark.counting import (
     wait_until,
 )
 from tests.spark.test_bad_input import failure, query_end
-from tests.trees import files_below
+from tests.support.trees import files_below
 
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
@@ -37,7 +37,7 @@ def session_with(spark: Any, checkpoint_format: int, **options: str) -> Any:
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_a_query_goes_on_within_its_session_and_no_state_is_in_files(
+def test_memory_query_resumes_within_its_session_without_state_files(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
     run_to(session_with(spark, checkpoint_format), tmp_path, 2)
@@ -46,7 +46,7 @@ def test_a_query_goes_on_within_its_session_and_no_state_is_in_files(
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_state_survives_its_backend(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
+def test_memory_state_survives_its_backend(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
     run_to(session_with(spark, checkpoint_format), tmp_path, 2)
     kill_backends(spark)
     before = query_end(tmp_path)
@@ -54,7 +54,7 @@ def test_state_survives_its_backend(spark: Any, tmp_path: Path, checkpoint_forma
     assert query.recentProgress[0].batchId == before + 1
 
 
-def test_a_backend_that_is_killed_while_a_query_runs_costs_no_state(spark: Any, tmp_path: Path) -> None:
+def test_memory_state_survives_a_backend_kill_during_a_query(spark: Any, tmp_path: Path) -> None:
     session = session_with(spark, 1)
     query = start_counting(session, tmp_path)
     try:
@@ -76,11 +76,11 @@ def kill_backends(spark: Any) -> None:
 def check_lost(message: str) -> None:
     assert "operator 0, partition" in message
     assert "was kept only on the driver of an application that has ended" in message
-    assert "keeps nothing beyond its application" in message
+    assert "keeps state only until its application ends" in message
     assert "set checkpointsDir, or storage=filesystem, before the query starts" in message
 
 
-def test_state_that_is_too_large_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_memory_state_above_its_limit_is_rejected(spark: Any, tmp_path: Path) -> None:
     message = failure(session_with(spark, 1, maxStateSize="200b"), tmp_path)
     assert "maxStateSize" in message
     assert "200" in message
@@ -90,7 +90,7 @@ def test_state_that_is_too_large_is_refused(spark: Any, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def remembered(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a driver that has ended ran queries with state in memory."""
+    """Return the directory of a finished driver that ran queries with state in memory."""
     directory = tmp_path_factory.mktemp("remembered")
     with Program("remember", directory=str(directory)) as program:
         program.next("done")
@@ -99,7 +99,7 @@ def remembered(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_with_a_directory_another_driver_goes_on(
+def test_memory_state_with_checkpoints_dir_resumes_on_another_driver(
     spark: Any, remembered: Path, checkpoint_format: int
 ) -> None:
     session = session_with(spark, checkpoint_format, checkpointsDir=f"file:{remembered}/metadata")
@@ -108,10 +108,35 @@ def test_with_a_directory_another_driver_goes_on(
 
 
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_without_a_directory_another_driver_says_that_the_state_is_lost(
+def test_memory_state_without_checkpoints_dir_is_lost_on_another_driver(
     spark: Any, remembered: Path, checkpoint_format: int
 ) -> None:
     checkpoint = remembered / f"lost-{checkpoint_format}"
     before = files_below(checkpoint / "state")
     check_lost(failure(session_with(spark, checkpoint_format), checkpoint))
     assert files_below(checkpoint / "state") == before
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_changed_storage_error_says_where_the_state_is(
+    spark: Any, tmp_path: Path, checkpoint_format: int
+) -> None:
+    session = session_with(spark, checkpoint_format, storage="filesystem")
+    run_to(session, tmp_path, 2)
+    before = files_below(tmp_path / "state")
+    message = failure(session_with(spark, checkpoint_format), tmp_path)
+    assert "has ended" not in message
+    assert f"is in files, file://{tmp_path}/state/0/" in message
+    assert "Set spark.sql.streaming.stateStore.backend.storage back to filesystem." in message
+    assert files_below(tmp_path / "state") == before
+    run_to(session, tmp_path, 4)
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+def test_changed_storage_error_reports_state_of_an_ended_driver(
+    spark: Any, remembered: Path, checkpoint_format: int
+) -> None:
+    session = session_with(spark, checkpoint_format, storage="filesystem")
+    message = failure(session, remembered / f"lost-{checkpoint_format}")
+    assert "the store has no version at all" in message
+    assert "it had storage=memory without checkpointsDir" in message

@@ -1,4 +1,4 @@
-"""Stateful operators whose tasks fail, are killed, overtaken or lost in the middle give the exact result."""
+"""Stateful operators whose tasks fail, are killed, duplicated or lost in progress give the exact result."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.effort import EFFORT
 from tests.spark.counting import Program
+from tests.support.effort import EFFORT
 
-# Those of a line run at the same time, as much of it is waiting; not all of them, since Spark gives
+# Operators of a line run concurrently, as most of the time is waiting; not all of them, since Spark gives
 # Python workers ten seconds to start.
 WAVES = [["join, state format 4", "transformWithState"]]
 SOAK_WAVES = [["aggregation", "dropDuplicates", "join, state format 2"]]
@@ -26,7 +26,7 @@ both_partitions = [f"{fault}-{partition}" for fault in FAULTS for partition in (
 
 @pytest.fixture(scope="module")
 def lives(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], dict[str, Any]]:
-    """What became of each operator in each checkpoint format."""
+    """Return the report of each operator in each checkpoint format."""
     import pyspark
 
     environment = {"SPARK_HOME": str(Path(pyspark.__file__).parent)}
@@ -42,21 +42,23 @@ def lives(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_an_operator_is_exact_whatever_befalls_its_tasks(
+def test_operator_is_exact_under_task_faults(
     lives: dict[tuple[str, int], dict[str, Any]], operator: str, checkpoint_format: int
 ) -> None:
     life = lives[operator, checkpoint_format]
     struck = [name for name in life["faults"] if name[-1].isdigit()]
     assert struck == both_partitions
-    # The first attempt's provider may have been closed for that of the second.
+    # The first attempt's provider may have been closed for the second's.
     assert sum(name.endswith(("-both", "-overtaken")) for name in life["faults"]) == 2
     assert life["output is exact"]
-    # The batch whose commit the driver did not live to write.
+    # The batch whose commit log entry the driver did not write.
     assert life["output was the same again"] == [True]
 
 
 @pytest.mark.slow
-def test_two_attempts_of_one_task_commit(lives: dict[tuple[str, int], dict[str, Any]]) -> None:
+def test_operator_is_exact_if_two_attempts_of_a_task_commit(
+    lives: dict[tuple[str, int], dict[str, Any]],
+) -> None:
     assert any(name.endswith("-both") for life in lives.values() for name in life["faults"])
     assert max(life["most attempts of a version"] for life in lives.values()) >= 3
 
@@ -64,7 +66,7 @@ def test_two_attempts_of_one_task_commit(lives: dict[tuple[str, int], dict[str, 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_what_failed_attempts_leave_is_removed_and_the_rest_loads(
+def test_cleanup_removes_files_of_failed_attempts_only(
     lives: dict[tuple[str, int], dict[str, Any]], operator: str, checkpoint_format: int
 ) -> None:
     life = lives[operator, checkpoint_format]

@@ -1,4 +1,4 @@
-"""Operator state in real queries: each batch counts once, whatever is killed, fails or starts again."""
+"""Operator state in real queries: each batch counts once, after kills, failures and restarts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_statestore.state.operator.query import OPERATOR_STATE_DIR, QueryOperatorState
+from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR, QueryOperatorState
 from tests.spark.counting import Program
 from tests.spark.programs.operator_state import answer, content, process, start, write_batches
 
@@ -20,7 +20,7 @@ BATCHES = [list(range(first, first + 5)) for first in range(1, 40, 5)]
 class Events:
     """A query over files of events, and the operator state that its function keeps.
 
-    `interrupt` is called with each batch in the block, once its state was changed.
+    `interrupt` is called with each batch in the block, after its state was changed.
     """
 
     def __init__(self, spark: Any, directory: Path, location: str | None = None) -> None:
@@ -55,7 +55,7 @@ class Events:
             self.interrupt(batch_id)
 
     def check(self) -> None:
-        """Compare the state, as it is stored, with the plain computation."""
+        """Compare the stored state with the plain computation."""
         assert content(self.opened().read()) == answer(BATCHES[: self.fed])
         assert self.opened().batches() == list(range(self.fed))
 
@@ -65,15 +65,15 @@ def events(spark: Any, tmp_path: Path) -> Events:
     return Events(spark, tmp_path)
 
 
-def run_and_fail(events: Events, told: str) -> str:
+def run_and_fail(events: Events, expected: str) -> str:
     from pyspark.errors import StreamingQueryException
 
-    with pytest.raises(StreamingQueryException, match=told) as raised:
+    with pytest.raises(StreamingQueryException, match=expected) as raised:
         events.run()
     return str(raised.value)
 
 
-def test_a_query_that_is_started_again_goes_on_with_its_state(events: Events) -> None:
+def test_operator_state_survives_a_restart_of_its_query(events: Events) -> None:
     for count in (3, 1, 2):
         events.feed(count)
         # A new driver would have an object of its own.
@@ -86,7 +86,7 @@ def test_a_query_that_is_started_again_goes_on_with_its_state(events: Events) ->
 
 
 @pytest.mark.parametrize("driver", ["the same object", "a new object"])
-def test_a_function_that_fails_leaves_the_state_of_the_batch_before(events: Events, driver: str) -> None:
+def test_failed_function_leaves_the_state_of_the_previous_batch(events: Events, driver: str) -> None:
     def fail(batch_id: int) -> None:
         if events.ran.count(batch_id) <= batch_id:
             raise ZeroDivisionError("this batch fails")
@@ -103,7 +103,7 @@ def test_a_function_that_fails_leaves_the_state_of_the_batch_before(events: Even
     assert events.ran == [0, 1, 1, 2, 2, 2]
 
 
-def test_a_batch_whose_commit_was_lost_is_run_again_from_the_same_state(events: Events) -> None:
+def test_repeated_batch_starts_from_the_same_operator_state(events: Events) -> None:
     events.feed(3)
     events.run()
     for added in (0, 2):
@@ -113,13 +113,13 @@ def test_a_batch_whose_commit_was_lost_is_run_again_from_the_same_state(events: 
         events.feed(added)
         events.run()
         events.check()
-        # Another driver goes on.
+        # Another driver continues.
         events.state = events.opened()
     assert events.ran == [0, 1, 2, 2, 2, 3, 4]
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}", "file:{}"])
-def test_the_state_lies_beside_sparks_files_whatever_the_form_of_the_location(
+def test_operator_state_is_in_the_checkpoint_location_of_any_form(
     spark: Any, tmp_path: Path, form: str
 ) -> None:
     directory = tmp_path / "with some spaces" / "größe"
@@ -128,7 +128,7 @@ def test_the_state_lies_beside_sparks_files_whatever_the_form_of_the_location(
     query = events.run()
     events.check()
     assert {"commits", "metadata", "offsets", OPERATOR_STATE_DIR} <= {p.name for p in directory.iterdir()}
-    # And so the state knows whose it is.
+    # The state records the id of its query.
     other = Events(spark, tmp_path / "other")
     other.feed(1)
     other.state = events.opened()
@@ -138,8 +138,8 @@ def test_the_state_lies_beside_sparks_files_whatever_the_form_of_the_location(
 # The example of operator state is killed as well.
 @pytest.mark.soak
 @pytest.mark.slow
-def test_a_query_is_exact_when_its_driver_is_killed(tmp_path: Path) -> None:
-    # Where in a batch, which batch, and which ones the driver had done until then.
+def test_operator_state_is_exact_after_a_driver_kill(tmp_path: Path) -> None:
+    # Point in a batch, the batch, and the batches that the driver had processed until then.
     kills = [("in the checkpoint", 1, [0]), ("after the checkpoint", 3, [1, 2])]
     write_batches(tmp_path / "input", BATCHES[:5])
     for point, batch_id, done in kills:
@@ -156,32 +156,32 @@ def test_a_query_is_exact_when_its_driver_is_killed(tmp_path: Path) -> None:
         assert program.next("batches") == [3, 4]
         program.next("stopped")
         program.end()
-    # Nothing is left of the attempts that were killed.
+    # Nothing of the killed attempts is left.
     assert len(list(tmp_path.glob(f"checkpoint/{OPERATOR_STATE_DIR}/events/chk-*"))) == 2
 
 
 # The state of another query, or of another batch
 
 
-def test_the_state_of_another_query_is_refused_and_left_as_it_is(spark: Any, tmp_path: Path) -> None:
+def test_operator_state_of_another_query_is_rejected_unchanged(spark: Any, tmp_path: Path) -> None:
     owner, other = Events(spark, tmp_path / "owner"), Events(spark, tmp_path / "other")
     for events in (owner, other):
         events.feed(2)
     query = owner.run()
     other.state = owner.opened()
-    told = run_and_fail(other, "belongs to the query")
-    assert str(query.id) in told
-    assert "SessionError" in told
-    assert "its own checkpointLocation" in told
+    message = run_and_fail(other, "belongs to the query")
+    assert str(query.id) in message
+    assert "SessionError" in message
+    assert "its own checkpointLocation" in message
     owner.check()
-    # With its own, it goes on.
+    # With its own state, it continues.
     other.state = other.opened()
     other.run()
     other.check()
 
 
 @pytest.mark.parametrize("difference", [-1, 1])
-def test_the_id_of_another_batch_is_refused(events: Events, difference: int) -> None:
+def test_operator_state_rejects_the_id_of_another_batch(events: Events, difference: int) -> None:
     events.feed(3)
     events.run()
     before = content(events.opened().read())
@@ -203,7 +203,7 @@ def test_the_id_of_another_batch_is_refused(events: Events, difference: int) -> 
 
 
 @pytest.mark.parametrize("where", ["this thread", "another thread"])
-def test_outside_of_a_query_any_batch_of_any_query_can_be_worked_on(events: Events, where: str) -> None:
+def test_operator_state_opens_any_batch_outside_of_a_query(events: Events, where: str) -> None:
     events.feed(3)
     events.run()
 
@@ -220,7 +220,7 @@ def test_outside_of_a_query_any_batch_of_any_query_can_be_worked_on(events: Even
     assert content(events.opened().read()) == answer([*BATCHES[:2], [100]])
 
 
-def test_two_queries_at_once_have_a_state_each(spark: Any, tmp_path: Path) -> None:
+def test_concurrent_queries_have_separate_operator_state(spark: Any, tmp_path: Path) -> None:
     both = [Events(spark, tmp_path / name) for name in ("one", "two")]
     for events in both:
         events.feed(3)

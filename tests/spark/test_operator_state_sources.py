@@ -1,4 +1,4 @@
-"""Operator state in Python data sources: a sink and a source that are exact, whatever is killed or fails."""
+"""Operator state in Python data sources: a sink and a source that are exact after kills and failures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark import cloudpickle
 
-from spark_statestore.state.operator import QueryOperatorState
+from spark_statestore.operator_state import QueryOperatorState
 from tests.spark.programs.operator_state import RATED, answer, content, write_batches
 from tests.spark.programs.operator_state_sources import AT_ONCE, POSITIONS, TAKEN, Sink, Source
 
@@ -27,7 +27,7 @@ def session(spark: Any) -> Any:
 
 @pytest.fixture
 def fail(tmp_path: Path) -> Callable[[str, int, str], None]:
-    """Asks for a failure of a data source, once."""
+    """Return a function that requests one failure of a data source."""
     directory = tmp_path / "faults"
     directory.mkdir()
 
@@ -58,7 +58,7 @@ def read_from_source(session: Any, directory: Path, lines: dict[int, list[str]])
 
 
 def finish(start: Callable[[], Any], failures: int = 0) -> None:
-    """Run a query to the end of its input; it fails so many times and is started again."""
+    """Run a query to the end of its input; it fails and restarts a number of times."""
     from pyspark.errors import StreamingQueryException
 
     for _ in range(failures):
@@ -74,7 +74,7 @@ def finish(start: Callable[[], Any], failures: int = 0) -> None:
 
 
 @pytest.mark.slow
-def test_a_sink_is_exact_when_its_commits_fail(
+def test_sink_is_exact_if_commits_fail(
     session: Any, tmp_path: Path, fail: Callable[[str, int, str], None]
 ) -> None:
     write_batches(tmp_path / "input", BATCHES[:5])
@@ -93,7 +93,7 @@ def test_a_sink_is_exact_when_its_commits_fail(
 
 
 def forget_batch(directory: Path, batch_id: int, *, planned: bool) -> None:
-    """Take the newest batch out of Spark's logs, as if the driver had died before it was noted there."""
+    """Remove the newest batch from Spark's logs, as if the driver had died before logging it."""
     for log in ("commits",) if planned else ("commits", "offsets"):
         path = directory / "checkpoint" / log / str(batch_id)
         path.unlink()
@@ -101,7 +101,7 @@ def forget_batch(directory: Path, batch_id: int, *, planned: bool) -> None:
 
 
 @pytest.mark.slow
-def test_a_source_gives_each_line_once_when_it_fails(
+def test_source_returns_each_line_once_after_failures(
     session: Any, tmp_path: Path, fail: Callable[[str, int, str], None]
 ) -> None:
     source = tmp_path / "input"
@@ -139,19 +139,17 @@ def test_a_source_gives_each_line_once_when_it_fails(
     fail("after the block", 3, "kill")
     grow(3)
     run(failures=1)
-    # The driver dies after it noted the offset, and so reads the same lines, although there are more by now.
+    # The driver dies after it logged the offset, and so reads the same lines, although there are more by now.
     forget_batch(tmp_path, len(lines) - 1, planned=True)
     grow(1)
     run()
-    # It dies before that, so that the lines of the last batch are planned anew.
+    # It dies before that, so that the lines of the last batch are planned again.
     forget_batch(tmp_path, len(lines) - 1, planned=False)
     grow(1)
     run()
 
 
-def test_a_state_is_opened_anew_where_it_is_shipped_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shipped_operator_state_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     state = QueryOperatorState("checkpoint", "events", num_retained=1, fsync=True)
     with state.batch(0) as store:
@@ -162,10 +160,12 @@ def test_a_state_is_opened_anew_where_it_is_shipped_to(
     assert str(shipped) == str(state)
     with shipped.batch(1) as store:
         assert store.get_list_state(TAKEN).get() == [1]
-    assert state.batches() == [1]
+    with shipped.batch(2):
+        pass
+    assert state.batches() == [1, 2]
 
 
-def test_descriptors_can_be_shipped_with_a_data_source() -> None:
+def test_descriptors_are_pickled_with_a_data_source() -> None:
     for descriptor in POSITIONS, TAKEN, RATED:
         shipped = pickle.loads(cloudpickle.dumps(descriptor))
         assert repr(shipped) == repr(descriptor)

@@ -32,7 +32,7 @@ def single(value: float) -> int:
     return struct.unpack("<i", struct.pack("<f", value))[0]
 
 
-# Few of each, so that what is done to one key meets what was done to it before.
+# Few of each, so that operations meet earlier ones on the same key.
 COLUMNS: dict[str, list[Any]] = {
     "void": [None],
     "string": [None, "", "größe"],
@@ -58,11 +58,11 @@ DECLARATIONS = [
 ]
 # With a $ in front a family is internal.
 NAMES = ["one", "two", "$three"]
-# Some are larger than what stays inside the metadata, and a few so large that the rows of a family
-# that is removed stay behind in the chain.
+# Some are larger than the limit inside metadata, and a few so large that the rows of a removed family
+# stay in the chain.
 values = st.tuples(st.integers(0, 9), st.sampled_from([None, "", "x", 1_500, 30_000]))
 
-# A thread beside the task's, as Spark's Python state server has one.
+# A second thread besides the task's, like that of Spark's Python state server.
 _second_thread = ThreadPoolExecutor(1)
 
 
@@ -82,7 +82,7 @@ def families(draw: st.DrawFn, name: str) -> Family:
 
 @st.composite
 def scans(draw: st.DrawFn, model: FamilyModel) -> Row:
-    """A kind of iterator that the family has, and its arguments."""
+    """Generate a kind of iterator that the family supports, and its arguments."""
     kinds = ["all"]
     kinds += ["prefix"] if model.scans_prefixes else []
     kinds += ["range", "range"] if model.scans_ranges else []
@@ -93,7 +93,7 @@ def scans(draw: st.DrawFn, model: FamilyModel) -> Row:
     if kind.startswith("range"):
         start, end = draw(st.none() | key), draw(st.none() | key)
         if model.family.spec[0] == "timestampPostfix":
-            # Between timestamps of one key; from one key to another means nothing.
+            # Between timestamps of one key; ranges across keys are undefined.
             one = draw(key)
             start, end = (*one[:-1], start[-1] if start else -(2**63)), (*one[:-1], end[-1] if end else 0)
         return (kind, start, end)
@@ -104,7 +104,7 @@ def scans(draw: st.DrawFn, model: FamilyModel) -> Row:
 
 @dataclass
 class Opened:
-    """An open iterator, and what it has still to give."""
+    """An open iterator, and its expected remaining rows."""
 
     store: Store
     iterator: RowIterator
@@ -118,7 +118,7 @@ class Opened:
             assert row == self.wanted.pop(self.position(row))
 
     def position(self, row: Any) -> int:
-        """Where that stands which may come next in the row's group."""
+        """Return the position of a valid next row in its group."""
         if self.kind == "values":
             return 0
         return [self.model.group(key) for key, _ in self.wanted].index(self.model.group(row[0]))
@@ -152,9 +152,9 @@ class FamiliesMachine(VersionsMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        # RocksDB keeps a name's first encoder, also when the family is removed and made anew.
+        # RocksDB keeps a name's first encoder, also when the family is removed and created again.
         self.declared: dict[str, Family] = {}
-        # Nor does it count what goes with a range.
+        # Nor does it count rows deleted by a range.
         self.uncounted = False
 
     def empty(self) -> dict[str, FamilyModel]:
@@ -218,7 +218,7 @@ class FamiliesMachine(VersionsMachine):
     @precondition(lambda self: self.store is not None)
     @rule(data=st.data(), elsewhere=st.booleans())
     def work(self, data: st.DataObject, elsewhere: bool) -> None:
-        """Some operations on one family in one go, on the task's thread or on another."""
+        """Run some operations on one family in one call, on the task's thread or on another."""
         self.work_on(self.draw_family(data), data, elsewhere=elsewhere)
 
     def draw_family(self, data: st.DataObject) -> FamilyModel:
@@ -232,7 +232,7 @@ class FamiliesMachine(VersionsMachine):
             check(result)
 
     def operate(self, data: st.DataObject, model: FamilyModel, script: Script) -> Check:
-        """One operation on the model and the script; gives the check of its result."""
+        """Add one operation to the model and the script; return the check of its result."""
         name = model.family.name
         kinds = ["put", "put", "put", "remove", "get", "exists", "multi_get", "scan", "scan"]
         kinds += ["merge", "merge", "merge_list", "put_list"] if model.family.multiple else []
@@ -251,7 +251,7 @@ class FamiliesMachine(VersionsMachine):
             script.remove(key, name)
             model.remove(key)
         elif kind == "delete_range":
-            # RocksDB is broken for good by an end before the start.
+            # RocksDB is permanently broken by an end before the start.
             bounds = sorted((key, data.draw(keys(model.family))), key=lambda k: order_key(model.family, k))
             script.delete_range(*bounds, name)
             model.delete_range(*bounds)
@@ -286,11 +286,11 @@ class FamiliesMachine(VersionsMachine):
         model.put(key, (0, "small"))
 
     @precondition(lambda self: self.store is None)
-    @rule(data=st.data(), name=st.sampled_from(NAMES), seen=st.booleans(), anew=st.booleans())
-    def batch(self, data: st.DataObject, name: str, seen: bool, anew: bool) -> None:
-        # What a query does most of the time, in one step, so that runs get to many versions.
+    @rule(data=st.data(), name=st.sampled_from(NAMES), seen=st.booleans(), recreate=st.booleans())
+    def batch(self, data: st.DataObject, name: str, seen: bool, recreate: bool) -> None:
+        # The usual batch of a query in one step, so that runs reach many versions.
         self.open_newest()
-        if anew and not name.startswith("$"):
+        if recreate and not name.startswith("$"):
             self.remove_family(name)
         self.create(data, name)
         self.work_on(self.draw_family(data), data)
@@ -299,7 +299,7 @@ class FamiliesMachine(VersionsMachine):
             self.check_all(self.store, self.content, writing=True)
         self.commit()
 
-    # Iterators that live on while the store is written to
+    # Iterators that stay open while the store is written to
 
     @precondition(lambda self: self.store is not None)
     @rule(target=iterators, data=st.data())
@@ -316,14 +316,14 @@ class FamiliesMachine(VersionsMachine):
     )
     def step(self, opened: Opened, limit: int, remove: bool) -> Any:
         if opened.store is not self.store:
-            # Its store was committed or aborted: nobody asks it any more.
+            # Its store was committed or aborted: it is no longer used.
             opened.iterator.close()
             return multiple()
         self.advance(opened, limit, remove=remove)
         return opened
 
     def advance(self, opened: Opened, limit: int, *, remove: bool) -> None:
-        # A family that was removed has no keys to remove any more.
+        # A removed family has no keys to remove.
         if remove and opened.kind != "values" and self.content.get(opened.model.family.name) is opened.model:
             found = opened.iterator.take_removed(limit)
             for key, _ in found:
@@ -362,7 +362,7 @@ ROCKSDB_SETTINGS = {
     [(HASH, False, 1, {}), (RANGE, True, 2, {}), (POSTFIX, True, 2, {}), (RANGE, False, 1, MEMORY)],
     ids=["hash-v1", "range-v2", "postfix-v2", "memory-v1"],
 )
-def test_families_are_sorted_dicts(
+def test_families_equal_sorted_dicts(
     spark: Any, default: Any, multiple: bool, checkpoint_format: int, storage: dict[str, str]
 ) -> None:
     key, spec = default
@@ -378,8 +378,8 @@ def test_families_are_sorted_dicts(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_so_they_are_in_sparks_own_store(spark: Any, checkpoint_format: int) -> None:
-    """The dicts are what Spark's contract says, not what this provider does."""
+def test_rocksdb_families_equal_sorted_dicts(spark: Any, checkpoint_format: int) -> None:
+    """Check the model against Spark's own provider, whose behaviour is the contract."""
     run_machine(
         FamiliesMachine,
         3,

@@ -1,4 +1,4 @@
-"""In which order keys come, on this provider and on Spark's own."""
+"""Order of keys in ordered column families, in this provider and in Spark's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from tests.effort import EFFORT
 from tests.spark.families import (
     EVENTS,
     EXPIRIES,
@@ -24,9 +23,10 @@ from tests.spark.families import (
 )
 from tests.spark.families_model import FamilyModel, order_key, prefix_of
 from tests.spark.harness import ROCKSDB, Family, Row, Store
+from tests.support.effort import EFFORT
 
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64, "float": 32, "double": 64}
-# By their bits: zeros, ones, infinities and NaNs of either sign, and numbers that are hardly any.
+# By their bits: zeros, ones, infinities and NaNs of either sign, and subnormal numbers.
 FLOATS = [0x00000000, 0x3F800000, 0x7F800000, 0x7FC00000, 0x7F800001, 0x7FFFFFFF, 0x00000001]
 DOUBLES = [bits << 32 for bits in (0x00000000, 0x3FF00000, 0x7FF00000, 0x7FF80000)] + [0x7FF0000000000001, 1]
 
@@ -55,7 +55,7 @@ def ordered_keys(draw: st.DrawFn) -> tuple[Family, list[Row]]:
 
 @pytest.fixture
 def both(spark: Any, tmp_path: Path) -> Iterator[list[Store]]:
-    """A store of each kind."""
+    """Return a store of each kind."""
     providers = [open_provider(spark, tmp_path / name[-20:], name) for name in (OURS, ROCKSDB)]
     stores = [provider.open(0) for provider in providers]
     yield stores
@@ -64,14 +64,14 @@ def both(spark: Any, tmp_path: Path) -> Iterator[list[Store]]:
         provider.close()
 
 
-def test_every_type_is_ordered_as_in_rocksdb(both: list[Store]) -> None:
+def test_range_order_of_every_type_equals_rocksdb(both: list[Store]) -> None:
     used = iter(range(10**9))
 
     @settings(max_examples=60 * EFFORT, suppress_health_check=list(HealthCheck))
     @given(drawn=ordered_keys())
     def check(drawn: tuple[Family, list[Row]]) -> None:
         family, keys = drawn
-        # RocksDB never forgets what a name stands for.
+        # RocksDB never reassigns the id of a name.
         family = Family(f"ordered{next(used)}", key=family.key, spec=family.spec)
         model = FamilyModel(family)
         for i, key in enumerate(keys):
@@ -92,7 +92,7 @@ def test_every_type_is_ordered_as_in_rocksdb(both: list[Store]) -> None:
     check()
 
 
-def test_ranges_are_half_open_and_may_be_empty(store: Store) -> None:
+def test_range_scan_is_half_open(store: Store) -> None:
     created(store, TIMES)
     for i in range(-2, 3):
         store.put((i, "x"), value(i), "times")
@@ -107,7 +107,7 @@ def test_ranges_are_half_open_and_may_be_empty(store: Store) -> None:
 
 
 @pytest.mark.parametrize("family", [EXPIRIES, EVENTS], ids=lambda family: family.name)
-def test_timestamps_are_signed(store: Store, family: Family) -> None:
+def test_timestamp_order_is_signed(store: Store, family: Family) -> None:
     created(store, family)
     times = [2**63 - 1, 0, -(2**63), 5, -1, 1]
     for at in times:
@@ -118,8 +118,8 @@ def test_timestamps_are_signed(store: Store, family: Family) -> None:
 
 
 @ours_alone
-def test_all_columns_may_order_in_any_sequence(store: Store) -> None:
-    """Spark gives such keys back with their columns mixed up."""
+def test_range_order_supports_any_sequence_of_columns(store: Store) -> None:
+    """Deviates from Spark, which returns such keys with permuted columns."""
     created(store, Family("mixed", key="a tinyint, b smallint", spec=("range", 1, 0)))
     for i, key in enumerate([(1, 300), (None, -300), (2, 5), (1, 5)]):
         store.put(key, value(i), "mixed")
@@ -128,7 +128,7 @@ def test_all_columns_may_order_in_any_sequence(store: Store) -> None:
 
 
 @ours_alone
-def test_a_range_with_one_end_stays_with_its_key(store: Store) -> None:
+def test_half_bounded_range_stays_within_its_group(store: Store) -> None:
     created(store, EVENTS)
     for name in "abc":
         for time in (-5, 0, 7):

@@ -1,4 +1,4 @@
-"""What a provider with column families has to refuse, this one and Spark's own."""
+"""Refusals of a provider with column families, this one and Spark's own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.spark.harness import Family, Open, Row, Store
 
 INVALID = "STATE_STORE_CANNOT_USE_COLUMN_FAMILY_WITH_INVALID_NAME"
 RESERVED = "STATE_STORE_CANNOT_CREATE_COLUMN_FAMILY_WITH_RESERVED_CHARS"
-# What Spark refuses with a bare assertion, we refuse with the condition that it has for it elsewhere.
+# Bare assertions of Spark are errors here, with the condition that Spark uses elsewhere.
 UNSUPPORTED = {"IllegalStateException", "IllegalArgumentException", "STATE_STORE_UNSUPPORTED_OPERATION"}
 
 
@@ -37,7 +37,9 @@ REFUSED_NAMES = [
 
 
 @pytest.mark.parametrize(("name", "internal", "kind"), REFUSED_NAMES)
-def test_names_that_a_family_cannot_have(instance: Open, name: str, internal: bool, kind: str | None) -> None:
+def test_create_rejects_invalid_family_names(
+    instance: Open, name: str, internal: bool, kind: str | None
+) -> None:
     provider = instance()
     store = provider.open(0)
     refused = store.refusal("create", Family(name, internal=internal))
@@ -53,7 +55,7 @@ def test_names_that_a_family_cannot_have(instance: Open, name: str, internal: bo
     ("name", "kind"),
     [("default", INVALID), (" a", INVALID), ("", INVALID), ("$a", RESERVED), ("never seen", None)],
 )
-def test_names_that_cannot_be_removed(store: Store, name: str, kind: str | None) -> None:
+def test_remove_rejects_invalid_family_names(store: Store, name: str, kind: str | None) -> None:
     refused = store.refusal("remove_family", name)
     assert (refused.kind if refused else None) == kind
 
@@ -75,13 +77,13 @@ USES: dict[str, tuple[Any, ...]] = {
 
 
 def use(operation: str) -> tuple[str, tuple[Any, ...]]:
-    """What a test calls for an operation or for a kind of iterator."""
+    """Return the method and arguments that a test calls for an operation or for a kind of iterator."""
     if operation in USES:
         return operation, USES[operation]
     return "scan", (operation, *((None, None) if operation.startswith("range") else (("a",),)))
 
 
-def test_a_family_that_was_never_created_is_named(store: Store) -> None:
+def test_missing_family_error_names_it(store: Store) -> None:
     for operation in (*USES, "prefix", "prefixValues", "rangeValues", "allValues", "reusable"):
         method, arguments = use(operation)
         refused = store.refusal(method, *arguments, family="unknown")
@@ -90,7 +92,7 @@ def test_a_family_that_was_never_created_is_named(store: Store) -> None:
         assert "unknown" in refused.message
 
 
-# What a family's declaration does not allow
+# Operations that a family's declaration does not allow
 
 LIST_USES = ["put_list", "merge", "merge_list", "values", "allValues"]
 REFUSED_USES = [
@@ -103,7 +105,7 @@ REFUSED_USES = [
 ]
 
 
-def test_what_a_familys_encoding_does_not_allow_is_refused(store: Store) -> None:
+def test_operation_unsupported_by_the_key_encoding_is_rejected(store: Store) -> None:
     allowed = []
     for family, operation in REFUSED_USES:
         created(store, family)
@@ -130,7 +132,7 @@ REFUSED_DECLARATIONS = [
 
 
 @pytest.mark.parametrize(("key", "spec", "kind"), REFUSED_DECLARATIONS)
-def test_keys_that_cannot_be_ordered_or_cut_are_refused(store: Store, key: str, spec: Row, kind: str) -> None:
+def test_unsupported_key_types_are_rejected(store: Store, key: str, spec: Row, kind: str) -> None:
     refused = store.refusal("create", Family("bad", key=key, spec=spec))
     assert refused is not None
     assert refused.kind == kind
@@ -147,7 +149,7 @@ def test_keys_that_cannot_be_ordered_or_cut_are_refused(store: Store, key: str, 
     ],
     ids=["encoder", "values per key", "key", "value"],
 )
-def test_a_family_with_rows_does_not_become_another(instance: Open, other: Family) -> None:
+def test_family_with_rows_rejects_another_schema(instance: Open, other: Family) -> None:
     provider = instance()
     store = created(provider.open(0), TIMES)
     store.put((1, "a"), value(1), "times")
@@ -159,3 +161,25 @@ def test_a_family_with_rows_does_not_become_another(instance: Open, other: Famil
         assert refused is not None
         assert "times has range keys" in refused.message
         assert numbers(created(opened, TIMES).rows("times")) == [1]
+
+
+@ours_alone
+def test_join_side_with_a_doubled_event_time_is_only_iterated(instance: Open) -> None:
+    lists = Family("events", spec=("timestampPostfix",), multiple=True)
+    # Spark's state data source declares the keys so for the option joinSide and state format 4.
+    doubled = Family("events", key="a string, b bigint, t bigint", spec=lists.spec, multiple=True)
+    store = created(instance().open(0), lists)
+    store.put_list(A, [value(1), value(2)], "events")
+    store.commit()
+    provider = instance()
+    read = provider.open_read(1)
+    read.register(doubled)
+    assert read.scan("allValues", family="events") == [(("a", 1, 1), value(n)) for n in (1, 2)]
+    for operation, arguments in (("get", (("a", 1, 1),)), ("values", (("a", 1, 1),)), ("rows", ())):
+        refused = read.refusal(operation, *arguments, family="events")
+        assert refused is not None, operation
+        assert "storeName=events" in refused.message
+    upgraded = provider.upgrade(read, 1)
+    refused = upgraded.refusal("create", doubled)
+    assert refused is not None
+    assert "events has timestampPostfix keys" in refused.message

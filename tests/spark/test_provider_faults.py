@@ -1,6 +1,7 @@
 """The real provider while its backend's storage fails, tears writes, loses answers, or the backend is killed.
 
-Whatever call it happens at: the store loads as the old or the new version, whole, and the batch can be run again.
+After a fault at any call, the store loads as the old or the new version, complete, and the batch can be
+repeated.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from spark_statestore.testing.faults import FaultKind
-from tests.effort import EFFORT
-from tests.figures import count
 from tests.spark.backend_faults import FaultyBackend
 from tests.spark.counting import messages
-from tests.spark.harness import CLEAN_AT_ONCE, Provider, Row
+from tests.spark.harness import IMMEDIATE_CLEANUP, Provider, Row
+from tests.support.effort import EFFORT
+from tests.support.figures import count
 
 Rows = dict[Row, Row]
 
@@ -28,7 +29,7 @@ FIRST: Rows = {(f"k{i}", i): (i, "first") for i in range(30)}
 
 @dataclass
 class Life:
-    """One store, what it acknowledged, and what its next version is to be."""
+    """One store, its acknowledged versions, and its next version."""
 
     spark: Any
     backend: FaultyBackend
@@ -42,7 +43,7 @@ class Life:
 
     def open(self) -> Provider:
         location = f"file:{self.backend.files}/{self.number}"
-        settings = CLEAN_AT_ONCE | {"backend__python": self.backend.python} | self.confs
+        settings = IMMEDIATE_CLEANUP | {"backend__python": self.backend.python} | self.confs
         self.opened.append(Provider(self.spark, location, **settings))
         return self.opened[-1]
 
@@ -74,14 +75,14 @@ class Life:
             assert self.read(version, self.ids[version]) == self.rows[version], version
 
     def check_attempted(self) -> None:
-        """The version that was not acknowledged is there whole, or it is not there."""
+        """Check that the unacknowledged version is complete or missing."""
         version = self.version + 1
         if version not in self.attempted or self.confs["checkpointFormatVersion"] == "2":
             return
         try:
             found = self.read(version, None)
         except Py4JJavaError as error:
-            if "is not there" not in messages(error.java_exception):
+            if "does not exist; the store has" not in messages(error.java_exception):
                 raise
         else:
             assert found in self.attempted[version]
@@ -104,7 +105,7 @@ def commits(put: Rows) -> Callable[[Life, Provider], None]:
 
 
 def commits_again(life: Life, provider: Provider) -> None:
-    """The batch is run again: in format v1 under the name of the version that is there."""
+    """Repeat the batch: in format v1 under the name of the existing version."""
     life.version = 2
     life.commit(life.open(), {("again", 1): (life.number, "")})
 
@@ -114,7 +115,7 @@ def loads(life: Life, provider: Provider) -> None:
 
 
 def maintains(life: Life, provider: Provider) -> None:
-    """Takes a snapshot that the next commit takes up, and then removes what is old."""
+    """Write a snapshot that the next commit uses, and then remove old files."""
     provider.snapshot()
     life.commit(provider, {("at", life.number): (life.number, "")})
     provider.cleanup()
@@ -137,7 +138,7 @@ def backend(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> FaultyBacke
 
 
 def _cases() -> Iterator[Any]:
-    """Every operation in both of Spark's formats, and synced; some of them outside of soak."""
+    """Yield every operation in both of Spark's formats, and synced; some of them for soak only."""
     for operation in OPERATIONS:
         for checkpoint_format in ("1", "2"):
             for fsync in ("false", "true"):
@@ -148,7 +149,7 @@ def _cases() -> Iterator[Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("operation", "checkpoint_format", "fsync"), list(_cases()))
-def test_a_store_is_old_or_new_whatever_befalls_its_backend(
+def test_commit_is_atomic_under_backend_faults(
     spark: Any, backend: FaultyBackend, operation: str, checkpoint_format: str, fsync: str
 ) -> None:
     confs = {
@@ -162,7 +163,7 @@ def test_a_store_is_old_or_new_whatever_befalls_its_backend(
     number = len(list(backend.files.iterdir()))
     struck = 0
     for kind in KINDS:
-        # A backend that was killed takes a second to come back.
+        # A killed backend takes a second to restart.
         step = 1 if EFFORT > 1 else 5 if kind == "kill" else 3
         at, fired = 1 + KINDS.index(kind) % step, "something"
         while fired:
@@ -183,21 +184,21 @@ def test_a_store_is_old_or_new_whatever_befalls_its_backend(
 
 
 def strike(life: Life, operation: str, kind: FaultKind, at: int) -> str:
-    """Do something while a call goes wrong, and see what is left; which call it was."""
+    """Run an operation with a fault in one call, check the result, and return the call that had the fault."""
     provider = three_versions(life)
     life.backend.strike(kind, at)
-    told = ""
+    message = ""
     try:
         OPERATIONS[operation](life, provider)
     except Py4JJavaError as error:
-        told = messages(error.java_exception)
+        message = messages(error.java_exception)
     finally:
         fired = life.backend.stop()
-    if told:
-        assert fired, told
-        assert "operator 0, partition 0" in told, told
+    if message:
+        assert fired, message
+        assert "operator 0, partition 0" in message, message
         life.check_attempted()
-    # Spark runs the batch again elsewhere.
+    # Spark retries the batch elsewhere.
     life.check(since=2 if operation != "maintenance" else life.version)
     other = life.open()
     life.commit(other, LARGE)

@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 from hypothesis import Phase, given, note, settings
 
-from tests.effort import EFFORT
 from tests.spark.inputs import Input, inputs
 from tests.spark.queries import OURS, SPARKS, Query, run_with_restarts, side_by_side
+from tests.support.effort import EFFORT
 
 
 def keys(stream: Any) -> list[str]:
@@ -44,11 +44,11 @@ def count_in_pandas(stream: Any) -> Any:
 
 
 def by_time(stream: Any) -> Any:
-    """All that puts out rows, or forgets them, as event time passes."""
+    """Combine all operators that output or drop rows as event time passes."""
     from pyspark.sql import functions as F
 
     by = keys(stream)
-    # A type that input files have not.
+    # A type that input files do not have.
     timely = stream.withColumn("pause", F.expr("make_dt_interval(0, 0, 0, v % 3)")).withWatermark(
         "ts", "10 minutes"
     )
@@ -105,7 +105,7 @@ CASES = {
     ("build", "mode", "timed", "examples"),
     [pytest.param(*case, id=name, marks=[pytest.mark.soak] * case[2]) for name, case in CASES.items()],
 )
-def test_keys_of_every_type_are_told_apart_as_on_sparks_own_store(
+def test_key_equality_of_every_type_equals_sparks_store(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, build: Any, mode: str, timed: bool, examples: int
 ) -> None:
     @settings(max_examples=examples * EFFORT, phases=[Phase.generate], database=None)

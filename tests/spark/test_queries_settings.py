@@ -1,4 +1,4 @@
-"""Settings of Spark that reach a store change nothing in what a query puts out and keeps."""
+"""Settings of Spark that reach a store change nothing in a query's output and state."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def life_of(query: Query) -> tuple[list[Output], Counter[str]]:
 
 @pytest.fixture(scope="module")
 def expected(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Output], Counter[str]]:
-    """What the query does on Spark's own store, with nothing set."""
+    """Return the output and state of the query on Spark's own store, with default settings."""
     directory = tmp_path_factory.mktemp("spark")
     return life_of(Query(spark, directory, counts_and_joins, "append", events.SCHEMA, provider=SPARKS))
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_setting_changes_no_result(spark: Any, tmp_path: Path, expected: Any, name: str) -> None:
+def test_settings_do_not_change_results(spark: Any, tmp_path: Path, expected: Any, name: str) -> None:
     # Either format of checkpoints with some of them.
     checkpoint_format = 1 + list(SETTINGS).index(name) % 2
     query = Query(
@@ -72,7 +72,7 @@ def test_a_setting_changes_no_result(spark: Any, tmp_path: Path, expected: Any, 
     outputs, state = life_of(query)
     assert outputs == expected[0]
     assert state == expected[1]
-    # The last run's first batch loads in any case, the next one if nothing stays in memory.
+    # The last run's first batch always loads, the next one if nothing stays in memory.
     first, second = [
         sum(operator["customMetrics"]["checkpointLoadBytes"] for operator in progress["stateOperators"])
         for progress in query.progress[:2]

@@ -1,4 +1,4 @@
-"""What Spark writes is verified whole; broken, the query is repaired, and goes on; orphans can be collected as it runs."""
+"""`verify`, `repair` and `gc` on checkpoints written by Spark: intact, damaged, and of a running query."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from spark_statestore.checkpoint.query.gc import DAY, gc
-from spark_statestore.checkpoint.query.verify import verify
-from spark_statestore.savepoint.repair import repair
+from spark_statestore.query.gc import DAY, gc
+from spark_statestore.query.repair import repair
+from spark_statestore.query.verify import verify
 from tests.spark.queries import Query, unload_all
 
 WORDS = pa.schema([("word", pa.string())])
@@ -24,7 +24,7 @@ def counts(events: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
-def test_a_query_whose_newest_batch_is_broken_is_repaired(
+def test_repair_restores_a_query_with_a_damaged_newest_batch(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
     query = Query(spark, tmp_path, counts, "update", WORDS, checkpoint_format=checkpoint_format)
@@ -37,19 +37,19 @@ def test_a_query_whose_newest_batch_is_broken_is_repaired(
     for path in query.checkpoint.glob("state/0/1/chk-3*/_metadata"):
         path.write_bytes(path.read_bytes()[:-1])
     assert not verify(url).ok
-    assert repair(url).batch == 1
+    assert repair(url, stopped=True).batch == 1
     assert query.run() == output[2:]
     assert query.state() == state
     assert verify(url).problems == ()
     unload_all(spark)
-    # What was rolled back is kept for as long as the log entries are.
+    # Rolled back files are kept for as long as the log entries are.
     assert gc(url, stopped=True).orphans == ()
     assert query.state() == state
 
 
 @pytest.mark.slow
-def test_orphans_are_collected_while_the_query_runs(spark: Any, tmp_path: Path) -> None:
-    """However young they are: what a commit is about to name must stay all the same."""
+def test_gc_removes_orphans_of_a_running_query(spark: Any, tmp_path: Path) -> None:
+    """Delete orphans of any age, without files that a concurrent commit is about to reference."""
     query = Query(spark, tmp_path, counts, "update", WORDS, checkpoint_format=2)
     query.feed(*([{"word": f"{number}"} for number in range(30)] for _ in range(8)))
     url = str(query.checkpoint)

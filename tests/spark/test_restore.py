@@ -1,4 +1,4 @@
-"""Queries that go on from a savepoint or a copy, or are set back, put out what they did without."""
+"""Queries resumed from a savepoint or a copy, or rolled back, give the output of an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_statestore import IllegalStateError, clone, restore, rollback, savepoint
-from spark_statestore.checkpoint.query import QueryCheckpoint
-from spark_statestore.savepoint.content import read_store
-from spark_statestore.savepoint.savepoint import Kind
+from spark_statestore import QueryRunningError, clone, gc, restore, rollback, savepoint
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.savepoint import Kind
+from spark_statestore.query.store_snapshot import read_store
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES, ProcessorQuery, batches, in_scala
 from tests.spark.processors_query import SCHEMA as PROCESSED
 from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, Output, Query, configured, side_by_side
+from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
 
 pytestmark = pytest.mark.slow
 
 WATERMARK = "15 minutes"
 RESULT = "k string, n bigint, latest bigint"
+
+HAS_ROWS = is_since("4.1")
+"""True if Python's transformWithState takes rows."""
 
 
 def in_pandas(stream: Any) -> Any:
@@ -51,7 +55,7 @@ def processed(stream: Any) -> Any:
     from pyspark.sql import Row
     from pyspark.sql.streaming import StatefulProcessor
 
-    # In here, so that Spark's workers get it by value.
+    # A local function, so that Spark's workers receive it by value.
     class Visits(StatefulProcessor):
         def init(self, handle: Any) -> None:
             self._handle = handle
@@ -91,13 +95,13 @@ def every_operator(stream: Any) -> Any:
             "sessions": timely.groupBy(F.session_window("ts", "2 minutes"), "k").agg(F.count("*")),
             "joined": left.join(right, near, "left_outer"),
             "pandas": in_pandas(keyed),
-            "processed": processed(keyed),
         }
+        | ({"processed": processed(keyed)} if HAS_ROWS else {})
     )
 
 
 def contents(query: Query) -> dict[str, list[Any]]:
-    """Every row of every store, as the newest batch left them."""
+    """Return every row of every store after the newest batch."""
     checkpoint = QueryCheckpoint(str(query.checkpoint))
     found: dict[str, list[Any]] = {}
     for version in checkpoint.stores():
@@ -108,7 +112,7 @@ def contents(query: Query) -> dict[str, list[Any]]:
 
 
 def at(query: Query, checkpoint: Path) -> Query:
-    """The same query with another checkpoint."""
+    """Return the same query with another checkpoint."""
     other = copy(query)
     other.checkpoint = checkpoint
     return other
@@ -118,11 +122,12 @@ def counts(stream: Any) -> Any:
     return stream.groupBy("k").count()
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize(
     ("checkpoint_format", "provider", "join_format", "kind"),
-    [(1, OURS, "2", "pointer"), (2, OURS_FOR_JOINS, "4", "canonical")],
+    [(1, OURS, "2", "pointer"), (2, OURS_FOR_JOINS, f"{NEWEST_JOIN_FORMAT}", "canonical")],
 )
-def test_a_restored_query_and_one_that_is_set_back_put_out_the_same(
+def test_restore_and_rollback_have_equal_output(
     spark: Any, tmp_path: Path, checkpoint_format: int, provider: str, join_format: str, kind: Kind
 ) -> None:
     original = Query(
@@ -143,15 +148,15 @@ def test_a_restored_query_and_one_that_is_set_back_put_out_the_same(
     original.feed(third)
     outputs += original.run()
     assert [number for number, _ in outputs] == [0, 1, 2]
-    for name in ("windows", "sessions", "joined", "pandas", "processed"):
+    for name in ("windows", "sessions", "joined", "pandas", *["processed"] * HAS_ROWS):
         assert any(f"{name}=Row(" in row for row in outputs[2][1]), name
     known = contents(original)
 
-    rollback(str(original.checkpoint), 0)
+    rollback(str(original.checkpoint), 0, stopped=True)
     assert original.run() == outputs[1:]
     assert contents(original) == known
 
-    # What batch 1 left the first time: it has been done once more since.
+    # The state of batch 1 in its first run: it has been repeated since.
     restored = at(original, tmp_path / "restored")
     assert restore(taken, str(restored.checkpoint)) == 1
     assert restored.run() == outputs[2:]
@@ -159,7 +164,7 @@ def test_a_restored_query_and_one_that_is_set_back_put_out_the_same(
 
 
 @pytest.mark.parametrize("kind", ["canonical", "pointer"])
-def test_a_changed_query_goes_on_from_a_savepoint(spark: Any, tmp_path: Path, kind: Kind) -> None:
+def test_changed_query_resumes_from_a_savepoint(spark: Any, tmp_path: Path, kind: Kind) -> None:
     original = Query(spark, tmp_path, counts, "update", events.SCHEMA, confs=NO_EMPTY_BATCHES)
     first, second = events.batches(2)
     original.feed(first)
@@ -176,18 +181,18 @@ def test_a_changed_query_goes_on_from_a_savepoint(spark: Any, tmp_path: Path, ki
 
 @pytest.fixture
 def often_compacted(spark: Any) -> Iterator[None]:
-    # A source asks for it when it first compacts.
+    # A source requests it when it first compacts.
     with configured(spark, {"spark.sql.streaming.fileSource.log.compactInterval": "3"}):
         yield
 
 
 @pytest.mark.usefixtures("often_compacted")
-def test_input_that_was_compacted_since_is_read_again(spark: Any, tmp_path: Path) -> None:
+def test_rollback_reads_compacted_input_again(spark: Any, tmp_path: Path) -> None:
     original = Query(spark, tmp_path, counts, "update", events.SCHEMA, confs=NO_EMPTY_BATCHES)
     original.feed(*events.batches(8, rows=6))
     outputs = original.run()
 
-    # As Spark purges its logs, which has to find the entry before the one it starts from.
+    # Spark purges its logs like this, and has to find the entry before the one it starts from.
     for log in ("offsets", "commits"):
         for batch in range(3):
             (original.checkpoint / log / str(batch)).unlink()
@@ -198,17 +203,17 @@ def test_input_that_was_compacted_since_is_read_again(spark: Any, tmp_path: Path
 
     log = original.checkpoint / "sources" / "0"
     assert {path.name for path in log.glob("*.compact")} == {"2.compact", "5.compact"}
-    # As Spark does once it has compacted them, and they are old.
+    # Spark does so once it has compacted them, and they are old.
     for name in ("0", "1", "2.compact", "3", "4"):
         (log / name).unlink()
         (log / f".{name}.crc").unlink()
-    rollback(str(original.checkpoint), 3)
+    rollback(str(original.checkpoint), 3, stopped=True)
     assert {path.name for path in log.iterdir() if path.name[0] != "."} == {"3.compact"}
     assert original.run() == outputs[4:]
     assert contents(original) == contents(twin)
 
 
-def test_each_of_several_sources_is_set_back(spark: Any, tmp_path: Path) -> None:
+def test_rollback_covers_all_sources(spark: Any, tmp_path: Path) -> None:
     schema = pa.schema([("k", pa.string())])
 
     def feed(source: str, number: int) -> None:
@@ -237,7 +242,7 @@ def test_each_of_several_sources_is_set_back(spark: Any, tmp_path: Path) -> None
     feed("few", 1)
     feed("many", 2)
     outputs = run()
-    rollback(str(tmp_path / "checkpoint"), 1)
+    rollback(str(tmp_path / "checkpoint"), 1, stopped=True)
     assert run() == outputs
     assert outputs[0][0] == 2
     assert outputs[0][1].keys() == {
@@ -248,7 +253,7 @@ def test_each_of_several_sources_is_set_back(spark: Any, tmp_path: Path) -> None
     }
 
 
-def test_state_variables_that_went_are_back(spark: Any, tmp_path: Path) -> None:
+def test_rollback_restores_removed_state_variables(spark: Any, tmp_path: Path) -> None:
     run = 0
     build = in_scala(["one,many", "one"], ["", "many"], [0, 0], "eventTime", "update")
     query = ProcessorQuery(
@@ -264,23 +269,27 @@ def test_state_variables_that_went_are_back(spark: Any, tmp_path: Path) -> None:
 
     run = 1
     assert query.run() != outputs
-    rollback(str(query.checkpoint), 0)
+    rollback(str(query.checkpoint), 0, stopped=True)
     run = 0
     assert query.run() == outputs
     assert query.state() == twin.state()
     assert contents(query) == contents(twin)
 
 
-def test_a_query_that_runs_is_not_set_back(spark: Any, tmp_path: Path) -> None:
+def test_rollback_rejects_a_running_query(spark: Any, tmp_path: Path) -> None:
     rates = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
     writer = rates.writeStream.format("noop").option("checkpointLocation", str(tmp_path))
     query = writer.trigger(once=True).start()
     query.awaitTermination()
     query = writer.trigger(processingTime="1 hour").start()
     try:
-        with pytest.raises(IllegalStateError, match="runs in this process"):
-            rollback(str(tmp_path), 0)
+        for operation in (
+            lambda: rollback(str(tmp_path), 0, stopped=True),
+            lambda: gc(str(tmp_path), stopped=True),
+        ):
+            with pytest.raises(QueryRunningError, match="runs in this process"):
+                operation()
     finally:
         query.stop()
-    rollback(str(tmp_path), 0)
+    rollback(str(tmp_path), 0, stopped=True)
     assert QueryCheckpoint(str(tmp_path)).newest_batch() == 0

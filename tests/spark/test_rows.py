@@ -1,4 +1,4 @@
-"""Rows decoded without Spark: those that Spark makes of every type, and the state of queries as Spark's data source reads it."""
+"""Rows decoded without Spark: every type, and the state of queries as Spark's data source reads it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from hypothesis import given, settings
 
 from spark_statestore.rows import decode_rows, read_state
-from tests.effort import EFFORT
-from tests.rows import encoder
 from tests.spark import events
-from tests.spark.processors import DAY, SAID, Interpreter
+from tests.spark.processors import DAY, OUTPUT, Interpreter
 from tests.spark.processors_query import NO_EMPTY_BATCHES, SCHEMA, batches
 from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, STATE_STORE, Query, configured
 from tests.spark.test_state_data_source import busy_windows
+from tests.support.effort import EFFORT
+from tests.unit.rows import encoder
 
 TYPES = {
     "void": "null",
@@ -74,7 +74,7 @@ def every_type() -> list[str]:
 
 
 def plain(value: Any) -> Any:
-    """A value as both of pyarrow and PySpark have it."""
+    """Return a value as both pyarrow and PySpark represent it."""
     if hasattr(value, "asDict"):
         return plain(value.asDict())
     match value:
@@ -85,7 +85,7 @@ def plain(value: Any) -> Any:
         case bytearray():
             return bytes(value)
         case dict():
-            # PySpark gives the entries of a map in any order.
+            # PySpark returns the entries of a map in any order.
             return {plain(key): plain(value[key]) for key in sorted(value, key=str)}
         case [tuple(), *_] if not hasattr(value[0], "asDict"):
             return plain(dict(value))
@@ -99,18 +99,18 @@ def plain(value: Any) -> Any:
 
 
 def unsafe_rows(frame: Any) -> pa.BinaryArray:
-    """The rows of a frame, byte for byte."""
+    """Return the rows of a frame, byte for byte."""
     rows = frame._jdf.queryExecution().executedPlan().executeCollect()
     return pa.array([bytes(row.getBytes()) for row in rows], pa.binary())
 
 
 def shown(frame: Any, names: Iterable[str] = TYPES, prefix: str = "") -> list[Any]:
-    """The rows of a frame of these types, as Spark shows them."""
+    """Return the rows of a frame of these types, as Spark shows them."""
     columns = [f"{SHOWN.get(name, '{0}').format(prefix + name)} as {name}" for name in names]
     return [plain(row) for row in frame.selectExpr(*columns).collect()]
 
 
-def test_rows_of_every_type_are_decoded_as_spark_shows_them(typed: Any) -> None:
+def test_decoded_rows_of_every_type_equal_spark(typed: Any) -> None:
     frame = typed.range(0, 7, 1, 1).selectExpr(*every_type())
     found = decode_rows(unsafe_rows(frame), frame.schema.json())
     expected = shown(frame)
@@ -121,7 +121,7 @@ def test_rows_of_every_type_are_decoded_as_spark_shows_them(typed: Any) -> None:
     assert len(set(map(repr, found.to_pylist()))) == 7
 
 
-def test_a_users_type_is_decoded_as_what_it_is_stored_as(spark: Any) -> None:
+def test_user_defined_type_is_decoded_as_its_storage_type(spark: Any) -> None:
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as F
 
@@ -132,7 +132,7 @@ def test_a_users_type_is_decoded_as_what_it_is_stored_as(spark: Any) -> None:
     ]
 
 
-# Those that Spark takes from Arrow as they are.
+# Types that Spark accepts from Arrow unchanged.
 FROM_ARROW = [
     column
     for column in encoder.SIMPLE
@@ -143,7 +143,7 @@ FROM_ARROW = [
 @pytest.mark.slow
 @given(st.data())
 @settings(max_examples=40 * EFFORT)
-def test_generated_rows_that_spark_made_are_decoded(spark: Any, data: st.DataObject) -> None:
+def test_decoded_generated_rows_equal_spark(spark: Any, data: st.DataObject) -> None:
     from pyspark.sql.types import StructType
 
     columns = data.draw(st.lists(encoder.columns_of(FROM_ARROW, least=1), min_size=1, max_size=5))
@@ -154,13 +154,13 @@ def test_generated_rows_that_spark_made_are_decoded(spark: Any, data: st.DataObj
     assert Counter(map(repr, found.to_pylist())) == Counter(map(repr, values.to_pylist()))
 
 
-# What may not be compared for being equal.
+# Types that may not be compared for equality.
 NOT_KEYS = {"void", "collated", "calendar", "map", "variant", "geometry", "geography"}
 KEYS = [name for name in TYPES if name not in NOT_KEYS]
 
 
 def every_type_in_state(stream: Any) -> Any:
-    """State with keys of every type that can be one, and state with values of every type."""
+    """Keep state with keys of every possible type, and state with values of every type."""
     from pyspark.sql import functions as F
 
     typed = stream.selectExpr("id", *every_type())
@@ -168,7 +168,7 @@ def every_type_in_state(stream: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_state_of_every_type_is_read_as_by_the_data_source(typed: Any, tmp_path: Path) -> None:
+def test_read_state_of_every_type_equals_the_data_source(typed: Any, tmp_path: Path) -> None:
     schema = pa.schema([("id", pa.int64())])
     # PySpark cannot show all of the output.
     query = Query(
@@ -195,7 +195,7 @@ def operators_of(query: Query) -> list[Any]:
 
 
 def assert_read_alike(query: Query, options: Mapping[str, Any], **read: Any) -> None:
-    """What is read is what the data source gives, and something."""
+    """Check that the rows equal those of the data source, and that there are some."""
     frame = query.spark.read.format("statestore").options(**options).load(str(query.checkpoint))
     found = read_state(str(query.checkpoint), **read)
     assert found.column_names == frame.columns
@@ -213,7 +213,7 @@ def assert_read_alike(query: Query, options: Mapping[str, Any], **read: Any) -> 
         (2, "4", ["keyWithTsToValues", "tsWithKey"]),
     ],
 )
-def test_joins_and_windows_are_read_as_by_the_data_source(
+def test_read_state_of_joins_and_windows_equals_the_data_source(
     spark: Any, tmp_path: Path, checkpoint_format: int, join_format: str, stores: list[str]
 ) -> None:
     provider = OURS if join_format == "2" else OURS_FOR_JOINS
@@ -240,13 +240,13 @@ def test_joins_and_windows_are_read_as_by_the_data_source(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ttl", [None, DAY])
-def test_state_variables_are_read_as_by_the_data_source(spark: Any, tmp_path: Path, ttl: int | None) -> None:
+def test_read_state_of_variables_equals_the_data_source(spark: Any, tmp_path: Path, ttl: int | None) -> None:
     timers = None if ttl is None else "processing"
     mode = "None" if ttl is None else "ProcessingTime"
 
     def interpreted(stream: Any) -> Any:
         processor = Interpreter("string", ttl=ttl, timers=timers)
-        return stream.groupBy("k").transformWithState(processor, SAID, "Update", mode)
+        return stream.groupBy("k").transformWithState(processor, OUTPUT, "Update", mode)
 
     query = Query(spark, tmp_path, interpreted, "update", SCHEMA, confs=NO_EMPTY_BATCHES)
     query.feed(*batches(2, timers=[DAY] if timers else []))

@@ -1,4 +1,4 @@
-"""Savepoints of queries that run: when they are taken, and that retention leaves them alone."""
+"""Savepoints of running queries: their timing, and their independence of retention."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from spark_statestore import (
     savepoint,
     trigger_savepoint,
 )
-from spark_statestore.checkpoint.query import QueryCheckpoint
-from spark_statestore.savepoint.pins import list_pins
-from tests.savepoint.written import Content, content
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.savepoints.savepoint_holds import list_holds
 from tests.spark.queries import STATE_STORE, Output, Query
+from tests.unit.savepoints.written_query import Content, content
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 BACKEND = STATE_STORE + "backend."
 RETENTION = {
     BACKEND + "numRetained": "1",
-    # What no version needs goes with the next maintenance, which comes every five seconds.
+    # Unreferenced files are deleted by the next maintenance, which runs every five seconds.
     BACKEND + "fileStateThreshold": "0",
     "spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint": "0",
 }
@@ -55,7 +55,7 @@ def versions(store: Path) -> set[int]:
 
 
 class Running:
-    """A query that takes each file as it comes."""
+    """A query that processes each file as it arrives."""
 
     def __init__(self, query: Query) -> None:
         self.query = query
@@ -65,7 +65,7 @@ class Running:
         self.spark_query = query.start(self.out, processingTime="0 seconds")
 
     def feed(self) -> int:
-        """One more batch; returns its number."""
+        """Feed one more batch, and return its number."""
         number = self.batches
         self.query.feed([{"k": (number * 7 + row) % 50, "v": row} for row in range(40)])
         self.batches += 1
@@ -103,8 +103,9 @@ def running(spark: Any, directory: Path, checkpoint_format: int = 1, **confs: st
         made.spark_query.stop()
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("checkpoint_format", [1, pytest.param(2, marks=pytest.mark.soak)])
-def test_retention_leaves_savepoints_of_a_running_query_alone(
+def test_retention_keeps_savepoints_of_a_running_query(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
     target = str(tmp_path / "target")
@@ -122,7 +123,7 @@ def test_retention_leaves_savepoints_of_a_running_query_alone(
             made = promise.result(60)
             assert (made.kind, made.batch, made.partitions) == (kind, 2, 2)
             wanted[made.path] = content(query.checkpoint(), 2)
-        # By a process that knows nothing of the query, and has no Spark.
+        # From a process without the query and without Spark.
         program = f"""
 import sys
 sys.modules["pyspark"] = None
@@ -135,13 +136,13 @@ print(spark_statestore.savepoint({str(query.query.checkpoint)!r}, {target!r}, "p
         ).stdout.strip()
         assert load_savepoint(other).batch == number
         wanted[other] = content(query.checkpoint(), number)
-        assert len(list_pins(query.checkpoint())) == 2
+        assert len(list_holds(query.checkpoint())) == 2
         for _ in range(4):
             query.do_batch()
         stores = [query.query.checkpoint / f"state/0/{partition}" for partition in range(2)]
-        # Spark has asked for version 7, so that 6 is kept too.
+        # Spark has requested version 7, so that 6 is kept too.
         eventually(lambda: all(versions(store) == {3, 4, 6, 7, 8} for store in stores))
-        # Spark sees nothing of it.
+        # Spark is not involved.
         assert query.query.metadata()
         assert sum(query.query.state().values()) == 50
     for path, rows in wanted.items():
@@ -149,14 +150,14 @@ print(spark_statestore.savepoint({str(query.query.checkpoint)!r}, {target!r}, "p
         assert content(load_savepoint(path).checkpoint()) == rows
 
 
-def test_a_savepoint_that_nothing_comes_of_says_why(spark: Any, tmp_path: Path) -> None:
+def test_failed_savepoint_error_has_the_cause(spark: Any, tmp_path: Path) -> None:
     target = str(tmp_path / "target")
     with running(spark, tmp_path) as query:
         with pytest.raises(OptionError, match="savepointsDir"):
             trigger_savepoint(query.spark_query)
-        with pytest.raises(OptionError, match="no kind of savepoint"):
+        with pytest.raises(OptionError, match="the kind of savepoint is"):
             trigger_savepoint(query.spark_query, target, "native")  # type: ignore[arg-type]
-        with pytest.raises(SavepointError, match="no batch was done in time"):
+        with pytest.raises(SavepointError, match="no batch was committed in time"):
             savepoint(query.spark_query, target, timeout=0.2)
         # An earlier batch need not be waited for.
         assert savepoint(query.spark_query, target, "pointer", batch=0).batch == 0
@@ -171,11 +172,11 @@ def test_a_savepoint_that_nothing_comes_of_says_why(spark: Any, tmp_path: Path) 
         assert "the query was stopped" in str(late.exception(60))
         after = trigger_savepoint(query.spark_query, target)
         assert "the query was stopped" in str(after.exception(60))
-        # A query that has ended is as good as its checkpoint.
+        # For a query that has ended, the checkpoint is used.
         assert savepoint(query.spark_query, target).batch == 1
 
 
-def test_a_query_says_where_savepoints_go_and_why_it_failed(spark: Any, tmp_path: Path) -> None:
+def test_trigger_uses_the_savepoint_directory_and_reports_query_failures(spark: Any, tmp_path: Path) -> None:
     with running(
         spark,
         tmp_path,
@@ -191,7 +192,7 @@ def test_a_query_says_where_savepoints_go_and_why_it_failed(spark: Any, tmp_path
         assert made.checkpoints_dir == str(tmp_path / "elsewhere")
         assert sum(len(rows) for rows in content(made.checkpoint()).values()) == 47
         failed = trigger_savepoint(query.spark_query)
-        # No file of the kind that is expected.
+        # No file of the expected kind.
         bad = tmp_path / "input" / "999.parquet"
         bad.write_bytes(b"PAR1 and nothing that follows")
         error = failed.exception(60)
@@ -199,10 +200,10 @@ def test_a_query_says_where_savepoints_go_and_why_it_failed(spark: Any, tmp_path
         assert "999.parquet" in str(error)
 
 
-def test_state_that_only_the_driver_keeps_has_no_savepoints(spark: Any, tmp_path: Path) -> None:
+def test_savepoint_rejects_state_on_the_driver(spark: Any, tmp_path: Path) -> None:
     with running(spark, tmp_path, **{BACKEND + "storage": "memory"}) as query:
         promise = trigger_savepoint(query.spark_query, str(tmp_path / "target"))
-        assert "is kept on the driver" in str(promise.exception(60))
+        assert "is on the driver" in str(promise.exception(60))
         with pytest.raises(SavepointError):
             savepoint(str(query.query.checkpoint), str(tmp_path / "target"))
     assert not (tmp_path / "target").exists()

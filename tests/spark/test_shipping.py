@@ -1,4 +1,4 @@
-"""A session that `configure` made brings the Python half to executors that have not installed it."""
+"""Archive that `configure` ships to executors without an installed package."""
 
 from __future__ import annotations
 
@@ -6,27 +6,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.bare import bare_python
 from tests.spark.counting import Program
+from tests.support.bare import bare_python
 
 
 @pytest.mark.slow
-def test_executors_without_the_package_get_it_from_the_session(built: Path, tmp_path: Path) -> None:
+def test_executors_run_backend_and_operator_state_from_the_archive_alone(built: Path, tmp_path: Path) -> None:
     import pyspark
 
     python = bare_python(tmp_path / "bare")
     environment = {
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
         "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "PYSPARK_PYTHON": "",
+        "PYSPARK_PYTHON": str(python),
         "PYTHONPATH": "",
     }
     confs = {"spark.master": "local-cluster[1,2,1024]", "spark.pyspark.python": str(python)}
-    with Program("count", environment, confs=confs, checkpoint=str(tmp_path / "checkpoint")) as program:
+    arguments = {"confs": confs, "checkpoint": str(tmp_path / "checkpoint"), "task": str(tmp_path / "sink")}
+    with Program("count", environment, **arguments) as program:
         running = program.next("running")
         (command,) = running["commands"]
         assert command[0] == str(python)
         assert "spark_statestore-" in running["paths"][0]
+        task = program.next("task")
+        assert ".zip/spark_statestore/" in task["module"]
+        assert task["numbers"] == [0, 1, 2]
+        assert "Call it on the driver" in task["refused"]
         program.next("result")
         program.next("stopped")
         program.end()

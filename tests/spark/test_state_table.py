@@ -1,10 +1,15 @@
-"""The table that holds a store's rows in the JVM, against a map."""
+"""The JVM's state table under random operations, compared with a map."""
 
 from __future__ import annotations
 
+import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.spark.counting import wait_until
+from tests.spark.harness import Provider, Row
 
 MANY_ROWS = {"keys": 12_000, "largest": 200, "steps": 20_000}
 LARGER_THAN_A_PAGE = {"keys": 300, "largest": 700_000, "steps": 8_000}
@@ -13,10 +18,96 @@ LARGER_THAN_A_PAGE = {"keys": 300, "largest": 700_000, "steps": 8_000}
 @pytest.mark.parametrize("heap", [2**40, 0], ids=["heap", "files"])
 @pytest.mark.parametrize("lists", [False, True], ids=["one value", "lists"])
 @pytest.mark.parametrize("rows", [MANY_ROWS, LARGER_THAN_A_PAGE], ids=["many rows", "larger than a page"])
-def test_a_table_is_a_map_whatever_is_done_to_it(
+def test_table_equals_a_map_after_random_operations(
     spark: Any, rows: dict[str, int], lists: bool, heap: int
 ) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.TableTrial
     for seed in range(2):
-        in_files = trial(seed, rows["keys"], rows["largest"], lists, heap).run(rows["steps"])
-        assert in_files > 0 or heap > 0
+        before = memory(spark).mappedBytes()
+        used, freed = trial(seed, rows["keys"], rows["largest"], lists, heap).run(rows["steps"])
+        assert used > before or heap > 0
+        assert freed <= before
+
+
+def test_table_memory_is_freed_under_concurrent_readers(spark: Any) -> None:
+    trial = spark._jvm.org.apache.spark.sql.statestore.table.LeaseTrial(20_000, 3)
+    growth, rows = trial.run(100)
+    assert growth <= 0
+    assert rows > 20_000
+
+
+def test_mapped_memory_is_freed_when_its_last_task_ends(spark: Any, tmp_path: Path) -> None:
+    before = memory(spark).mappedBytes()
+    rows = {("k", number): (number, "x" * 400) for number in range(4_000)}
+    provider = Provider(spark, f"file:{tmp_path}", backend__maxHeapBytes="0")
+    try:
+        provider.begin_task()
+        put(provider, 0, rows)
+        provider.end_task()
+        one_version = memory(spark).mappedBytes()
+        for version in range(1, 12):
+            provider.begin_task()
+            put(provider, version, dict.fromkeys(rows, (version, "y" * 400)))
+            provider.end_task()
+        # The replaced logs of compactions are freed without a garbage collection.
+        assert memory(spark).mappedBytes() - before < 8 * (one_version - before)
+        provider.begin_task()
+        reader = provider.open_read(12)
+        iterator = reader.iterator()
+        shown = iterator.take(10)
+        provider.close()
+        assert memory(spark).mappedBytes() > before
+        assert dict(shown + iterator.take(len(rows))) == dict.fromkeys(rows, (11, "y" * 400))
+        unread = reader.iterator()
+        provider.end_task()
+        assert memory(spark).mappedBytes() <= before
+        with pytest.raises(Exception, match="the task of this state store has ended"):
+            unread.take(1)
+    finally:
+        memory(spark).resetHeapLimit()
+
+
+def test_iterator_stays_valid_when_a_spilled_store_is_rewritten_and_closed(
+    spark: Any, tmp_path: Path
+) -> None:
+    before = memory(spark).mappedBytes()
+    first = {("k", number): (number, "x" * 400) for number in range(4_000)}
+    provider = Provider(spark, f"file:{tmp_path}", backend__maxHeapBytes="0")
+    try:
+        put(provider, 0, first)
+        reader = provider.open_read(1)
+        rows = reader.iterator()
+        shown = rows.take(10)
+        reader.release()
+        # Everything is superseded twice, so that the log is compacted and the pages of `first` are dropped.
+        for version in (1, 2, 3):
+            metrics = put(provider, version, dict.fromkeys(first, (version, "y" * 400)))
+            assert metrics["stateTableMappedBytes"] > 1 << 20
+        provider.close()
+        del provider
+        spark._jvm.System.gc()
+        assert dict(shown + rows.take(len(first))) == first
+    finally:
+        memory(spark).resetHeapLimit()
+    rows.close()
+    del rows, reader
+
+    def is_unmapped() -> bool:
+        gc.collect()
+        spark._jvm.System.gc()
+        return bool(memory(spark).mappedBytes() <= before)
+
+    assert wait_until(is_unmapped, 20)
+
+
+def memory(spark: Any) -> Any:
+    return spark._jvm.org.apache.spark.sql.statestore.table.TableTrial
+
+
+def put(provider: Provider, version: int, rows: dict[Row, Row]) -> dict[str, int]:
+    script = (store := provider.open(version)).script()
+    for key, value in rows.items():
+        script.put(key, value)
+    script.run()
+    store.commit()
+    return store.metrics

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, note, settings
 
-from tests.effort import EFFORT
 from tests.spark.inputs import TYPES
-from tests.spark.processors import SAID, Interpreter
+from tests.spark.processors import OUTPUT, Interpreter
 from tests.spark.processors_query import CHANGES, ROCKS, ProcessorQuery, life_of
 from tests.spark.queries import OURS, Rows
+from tests.support.effort import EFFORT
 
 # PySpark 4.3 cannot read the schema of a grouping key that has an array in it, on any store.
 KEY_TYPES = [(type_, values) for type_, values in TYPES if "list" not in str(type_)]
 
 
-# Too long to be printed; Hypothesis tells how to get it again.
+# Too long to be printed; Hypothesis prints the seed.
 @dataclass(repr=False)
 class Input:
     schema: pa.Schema
@@ -31,7 +31,7 @@ class Input:
 
 @st.composite
 def inputs(draw: st.DrawFn) -> Input:
-    """Two batches: some keys of a few types, and values that have a column of each type."""
+    """Generate two batches: some keys of a few types, and values that have a column of each type."""
     chosen = draw(st.lists(st.sampled_from(KEY_TYPES), min_size=1, max_size=2))
     columns = {f"k{number}": column for number, column in enumerate(chosen)}
     columns |= {f"v{number}": column for number, column in enumerate(TYPES)}
@@ -56,11 +56,11 @@ def interpreted(stream: Any) -> Any:
     values = F.struct(*(name for name in stream.columns if name[0] == "v"))
     rows = stream.select(*keys, "op", "n", "seq", F.when(F.col("n") > 0, values).alias("v"))
     value = rows.schema["v"].dataType.simpleString()
-    return rows.groupBy(*keys).transformWithState(Interpreter(value), SAID, "update", "none")
+    return rows.groupBy(*keys).transformWithState(Interpreter(value), OUTPUT, "update", "none")
 
 
 @pytest.mark.slow
-def test_keys_and_values_of_every_type_are_kept_as_on_rocksdb(
+def test_transform_with_state_of_every_type_equals_rocksdb(
     spark: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     @settings(max_examples=2 * EFFORT, phases=[Phase.generate], database=None)

@@ -1,4 +1,4 @@
-"""transformWithState runs where the session extension lets it, and says what it does not support."""
+"""transformWithState runs where the session extension permits it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.spark.processors import DAY, SAID, Interpreter
+from tests.spark.processors import DAY, OUTPUT, Interpreter
 from tests.spark.processors_query import (
     NO_EMPTY_BATCHES,
     ROCKS,
@@ -18,25 +18,28 @@ from tests.spark.processors_query import (
     in_scala,
 )
 from tests.spark.queries import OURS, SPARKS, STATE_STORE, configured, unload_all
+from tests.support.spark_versions import since
 
 REFUSED = "STORE_BACKEND_NOT_SUPPORTED_FOR_TWS"
 
-# The other tests have both of these on.
+# The other tests enable both of these.
 BARE = {"spark.sql.codegen.wholeStage": "false", "spark.sql.adaptive.enabled": "false"}
 
 scala = in_scala(["one,many,named"], [""], [0], "processingTime", "update")
 
 
 def python(stream: Any, run: int) -> Any:
-    return stream.groupBy("k").transformWithState(Interpreter("string"), SAID, "update", "none")
+    return stream.groupBy("k").transformWithState(Interpreter("string"), OUTPUT, "update", "none")
 
 
 def python_by_the_clock(stream: Any, run: int) -> Any:
     processor = Interpreter("string", ttl=DAY, timers="processing")
-    return stream.groupBy("k").transformWithState(processor, SAID, "update", "processingTime")
+    return stream.groupBy("k").transformWithState(processor, OUTPUT, "update", "processingTime")
 
 
 both = pytest.mark.parametrize("build", [python, scala], ids=["python", "scala"])
+
+restricted = since("4.2", "check of the provider in transformWithState")
 
 
 def make(session: Any, directory: Path, build: Build, provider: str = OURS, **confs: str) -> ProcessorQuery:
@@ -52,7 +55,7 @@ def make(session: Any, directory: Path, build: Build, provider: str = OURS, **co
 
 
 def without_extensions(spark: Any) -> Any:
-    """Another session of the same application, for which no extension was loaded."""
+    """Return another session of the same application, for which no extension was loaded."""
     from pyspark.sql import SparkSession
 
     jvm = spark._jvm
@@ -68,11 +71,11 @@ def without_extensions(spark: Any) -> Any:
     return SparkSession(spark.sparkContext, made)
 
 
+@pytest.mark.spark
+@restricted
 @pytest.mark.slow
 @both
-def test_without_the_extension_the_error_is_sparks_and_with_it_the_query_goes_on(
-    spark: Any, tmp_path: Path, build: Build
-) -> None:
+def test_transform_with_state_needs_the_extension(spark: Any, tmp_path: Path, build: Build) -> None:
     from pyspark.errors import StreamingQueryException
 
     query = make(without_extensions(spark), tmp_path, build, **BARE)
@@ -83,7 +86,9 @@ def test_without_the_extension_the_error_is_sparks_and_with_it_the_query_goes_on
     assert [number for number, rows in query.run() if rows] == [0]
 
 
-def test_a_provider_of_sparks_is_left_to_sparks_check(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.spark
+@restricted
+def test_extension_leaves_other_providers_to_spark(spark: Any, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
     query = make(spark, tmp_path, scala, SPARKS)
@@ -92,40 +97,30 @@ def test_a_provider_of_sparks_is_left_to_sparks_check(spark: Any, tmp_path: Path
         query.run()
 
 
+@restricted
 @both
 @pytest.mark.parametrize("confs", [{}, BARE], ids=["usual", "bare"])
-def test_explain_tells_whose_operator_runs(
+def test_explain_names_the_operator(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], build: Build, confs: dict[str, str]
 ) -> None:
     query = make(spark, tmp_path, build)
     query.feed(*batches(1))
     stream = spark.readStream.schema(spark.read.parquet(str(tmp_path / "input")).schema)
     stream = stream.parquet(str(tmp_path / "input"))
-    told = {}
+    printed = {}
     for provider in (OURS, ROCKS):
         with configured(spark, confs | {STATE_STORE + "providerClass": provider}):
             build(stream, 0).explain()
-        told[provider] = capsys.readouterr().out
-    assert told[OURS].count("CheckpointTransformWithState") == 1
-    assert "TransformWithState" in told[ROCKS]
-    assert "CheckpointTransformWithState" not in told[ROCKS]
+        printed[provider] = capsys.readouterr().out
+    assert printed[OURS].count("CheckpointTransformWithState") == 1
+    assert "TransformWithState" in printed[ROCKS]
+    assert "CheckpointTransformWithState" not in printed[ROCKS]
 
 
-def test_avro_is_refused_by_the_name_of_its_option(spark: Any, tmp_path: Path) -> None:
-    from pyspark.errors import StreamingQueryException
-
-    query = make(spark, tmp_path, scala, **{STATE_STORE + "encodingFormat": "avro"})
-    query.feed(*batches(1))
-    with pytest.raises(StreamingQueryException) as raised:
-        query.run()
-    assert f"{STATE_STORE}encodingFormat=avro" in str(raised.value)
-    assert "set it to unsaferow" in str(raised.value)
-
-
+@pytest.mark.spark
+@since("4.1", "transformWithState by rows in Python")
 @pytest.mark.slow
-def test_a_processor_that_fails_in_the_middle_of_a_batch_leaves_nothing_behind(
-    spark: Any, tmp_path: Path
-) -> None:
+def test_failed_processor_leaves_no_changes(spark: Any, tmp_path: Path) -> None:
     from pyspark.errors import StreamingQueryException
 
     marker = tmp_path / "failed"
@@ -149,7 +144,7 @@ def test_a_processor_that_fails_in_the_middle_of_a_batch_leaves_nothing_behind(
     state = query.state()
     assert state == never_fails.state()
 
-    # A batch whose commit was lost is run again from the same state, and at the same time.
+    # A batch whose commit was lost is repeated from the same state, and at the same time.
     query.forget_newest_commit()
     unload_all(spark)
     assert query.run() == outputs[1:]

@@ -1,4 +1,4 @@
-"""Two sessions run one query with one checkpoint location by mistake: one of them goes on, and nothing is damaged."""
+"""Two sessions run one query with one checkpoint location: one of them continues, and nothing is damaged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.spark.counting import Program, wait_until
 
 KEYS = 40
 
-SPARK_SAYS = "Multiple streaming "
-WE_SAY = "two queries run with one checkpointLocation"
+SPARKS_MESSAGE = "Multiple streaming "
+OUR_MESSAGE = "two queries run with one checkpointLocation"
 
 both_formats = pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
 
@@ -26,8 +26,10 @@ class Session(Program):
 
     def __init__(self, name: str, directory: Path) -> None:
         self.name = name
-        self.gates = directory / "gates"
-        super().__init__("two_queries", who=name, input=str(directory / "input"), gates=str(self.gates))
+        self.barriers = directory / "barriers"
+        super().__init__(
+            "two_queries", session=name, input=str(directory / "input"), barriers=str(self.barriers)
+        )
 
     def ask(self, do: str, **order: Any) -> Any:
         assert self.process.stdin is not None
@@ -35,20 +37,20 @@ class Session(Program):
         self.process.stdin.flush()
         return self.next(do)
 
-    def shut(self) -> None:
-        """Let its next batch stop before it changes state."""
-        (self.gates / f"{self.name}-waiting").unlink(missing_ok=True)
-        (self.gates / f"{self.name}-stop").touch()
+    def block(self) -> None:
+        """Block its next batch before it changes state."""
+        (self.barriers / f"{self.name}-waiting").unlink(missing_ok=True)
+        (self.barriers / f"{self.name}-stop").touch()
 
-    def wait_at_gate(self) -> None:
-        assert wait_until((self.gates / f"{self.name}-waiting").exists, 60), "no batch has come"
+    def wait_until_blocked(self) -> None:
+        assert wait_until((self.barriers / f"{self.name}-waiting").exists, 60), "no batch has come"
 
-    def open(self) -> None:
-        (self.gates / f"{self.name}-stop").unlink()
+    def unblock(self) -> None:
+        (self.barriers / f"{self.name}-stop").unlink()
 
 
 class Place:
-    """What both work on, and what the result must be."""
+    """Shared input and checkpoint of both, with the expected result."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -57,10 +59,10 @@ class Place:
         self.fed = 0
 
     def clear(self) -> None:
-        for path in (self.input, self.checkpoint, self.directory / "gates"):
+        for path in (self.input, self.checkpoint, self.directory / "barriers"):
             shutil.rmtree(path, ignore_errors=True)
         self.input.mkdir()
-        (self.directory / "gates").mkdir()
+        (self.directory / "barriers").mkdir()
         self.fed = 0
 
     def feed(self) -> None:
@@ -77,12 +79,12 @@ class Place:
                 rows[k] = n + 1, v + k + number
         return [[k, n, v] for k, (n, v) in sorted(rows.items())]
 
-    def check(self, goes_on: Session, other: Session, checkpoint_format: int) -> None:
-        """The one that goes on is exact, and so is whoever starts from what they have left."""
+    def check(self, survivor: Session, other: Session, checkpoint_format: int) -> None:
+        """Check that the continuing query is exact, and so is a new one on the checkpoint that both leave."""
         self.feed()
-        assert goes_on.ask("reach", batch=self.fed - 1) == self.fed - 1
-        assert goes_on.ask("rows") == self.expected()
-        assert goes_on.ask("stop") is True
+        assert survivor.ask("reach", batch=self.fed - 1) == self.fed - 1
+        assert survivor.ask("rows") == self.expected()
+        assert survivor.ask("stop") is True
         assert spark_statestore.verify(str(self.checkpoint)).ok
         self.start(other, checkpoint_format)
         self.feed()
@@ -108,59 +110,59 @@ def sessions(built: Path, place: Place) -> Iterator[tuple[Session, Session]]:
 
 
 def meet_in_a_batch(place: Place, sessions: tuple[Session, Session], checkpoint_format: int) -> None:
-    """The second one starts while the first one is in its second batch, of which it runs the same again."""
+    """Start the second one while the first one is in its second batch, so that both run the same batch."""
     first, second = sessions
     place.clear()
     place.feed()
     place.start(first, checkpoint_format)
     first.ask("reach", batch=0)
-    first.shut()
+    first.block()
     place.feed()
-    first.wait_at_gate()
-    second.shut()
+    first.wait_until_blocked()
+    second.block()
     place.start(second, checkpoint_format)
-    second.wait_at_gate()
+    second.wait_until_blocked()
 
 
 @pytest.mark.slow
 @both_formats
-def test_the_second_query_is_told_when_the_first_one_finishes_their_batch(
+def test_second_query_fails_if_the_first_commits_the_batch(
     place: Place, sessions: tuple[Session, Session], checkpoint_format: int
 ) -> None:
     first, second = sessions
     meet_in_a_batch(place, sessions, checkpoint_format)
-    first.open()
+    first.unblock()
     assert first.ask("reach", batch=1) == 1
     assert first.ask("rows") == place.expected()
-    second.open()
-    told = second.ask("fail")
+    second.unblock()
+    message = second.ask("fail")
     if checkpoint_format == 1:
-        assert WE_SAY in told
-        assert "version 2" in told
-        assert str(place.checkpoint / "commits") in told
+        assert OUR_MESSAGE in message
+        assert "version 2" in message
+        assert str(place.checkpoint / "commits") in message
     else:
-        assert SPARK_SAYS in told
+        assert SPARKS_MESSAGE in message
     place.check(first, second, checkpoint_format)
 
 
 @pytest.mark.soak
 @both_formats
-def test_the_first_query_is_told_when_the_second_one_finishes_their_batch(
+def test_first_query_fails_if_the_second_commits_the_batch(
     place: Place, sessions: tuple[Session, Session], checkpoint_format: int
 ) -> None:
     first, second = sessions
     meet_in_a_batch(place, sessions, checkpoint_format)
-    second.open()
+    second.unblock()
     assert second.ask("reach", batch=1) == 1
-    first.open()
-    told = first.ask("fail")
-    assert (WE_SAY if checkpoint_format == 1 else SPARK_SAYS) in told
+    first.unblock()
+    message = first.ask("fail")
+    assert (OUR_MESSAGE if checkpoint_format == 1 else SPARKS_MESSAGE) in message
     place.check(second, first, checkpoint_format)
 
 
 @pytest.mark.soak
 @both_formats
-def test_of_two_idle_queries_one_is_told_when_there_is_something_to_do(
+def test_one_of_two_idle_queries_fails_at_the_next_batch(
     place: Place, sessions: tuple[Session, Session], checkpoint_format: int
 ) -> None:
     first, second = sessions
@@ -172,31 +174,31 @@ def test_of_two_idle_queries_one_is_told_when_there_is_something_to_do(
     for _ in range(20):
         place.feed()
         if wait_until(lambda: (place.checkpoint / "commits" / str(place.fed - 1)).exists(), 30):
-            states = {session: session.ask("reach", batch=place.fed - 1) for session in sessions}
-            lost = [session for session, state in states.items() if state != place.fed - 1]
+            column_families = {session: session.ask("reach", batch=place.fed - 1) for session in sessions}
+            lost = [session for session, state in column_families.items() if state != place.fed - 1]
             if lost:
                 break
     (loser,) = lost
     (winner,) = {first, second} - {loser}
-    told = loser.ask("fail")
-    assert SPARK_SAYS in told or WE_SAY in told
+    message = loser.ask("fail")
+    assert SPARKS_MESSAGE in message or OUR_MESSAGE in message
     place.check(winner, loser, checkpoint_format)
 
 
 @pytest.mark.soak
-def test_in_one_session_the_second_start_ends_the_first_run(
+def test_second_start_in_a_session_stops_the_first_run(
     place: Place, sessions: tuple[Session, Session]
 ) -> None:
-    """Spark's own doing (spark.sql.streaming.stopActiveRunOnRestart)."""
+    """Spark implements this (spark.sql.streaming.stopActiveRunOnRestart)."""
     first, second = sessions
     place.clear()
     place.feed()
     runs = [place.start(first, 1)]
     first.ask("reach", batch=0)
-    first.shut()
+    first.block()
     place.feed()
-    first.wait_at_gate()
+    first.wait_until_blocked()
     runs.append(place.start(first, 1))
-    first.open()
+    first.unblock()
     assert len(set(runs)) == 2
     place.check(first, second, 1)

@@ -1,4 +1,4 @@
-"""Tasks that Spark has given up, and instances that are of the past, each through the real provider."""
+"""Tasks that Spark has abandoned, and outdated instances, each through the real provider."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from spark_statestore.checkpoint.metadata import StoreId
-from spark_statestore.checkpoint.storage import CheckpointName
-from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
-from tests.spark.harness import CLEAN_AT_ONCE, Open, Provider, Row, Store, instances
+from spark_statestore.storage import CheckpointName
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
+from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances
 
 A, B = ("a", 1), ("b", 1)
 LARGE = 30_000
 
-SETTINGS = CLEAN_AT_ONCE | {"backend__numRetained": "1", "backend__fileStateThreshold": "1k"}
+SETTINGS = IMMEDIATE_CLEANUP | {"backend__numRetained": "1", "backend__fileStateThreshold": "1k"}
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -46,7 +46,7 @@ def begin(provider: Provider, version: int, checkpoint_id: str | None, rows: dic
 
 
 def accept(directory: Path, version: int, checkpoint_id: str | None) -> None:
-    """Note the batch that made a version, as Spark does."""
+    """Log the batch that made a version, as Spark does."""
     log = directory / "commits"
     log.mkdir(exist_ok=True)
     ids = {"stateUniqueIds": {"0": [[checkpoint_id]]}} if checkpoint_id else {}
@@ -69,7 +69,7 @@ def read(provider: Provider, version: int, checkpoint_id: str | None) -> dict[Ro
     return rows
 
 
-def test_a_task_that_commits_when_its_batch_is_done_changes_nothing(
+def test_commit_of_a_zombie_after_its_batch_changes_nothing(
     instance: Open, tmp_path: Path, checkpoint_format: int
 ) -> None:
     first = batch(tmp_path, instance(), 0, None, {A: value(1)})
@@ -80,19 +80,19 @@ def test_a_task_that_commits_when_its_batch_is_done_changes_nothing(
     if checkpoint_format == 1:
         with pytest.raises(Py4JJavaError) as raised:
             slow.commit()
-        told = str(raised.value)
-        assert "CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT" in told
-        assert "batch 1 is done" in told
-        assert "its task was given up" in told
+        message = str(raised.value)
+        assert "CANNOT_WRITE_STATE_STORE.CANNOT_COMMIT" in message
+        assert "contains batch 1" in message
+        assert "its task was cancelled" in message
         slow.abort()
     else:
-        # Under an id of its own, which nobody asks for.
+        # Under its own attempt id, which is never requested.
         assert slow.commit() == 2
     assert read(instance(), 2, second) == {A: value(1), B: value(2)}
     assert read(instance(), 3, third) == {A: value(3), B: value(2)}
 
 
-def test_its_executor_serves_the_partition_again_afterwards(
+def test_executor_of_a_zombie_serves_the_partition_again(
     instance: Open, tmp_path: Path, checkpoint_format: int
 ) -> None:
     first = batch(tmp_path, instance(), 0, None, {A: value(1)})
@@ -109,19 +109,15 @@ def test_its_executor_serves_the_partition_again_afterwards(
     assert read(instance(), 3, third) == {A: value(3), B: value(2)}
 
 
-def test_a_batch_that_is_not_done_is_committed_anew_by_another_instance(
-    instance: Open, tmp_path: Path
-) -> None:
+def test_uncommitted_batch_is_committed_again_by_another_instance(instance: Open, tmp_path: Path) -> None:
     first = batch(tmp_path, instance(), 0, None, {A: value(1)})
     begin(instance(), 1, first, {B: value(0, "failed")}).commit()
     second = batch(tmp_path, instance(), 1, first, {B: value(2)})
     assert read(instance(), 2, second) == {A: value(1), B: value(2)}
 
 
-def test_maintenance_of_before_a_roll_back_leaves_the_versions_that_count_again(
-    instance: Open, tmp_path: Path
-) -> None:
-    # So that changes go to files, and metadata can go.
+def test_maintenance_of_a_zombie_keeps_versions_after_a_rollback(instance: Open, tmp_path: Path) -> None:
+    # So that changes are in separate files, and metadata can be deleted.
     files = {"backend__compression": "none"}
     old, newest, ids = instance(**files), None, []
     for version in range(6):
@@ -133,26 +129,24 @@ def test_maintenance_of_before_a_roll_back_leaves_the_versions_that_count_again(
             path.unlink()
     old.cleanup()
     assert read(instance(), 1, ids[0]) == {("k", 0): value(0, LARGE)}
-    # With the log as it was it does its work.
+    # With the original log it succeeds.
     accept(tmp_path, 6, newest)
     other = instance(**files)
     other.open_read(6, newest).release()
     other.cleanup()
-    with pytest.raises(Py4JJavaError, match="is not there"):
+    with pytest.raises(Py4JJavaError, match="does not exist"):
         read(instance(), 1, ids[0])
 
 
 def base_of(directory: Path, version: int, checkpoint_id: str | None) -> int:
-    """The version whose snapshot another one starts from."""
+    """Return the version whose snapshot another one starts from."""
     store = VersionStore(StoreId(0, 0), f"{directory}/state/0/0", StorageOptions())
     return store.load(CheckpointName(version, checkpoint_id)).handle.base_version
 
 
 @pytest.mark.soak
-def test_a_snapshot_that_took_longer_than_versions_are_kept_is_not_used_and_the_next_one_is(
-    instance: Open, tmp_path: Path
-) -> None:
-    """Another executor, which keeps fewer versions than that, might discard it while a commit takes it up."""
+def test_snapshot_older_than_retention_is_not_used(instance: Open, tmp_path: Path) -> None:
+    """Another executor, with a smaller retention, might delete it while a commit uses it."""
     provider = instance(backend__snapshotInterval="30")
     rows = {("fill", i): value(i, LARGE) for i in range(4000)}
     newest = batch(tmp_path, provider, 0, None, rows)
@@ -167,7 +161,7 @@ def test_a_snapshot_that_took_longer_than_versions_are_kept_is_not_used_and_the_
         newest = batch(tmp_path, provider, version, newest, {A: value(version)})
         version += 1
     snapshot.join()
-    # Else this machine writes too fast for this test.
+    # Otherwise this machine writes too fast for this test.
     assert 3 < version - begun < 80
     for _ in range(2):
         newest = batch(tmp_path, provider, version, newest, {A: value(version)})

@@ -1,4 +1,4 @@
-"""What may happen to the versions of a store, as rules; what a store holds is for the subclass to say."""
+"""State machine rules for the versions of a store; subclasses define its content."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hypothesis.stateful import (
 )
 
 import spark_statestore
-from tests.effort import EFFORT
-from tests.spark.harness import CLEAN_AT_ONCE, Provider, Store
+from tests.spark.harness import IMMEDIATE_CLEANUP, Provider, Store
+from tests.support.effort import EFFORT
 
 RETAINED = 4
 
 
 class VersionsMachine(RuleBasedStateMachine):
-    """Opens, commits, aborts, loses and reloads one store; a model says what each version must hold."""
+    """Opens, commits, aborts, loses and reloads one store; a model has each version's expected content."""
 
     spark: Any = None
     checkpoint_format = 1
@@ -35,7 +35,7 @@ class VersionsMachine(RuleBasedStateMachine):
         super().__init__()
         self.location = tempfile.mkdtemp(prefix="statestore-machine-")
         self.providers: list[Provider] = []
-        # Of every version that may be asked for: what it holds, and its id in format v2.
+        # The content of every version that may be requested, and its id in format v2.
         self.committed: dict[int, Any] = {0: self.empty()}
         self.ids: dict[int, str | None] = {0: None}
         self.highest = 0
@@ -46,7 +46,7 @@ class VersionsMachine(RuleBasedStateMachine):
     # For the subclass
 
     def empty(self) -> Any:
-        """What version 0 holds."""
+        """Return the content of version 0."""
         raise NotImplementedError
 
     def copied(self, content: Any) -> Any:
@@ -56,11 +56,11 @@ class VersionsMachine(RuleBasedStateMachine):
         return {}
 
     def number_of_keys(self) -> int | None:
-        """What the metrics must say, None if that is not known."""
+        """Return the expected number of keys in the metrics, None if it is unknown."""
         raise NotImplementedError
 
     def check_all(self, store: Store, content: Any, *, writing: bool) -> None:
-        """Compare all that a store holds; if it was just opened, declare what has to be declared."""
+        """Compare the whole content of a store; if it was just opened, declare its column families first."""
         raise NotImplementedError
 
     # Opening
@@ -82,7 +82,7 @@ class VersionsMachine(RuleBasedStateMachine):
             backend__snapshotInterval="2",
             backend__numRetained=str(RETAINED),
             backend__fileStateThreshold="1k",
-            **CLEAN_AT_ONCE,
+            **IMMEDIATE_CLEANUP,
             **self.settings,
             **self.provider_options(),
         )
@@ -102,7 +102,7 @@ class VersionsMachine(RuleBasedStateMachine):
     def pick(self, data: st.DataObject) -> int:
         newest = max(self.committed)
         if not self.ours and self.checkpoint_format == 1:
-            # RocksDB may take a snapshot of a version that was given up for that which came after it.
+            # RocksDB may write a snapshot of an abandoned version for its successor.
             return newest
         lowest = max(0, self.highest - RETAINED)
         older = [v for v in sorted(self.committed) if v >= lowest]
@@ -125,7 +125,7 @@ class VersionsMachine(RuleBasedStateMachine):
             read = self.provider.open_read(version, checkpoint_id)
             self.check_all(read, self.committed[version], writing=False)
             self.begin(self.provider.upgrade(read, version, checkpoint_id), version)
-            # RocksDB makes one of the other, so that both would end.
+            # RocksDB converts one into the other, so that both would end.
             if self.ours:
                 read.release()
 
@@ -166,13 +166,13 @@ class VersionsMachine(RuleBasedStateMachine):
         assert not self.store.has_committed
         self.store = None
 
-    # What else may happen at any moment
+    # Events that may happen at any moment
 
     @precondition(lambda self: len(self.committed) > 1)
     @rule()
     def move_to_another_instance(self) -> None:
         if self.ours:
-            # The task that held the store, if any, is gone without a word.
+            # The task that held the store, if any, has disappeared.
             self.store = None
         elif self.store is not None:
             self.abort()

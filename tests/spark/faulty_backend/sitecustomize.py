@@ -1,4 +1,4 @@
-"""Found by the interpreter of a backend whose system calls are to go wrong, see `tests.spark.backend_faults`."""
+"""Interpreter start-up hook of a backend whose system calls fail, see `tests.spark.backend_faults`."""
 
 from __future__ import annotations
 

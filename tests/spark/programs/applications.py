@@ -1,4 +1,4 @@
-"""Runs a query with `foreachBatch` in two applications, one after the other in one JVM, and ends.
+"""Test program: a query with `foreachBatch` in two applications, one after the other in one JVM.
 
 The only argument is a JSON object: ``directory``, below which everything goes.
 """
@@ -9,15 +9,15 @@ import sys
 import pandas as pd
 
 import spark_statestore
-from tests.sessions import local_builder
-from tests.spark.counting import say
+from tests.spark.counting import report
+from tests.support.sessions import local_builder
 
 directory = json.loads(sys.argv[1])["directory"]
 settings: list[tuple[str, str]] = []
 for application in "first", "second":
     builder = local_builder(application, memory="512m")
     if settings:
-        # The JVM has the jar by now.
+        # The JVM has loaded the jar already.
         for key, value in settings:
             builder.config(key, value)
     else:
@@ -38,6 +38,6 @@ for application in "first", "second":
         .start()
     )
     query.awaitTermination()
-    say(application, found)
+    report(application, found)
     spark.stop()
 sys.stdin.readline()

@@ -1,16 +1,28 @@
-"""Attaches to a session that has nothing of this project."""
+"""Test program: attach to a session without this project's jar, with settings, and optionally run a query."""
 
+import json
 import sys
 
 import spark_statestore
-from tests.sessions import local_builder
-from tests.spark.counting import say
+from tests.spark.counting import messages, report, start_counting
+from tests.support.sessions import local_builder
 
-spark = local_builder("attach", memory="512m").getOrCreate()
+asked = json.loads(sys.argv[1])
+builder = local_builder("attach", memory="512m")
+for key, value in asked.get("confs", {}).items():
+    builder.config(key, value)
+spark = builder.getOrCreate()
+if "checkpoint" in asked:
+    query = start_counting(spark, asked["checkpoint"])
+    try:
+        query.awaitTermination(60)
+        report("ended")
+    except Exception:  # noqa: BLE001 - whatever it is, the test wants to know
+        report("failed", messages(query._jsq.exception().get()))
 try:
     spark_statestore.attach(spark)
-    say("accepted")
+    report("accepted")
 except spark_statestore.SessionError as error:
-    say("refused", str(error))
+    report("refused", str(error))
 spark.stop()
 sys.stdin.readline()

@@ -1,8 +1,9 @@
-"""Runs the counting query in a session of its own and tells of it in lines of JSON.
+"""Test program: the counting query in a separate session, with events as lines of JSON.
 
 The only argument is a JSON object: ``configure`` (options), ``confs`` (Spark settings), ``checkpoint``,
 ``batch`` to run to, ``hold`` to wait for a line of input while the query runs, ``plain`` to leave out
-`spark_statestore.configure`, and ``directory`` to work in.
+`spark_statestore.configure`, ``directory`` to work in, and ``task``, the location of operator state that a
+task uses.
 """
 
 import json
@@ -10,17 +11,36 @@ import os
 import sys
 
 import spark_statestore
-from tests.sessions import local_builder
 from tests.spark.counting import (
     backends_of,
     finish,
     jvm_of,
     messages,
-    say,
+    report,
     socket_of,
     start_counting,
     wait_for_batch,
 )
+from tests.support.sessions import local_builder
+
+
+def use_operator_state(location):
+    """Run in an executor's Python worker, as the writer of a Python data source does."""
+    import pyarrow as pa
+
+    import spark_statestore
+    from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
+
+    state = QueryOperatorState(location, "sink")
+    for batch in range(3):
+        with state.batch(batch) as store:
+            store.get_list_state(ListStateDescriptor("numbers", pa.int64())).add(batch)
+            numbers = list(store.get_list_state(ListStateDescriptor("numbers", pa.int64())).get())
+    try:
+        refused = str(spark_statestore.read_state)
+    except ModuleNotFoundError as error:
+        refused = str(error)
+    return {"module": spark_statestore.__file__, "numbers": numbers, "refused": refused}
 
 
 def main():
@@ -34,7 +54,7 @@ def main():
     try:
         spark = builder.getOrCreate()
     except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
-        say("refused", str(error))
+        report("refused", str(error))
         sys.stdin.readline()
         return
     spark.sparkContext.setLogLevel("ERROR")
@@ -42,7 +62,7 @@ def main():
     try:
         wait_for_batch(query, 1)
         backends = backends_of(jvm_of(spark))
-        say(
+        report(
             "running",
             {
                 "jvm": jvm_of(spark),
@@ -53,15 +73,18 @@ def main():
                 "paths": [p.environ().get("PYTHONPATH", "") for p in backends],
             },
         )
+        if asked.get("task"):
+            tasks = spark.sparkContext.parallelize([asked["task"]], 1).map(use_operator_state)
+            report("task", tasks.collect()[0])
         if asked.get("hold"):
             sys.stdin.readline()
         finish(spark, query, max(asked.get("batch", 0), query.lastProgress.batchId))
-        say("result", query.lastProgress.batchId)
+        report("result", query.lastProgress.batchId)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
         failure = query._jsq.exception()
-        say("failed", messages(failure.get()) if failure.isDefined() else str(error))
+        report("failed", messages(failure.get()) if failure.isDefined() else str(error))
     spark.stop()
-    say("stopped")
+    report("stopped")
     sys.stdin.readline()
 
 

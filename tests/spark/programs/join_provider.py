@@ -1,7 +1,7 @@
-"""Runs a join on the provider for joins, and tells what the JVM has mapped of RocksDB.
+"""Test program: a join on the provider for joins, with a list of RocksDB's mapped libraries.
 
-The only argument is a JSON object: ``checkpoint`` and the ``format`` of the join's state. Says the format that the
-query really used, and then the mapped libraries.
+The only argument is a JSON object: ``checkpoint`` and the ``format`` of the join's state. Reports the format
+that the query really used, and then the mapped libraries.
 """
 
 import json
@@ -11,8 +11,8 @@ from pathlib import Path
 from pyspark.sql import functions as f
 
 import spark_statestore
-from tests.sessions import local_builder
-from tests.spark.counting import jvm_of, say
+from tests.spark.counting import jvm_of, report
+from tests.support.sessions import local_builder
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 FORMAT = "spark.sql.streaming.join.stateFormatVersion"
@@ -38,9 +38,9 @@ def main():
         query.awaitTermination(0.05)
     query.stop()
     offsets = Path(asked["checkpoint"], "offsets", "0").read_text().splitlines()
-    say("formats", sorted({json.loads(line)["conf"][FORMAT] for line in offsets if '"conf"' in line}))
+    report("formats", sorted({json.loads(line)["conf"][FORMAT] for line in offsets if '"conf"' in line}))
     maps = Path(f"/proc/{jvm_of(spark)}/maps").read_text()
-    say("rocksdb", sorted({line.split()[-1] for line in maps.splitlines() if "librocksdb" in line}))
+    report("rocksdb", sorted({line.split()[-1] for line in maps.splitlines() if "librocksdb" in line}))
     spark.stop()
 
 

@@ -1,9 +1,9 @@
-"""Runs queries on executors of their own with ``storage=memory``, and tells of them in lines of JSON.
+"""Test program: queries on separate executors with ``storage=memory``, with events as lines of JSON.
 
-The only argument is a JSON object: ``checkpoint``, and ``plain`` to set what is needed by hand, without the
-plugin. With the plugin, the counting query runs in checkpoint format v1 and v2, each waiting for a line of input
-in the middle and starting anew later, and then a query whose state is too large for a message. Without, two
-queries are refused: one when it is planned, one whose option was set too late for that.
+The only argument is a JSON object: ``checkpoint``, and ``plain`` to configure the session by hand, without
+the plugin. With the plugin, the counting query runs in checkpoint format v1 and v2, each waiting for a line
+of input in the middle and restarting later, and then a query whose state is too large for a message. Without,
+two queries are refused: one when it is planned, one because its option was set too late for that.
 """
 
 import json
@@ -13,17 +13,17 @@ from pyspark.sql import functions as f
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
-from tests.sessions import local_builder
 from tests.spark.counting import (
     backends_of,
     finish,
     jvm_of,
     messages,
-    say,
+    report,
     start_counting,
     wait_for_batch,
     wait_until,
 )
+from tests.support.sessions import local_builder
 
 STORAGE = OPTION_PREFIX + "storage"
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -33,7 +33,7 @@ def main():
     asked = json.loads(sys.argv[1])
     builder = local_builder("cluster", memory="512m", master="local-cluster[2,1,1024]")
     builder.config("spark.sql.shuffle.partitions", "4")
-    # Blocks of an executor that is gone are not asked for again and again.
+    # Spark otherwise requests blocks of a lost executor again and again.
     builder.config("spark.shuffle.io.maxRetries", "1").config("spark.shuffle.io.retryWait", "100ms")
     builder.config("spark.rpc.message.maxSize", "1")
     if asked.get("plain"):
@@ -45,7 +45,7 @@ def main():
         spark_statestore.configure(builder, storage="memory")
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    say("attached", attach(spark))
+    report("attached", attach(spark))
     if asked.get("plain"):
         run(lambda: start_counting(spark, f"{asked['checkpoint']}-planned"))
         spark.conf.set(STORAGE, "filesystem")
@@ -58,7 +58,7 @@ def main():
             run(lambda session=session, checkpoint=checkpoint: count(session, checkpoint))
         run(lambda: start_wide(spark, f"{asked['checkpoint']}-wide"))
     spark.stop()
-    say("stopped")
+    report("stopped")
     sys.stdin.readline()
 
 
@@ -78,25 +78,27 @@ def run(start):
             wait_for_batch(query, 0)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
         failure = query._jsq.exception() if query is not None else None
-        say("failed", messages(failure.get()) if failure is not None and failure.isDefined() else str(error))
+        report(
+            "failed", messages(failure.get()) if failure is not None and failure.isDefined() else str(error)
+        )
 
 
 def count(session, checkpoint):
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 1)
     wait_until(lambda: len(backends_of(jvm_of(session))) == 2, 20)
-    say("running", [(p.pid, p.ppid()) for p in backends_of(jvm_of(session))])
+    report("running", [(p.pid, p.ppid()) for p in backends_of(jvm_of(session))])
     sys.stdin.readline()
     finish(session, query, query.lastProgress.batchId + 3)
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 0)
     first = query.recentProgress[0].batchId
     finish(session, query, first + 1)
-    say("result", first)
+    report("result", first)
 
 
 def start_wide(session, checkpoint, **confs):
-    """Keep a megabyte and more in each partition."""
+    """Keep more than a megabyte in each partition."""
     numbers = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
     text = "array_join(transform(sequence(1, 2000), i -> sha2(concat(value, '-', i), 256)), '')"
     state = numbers.groupBy("value").agg(f.expr(f"max({text})"))

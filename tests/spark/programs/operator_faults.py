@@ -1,8 +1,8 @@
-"""Runs stateful queries on two executors through every fault that can befall a task, and tells what came out.
+"""Test program: stateful queries on two executors, with every fault that can affect a task.
 
-The only argument is a JSON object: ``directory`` to work in, ``jar``, and ``operators`` to run in both checkpoint
-formats: lists of those that run at the same time. The session is one of a standalone cluster with two workers of
-different addresses: Spark starts no speculative copy on the host of the first attempt.
+The only argument is a JSON object: ``directory`` to work in, ``jar``, and ``operators`` to run in both
+checkpoint formats: lists of those that run concurrently. The session is one of a standalone cluster with two
+workers of different addresses: Spark starts no speculative copy on the host of the first attempt.
 """
 
 import json
@@ -26,14 +26,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import spark_statestore
-from spark_statestore.checkpoint.metadata import StoreId
-from spark_statestore.checkpoint.storage.base import CheckpointName
-from spark_statestore.checkpoint.versions import VersionStore
 from spark_statestore.options import StorageOptions
-from tests.sessions import local_builder
-from tests.spark.counting import jvm_of, runs, say, wait_until
-from tests.spark.harness import CLEAN_AT_ONCE
+from spark_statestore.storage.checkpoint_storage import CheckpointName
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
+from tests.spark.counting import jvm_of, report, runs, wait_until
+from tests.spark.harness import IMMEDIATE_CLEANUP
 from tests.spark.queries import OURS, OURS_FOR_JOINS, Query
+from tests.support.sessions import local_builder
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("us", tz="UTC"))])
 START = datetime(2024, 1, 1, tzinfo=UTC)
@@ -42,7 +42,7 @@ RETAINED = 1
 
 
 def rows(number):
-    """Every batch has new keys and old ones, and is an hour after the one before."""
+    """Return the rows of a batch: new keys and old ones, an hour after the batch before."""
     ts = START + timedelta(hours=number)
     return [
         {"k": key, "v": 1000 * number + key, "ts": ts + timedelta(minutes=key % 60)}
@@ -81,7 +81,7 @@ def joined(stream):
 
 
 def joined_of(made):
-    """The matches, and what was without one when the watermark of the last batch had passed it."""
+    """Return the matches, and the unmatched rows that the watermark of the last batch has passed."""
     every = [row for batch in made for row in batch]
     end = max(row["ts"] for row in made[-2])
     out = Counter()
@@ -101,7 +101,7 @@ def joined_of(made):
 
 
 def processed(stream):
-    # In here, so that Spark's workers get it by value and need not import this program.
+    # A local function, so that Spark's workers receive it by value and need not import this program.
     class Counts(StatefulProcessor):
         def init(self, handle):
             self._state = handle.getValueState("counts", "n bigint, v bigint")
@@ -120,7 +120,7 @@ def processed(stream):
 
 @dataclass(frozen=True)
 class Operator:
-    """A query, what it puts out in all for its input, and how its state is read."""
+    """A query, its complete expected output, and the reader of its state."""
 
     build: Callable[[Any], Any]
     mode: str
@@ -142,11 +142,11 @@ OPERATORS = {
 
 
 def live(spark, directory, name, checkpoint_format):
-    """One query from its first batch to the clean-up of what its failures left."""
+    """Run one query from its first batch to the cleanup of the files that its failures left."""
     operator = OPERATORS[name]
-    marks = directory / "marks"
-    marks.mkdir(parents=True)
-    strike = f"reflect('org.apache.spark.sql.statestore.TaskFaults', 'strike', '{marks}', '{FAULTS}') = ''"
+    markers = directory / "markers"
+    markers.mkdir(parents=True)
+    strike = f"reflect('org.apache.spark.sql.statestore.TaskFaults', 'strike', '{markers}', '{FAULTS}') = ''"
     query = Query(
         spark,
         directory,
@@ -160,7 +160,7 @@ def live(spark, directory, name, checkpoint_format):
             "spark.sql.streaming.noDataMicroBatches.enabled": "false",
             "spark.sql.streaming.join.stateFormatVersion": operator.join_format,
         }
-        | CLEAN_AT_ONCE,
+        | IMMEDIATE_CLEANUP,
         collect=lambda batch: [tuple(row) for row in batch.collect()],
     )
     put_out = {}
@@ -174,14 +174,14 @@ def live(spark, directory, name, checkpoint_format):
             put_out[number] = found
 
     run(0, 1)
-    # As if the driver had died between the commits of state and its own.
+    # As if the driver had died between the commits of state and the entry in its commit log.
     query.forget_newest_commit()
     run(2)
     before = attempts(query)
     run(3, 4, 5)
-    # Clean-ups come with Spark's maintenance, which may end with a query before the last one.
+    # Cleanups run in Spark's maintenance, which may end with a query before the last one.
     for number in (6, 7, 8):
-        # The newest but one is the newest that is known to count.
+        # The newest but one is the newest version known to be committed.
         oldest = int(query.commits[-1].name) - RETAINED
         cleaned = wait_until(lambda oldest=oldest: oldest <= oldest_version(query), 15)
         if cleaned:
@@ -194,12 +194,12 @@ def live(spark, directory, name, checkpoint_format):
     return {
         "operator": name,
         "format": checkpoint_format,
-        "faults": sorted(mark.name for mark in marks.iterdir() if mark.name[0].isdigit()),
+        "faults": sorted(marker.name for marker in markers.iterdir() if marker.name[0].isdigit()),
         "output is exact": out == Counter({repr(row): n for row, n in operator.expected(made).items()}),
         "output was the same again": again,
         "most attempts of a version": max(Counter((store, version) for store, version, _ in before).values()),
         "old attempts are removed": cleaned,
-        # Metadata goes first, and then the streams.
+        # Metadata is deleted first, and then the streams.
         "old streams are removed": wait_until(lambda: streams(query, oldest) <= used_streams(query), 30),
         "batches that load": [
             int(commit.name) - oldest for commit in query.commits if loads(query, int(commit.name), operator)
@@ -208,23 +208,23 @@ def live(spark, directory, name, checkpoint_format):
 
 
 def loads(query, batch, operator):
-    """Whether the state after a batch can be read."""
+    """Return whether the state after a batch can be read."""
     reader = query.spark.read.format("statestore").options(batchId=batch, **operator.reading)
     return reader.load(str(query.checkpoint)).count() > 0
 
 
 def slug(name):
-    """For a directory's name: Spark's reader of state cannot handle blanks."""
+    """Return a directory name: Spark's reader of state cannot handle blanks."""
     return "".join(filter(str.isalnum, name))
 
 
 def stored(query):
-    """Every file of a query's state; it may be just going away."""
+    """Return every file of a query's state; files may be deleted concurrently."""
     return [Path(root, name) for root, _, names in os.walk(query.checkpoint / "state") for name in names]
 
 
 def attempts(query):
-    """What is stored of a query: store, version, and the name of the attempt's directory."""
+    """Return the stored attempts of a query: store, version, and the name of the attempt's directory."""
     found = [path.parent for path in stored(query) if path.name == "_metadata"]
     names = [(path.parent, CheckpointName.parse(path.name)) for path in found if path.name[:4] == "chk-"]
     return [(store, name.version, name) for store, name in names]
@@ -235,13 +235,13 @@ def oldest_version(query):
 
 
 def streams(query, before):
-    """The files of state that were written for versions before this one."""
+    """Return the state files written for versions before this one."""
     found = [path.name for path in stored(query) if path.parent.name == "shared"]
     return {name for name in found if int(name.lstrip(".").partition("-")[0]) < before}
 
 
 def used_streams(query):
-    """The files of state that stored attempts consist of; reads them all."""
+    """Return the state files used by stored attempts; reads them all."""
     found = set()
     for directory, _, name in attempts(query):
         operator, partition, *named = directory.relative_to(query.checkpoint / "state").parts
@@ -254,7 +254,7 @@ def used_streams(query):
 
 
 def start_cluster(builder, directory):
-    """A session with two executors, on workers that have an address each."""
+    """Start a session with two executors, on workers with different addresses."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -278,29 +278,31 @@ def start_cluster(builder, directory):
 
 
 def executors(spark):
-    """The processes of the executors that run."""
+    """Return the processes of the running executors."""
     kind = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
     return [p for p in psutil.Process(jvm_of(spark)).children() if runs(p, kind)]
 
 
 def do_harm(spark, directory, lives, ended):
-    """Kill the tasks that ask for it, and all executors when both tasks of every query wait for that."""
+    """Kill the tasks that request it, and all executors once both tasks of every query wait for that."""
     killed = set()
     lost = False
     while not ended.wait(0.1):
-        for mark in set(directory.glob("*/marks/kill-*")) - killed:
-            killed.add(mark)
-            spark.sparkContext._jsc.sc().killTaskAttempt(int(mark.name[5:]), True, "this task is killed once")
-        if not lost and len(list(directory.glob("*/marks/*-lose-*"))) == 2 * lives:
+        for marker in set(directory.glob("*/markers/kill-*")) - killed:
+            killed.add(marker)
+            spark.sparkContext._jsc.sc().killTaskAttempt(
+                int(marker.name[5:]), True, "this task is killed once"
+            )
+        if not lost and len(list(directory.glob("*/markers/*-lose-*"))) == 2 * lives:
             lost = True
             for process in executors(spark):
                 process.kill()
-            for marks in directory.glob("*/marks"):
-                (marks / "lost").touch()
+            for markers in directory.glob("*/markers"):
+                (markers / "lost").touch()
 
 
 def live_together(spark, directory, operators):
-    """Run operators in both checkpoint formats, all at the same time, and tell of them."""
+    """Run operators in both checkpoint formats concurrently, and report their results."""
     chosen = [(name, number) for name in operators for number in (1, 2)]
     ended = Event()
     harm = Thread(target=do_harm, args=(spark, directory, len(chosen), ended))
@@ -312,7 +314,7 @@ def live_together(spark, directory, operators):
                 for name, number in chosen
             ]
             for life in lives:
-                say("life", life.result())
+                report("life", life.result())
     finally:
         ended.set()
         harm.join()
@@ -324,7 +326,7 @@ def main():
     builder = local_builder("faults", memory="1g")
     settings = {
         "spark.executor.memory": "700m",
-        # Stages of so few tasks as an executor has cores are watched for slow ones.
+        # Spark starts speculative copies only in stages with no more tasks than an executor has cores.
         "spark.executor.cores": "24",
         "spark.ui.showConsoleProgress": "false",
         "spark.task.maxFailures": "20",
@@ -332,7 +334,7 @@ def main():
         "spark.speculation": "true",
         "spark.speculation.interval": "100ms",
         "spark.speculation.task.duration.threshold": "2s",
-        # Blocks of an executor that is gone are not asked for again and again.
+        # Spark otherwise requests blocks of a lost executor again and again.
         "spark.shuffle.io.maxRetries": "1",
         "spark.shuffle.io.retryWait": "100ms",
         "spark.sql.streaming.stateStore.maintenanceInterval": "4s",
@@ -349,7 +351,7 @@ def main():
             live_together(spark, directory / str(number), operators)
     finally:
         spark.stop()
-    say("stopped")
+    report("stopped")
     sys.stdin.readline()
 
 

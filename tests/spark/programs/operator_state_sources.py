@@ -1,7 +1,7 @@
 """Python data sources that keep operator state: a sink, and a source whose offsets are mere numbers.
 
-Both fail where a file in their directory ``faults`` says so: it has the name of a point and a number, and what
-is to happen there once, to raise an error or to be killed.
+Both fail if a file in their directory ``faults`` demands it: its name is a point and a number, its content
+the fault to inject once, an error or a kill.
 """
 
 import os
@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from spark_statestore.state.operator import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
+from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
 from tests.spark.programs.operator_state import process
 
 POSITIONS = MapStateDescriptor("positions", pa.string(), pa.int64())
@@ -26,7 +26,7 @@ AT_ONCE = 4
 
 
 def fail_if_asked(faults, point, number):
-    """Fail in the way that is asked for, once."""
+    """Inject the requested fault, once."""
     path = Path(faults, f"{point} {number}")
     if path.exists():
         how = path.read_text()
@@ -38,7 +38,7 @@ def fail_if_asked(faults, point, number):
 
 @dataclass
 class Numbers(WriterCommitMessage):
-    """The numbers that a task was given."""
+    """Numbers that a task received."""
 
     numbers: list[int]
 
@@ -75,7 +75,7 @@ class SinkWriter(DataSourceStreamWriter):
 
 
 class Source(DataSource):
-    """Gives the lines of growing files."""
+    """Reads the lines of growing files."""
 
     @classmethod
     def name(cls):
@@ -89,7 +89,7 @@ class Source(DataSource):
 
 
 class SourceReader(SimpleDataSourceStreamReader):
-    """Numbers its offsets; the state of a number says how much of each file was read up to it."""
+    """Numbers its offsets; the state of a number has the position in each file up to which it was read."""
 
     def __init__(self, options):
         self.state = QueryOperatorState(options["checkpointLocation"], "source")
@@ -122,7 +122,7 @@ class SourceReader(SimpleDataSourceStreamReader):
         return dict(self.state.read(offset["number"]).get_broadcast_state(POSITIONS).items())
 
     def _lines(self, start, end):
-        """Files and lines after some positions, up to others, or to the end of the files if there are none."""
+        """Return files and lines between positions, or to the end of the files without end positions."""
         for path in sorted(self.directory.iterdir()):
             lines = path.read_text().splitlines()
             last = end.get(path.name, 0) if end else len(lines)

@@ -1,7 +1,7 @@
-"""Runs a query whose storage needs a password, has others fail, and tells what people can see of all that.
+"""Test program: queries whose storage needs a password, and all outputs that users can see.
 
-The only argument is a JSON object: ``confs`` (Spark settings), ``directory``, ``storage`` (where state goes), ``wrong`` (URLs
-where it cannot go).
+The only argument is a JSON object: ``confs`` (Spark settings), ``directory``, ``storage`` (URL of the state),
+``wrong`` (URLs that cannot hold state).
 """
 
 import json
@@ -11,8 +11,8 @@ import urllib.request
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
-from tests.sessions import local_builder
-from tests.spark.counting import backends_of, finish, jvm_of, messages, say, start_counting
+from tests.spark.counting import backends_of, finish, jvm_of, messages, report, start_counting
+from tests.support.sessions import local_builder
 
 PAGES = [
     "/environment/",
@@ -30,6 +30,9 @@ def main():
     for key, value in asked["confs"].items():
         builder.config(key, value)
     spark = spark_statestore.configure(builder).getOrCreate()
+    # The root logger's level is INFO from the start and a filter of PySpark's driver hides messages below
+    # WARN: only a change of level removes that filter.
+    spark.sparkContext.setLogLevel("WARN")
     spark.sparkContext.setLogLevel("INFO")
     spark.conf.set(OPTION_PREFIX + "checkpointsDir", asked["storage"])
     query = start_counting(spark, f"{asked['directory']}/checkpoint")
@@ -51,9 +54,9 @@ def main():
     for page in [*PAGES, f"{api}/environment", f"{api}/sql?details=true", f"{api}/allexecutors"]:
         with urllib.request.urlopen(ui + page) as answer:
             pages[page] = answer.read().decode()
-    say("seen", {"processes": processes, "errors": errors, "pages": pages, "pid": os.getpid()})
+    report("seen", {"processes": processes, "errors": errors, "pages": pages, "pid": os.getpid()})
     spark.stop()
-    say("stopped")
+    report("stopped")
     sys.stdin.readline()
 
 

@@ -1,4 +1,4 @@
-"""Runs queries with ``storage=memory``, with and without a directory for metadata, and ends.
+"""Test program: queries with ``storage=memory``, with and without a directory for metadata.
 
 The only argument is a JSON object: ``directory``, below which everything goes.
 """
@@ -7,8 +7,8 @@ import json
 import sys
 
 import spark_statestore
-from tests.sessions import local_builder
-from tests.spark.counting import run_to, say
+from tests.spark.counting import report, run_to
+from tests.support.sessions import local_builder
 
 directory = json.loads(sys.argv[1])["directory"]
 builder = local_builder("remember", memory="512m")
@@ -20,5 +20,5 @@ for checkpoint_format in "1", "2":
         options = {"checkpointsDir": f"file:{directory}/metadata"} if kept == "kept" else {}
         run_to(session, f"{directory}/{kept}-{checkpoint_format}", 2, **options)
 spark.stop()
-say("done")
+report("done")
 sys.stdin.readline()

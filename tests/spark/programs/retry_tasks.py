@@ -1,4 +1,4 @@
-"""Runs queries whose every task fails once, and tells how often that was and what came out.
+"""Test program: queries whose every task fails once, with a report of the failures and the results.
 
 The only argument is a directory to work in. Task retries need a session of their own.
 """
@@ -13,8 +13,8 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 import spark_statestore
-from tests.sessions import local_builder
 from tests.spark.queries import Query, run_with_restarts
+from tests.support.sessions import local_builder
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 KEYS = 80
@@ -28,14 +28,14 @@ def attempt():
     return TaskContext.get().attemptNumber()
 
 
-def fail(marks):
+def fail(markers):
     context = TaskContext.get()
-    (marks / f"{context.stageId()}-{context.partitionId()}").touch()
+    (markers / f"{context.stageId()}-{context.partitionId()}").touch()
     raise ValueError("this task fails once")
 
 
-def failing_before_the_commit(marks):
-    """Counts and sums; the first attempt fails when it has changed some of its keys."""
+def failing_before_the_commit(markers):
+    """Count and sum; the first attempt fails after it has changed some of its keys."""
 
     def update(key, frames, state):
         n, v = state.get if state.exists else (0, 0)
@@ -43,7 +43,7 @@ def failing_before_the_commit(marks):
             n, v = n + len(frame), v + int(frame["v"].sum())
         state.update((n, v))
         if attempt() == 0 and key[0] % 10 == 9:
-            fail(marks)
+            fail(markers)
         yield pd.DataFrame({"k": [key[0]], "n": [n], "v": [v]})
 
     columns = "n bigint, v bigint"
@@ -52,13 +52,13 @@ def failing_before_the_commit(marks):
     )
 
 
-def failing_after_the_commit(marks):
-    """Counts and sums; the first attempt fails when all rows have come out of the store's operator."""
+def failing_after_the_commit(markers):
+    """Count and sum; the first attempt fails after all rows have left the stateful operator."""
 
     def pass_on(tables):
         tables = list(tables)
         if attempt() == 0:
-            fail(marks)
+            fail(markers)
         yield from tables
 
     def build(stream):
@@ -72,8 +72,8 @@ MOMENTS = {"before": failing_before_the_commit, "after": failing_after_the_commi
 
 
 def run(spark, directory, moment, checkpoint_format):
-    marks = directory / "marks"
-    marks.mkdir(parents=True)
+    markers = directory / "markers"
+    markers.mkdir(parents=True)
     kept = {}
 
     def collect(batch):
@@ -84,7 +84,7 @@ def run(spark, directory, moment, checkpoint_format):
     query = Query(
         spark,
         directory,
-        MOMENTS[moment](marks),
+        MOMENTS[moment](markers),
         "update",
         SCHEMA,
         checkpoint_format=checkpoint_format,
@@ -100,11 +100,11 @@ def run(spark, directory, moment, checkpoint_format):
     return {
         "moment": moment,
         "format": checkpoint_format,
-        "failures": len(list(marks.iterdir())),
+        "failures": len(list(markers.iterdir())),
         "replaced": sum(len(list(store.glob("chk-*/_metadata.*"))) for store in stores),
         "versions": sum(len(list(store.glob("chk-*/_metadata"))) for store in stores),
         "output is exact": kept == wanted,
-        "state is exact": sum(query.state().values()) == len(wanted),
+        "state is exact": spark_statestore.read_state(str(query.checkpoint)).num_rows == len(wanted),
     }
 
 

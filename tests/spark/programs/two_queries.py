@@ -1,10 +1,11 @@
-"""A session that counts what it finds in a directory, and does what the lines of its standard input say.
+"""Test program: a session that counts the input of a directory, controlled by lines on its standard input.
 
-The argument is a JSON object: ``who`` this program is, ``input`` and ``gates``, directories. While the file
-``<who>-stop`` is in ``gates``, a batch stops before it changes state, and says so by ``<who>-waiting``.
+The argument is a JSON object: ``session``, its name, ``input`` and ``barriers``, directories. While the
+file ``<session>-stop`` is in ``barriers``, a batch waits before it changes state, and creates
+``<session>-waiting``.
 
-Each line is a JSON object with ``do``: ``start`` the query on a ``checkpoint`` in checkpoint ``format``; ``reach`` a
-``batch``; ``fail``, wait for the query's end; ``rows``, what it has counted; ``stop`` it.
+Each line is a JSON object with ``do``: ``start`` the query on a ``checkpoint`` in checkpoint ``format``;
+``reach`` a ``batch``; ``fail``, wait for the query's end; ``rows``, return its counts; ``stop`` it.
 """
 
 import json
@@ -13,13 +14,13 @@ import time
 from pathlib import Path
 
 import spark_statestore
-from tests.sessions import local_builder
-from tests.spark.counting import messages, say, wait_until
+from tests.spark.counting import messages, report, wait_until
+from tests.support.sessions import local_builder
 
 
-def gated(gates, name):
+def paused_at_barrier(barriers, name):
     def wait(tables):
-        stop, waiting = Path(gates, f"{name}-stop"), Path(gates, f"{name}-waiting")
+        stop, waiting = Path(barriers, f"{name}-stop"), Path(barriers, f"{name}-waiting")
         tables = list(tables)
         if tables:
             while stop.exists():
@@ -36,24 +37,24 @@ def start(spark, asked, order):
     spark.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", str(order["format"]))
     schema = "k bigint, v bigint"
     lines = spark.readStream.schema(schema).json(asked["input"])
-    counts = lines.mapInArrow(gated(asked["gates"], asked["who"]), schema)
+    counts = lines.mapInArrow(paused_at_barrier(asked["barriers"], asked["session"]), schema)
     counts = counts.groupBy("k").agg(F.count("*").alias("n"), F.sum("v").alias("v"))
     return (
         counts.writeStream.outputMode("complete")
         .format("memory")
-        .queryName(asked["who"])
+        .queryName(asked["session"])
         .option("checkpointLocation", order["checkpoint"])
         .start()
     )
 
 
 def reach(query, batch):
-    """Wait until a batch is done; while there is nothing to do Spark reports progress of the next one."""
+    """Wait until a batch is done; an idle query reports progress of the next one."""
 
     def done():
         if not query.isActive and query.exception() is not None:
             raise query.exception()
-        return any(said.batchId >= batch and said.numInputRows for said in query.recentProgress)
+        return any(progress.batchId >= batch and progress.numInputRows for progress in query.recentProgress)
 
     assert wait_until(done, 120), f"batch {batch} was not reached: {query.lastProgress}"
 
@@ -63,11 +64,11 @@ def answer(spark, asked, query, order):
         reach(query, order["batch"])
         return order["batch"]
     if order["do"] == "fail":
-        assert wait_until(lambda: not query.isActive, 90), "the query goes on"
+        assert wait_until(lambda: not query.isActive, 90), "the query continues"
         failure = query._jsq.exception()
         return messages(failure.get()) if failure.isDefined() else ""
     if order["do"] == "rows":
-        return sorted(list(row) for row in spark.table(asked["who"]).collect())
+        return sorted(list(row) for row in spark.table(asked["session"]).collect())
     if order["do"] == "stop":
         active = query.isActive
         query.stop()
@@ -77,10 +78,10 @@ def answer(spark, asked, query, order):
 
 def main():
     asked = json.loads(sys.argv[1])
-    builder = local_builder(asked["who"], memory="512m")
+    builder = local_builder(asked["session"], memory="512m")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
-    say("ready")
+    report("ready")
     query = None
     for line in sys.stdin:
         order = json.loads(line)
@@ -92,7 +93,7 @@ def main():
                 done = answer(spark, asked, query, order)
         except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
             done = f"{type(error).__name__}: {error}"
-        say(order["do"], done)
+        report(order["do"], done)
     spark.stop()
 
 

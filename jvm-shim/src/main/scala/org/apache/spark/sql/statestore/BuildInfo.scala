@@ -2,7 +2,7 @@ package org.apache.spark.sql.statestore
 
 import java.util.Properties
 
-/** What this jar is: written into it when it was built. */
+/** Version information that the build wrote into this jar. */
 private[statestore] object BuildInfo {
   private val properties: Properties = {
     val found = new Properties
@@ -26,7 +26,7 @@ private[statestore] object BuildInfo {
       throw new IncompatibleSparkException(
         s"this jar of spark-statestore $version is compiled against Spark $sparkMinor, but Spark " +
           s"$running is running, and Spark's state store interface differs between minor versions. " +
-          "Use the jar that spark_statestore.jar_path() names for the running Spark, or install a " +
+          "Use the jar that spark_statestore.jar_path() returns for the running Spark, or install a " +
           s"release of spark-statestore that ships a jar for Spark $minor.")
     }
   }

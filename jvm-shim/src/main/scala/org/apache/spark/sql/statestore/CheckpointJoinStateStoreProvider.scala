@@ -4,16 +4,19 @@ import org.apache.hadoop.conf.Configuration
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.compat.{NewestFineGrainedReplay, NewestReadStateStore, NewestStateStore,
+  NewestStateStoreProvider}
 import org.apache.spark.sql.types.StructType
 
 /**
  * A [[CheckpointStateStoreProvider]] with the type of Spark's RocksDB provider, which Spark 4.3
  * demands before it lets a stream-stream join use state format 3 or 4.
  *
- * Guarantees: it is the other provider in all that it does, with the same options, metrics and
- * files. Nothing of what it inherits runs, so RocksDB's native library is never loaded.
+ * Guarantees: every call is delegated to the other provider, with the same options, metrics and files.
+ * No inherited code runs, so RocksDB's native library is never loaded.
  */
-class CheckpointJoinStateStoreProvider extends RocksDBStateStoreProvider {
+class CheckpointJoinStateStoreProvider extends RocksDBStateStoreProvider
+  with NewestStateStoreProvider with NewestFineGrainedReplay {
   private val provider = new CheckpointStateStoreProvider
 
   override def init(
@@ -88,13 +91,11 @@ class CheckpointJoinStateStoreProvider extends RocksDBStateStoreProvider {
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = provider.supportedCustomMetrics
 
-  override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] = provider.supportedInstanceMetrics
-
   override def toString: String = provider.toString
 }
 
-/** A read store with the type of a store that can write: all reads are the store's own, writes fail. */
-private[statestore] final class ReadOnlyStateStore(val store: ReadStateStore) extends StateStore {
+/** A read store with the type of a writable one: reads are delegated, writes throw. */
+private[statestore] final class ReadOnlyStateStore(val store: NewestReadStateStore) extends NewestStateStore {
   override def id: StateStoreId = store.id
 
   override def version: Long = store.version
@@ -183,5 +184,5 @@ private[statestore] final class ReadOnlyStateStore(val store: ReadStateStore) ex
   override def toString: String = store.toString
 
   private def readOnly: UnsupportedOperationException =
-    new UnsupportedOperationException(s"this store was opened to be read, and cannot be changed: $this")
+    new UnsupportedOperationException(s"this store is read-only: $this")
 }

@@ -4,29 +4,35 @@ import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
 
-import org.apache.spark.{QueryContext, SPARK_VERSION, SparkException, TaskContext}
+import org.apache.spark.{SPARK_VERSION, TaskContext}
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation}
-import org.apache.spark.sql.statestore.io._
-import org.apache.spark.sql.statestore.memory.CheckpointKeeper
+import org.apache.spark.sql.statestore.arrow.RecordSelection
+import org.apache.spark.sql.statestore.backend.{Backend, CheckpointClient, CommitReply, FamilyChanges, PythonInterpreter,
+  ReplayStart, SnapshotHandle}
+import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, Since41, TaskReadStores}
+import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation, ValueEvolution}
+import org.apache.spark.sql.statestore.provider.{BackendOptions, Background, CheckpointChangeReader,
+  CheckpointReadStateStore, CheckpointReplay, CheckpointStateStore, CommittedVersion, CoordinatorReports, LoadedState,
+  SnapshotPolicy, StoreCounters, StoreLocation, StoreMaintenance, StoreMetrics}
 import org.apache.spark.sql.statestore.table.TableMemory
 import org.apache.spark.sql.types.StructType
 
 /**
- * Keeps the state of one operator partition in a `StateTable` and checkpoints it through the
- * Python backend, as Flink checkpoints: a version is a handle to a base snapshot and the deltas on
- * top of it.
+ * State store provider that keeps the state of one operator partition in `StateTable`s and checkpoints
+ * it through the Python backend: a version is a handle to a base snapshot and the deltas on top of it.
  *
- * Guarantees: a version that `commit` returned is durable and loads as it was, from any executor;
- * a commit that failed or was aborted leaves no trace in any version. What a batch costs follows
- * what it changes. A store whose state was handed to a newer attempt cannot commit any more.
+ * Guarantees: a version that `commit` returned is durable and can be loaded on any executor; a failed or
+ * aborted commit is part of no version. The cost of a batch is proportional to its changes. A store whose
+ * state was handed to a newer attempt cannot commit.
  *
- * Nothing here does I/O before the first `getStore`: `init` runs under a lock that every task of
- * the executor takes, and the constructor and the metric lists are used on the driver as well.
+ * Nothing does I/O before the first `getStore`: `init` runs under a lock that every task of the executor
+ * takes, and the driver uses the constructor and the metric lists, too.
  */
-class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointReplay with Logging {
+class CheckpointStateStoreProvider
+  extends NewestStateStoreProvider with CheckpointReplay with Logging {
   import CheckpointStateStoreProvider._
 
   private var id: StateStoreId = _
@@ -35,12 +41,14 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
   private var conf: StateStoreConf = _
   private var hadoopConf: Configuration = _
   private var options: BackendOptions = _
-  private var keeper: Option[CheckpointKeeper] = None
+  private var evolution: ValueEvolution = _
+  private var driverStore: Option[DriverCheckpointStore] = None
   private var runId = ""
+  private val taskReadStores = new TaskReadStores
   private val instance = java.util.UUID.randomUUID.toString
 
   // Guarded by `this`.
-  private var content: StoreContent = _
+  private var content: LoadedState = _
   private var closed = false
 
   private lazy val reports = new CoordinatorReports(id, runId, conf, maintenance.snapshotInterval)
@@ -65,10 +73,11 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
     this.hadoopConf = hadoopConf
     this.runId = hadoopConf.get("sql.streaming.runId", "")
     this.hasFamilies = useColumnFamilies
-    requireSupported(useMultipleValuesPerKey, storeConfs)
+    requireSupported(useMultipleValuesPerKey)
+    this.evolution = new ValueEvolution(stateSchemaProvider.filter(_ => storeConfs.stateStoreEncodingFormat == "avro"))
     this.options = BackendOptions.parse(storeConfs.sqlConfs)
     TableMemory.limitHeap(options.maxHeapBytes.getOrElse(TableMemory.defaultLimit))
-    this.keeper = if (options.isKeptOnDriver) Some(CheckpointKeeper.find()) else None
+    this.driverStore = if (options.isOnDriver) Some(DriverCheckpointStore.find()) else None
     this.schema = FamilySchema(
       StateStore.DEFAULT_COL_FAMILY_NAME, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal = false)
   }
@@ -79,11 +88,12 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
       version: Long,
       stateStoreCkptId: Option[String],
       forceSnapshotOnCommit: Boolean,
-      loadEmpty: Boolean): StateStore = loading(version) {
-    openStore(version, stateStoreCkptId, None, forceSnapshotOnCommit, loadEmpty)
-  }
+      loadEmpty: Boolean): StateStore =
+    taskReadStores.find().filterNot(_ => loadEmpty)
+      .flatMap(upgraded(_, version, stateStoreCkptId, forceSnapshotOnCommit))
+      .getOrElse(loading(version)(openStore(version, stateStoreCkptId, None, forceSnapshotOnCommit, loadEmpty)))
 
-  override def getReadStore(version: Long, stateStoreCkptId: Option[String]): ReadStateStore =
+  override def getReadStore(version: Long, stateStoreCkptId: Option[String]): NewestReadStateStore =
     loading(version)(openReadStore(version, stateStoreCkptId, None))
 
   private[statestore] def openStore(
@@ -94,56 +104,69 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
       loadEmpty: Boolean): StateStore = {
     val counters = new StoreCounters
     var store: CheckpointStateStore = null
-    def hold(found: StoreContent): Unit = {
+    def hold(found: LoadedState): Unit = {
       store = new CheckpointStateStore(
         this, found, version, stateStoreCkptId, forceSnapshotOnCommit, counters)
       found.write(store)
     }
-    if (loadEmpty) synchronized(hold(replaceContent(emptyContent(version))))
+    if (loadEmpty) synchronized(hold(adoptContent(emptyContent(version))))
     else acquire(version, stateStoreCkptId, from, counters, forWriting = true, hold)
     Option(TaskContext.get()).foreach(store.watch)
     store
   }
 
   private[statestore] def openReadStore(
-      version: Long, stateStoreCkptId: Option[String], from: Option[ReplayStart]): ReadStateStore = {
+      version: Long, stateStoreCkptId: Option[String], from: Option[ReplayStart]): NewestReadStateStore = {
     val counters = new StoreCounters
     var store: CheckpointReadStateStore = null
     acquire(version, stateStoreCkptId, from, counters, forWriting = false, found => {
       store = new CheckpointReadStateStore(this, found, version, stateStoreCkptId, counters)
       found.read(store)
     })
-    Option(TaskContext.get()).foreach { context =>
-      val opened = store
-      context.addTaskCompletionListener[Unit](_ => opened.release())
-    }
-    store
+    val opened = store
+    Option(TaskContext.get()).foreach(_.addTaskCompletionListener[Unit](_ => opened.end()))
+    taskReadStores.add(opened)
+    opened
   }
 
   override def upgradeReadStoreToWriteStore(
       readStore: ReadStateStore,
       version: Long,
       stateStoreCkptId: Option[String],
-      forceSnapshotOnCommit: Boolean): StateStore = {
-    // Spark hands over whatever read store the task opened last, maybe another operator's.
-    val upgraded = readStore match {
+      forceSnapshotOnCommit: Boolean): StateStore =
+    // Spark passes the read store that the task opened last, which may be another operator's.
+    upgraded(readStore, version, stateStoreCkptId, forceSnapshotOnCommit)
+      .getOrElse(getStore(version, stateStoreCkptId, forceSnapshotOnCommit, loadEmpty = false))
+
+  // Turns the holder of the state from a read store into a write store, if it reads this version of this state.
+  private def upgraded(
+      readStore: ReadStateStore,
+      version: Long,
+      stateStoreCkptId: Option[String],
+      forceSnapshotOnCommit: Boolean): Option[StateStore] = {
+    val found = readStore match {
       case mine: CheckpointReadStateStore
         if mine.version == version && mine.checkpointId == stateStoreCkptId =>
         synchronized {
           val shared = mine.sharedContent
-          val store = new CheckpointStateStore(
-            this, shared, version, stateStoreCkptId, forceSnapshotOnCommit, mine.counters)
-          if ((content eq shared) && shared.upgrade(mine, store)) Some(store) else None
+          if ((content eq shared) && shared.canUpgrade(mine)) {
+            val store = new CheckpointStateStore(
+              this, shared, version, stateStoreCkptId, forceSnapshotOnCommit, mine.counters)
+            shared.upgrade(store)
+            Some(store)
+          } else {
+            None
+          }
         }
       case _ => None
     }
-    upgraded.foreach(store => Option(TaskContext.get()).foreach(store.watch))
-    upgraded.getOrElse(getStore(version, stateStoreCkptId, forceSnapshotOnCommit, loadEmpty = false))
+    found.foreach(store => Option(TaskContext.get()).foreach(store.watch))
+    found
   }
 
   override def close(): Unit = synchronized {
     closed = true
-    content = null
+    replaceContent(null)
     if (id != null) StoreMetrics.forget(operator)
   }
 
@@ -158,8 +181,6 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = StoreMetrics.supported
 
-  override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] = StoreMetrics.supportedInstances
-
   override def toString: String =
     if (id == null) {
       "a state store that is not initialised"
@@ -168,56 +189,68 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
         id.storeCheckpointLocation()
     }
 
-  /** What is in memory now, null if nothing is. Asked for under the lock. */
-  private[statestore] def inMemory: StoreContent = content
+  /** The state in memory, null if there is none. To be called under the lock. */
+  private[statestore] def inMemory: LoadedState = content
 
   private[statestore] def usesColumnFamilies: Boolean = hasFamilies
 
-  private[statestore] def isKeptOnDriver: Boolean = keeper.isDefined
+  private[statestore] def isOnDriver: Boolean = driverStore.isDefined
 
   private[statestore] def newChangeReader(
       startVersion: Long, endVersion: Long, endId: Option[String], family: String): CheckpointChangeReader =
-    new CheckpointChangeReader(id, conf, client, startVersion, endVersion, endId, family)
+    new CheckpointChangeReader(id, conf, client, evolution, startVersion, endVersion, endId, family)
 
-  /** Creates a column family, or adopts what its operator says of it now. */
-  private[statestore] def create(of: StoreContent, since: Long, wanted: FamilySchema): Unit = synchronized {
+  /** Creates a column family, or adopts its new schema. */
+  private[statestore] def create(of: LoadedState, createdAtVersion: Long, wanted: FamilySchema): Unit = {
     val present = of.family(wanted.name)
-    if (present == null) of.create(wanted, since) else present.adopt(wanted, toString)
+    if (present == null) synchronized(of.create(wanted, createdAtVersion)) else adopt(of, present, createdAtVersion, wanted)
   }
+
+  // Rows that must be converted are those of a new family, so that an abort or an older version has the former one.
+  private def adopt(of: LoadedState, present: ColumnFamily, createdAtVersion: Long, wanted: FamilySchema): Unit =
+    evolution.conversion(present.schema, wanted) match {
+      case Some(convert) =>
+        val evolved = present.evolve(wanted, convert, createdAtVersion)
+        logInfo(s"converted ${evolved.table.numValues} values of the column family ${wanted.name} from " +
+          s"${present.schema.valueSchema.sql} to ${wanted.valueSchema.sql}: $this")
+        synchronized(of.replace(evolved))
+      case None => synchronized(present.adopt(wanted, toString))
+    }
 
   /** Removes a column family with its rows; false if there is none. */
-  private[statestore] def remove(of: StoreContent, name: String): Boolean = synchronized(of.remove(name))
+  private[statestore] def remove(of: LoadedState, name: String): Boolean = synchronized(of.remove(name))
 
   /** Makes a column family known to this reader and the next ones of this provider. */
-  private[statestore] def register(of: StoreContent, wanted: FamilySchema): Unit = {
+  private[statestore] def register(of: LoadedState, createdAtVersion: Long, wanted: FamilySchema): Unit = {
     val present = of.family(wanted.name)
     if (present == null) registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
-    else present.adopt(wanted, toString)
+    else adopt(of, present, createdAtVersion, wanted)
   }
 
-  /** Families that a reader described and no version has, empty. */
+  /** Empty families that a reader registered and no version has. */
   private[statestore] val registered = new java.util.concurrent.ConcurrentHashMap[String, ColumnFamily]
 
-  /** Publishes what the store changed; returns the new checkpoint id in format v2. */
-  private[statestore] def commit(store: CheckpointStateStore, of: StoreContent): Option[String] = {
+  /** Publishes the changes of the store; returns the new checkpoint id in format v2. */
+  private[statestore] def commit(store: CheckpointStateStore, of: LoadedState): Option[String] = {
     val next = store.version + 1
     val (parent, base) = synchronized {
       requireCurrent(store, of)
-      (of.newest, of.pendingBase)
+      (of.newest, of.pendingSnapshot)
     }
-    val attempt = newAttempt()
-    val newId = if (conf.enableStateStoreCheckpointIds) Some(attempt) else None
-    val reply = try publish(store, of, parent, base, attempt, newId) catch {
+    val attemptId = newAttempt()
+    val newId = if (conf.enableStateStoreCheckpointIds) Some(attemptId) else None
+    val reply = try publish(store, of, parent, base, attemptId, newId) catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
       case e: InterruptedException => throw e
       case NonFatal(e) =>
         throw QueryExecutionErrors.failedToCommitStateFileError(
-          s"version $next of $toString: ${e.getMessage}", e)
+          // Spark ends this with a full stop.
+          s"version $next of $toString: ${Errors.clause(e)}", e)
     }
     val due = synchronized {
       requireCurrent(store, of)
-      // It was taken, or cannot be any more.
-      if (base.exists(sent => of.pendingBase.exists(_ eq sent))) of.pendingBase = None
+      // The snapshot was used by this commit, or is now too old to be.
+      if (base.exists(sent => of.pendingSnapshot.exists(_ eq sent))) of.pendingSnapshot = None
       of.committed(next, newId, reply.stored)
       maintenance.isDue(of, tick = false)
     }
@@ -229,33 +262,34 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
     newId
   }
 
-  private[statestore] def abort(store: CheckpointStateStore, of: StoreContent): Unit = synchronized {
+  private[statestore] def abort(store: CheckpointStateStore, of: LoadedState): Unit = synchronized {
     if (of.isWriter(store)) {
       of.rollback()
       of.release(store)
     }
   }
 
-  private[statestore] def release(of: StoreContent, holder: AnyRef): Unit = synchronized(of.release(holder))
+  private[statestore] def release(of: LoadedState, holder: AnyRef): Unit = synchronized(of.release(holder))
 
   /**
-   * The task failed after it had committed: another attempt may commit the same version otherwise.
-   * In format v2 the id tells the two apart; in v1 only forgetting ours makes the next task look.
+   * Drops the version of a task that failed after its commit: another attempt may commit the same version.
+   * In format v2 ids distinguish the two; in v1 the next task must load the version from storage.
    */
-  private[statestore] def distrust(of: StoreContent, version: Long): Unit = synchronized {
+  private[statestore] def invalidate(of: LoadedState, version: Long): Unit = synchronized {
     if (!conf.enableStateStoreCheckpointIds && (content eq of) && of.isIdle &&
       !of.rewind(version, None)) {
-      content = null
+      replaceContent(null)
     }
   }
 
-  private[statestore] def measure(of: StoreContent, counters: StoreCounters, version: Long): StateStoreMetrics = {
+  private[statestore] def measure(of: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
     val stored = synchronized(of.newest.stored)
     val cost = counters.cost
+    val first = StoreMetrics.isFirst(operator, version)
     val custom = Map[StateStoreCustomMetric, Long](
       StoreMetrics.LoadTime -> StoreMetrics.micros(counters.loadNanos),
       StoreMetrics.LoadBytes -> counters.loadBytes,
-      StoreMetrics.SealTime -> StoreMetrics.micros(cost.sealNanos),
+      StoreMetrics.EncodeTime -> StoreMetrics.micros(cost.encodeNanos),
       StoreMetrics.SendTime -> StoreMetrics.micros(cost.sendNanos),
       StoreMetrics.StoreTime -> StoreMetrics.micros(cost.storeNanos),
       StoreMetrics.BytesWritten -> cost.bytes,
@@ -267,26 +301,21 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
       StoreMetrics.RoundTrips -> counters.roundTrips,
       StoreMetrics.Restarts -> client.backend.takeRestarts(),
       StoreMetrics.StorageRetries -> client.backend.takeStorageRetries(),
-      StoreMetrics.BackendMemory -> StoreMetrics.claimMemory(operator, version, client.backend))
-    StateStoreMetrics(
-      of.numKeys,
-      of.memoryBytes,
-      custom,
-      Map[StateStoreInstanceMetric, Long](
-        StateStoreSnapshotLastUploadInstanceMetric(Some(id.partitionId), id.storeName) ->
-          stored.fold(-1L)(_.baseVersion)))
+      StoreMetrics.BackendMemory -> (if (first) client.backend.memoryBytes else 0L),
+      StoreMetrics.MappedBytes -> (if (first) TableMemory.mappedBytes else 0L))
+    Since41.metrics(of.numKeys, of.memoryBytes, custom, id, stored.fold(-1L)(_.baseVersion))
   }
 
   private def operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
 
-  // Takes what is in memory if it is that version and free, else loads.
+  // Uses the state in memory if it has the version and is free, else loads the version.
   private def acquire(
       version: Long,
       ckptId: Option[String],
       from: Option[ReplayStart],
       counters: StoreCounters,
       forWriting: Boolean,
-      hold: StoreContent => Unit): Unit = {
+      hold: LoadedState => Unit): Unit = {
     val start = System.nanoTime()
     val found = synchronized {
       requireNotClosed()
@@ -298,115 +327,125 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
         if (content.isIdle && content.compactIfWanted()) counters.compactions += 1
         hold(content)
       } else {
-        // Whoever holds it keeps it for himself; if nobody does, make room before loading.
-        content = null
+        // Its current holder keeps it; if unheld, free it before the load.
+        replaceContent(null)
       }
       usable
     }
     if (!found) {
       val loaded = if (version == 0) emptyContent(0L) else load(version, ckptId, from, counters)
-      synchronized(hold(replaceContent(loaded)))
+      synchronized(hold(adoptContent(loaded)))
     }
     if (version == 0) client.backend.prestart()
     counters.loadNanos += System.nanoTime() - start
   }
 
-  private def replaceContent(by: StoreContent): StoreContent = {
+  private def adoptContent(loaded: LoadedState): LoadedState = {
+    if (closed) loaded.drop()
     requireNotClosed()
-    content = by
-    by
+    replaceContent(loaded)
+    loaded
   }
 
-  private def emptyContent(version: Long): StoreContent =
-    new StoreContent(version, None, Seq(ColumnFamily.empty(schema, version)), None, versionsInMemory)
+  private def replaceContent(by: LoadedState): Unit = {
+    if (content != null) content.drop()
+    content = by
+  }
+
+  private def emptyContent(version: Long): LoadedState =
+    new LoadedState(version, None, Seq(ColumnFamily.empty(schema, version)), None, versionsInMemory)
 
   private def load(
-      version: Long, ckptId: Option[String], from: Option[ReplayStart], counters: StoreCounters): StoreContent = {
+      version: Long, ckptId: Option[String], from: Option[ReplayStart], counters: StoreCounters): LoadedState = {
     var families = Seq.empty[ColumnFamily]
-    val found = client.load(version, ckptId, from, states => {
-      families = states.map { state =>
-        // The operator says what its plain state is.
-        val described = if (state.path("name").asText == schema.name) schema else FamilySchema.read(state)
-        ColumnFamily.empty(described, state.path("since").asLong)
+    try {
+      val found = client.load(version, ckptId, from, columnFamilies => {
+        families.foreach(_.table.discard())
+        families = columnFamilies.map { stored =>
+          // The schema of the default family comes from the operator.
+          val described = if (stored.path("name").asText == schema.name) schema else FamilySchema.read(stored)
+          ColumnFamily.empty(described, stored.path("createdAtVersion").asLong)
+        }
+        families.map(_.table)
+      })
+      counters.roundTrips += 1
+      counters.loadBytes += found.bytesRead
+      families.foreach { family =>
+        // With column families the schema of the default family is a dummy.
+        if (!hasFamilies) FormatValidation(family, id, conf)
+        if (family.table.wantsCompaction) {
+          family.table.compact()
+          family.table.takeReplacedMemory().foreach(_.close())
+          counters.compactions += 1
+        }
       }
-      families.map(_.table)
-    })
-    counters.roundTrips += 1
-    counters.loadBytes += found.bytesRead
-    families.foreach { family =>
-      // With column families the schema of the plain state is a dummy, those of the others are stored.
-      if (!hasFamilies) FormatValidation(family, id, conf)
-      if (family.table.wantsCompaction) {
-        family.table.compact()
-        counters.compactions += 1
-      }
+      new LoadedState(version, ckptId, families, Some(found.stored), versionsInMemory)
+    } catch {
+      case e: Throwable =>
+        families.foreach(_.table.discard())
+        throw e
     }
-    new StoreContent(version, ckptId, families, Some(found.stored), versionsInMemory)
   }
 
   private def publish(
       store: CheckpointStateStore,
-      of: StoreContent,
-      parent: VersionMark,
-      base: Option[StoredBase],
-      attempt: String,
+      of: LoadedState,
+      parent: CommittedVersion,
+      base: Option[SnapshotHandle],
+      attemptId: String,
       newId: Option[String]): CommitReply = {
     val full = SnapshotPolicy.fullOnCommit(
       parent.stored.fold(0)(_.chainLength), maintenance.snapshotInterval, of.liveBytes, of.changedBytes(parent),
       store.forceSnapshot, maintenance.takesSnapshots)
     def send(everything: Boolean): CommitReply = {
-      val states = of.families.map { family =>
-        val mark = family.mark()
+      val changes = of.families.map { family =>
+        val snapshot = family.snapshot()
         if (everything) {
-          NamedState.whole(mark)
+          FamilyChanges.whole(snapshot)
         } else {
           val from = parent.tailOf(family)
-          new NamedState(mark.describe(), () => family.table.scan(mark.content.view, from),
+          new FamilyChanges(snapshot.describe(), () => family.table.scan(snapshot.content.view, from),
             new RecordSelection.Changes(family.table.existedAt(from, _)))
         }
       }
       store.counters.roundTrips += 1
       client.commit(
-        store.version + 1, attempt, newId.isDefined,
+        store.version + 1, attemptId, newId.isDefined,
         if (everything) None else parent.stored,
-        parent.stored.map(_.attempt),
+        parent.stored.map(_.attemptId),
         if (everything) None else base,
         store.version - options.numRetained(conf.minVersionsToRetain),
-        states.toSeq)
+        changes.toSeq)
     }
     try send(full) catch {
-      // The driver does not keep the parent any more; the table still has everything.
+      // The driver has lost the parent; the table has the whole state.
       case e: BackendException if e.kind == "StateLostError" && !full => send(everything = true)
     }
   }
 
-  private def requireCurrent(store: CheckpointStateStore, of: StoreContent): Unit =
+  private def requireCurrent(store: CheckpointStateStore, of: LoadedState): Unit =
     if (closed || !(content eq of) || !of.isWriter(store)) {
-      throw new StaleStateStoreException(
+      throw new EndedStoreException(store.version,
         s"version ${store.version + 1} of $this is not committed by this task: a newer attempt of the same " +
-          "partition took the state over, or the store was unloaded. Nothing is lost, the newer attempt " +
-          "commits it; if the task is retried, it starts from the committed version.")
+          "partition took the state over, or the store was unloaded. Nothing is lost: the newer attempt " +
+          "commits it, and a retry of the task starts from the committed version.")
     }
 
   private def requireNotClosed(): Unit =
     if (closed) {
-      throw new IllegalStateException(s"the provider was closed, Spark opens another one: $this")
+      throw new IllegalStateException(s"the provider is closed; Spark opens a new one: $this")
     }
 
-  private def requireSupported(multipleValues: Boolean, confs: StateStoreConf): Unit = {
+  private def requireSupported(multipleValues: Boolean): Unit =
     if (multipleValues && !hasFamilies) {
       throw new IllegalArgumentException(s"several values per key need column families: $this")
     }
-    if (confs.stateStoreEncodingFormat == "avro") {
-      throw new UnsupportedFeatureException(
-        s"${classOf[CheckpointStateStoreProvider].getName} does not support Avro encoding of state, " +
-          s"spark.sql.streaming.stateStore.encodingFormat=avro; set it to unsaferow: $this")
-    }
-  }
 
   private def versionsInMemory: Int = math.max(2, conf.maxVersionsToRetainInMemory)
 
   private def newClient(): CheckpointClient = {
+    val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))
+    backend.logUse(options.destination(id.checkpointRootLocation))
     val location = StoreLocation.of(id, options, hadoopConf)
     val store = CheckpointClient.mapper.createObjectNode()
     store.put("instance", instance)
@@ -416,31 +455,24 @@ class CheckpointStateStoreProvider extends StateStoreProvider with CheckpointRep
     store.put("name", id.storeName)
     store.put("commits", StoreLocation.commitLog(id))
     options.addTo(store.putObject("options"))
-    new CheckpointClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), store, keeper)
+    new CheckpointClient(backend, store, driverStore)
   }
 
-  /** Runs what loads a version; its failures become Spark's, with the condition that belongs to them. */
-  private[statestore] def loading[T](
-      version: Long, conditionOf: Throwable => Option[String] = _ => None)(body: => T): T = {
+  /** Runs a load, or a replay; converts its failures into Spark's, with their error condition. */
+  private[statestore] def loading[T](version: Long, isReplay: Boolean = false)(body: => T): T = {
     if (version < 0) throw QueryExecutionErrors.unexpectedStateStoreVersion(version)
     try body catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
       case NonFatal(e) =>
-        val condition = conditionOf(e).getOrElse(CannotLoad)
-        // Python shows the outermost message alone, so ours must be part of it.
-        throw new SparkException(
-          s"[$condition] An error occurred during loading state: ${e.getMessage}", e, Some(condition),
-          Map.empty[String, String], Array.empty[QueryContext], None)
+        throw Errors.loadFailure(e, s"version $version of $this", if (isReplay) Some(getClass) else None)
     }
   }
-
 }
 
 private[statestore] object CheckpointStateStoreProvider {
-  private val CannotLoad = "CANNOT_LOAD_STATE_STORE.UNCATEGORIZED"
   private val random = new java.security.SecureRandom
 
-  /** 64 random bits in hex: names one commit attempt, and the version in checkpoint format v2. */
+  /** Returns 64 random bits in hex: the id of a commit attempt, and the checkpoint id in format v2. */
   def newAttempt(): String = {
     val bytes = new Array[Byte](8)
     random.nextBytes(bytes)

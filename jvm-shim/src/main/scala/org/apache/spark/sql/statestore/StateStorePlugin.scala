@@ -8,17 +8,18 @@ import org.apache.spark.SparkContext
 import org.apache.spark.api.plugin.{DriverPlugin, ExecutorPlugin, PluginContext, SparkPlugin}
 import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.internal.Logging
-import org.apache.spark.sql.statestore.io.{Backend, PythonInterpreter}
-import org.apache.spark.sql.statestore.memory.{CheckpointKeeper, HeldCheckpoints, KeeperMessage}
+import org.apache.spark.sql.statestore.backend.{Backend, PythonInterpreter}
+import org.apache.spark.sql.statestore.driver.{DriverCheckpointStore, DriverCheckpoints, DriverMessage}
+import org.apache.spark.sql.statestore.provider.BackendOptions
 
 /**
- * Loaded through `spark.plugins`: starts each executor's backend with the executor, so that the
- * first batch does not wait for it, and stops it with the executor. The options must then be part
- * of the session's initial configuration. On the driver it answers executors whose state the
- * driver keeps, see `CheckpointKeeper`.
+ * Spark plugin, loaded through `spark.plugins`: starts and stops each executor's backend with the
+ * executor, so that the first batch does not wait for it. The options must be part of the session's
+ * initial configuration. On the driver it serves the requests of executors whose checkpoints are on the
+ * driver, see `DriverCheckpointStore`.
  *
- * Without it a backend starts when it is first needed and ends with its session or its JVM, and
- * memory storage without a directory works in local mode alone.
+ * Without it a backend starts on first use and ends with its session or its JVM, and memory storage
+ * without a directory works in local mode only.
  */
 class StateStorePlugin extends SparkPlugin {
   override def driverPlugin(): DriverPlugin = new DriverPlugin {
@@ -28,27 +29,28 @@ class StateStorePlugin extends SparkPlugin {
     }
 
     override def receive(message: Any): AnyRef = message match {
-      case asked: KeeperMessage => asked.answer(HeldCheckpoints.ofApplication()).asInstanceOf[AnyRef]
-      case other => throw new IllegalArgumentException(s"the state store's plugin was sent ${other.getClass.getName}")
+      case request: DriverMessage => request.answer(DriverCheckpoints.ofApplication()).asInstanceOf[AnyRef]
+      case other => throw new IllegalArgumentException(
+        s"the state store's plugin received an unexpected message of ${other.getClass.getName}")
     }
 
-    override def shutdown(): Unit = HeldCheckpoints.end()
+    override def shutdown(): Unit = DriverCheckpoints.end()
   }
 
   override def executorPlugin(): ExecutorPlugin = new ExecutorPlugin with Logging {
     override def init(context: PluginContext, extra: util.Map[String, String]): Unit = {
-      CheckpointKeeper.connect(context)
+      DriverCheckpointStore.connect(context)
       try {
         val options = BackendOptions.parse(context.conf.getAll.toMap)
         Backend.of(PythonInterpreter.choose(options, SparkHadoopUtil.get.newConfiguration(context.conf)))
           .prestart()
       } catch {
-        case NonFatal(e) => logWarning("the state store backend was not started ahead of time", e)
+        case NonFatal(e) => logWarning("the state store backend was not prestarted", e)
       }
     }
 
     override def shutdown(): Unit = {
-      CheckpointKeeper.disconnect()
+      DriverCheckpointStore.disconnect()
       Backend.stopAll()
     }
   }

@@ -6,10 +6,10 @@ import org.apache.spark.sql.{DataFrame, Encoder, Encoders}
 import org.apache.spark.sql.streaming.{GroupState, GroupStateTimeout, OutputMode}
 
 /**
- * Scala's flatMapGroupsWithState, which Python has no function for, over rows of a key, seconds and a time.
+ * Query with Scala's flatMapGroupsWithState, which PySpark lacks, over rows of a key, seconds and a timestamp.
  *
- * Guarantees: a group is put out with its count whenever it gets rows, and once more, negative, when it
- * has had none for ten minutes of event time; it then starts anew.
+ * Guarantees: emits a group with its count whenever it gets rows, and once more, negated, after ten minutes of
+ * event time without any; its state is then removed.
  */
 object GroupCounts {
   private type Event = (String, Long, Timestamp)

@@ -3,6 +3,7 @@ package org.apache.spark.sql.statestore
 import com.fasterxml.jackson.databind.JsonNode
 
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.compat.{TimestampPostfixKeys, TimestampPrefixKeys}
 import org.apache.spark.sql.types.{StructField, StructType}
 
 /**
@@ -23,14 +24,14 @@ final class HarnessFamily(declared: JsonNode) {
     case "none" => NoPrefixKeyStateEncoderSpec(keySchema)
     case "prefix" => PrefixKeyScanStateEncoderSpec(keySchema, numbers.head)
     case "range" => RangeKeyScanStateEncoderSpec(keySchema, numbers)
-    case "timestampPrefix" => new TimestampAsPrefixKeyStateEncoderSpec(keySchema)
-    case "timestampPostfix" => new TimestampAsPostfixKeyStateEncoderSpec(keySchema)
+    case "timestampPrefix" => TimestampPrefixKeys(keySchema)
+    case "timestampPostfix" => TimestampPostfixKeys(keySchema)
   }
 
   val keys: RowCodec = RowCodec.of("key", keySchema)
   val values: RowCodec = RowCodec.of("value", valueSchema)
 
-  // What a prefix scan of the spec goes by; for the others something, so that they can refuse it.
+  // The row of a prefix scan; for specs without one any row, so that the refusal can be tested.
   lazy val prefixes: RowCodec = RowCodec.of("prefix", kind match {
     case "prefix" => StructType(keySchema.take(numbers.head))
     case "range" => StructType(numbers.map(keySchema(_)))

@@ -16,7 +16,7 @@ private[statestore] final class HarnessIterator(
 
   def hasNext: Boolean = if (rows != null) rows.hasNext else values.hasNext
 
-  /** The next row as JSON; `between` is done while the iterator stands on it. */
+  /** Returns the next row as JSON; `between` runs while the row is valid. */
   def next(between: UnsafeRowPair => Unit = _ => ()): JsonNode =
     if (rows != null) {
       val pair = rows.next()
@@ -28,9 +28,9 @@ private[statestore] final class HarnessIterator(
 }
 
 /**
- * What a test may ask of a harness, in one call for many operations: each is an array of its name,
- * the number of a store, the name of a family and more arguments. Rows are arrays of their columns.
- * Exceptions go up as they are.
+ * Interpreter of scripts for a harness, which run many operations in one call: each is an array of its
+ * name, the number of a store, the name of a family and more arguments. Rows are arrays of their columns.
+ * Exceptions propagate unchanged.
  */
 private[statestore] final class HarnessScript(harness: ProviderHarness) {
   import RowCodec.mapper
@@ -51,14 +51,17 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
     val number = operation.get(1).asInt
     operation.get(0).asText match {
       case "open" =>
-        harness.stores.put(number, harness.provider.getStore(operation.get(2).asLong,
+        harness.stores.put(number, Newest.provider(harness.provider).getStore(operation.get(2).asLong,
           option(operation.get(3)), operation.get(4).asBoolean, operation.get(5).asBoolean))
         null
       case "openRead" =>
         harness.stores.put(number,
           harness.provider.getReadStore(operation.get(2).asLong, option(operation.get(3))))
         null
-      case "release" => harness.stores.get(number).release()
+      case "openReplay" =>
+        harness.stores.put(number, Newest.replay(harness.provider)
+          .replayReadStateFromSnapshot(operation.get(2).asLong, operation.get(3).asLong, None, None))
+      case "release" => newest(number).release()
       case "abort" => harness.stores.get(number).abort()
       case "commit" => writing(number).commit()
       case "hasCommitted" => writing(number).hasCommitted
@@ -67,17 +70,17 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
       case "metrics" => metrics(writing(number))
       case "families" =>
         val names = mapper.createArrayNode()
-        harness.stores.get(number).allColumnFamilyNames.toSeq.sorted.foreach(names.add(_))
+        newest(number).allColumnFamilyNames.toSeq.sorted.foreach(names.add(_))
         names
       case "next" => next(harness.iterators.get(number), operation.get(2).asInt, _ => ())
       case "nextRemoved" =>
         val iterator = harness.iterators.get(number)
         val store = writing(operation.get(3).asInt)
         next(iterator, operation.get(2).asInt, pair => store.remove(pair.key, iterator.family))
+      case "nextOverwritten" => nextOverwritten(harness.iterators.get(number), operation.get(2).asInt)
       case "seek" =>
         val iterator = harness.iterators.get(number)
-        iterator.rows.asInstanceOf[ReusableIterator[UnsafeRowPair]].refreshAndSeekToPrefix(
-          declared(iterator.family).prefixes.row(operation.get(2)))
+        Newest.seek(iterator.rows, declared(iterator.family).prefixes.row(operation.get(2)))
       case "closeIterator" => harness.iterators.remove(number).close()
       case name => inFamily(name, number, operation.get(2).asText, operation)
     }
@@ -89,30 +92,34 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
     def key: UnsafeRow = keys.row(operation.get(3))
     def value: UnsafeRow = values.row(operation.get(4))
     name match {
+      case "record" =>
+        harness.record(family, new HarnessFamily(operation.get(3)))
+        null
       case "create" | "register" =>
         val wanted = new HarnessFamily(operation.get(3))
         if (name == "create") {
           writing(number).createColFamilyIfAbsent(
             family, wanted.keySchema, wanted.valueSchema, wanted.spec, wanted.multiple, wanted.internal)
         } else {
-          reading(number).registerColFamily(
+          newest(number).registerColFamily(
             family, wanted.keySchema, wanted.valueSchema, wanted.spec, wanted.multiple, wanted.internal)
         }
         harness.families.put(family, wanted)
         null
+      case "changes" => changes(family, operation.get(3).asLong, operation.get(4).asLong)
       case "removeFamily" => writing(number).removeColFamilyIfExists(family)
       case "put" => writing(number).put(key, value, family)
       case "merge" => writing(number).merge(key, value, family)
-      case "putList" => writing(number).putList(key, values.rows(operation.get(4)), family)
-      case "mergeList" => writing(number).mergeList(key, values.rows(operation.get(4)), family)
+      case "putList" => newestWriting(number).putList(key, values.rows(operation.get(4)), family)
+      case "mergeList" => newestWriting(number).mergeList(key, values.rows(operation.get(4)), family)
       case "remove" => writing(number).remove(key, family)
       case "deleteRange" =>
-        writing(number).deleteRange(key.copy(), keys.row(operation.get(4)), family)
+        newestWriting(number).deleteRange(key.copy(), keys.row(operation.get(4)), family)
       case "get" => values.json(reading(number).get(key, family))
-      case "exists" => reading(number).keyExists(key, family)
+      case "exists" => newest(number).keyExists(key, family)
       case "multiGet" =>
         val found = mapper.createArrayNode()
-        reading(number).multiGet(keys.rows(operation.get(3)), family).foreach(row => found.add(values.json(row)))
+        newest(number).multiGet(keys.rows(operation.get(3)), family).foreach(row => found.add(values.json(row)))
         found
       case "scan" =>
         val iterator = scan(reading(number), family, operation.get(3).asText, operation)
@@ -124,9 +131,26 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
     }
   }
 
+  private def changes(family: String, startVersion: Long, endVersion: Long): JsonNode = {
+    val reader = Newest.replay(harness.provider)
+      .getStateStoreChangeDataReader(startVersion, endVersion, Some(family), None)
+    val found = mapper.createArrayNode()
+    try {
+      reader.foreach { case (kind, key, value, batchId) =>
+        found.addArray().add(batchId).add(RecordType.getRecordTypeAsString(kind))
+          .add(declared(family).keys.json(key))
+          .add(if (value == null) null else declared(family).values.json(value))
+      }
+    } finally {
+      reader.closeIfNeeded()
+    }
+    found
+  }
+
   private def scan(
       store: ReadStateStore, family: String, kind: String, operation: JsonNode): HarnessIterator = {
     val rows = declared(family)
+    lazy val newest = Newest.reading(store)
     def prefix: UnsafeRow = rows.prefixes.row(operation.get(4))
     def bound(i: Int): Option[UnsafeRow] =
       Option(operation.get(i)).filterNot(_.isNull).map(rows.keys.row(_).copy())
@@ -134,16 +158,19 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
       new HarnessIterator(family, rows, found, null, () => found.close())
     kind match {
       case "all" => pairs(store.iterator(family))
-      case "allValues" => pairs(store.iteratorWithMultiValues(family))
+      case "allValues" => pairs(newest.iteratorWithMultiValues(family))
       case "prefix" => pairs(store.prefixScan(prefix, family))
-      case "prefixValues" => pairs(store.prefixScanWithMultiValues(prefix, family))
-      case "range" => pairs(store.rangeScan(bound(4), bound(5), family))
-      case "rangeValues" => pairs(store.rangeScanWithMultiValues(bound(4), bound(5), family))
+      case "prefixValues" => pairs(newest.prefixScanWithMultiValues(prefix, family))
+      case "range" => pairs(newest.rangeScan(bound(4), bound(5), family))
+      case "rangeValues" => pairs(newest.rangeScanWithMultiValues(bound(4), bound(5), family))
       case "values" =>
         val found = store.valuesIterator(rows.keys.row(operation.get(4)), family)
         new HarnessIterator(family, rows, null, found, () => ())
+      case "multiGet" =>
+        val found = newest.multiGet(rows.keys.rows(operation.get(4)), family)
+        new HarnessIterator(family, rows, null, found, () => ())
       case "reusable" =>
-        val found = store.asInstanceOf[SupportsReusableIterator].reusableIterator(family)
+        val found = Newest.reusableIterator(store, family)
         new HarnessIterator(family, rows, found, null, () => found.close())
     }
   }
@@ -151,6 +178,21 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
   private def next(iterator: HarnessIterator, limit: Int, between: UnsafeRowPair => Unit): ArrayNode = {
     val found = mapper.createArrayNode()
     while (found.size < limit && iterator.hasNext) found.add(iterator.next(between))
+    found
+  }
+
+  /** Read as Spark's StateStoreSuite does, which puts copies into the pair; then take even those out of it. */
+  private def nextOverwritten(iterator: HarnessIterator, limit: Int): ArrayNode = {
+    var read: UnsafeRowPair = null
+    val found = mapper.createArrayNode()
+    while (found.size < limit && iterator.hasNext && iterator.hasNext) {
+      if (read != null) read.withRows(null, null)
+      found.add(iterator.next { pair =>
+        pair.withRows(pair.key.copy(), pair.value.copy())
+        read = pair
+        iterator.hasNext
+      })
+    }
     found
   }
 
@@ -165,6 +207,10 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
     family, harness.families.get(StateStore.DEFAULT_COL_FAMILY_NAME))
 
   private def reading(number: Int): ReadStateStore = harness.stores.get(number)
+
+  private def newest(number: Int): Newest.ReadStore = Newest.reading(reading(number))
+
+  private def newestWriting(number: Int): Newest.WriteStore = Newest.writing(writing(number))
 
   private def writing(number: Int): StateStore = harness.stores.get(number).asInstanceOf[StateStore]
 

@@ -2,12 +2,12 @@ package org.apache.spark.sql.statestore
 
 import java.util.concurrent.atomic.AtomicLong
 
-/** A class that a checkpoint may name; making an object of it shows. */
+/** Class that a damaged checkpoint names; counts its instances. */
 class Planted {
   Planted.made.incrementAndGet()
 }
 
-/** Counts them, for tests in Python. */
+/** The number of instances, for tests in Python. */
 object Planted {
   val made = new AtomicLong
 

@@ -1,5 +1,6 @@
 package org.apache.spark.sql.statestore
 
+import java.lang.reflect.UndeclaredThrowableException
 import java.util.{HashMap => JHashMap, Map => JMap}
 
 import org.apache.hadoop.conf.Configuration
@@ -7,11 +8,12 @@ import org.apache.hadoop.conf.Configuration
 import org.apache.spark.{SparkThrowable, TaskContext, TaskContextImpl}
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.statestore.backend.Backend
 
 /**
- * Drives a real provider from Python tests, any class of one. One harness stands for one instance
- * of a provider, as an executor would hold it. Stores and iterators go by numbers that the test
- * chooses; a script is a list of operations, see HarnessScript.
+ * Harness of a real provider of any class, for tests in Python. One harness is one provider instance, as on
+ * an executor. The test identifies stores and iterators by numbers; a script is a list of operations, see
+ * HarnessScript.
  */
 class ProviderHarness(
     providerClass: String,
@@ -27,6 +29,8 @@ class ProviderHarness(
   private[statestore] val stores = new JHashMap[Int, ReadStateStore]
   private[statestore] val iterators = new JHashMap[Int, HarnessIterator]
   private var task: TaskContextImpl = _
+  private val schemas = new TestStateSchemaProvider
+  private var recorded = 0
 
   families.put(StateStore.DEFAULT_COL_FAMILY_NAME,
     new HarnessFamily(RowCodec.mapper.readTree(declaredDefault)))
@@ -40,15 +44,27 @@ class ProviderHarness(
     val default = families.get(StateStore.DEFAULT_COL_FAMILY_NAME)
     val id = StateStoreProviderId(StateStoreId(checkpointRoot, operator, partition, storeName), runId)
     val created = StateStoreProvider.create(providerClass)
+    val storeConf = new StateStoreConf(sqlConf)
+    val recordedSchemas = if (storeConf.stateStoreEncodingFormat == "avro") Some(schemas) else None
     created.init(id.storeId, default.keySchema, default.valueSchema, default.spec, useColumnFamilies,
-      new StateStoreConf(sqlConf), hadoopConf, default.multiple, None)
+      storeConf, hadoopConf, default.multiple, recordedSchemas)
     created
   }
 
-  /** Runs a JSON array of operations up to the first that fails; a JSON array of their results. */
-  def run(script: String): String = new HarnessScript(this).run(script)
+  /** Records the schema of a column family's values as the newest one, as Spark does when it has checked it. */
+  private[statestore] def record(name: String, family: HarnessFamily): Unit = {
+    schemas.captureSchema(name, family.keySchema, family.valueSchema, 0, recorded.toShort)
+    recorded += 1
+  }
 
-  /** Whether a script is refused: the error's condition or else its class, and message; or null. */
+  /** Runs a JSON array of operations up to the first failure; returns a JSON array of their results. */
+  def run(script: String): String =
+    // The proxies of Newest cannot throw Spark's checked exceptions as they are.
+    try new HarnessScript(this).run(script) catch {
+      case e: UndeclaredThrowableException => throw e.getCause
+    }
+
+  /** Runs a script that may fail; returns the error's condition, or else its class, and its message; or null. */
   def refusal(script: String): String =
     try {
       run(script)
@@ -62,12 +78,12 @@ class ProviderHarness(
         RowCodec.mapper.writeValueAsString(Array(kind, String.valueOf(error.getMessage)))
     }
 
-  /** Hands another harness's read store over, as Spark does with another operator's. */
+  /** Upgrades another harness's read store, as Spark may do with another operator's. */
   def upgradeFrom(owner: ProviderHarness, read: Int, store: Int, version: Long, id: String): Unit =
-    stores.put(store, provider.upgradeReadStoreToWriteStore(
+    stores.put(store, Newest.provider(provider).upgradeReadStoreToWriteStore(
       owner.stores.get(read), version, Option(id), forceSnapshotOnCommit = false))
 
-  /** What this thread does from now on, until the task ends, it does as a task. */
+  /** Sets a task context for this thread, until `endTask`. */
   def beginTask(): Unit = {
     task = TaskContext.empty()
     TaskContext.setTaskContext(task)
@@ -81,18 +97,18 @@ class ProviderHarness(
   /** Aborts the stores that neither committed nor aborted, and releases the others. */
   def endStores(): Unit = stores.values.forEach {
     case store: StateStore => if (!store.hasCommitted) scala.util.Try(store.abort())
-    case read => scala.util.Try(read.release())
+    case read => scala.util.Try(Newest.reading(read).release())
   }
 
-  def snapshotMaintenance(): Unit = provider.doSnapshotMaintenance()
+  def snapshotMaintenance(): Unit = Newest.provider(provider).doSnapshotMaintenance()
 
-  def cleanupMaintenance(): Unit = provider.doCleanupMaintenance()
+  def cleanupMaintenance(): Unit = Newest.provider(provider).doCleanupMaintenance()
 
   def close(): Unit = provider.close()
 }
 
 object ProviderHarness {
 
-  /** The process id of the backend that a Python interpreter runs in this JVM, -1 if none does. */
-  def backendPid(python: String): Long = io.Backend.of(python).pid
+  /** Returns the process id of this JVM's backend for a Python interpreter, -1 if there is none. */
+  def backendPid(python: String): Long = Backend.of(python).pid
 }

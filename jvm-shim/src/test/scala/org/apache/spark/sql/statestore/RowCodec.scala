@@ -12,13 +12,12 @@ import org.apache.spark.unsafe.Platform
 import org.apache.spark.unsafe.types.UTF8String
 
 /**
- * Rows to JSON arrays and back, for the types that the tests use. A float or a double goes as the
- * integer of its bits, binary as hexadecimal digits, and a number in the place of a text stands for
- * so many letters z.
+ * Codec between rows and JSON arrays, for the types that the tests use. A float or a double is encoded as
+ * the integer of its bits, binary as hexadecimal digits; a number for a string is so many letters z.
  *
  * A row is reused by the thread's next call with the same codec, as an operator would reuse it.
- * Every other one starts in the middle of a larger array. What comes back must be, byte for byte,
- * what was put.
+ * Every other one starts in the middle of a larger array. A decoded row must be byte-identical to the
+ * encoded one.
  */
 final class RowCodec private (schema: StructType) {
   import RowCodec._
@@ -65,7 +64,7 @@ final class RowCodec private (schema: StructType) {
   private def shift(row: UnsafeRow, mine: Scratch): UnsafeRow = {
     val size = row.getSizeInBytes
     if (mine.bytes.length < size + 2 * Margin) mine.bytes = new Array[Byte](size + 2 * Margin)
-    java.util.Arrays.fill(mine.bytes, 0xAB.toByte)
+    java.util.Arrays.fill(mine.bytes, 0, size + 2 * Margin, 0xAB.toByte)
     val start = Platform.BYTE_ARRAY_OFFSET + Margin
     Platform.copyMemory(row.getBaseObject, row.getBaseOffset, mine.bytes, start, size)
     mine.shifted.pointTo(mine.bytes, start, size)

@@ -6,25 +6,26 @@ import java.util.concurrent.ConcurrentHashMap
 import org.apache.spark.TaskContext
 
 /**
- * What befalls a task of a streaming query in the middle of its rows, each once for a batch and partition.
+ * Fault injection in tasks of a streaming query, in the middle of their rows, each fault once per batch and
+ * partition.
  *
- * A query calls it for each row that comes out of its stateful operator, with SQL's `reflect`, so in the
- * thread that drives the store and before the store commits. It tells what it did by files in a directory.
+ * A query calls it for each output row of its stateful operator with SQL's `reflect`: in the thread that
+ * drives the store and before the store commits. It records its faults as files in a directory.
  */
 object TaskFaults {
   private val Row = 3
   private val seen = new ConcurrentHashMap[Long, Int]
 
   /**
-   * Count a row, and at the third do what `faults` says for this batch, as in `0=raise+after,3=twice`: the
-   * first that has not yet been done.
+   * Counts a row, and at the third injects the faults of this batch, as in `0=raise+after,3=twice`: the
+   * first that was not injected yet.
    *
    *  - `raise`: fail.
    *  - `after`: fail when the store has committed.
    *  - `kill`: wait to be killed by the driver, which finds the attempt's id in a file `kill-<id>`.
    *  - `lose`: wait for the executor's end, which the driver brings about, or for a file `lost`.
-   *  - `twice`: wait until another attempt has committed, then go on, before that attempt has ended. Files
-   *    `-both` and `-overtaken` tell whether both have committed, or this one could not, as its provider was
+   *  - `twice`: wait until another attempt has committed, then continue, before that attempt has ended. Files
+   *    `-both` and `-overtaken` record whether both have committed, or this one could not, as its provider was
    *    closed meanwhile.
    */
   def strike(directory: String, faults: String): String = {
@@ -32,13 +33,13 @@ object TaskFaults {
     if (context != null && seen.merge(context.taskAttemptId(), 1, Integer.sum(_, _)) == Row) {
       val batch = context.getLocalProperty("streaming.sql.batchId")
       faults.split(',').map(_.split('=')).filter(_(0) == batch).flatMap(_(1).split('+')).find { fault =>
-        befall(fault, Path.of(directory, s"$batch-$fault-${context.partitionId()}"), context)
+        inject(fault, Path.of(directory, s"$batch-$fault-${context.partitionId()}"), context)
       }
     }
     ""
   }
 
-  private def befall(fault: String, place: Path, context: TaskContext): Boolean = {
+  private def inject(fault: String, place: Path, context: TaskContext): Boolean = {
     val first = mark(place)
     fault match {
       case "raise" if first => fail()

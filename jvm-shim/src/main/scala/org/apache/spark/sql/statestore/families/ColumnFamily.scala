@@ -2,40 +2,50 @@ package org.apache.spark.sql.statestore.families
 
 import com.fasterxml.jackson.databind.node.ObjectNode
 
-import org.apache.spark.sql.execution.streaming.state.TimestampAsPostfixKeyStateEncoderSpec
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.statestore.UnsupportedFeatureException
-import org.apache.spark.sql.statestore.table.{StateTable, TableMark}
+import org.apache.spark.sql.statestore.table.{StateTable, TableSnapshot}
 
 /**
- * A column family that exists: what it is, as its operator said last, and its rows.
+ * A column family: its schema and its rows.
  *
- * Guarantees: its rows are what its schema says; another schema is adopted only if they are that, too.
+ * Guarantees: the rows match the schema; another schema is adopted only if they match that, too.
  *
- * @param since  the version whose commit creates it
+ * @param createdAtVersion  the version whose commit creates it
  */
 private[statestore] final class ColumnFamily private (
-    private var described: FamilySchema, val table: StateTable, val since: Long) {
-  import ColumnFamily._
+    private var described: FamilySchema, val table: StateTable, val createdAtVersion: Long) {
 
   def schema: FamilySchema = described
 
   def name: String = described.name
 
-  def mark(): FamilyMark = new FamilyMark(this, table.mark())
+  /** Returns a family with the same rows, their values converted to another schema; this one is unchanged. */
+  def evolve(wanted: FamilySchema, convert: UnsafeRow => UnsafeRow, createdAtVersion: Long): ColumnFamily = {
+    val evolved = ColumnFamily.empty(wanted, createdAtVersion)
+    try {
+      evolved.table.reserve(table.numKeys)
+      table.iterator(everyValue = schema.hasLists).foreach { row =>
+        if (schema.hasLists) evolved.table.merge(row.key, convert(row.value))
+        else evolved.table.put(row.key, convert(row.value))
+      }
+      evolved
+    } catch {
+      case e: Throwable =>
+        evolved.table.discard()
+        throw e
+    }
+  }
 
-  /** Takes over what an operator says of the family now. */
+  def snapshot(): FamilySnapshot = new FamilySnapshot(this, table.snapshot())
+
+  /** Adopts the schema that an operator declares now. */
   def adopt(wanted: FamilySchema, store: String): Unit =
     if (!described.isSame(wanted)) {
       if (!described.fits(wanted)) {
-        val whatNow =
-          if (isSideOfJoin(described, wanted)) {
-            "Spark's state data source asks for it so with the option joinSide where a join has state format 4, and " +
-              s"would tell wrong keys: read it with storeName=$name instead"
-          } else {
-            "Its rows cannot be taken over: give the query back what it had, or use another name for the new state"
-          }
         throw new UnsupportedFeatureException(
-          s"the column family $name has $described, and the query wants it with $wanted. $whatNow. Nothing was " +
+          s"the column family $name has $described, but the query declares it with $wanted. Its rows cannot be " +
+            "converted: restore the former schema in the query, or use another name for the new state. Nothing was " +
             s"changed: $store")
       }
       described = wanted
@@ -43,17 +53,11 @@ private[statestore] final class ColumnFamily private (
 }
 
 private[statestore] object ColumnFamily {
-  // It takes the time in the keys of such a column family for one of the columns that are joined by.
-  private def isSideOfJoin(stored: FamilySchema, wanted: FamilySchema): Boolean = (stored.spec, wanted.spec) match {
-    case (TimestampAsPostfixKeyStateEncoderSpec(had), TimestampAsPostfixKeyStateEncoderSpec(asked)) =>
-      asked.length == had.length + 1 && asked.init.map(_.dataType) == had.map(_.dataType)
-    case _ => false
-  }
-
-  def empty(schema: FamilySchema, since: Long): ColumnFamily = new ColumnFamily(schema, schema.newTable(), since)
+  def empty(schema: FamilySchema, createdAtVersion: Long): ColumnFamily =
+    new ColumnFamily(schema, schema.newTable(), createdAtVersion)
 }
 
 /** A column family at a committed version. */
-private[statestore] final class FamilyMark(val family: ColumnFamily, val content: TableMark) {
-  def describe(): ObjectNode = family.schema.describe(content.keys, content.values, family.since)
+private[statestore] final class FamilySnapshot(val family: ColumnFamily, val content: TableSnapshot) {
+  def describe(): ObjectNode = family.schema.describe(content.keys, content.values, family.createdAtVersion)
 }

@@ -5,19 +5,20 @@ import scala.jdk.CollectionConverters._
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.{JsonNodeFactory, ObjectNode}
 
-import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.catalyst.expressions.{BoundReference, UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.{BackendException, UnsupportedFeatureException}
-import org.apache.spark.sql.statestore.io.CheckpointClient
-import org.apache.spark.sql.statestore.table._
+import org.apache.spark.sql.statestore.backend.CheckpointClient
+import org.apache.spark.sql.statestore.compat.{TimestampPostfixKeys, TimestampPrefixKeys}
+import org.apache.spark.sql.statestore.table.{ColumnOrder, KeyOrder, PrefixProjection, StateTable, TimestampLastOrder}
 import org.apache.spark.sql.types.{DataType, NullType, StructType, UserDefinedType}
 import org.apache.spark.util.Utils
 
 /**
- * What a column family is: its name, its rows' schemas, how its keys are found, and whether a key
- * may have several values.
+ * Schema of a column family: its name, the schemas of its rows, the encoder of its keys, and whether a
+ * key may have several values.
  *
- * Guarantees: what is written into a checkpoint gives the same family again.
+ * Guarantees: `read` returns the same schema from what `describe` writes.
  */
 private[statestore] final class FamilySchema(
     val name: String,
@@ -39,27 +40,51 @@ private[statestore] final class FamilySchema(
       case PrefixKeyScanStateEncoderSpec(_, columns) => table(Some(new PrefixProjection(keySchema, columns)), None)
       case RangeKeyScanStateEncoderSpec(_, ordinals) =>
         table(None, Some(new ColumnOrder(keySchema, ordinals.toArray, scansPrefixes = true)))
-      case TimestampAsPrefixKeyStateEncoderSpec(_) =>
+      case TimestampPrefixKeys(_) =>
         table(None, Some(new ColumnOrder(keySchema, Array(keySchema.length - 1), scansPrefixes = false)))
-      case TimestampAsPostfixKeyStateEncoderSpec(_) => table(None, Some(new TimestampLastOrder(keySchema)))
+      case TimestampPostfixKeys(_) => table(None, Some(new TimestampLastOrder(keySchema)))
       case _ => table(None, None)
     }
   }
 
-  /** Whether rows of the other family can be taken as this one's: names and nullability may differ. */
-  def fits(other: FamilySchema): Boolean =
+  /** True if rows of the other schema are valid for this one: names and nullability may differ. */
+  def fits(other: FamilySchema): Boolean = hasKeysOf(other) && hasValuesOf(other)
+
+  /** True if keys of the other schema, and their numbers of values, are valid for this one. */
+  def hasKeysOf(other: FamilySchema): Boolean =
     (spec == other.spec || encoder == other.encoder && prefixColumns == other.prefixColumns &&
       orderingColumns == other.orderingColumns && sameTypes(keySchema, other.keySchema)) &&
-      hasLists == other.hasLists &&
-      (valueSchema == other.valueSchema || sameTypes(valueSchema, other.valueSchema))
+      hasLists == other.hasLists
 
-  /** Whether nothing at all differs. */
+  private def hasValuesOf(other: FamilySchema): Boolean =
+    valueSchema == other.valueSchema || sameTypes(valueSchema, other.valueSchema)
+
+  /** Returns this schema with another one of values. */
+  def withValues(schema: StructType): FamilySchema = new FamilySchema(name, spec, schema, hasLists, isInternal)
+
+  /**
+   * True if Spark's state data source declares this family as `wanted` for its option joinSide: it takes the event
+   * time, the last column of the keys of a join of state format 4, for a column of the join, and adds another one.
+   */
+  def isJoinSide(wanted: FamilySchema): Boolean =
+    (encoder == TimestampPostfix || encoder == TimestampPrefix) && encoder == wanted.encoder &&
+      wanted.keySchema.length == keySchema.length + 1 && wanted.keySchema.last.dataType == keySchema.last.dataType &&
+      sameTypes(keySchema, StructType(wanted.keySchema.init)) && sameTypes(valueSchema, wanted.valueSchema) &&
+      hasLists == wanted.hasLists
+
+  /** Returns a projection of keys to those that the reader of a join side expects: the event time comes twice. */
+  def joinSideKeys(): UnsafeProjection =
+    UnsafeProjection.create((keySchema.indices :+ (keySchema.length - 1)).map { ordinal =>
+      BoundReference(ordinal, keySchema(ordinal).dataType, keySchema(ordinal).nullable)
+    })
+
+  /** True if the two are equal. */
   def isSame(other: FamilySchema): Boolean =
     spec == other.spec && valueSchema == other.valueSchema && hasLists == other.hasLists &&
       isInternal == other.isInternal
 
-  /** What the metadata says of the state, see docs/format.md. */
-  def describe(keys: Long, values: Long, since: Long): ObjectNode = {
+  /** Returns the description of the family in metadata, see docs/format.md. */
+  def describe(keys: Long, values: Long, createdAtVersion: Long): ObjectNode = {
     val node = JsonNodeFactory.instance.objectNode()
     node.put("name", name)
     node.put("rows", keys)
@@ -71,7 +96,7 @@ private[statestore] final class FamilySchema(
     val ordering = node.putArray("orderingColumns")
     orderingColumns.foreach(ordering.add(_))
     node.put("internal", isInternal)
-    node.put("since", since)
+    node.put("createdAtVersion", createdAtVersion)
     node
   }
 
@@ -83,8 +108,8 @@ private[statestore] final class FamilySchema(
   private def encoder: String = spec match {
     case _: PrefixKeyScanStateEncoderSpec => Prefix
     case _: RangeKeyScanStateEncoderSpec => Range
-    case _: TimestampAsPrefixKeyStateEncoderSpec => TimestampPrefix
-    case _: TimestampAsPostfixKeyStateEncoderSpec => TimestampPostfix
+    case TimestampPrefixKeys(_) => TimestampPrefix
+    case TimestampPostfixKeys(_) => TimestampPostfix
     case _ => Hash
   }
 
@@ -106,7 +131,7 @@ private[statestore] object FamilySchema {
   private val TimestampPrefix = "timestampPrefix"
   private val TimestampPostfix = "timestampPostfix"
 
-  /** A family as an operator describes it, checked. */
+  /** Returns the schema that an operator declares, validated. */
   def apply(
       name: String, spec: KeyStateEncoderSpec, valueSchema: StructType, hasLists: Boolean,
       isInternal: Boolean): FamilySchema = {
@@ -125,7 +150,7 @@ private[statestore] object FamilySchema {
     new FamilySchema(name, spec, valueSchema, hasLists, isInternal)
   }
 
-  /** The family that a checkpoint describes. */
+  /** Returns the schema that a checkpoint describes. */
   def read(node: JsonNode): FamilySchema = {
     val keySchema = schemaOf(node, "keySchema")
     val spec = node.path("keyEncoder").asText match {
@@ -134,12 +159,12 @@ private[statestore] object FamilySchema {
       case Range =>
         val ordinals = node.path("orderingColumns").elements().asScala.map(_.asInt).toSeq
         RangeKeyScanStateEncoderSpec(keySchema, ordinals)
-      case TimestampPrefix => TimestampAsPrefixKeyStateEncoderSpec(keySchema)
-      case TimestampPostfix => TimestampAsPostfixKeyStateEncoderSpec(keySchema)
+      case TimestampPrefix => TimestampPrefixKeys(keySchema)
+      case TimestampPostfix => TimestampPostfixKeys(keySchema)
       case other =>
         throw new UnsupportedFeatureException(
           s"the column family ${node.path("name").asText} has keys encoded as '$other', which this release does not " +
-            "know. Use the release of spark-statestore that wrote the checkpoint, or a newer one; nothing was changed.")
+            "support. Use the release of spark-statestore that wrote the checkpoint, or a newer one; nothing was changed.")
     }
     apply(
       node.path("name").asText, spec, schemaOf(node, "valueSchema"), node.path("values").isNumber,
@@ -152,14 +177,14 @@ private[statestore] object FamilySchema {
     DataType.fromJson(text).asInstanceOf[StructType]
   }
 
-  // Spark makes an object of any class that a schema names as a user-defined type, and asks later whether it is one.
+  // Spark instantiates any class that a schema names as a user-defined type before it checks its type.
   private def requireOwnTypes(node: JsonNode): Unit = {
     if (node.has("class") && node.has("sqlType")) {
       val name = node.get("class").asText
       if (!classOf[UserDefinedType[_]].isAssignableFrom(Utils.classForName[AnyRef](name, initialize = false))) {
         throw new BackendException("CorruptCheckpointError",
           s"a schema in the checkpoint names the class $name as a user-defined type, which it is not. The metadata is " +
-            "damaged or was tampered with; restore an earlier version.")
+            "damaged or was tampered with; restore an earlier version. Nothing was changed.")
       }
     }
     node.forEach(requireOwnTypes(_))

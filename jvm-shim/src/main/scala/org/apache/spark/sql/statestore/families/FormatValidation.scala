@@ -1,11 +1,12 @@
 package org.apache.spark.sql.statestore.families
 
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.compat.Since41
 
 /**
- * Spark's check that loaded rows have the form that their schema demands
- * (`spark.sql.streaming.stateStore.formatValidation.enabled`): looks at one row of a family, which
- * is enough to find a query whose schema changed between two runs.
+ * Spark's validation of loaded rows against their schema
+ * (`spark.sql.streaming.stateStore.formatValidation.enabled`): checks one row of a family, which is
+ * enough to detect a query whose schema changed between two runs.
  */
 private[statestore] object FormatValidation {
   def apply(family: ColumnFamily, store: StateStoreId, conf: StateStoreConf): Unit =
@@ -13,7 +14,7 @@ private[statestore] object FormatValidation {
       val rows = family.table.iterator()
       if (rows.hasNext) {
         val row = rows.next()
-        StateStoreProvider.validateStateRowFormat(
+        Since41.validateStateRowFormat(
           row.key, family.schema.keySchema, row.value, family.schema.valueSchema, store, conf)
       }
     }

@@ -1,21 +1,21 @@
 package org.apache.spark.sql.statestore.table
 
 /**
- * Takes changes in the order in which they apply. Rows are bytes at an address, and the caller's
- * own again after the call.
+ * Receiver of changes in the order in which they apply. Rows are bytes at an address; the caller may
+ * reuse them after the call.
  */
 private[statestore] trait ChangeSink {
 
-  /** Whether a key may have several values. */
+  /** True if a key may have several values. */
   def hasLists: Boolean
 
-  /** Gives the key this value alone. */
+  /** Replaces all values of the key by this one. */
   def put(
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Unit
 
-  /** Gives the key one more value, after those that it has. */
-  def add(
+  /** Appends a value to those of the key. */
+  def merge(
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Unit
 

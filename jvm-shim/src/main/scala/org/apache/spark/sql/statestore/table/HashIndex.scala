@@ -3,27 +3,26 @@ package org.apache.spark.sql.statestore.table
 import org.apache.spark.unsafe.Platform
 
 /**
- * Finds the newest record of a key: a directory of segments by the high bits of the key's hash, and
- * in each segment open addressing with linear probing over longs, each holding 28 bits of the hash
- * and the record's offset in eight-byte units.
+ * Extendible hash index from a key to its newest record: a directory of segments by the high bits of the
+ * key's hash; each segment is an open-addressing table with linear probing, whose entries are longs of 28
+ * bits of the hash and the record's offset in eight-byte units.
  *
- * Guarantees: no entry is ever lost by growth or removal, which need the entries alone and never
- * the records; a lookup reads a record only when 28 bits of hash agree. Growing moves the entries
- * of one segment at a time, at most 64 KiB of them, so no insertion waits for all others to move.
- * It holds what the segments lie in.
+ * Guarantees: growth and removal keep every entry, and read the entries only, never the records; a lookup
+ * reads a record only if 28 bits of hash agree. Growth moves the entries of one segment, at most 64 KiB,
+ * so no insertion waits for a rehash of all others. It keeps the memory of its segments reachable.
  *
- * A place is a segment and a slot in it. It is good until the next insertion or removal.
+ * A position is a segment and a slot in it, valid until the next insertion or removal.
  */
 private[statestore] final class HashIndex(records: Records) {
   import HashIndex._
 
-  // For each value of the high bits of a hash: the segment's object, the address of its first slot
-  // in there, and what else is known of it. A segment that was split less often stands there several times.
+  // The directory, by the high bits of a hash: the segment's array, the address of its first slot, and its
+  // description. A segment of smaller depth has several entries.
   private var bases = new Array[AnyRef](1)
   private var addresses = new Array[Long](1)
   private var segments = new Array[Segment](1)
   private var shift = TagBits
-  // The slots of a segment less one; only a single one has less than the most.
+  // The number of slots of a segment minus 1; only the first segment is smaller than the maximum.
   private var mask = SmallestCapacity - 1
   private var count = 0L
   private var made = 1
@@ -36,7 +35,7 @@ private[statestore] final class HashIndex(records: Records) {
 
   def memoryBytes: Long = 8L * made * (mask + 1L) + bases.length * 16L
 
-  /** The place of the key's entry; the complement of a free place for it when it has none. */
+  /** Returns the position of the key's entry, or the complement of a free position for it. */
   def find(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Int = {
     val tag = tagOf(hash)
     val segment = tag >>> shift
@@ -55,24 +54,24 @@ private[statestore] final class HashIndex(records: Records) {
     ~(segment << SegmentBits | slot)
   }
 
-  /** The newest record of a key, `Record.None` when it has none. */
+  /** Returns the newest record of a key, `Record.None` if it has none. */
   def lookup(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Long = {
-    val place = find(hash, keyBase, keyOffset, keyLength)
-    if (place < 0) Record.None else offsetAt(place)
+    val position = find(hash, keyBase, keyOffset, keyLength)
+    if (position < 0) Record.None else offsetAt(position)
   }
 
-  def offsetAt(place: Int): Long = Record.offsetIn(entryAt(place))
+  def offsetAt(position: Int): Long = Record.offsetIn(entryAt(position))
 
-  def replaceAt(place: Int, offset: Long): Unit =
-    setEntry(place, entryAt(place) & ~Record.OffsetMask | offset >>> 3)
+  def replaceAt(position: Int, offset: Long): Unit =
+    setEntry(position, entryAt(position) & ~Record.OffsetMask | offset >>> 3)
 
   /**
-   * Makes sure of room for one more entry, whose free place `find` gave; returns a free place for it. What
-   * may fail for want of memory fails here, and changes nothing.
+   * Reserves room for one more entry, whose free position `find` returned; returns a free position for it. An
+   * allocation that fails changes nothing.
    */
-  def roomAt(place: Int, hash: Int): Int = if (isFull(segments(place >>> SegmentBits))) room(hash) else place
+  def roomAt(position: Int, hash: Int): Int = if (isFull(segments(position >>> SegmentBits))) room(hash) else position
 
-  /** The same for an entry of which only the hash is known. */
+  /** The same by the hash alone. */
   def room(hash: Int): Int = {
     val tag = tagOf(hash)
     while (isFull(segments(tag >>> shift)) && grow(tag >>> shift)) {}
@@ -80,17 +79,17 @@ private[statestore] final class HashIndex(records: Records) {
     (tag >>> shift) << SegmentBits | freeSlot(segment, tag)
   }
 
-  /** Adds an entry for a key that has none, where `room` or `roomAt` said. */
-  def insertAt(place: Int, hash: Int, offset: Long): Unit = {
-    setEntry(place, entryOf(hash, offset))
-    segments(place >>> SegmentBits).count += 1
+  /** Adds an entry for a key that has none, at a position of `room` or `roomAt`. */
+  def insertAt(position: Int, hash: Int, offset: Long): Unit = {
+    setEntry(position, entryOf(hash, offset))
+    segments(position >>> SegmentBits).count += 1
     count += 1
   }
 
   /** Adds an entry for a key that has none. */
   def insert(hash: Int, offset: Long): Unit = insertAt(room(hash), hash, offset)
 
-  /** Adds an entry as `entryOf` makes it; false if there is one for the same key. */
+  /** Adds an entry of `entryOf`; false if the key has one. */
   def insertNew(entry: Long): Boolean = {
     val tag = (entry >>> Record.OffsetBits).toInt
     while ((segments(tag >>> shift).count + 1) * LoadDenominator > (mask + 1) * LoadNumerator && grow(tag >>> shift)) {}
@@ -112,28 +111,28 @@ private[statestore] final class HashIndex(records: Records) {
     true
   }
 
-  /** What lies where the key's entry would lie at best: asking for it brings it into the processor's cache. */
+  /** Reads the first probed slot of a key, which loads it into the processor's cache. */
   def peek(hash: Int): Long = {
     val tag = tagOf(hash)
     read(bases(tag >>> shift), addresses(tag >>> shift), tag & mask)
   }
 
-  /** As `peek`; gives the offset of a record that may well be the key's, else `Record.None`. */
+  /** The same; returns the offset of a record that is likely the key's, else `Record.None`. */
   def guess(hash: Int): Long = {
     val entry = peek(hash)
     if ((entry >>> Record.OffsetBits).toInt == tagOf(hash)) Record.offsetIn(entry) else Record.None
   }
 
   /** Points the entry of one record at another record of the same key. */
-  def replace(hash: Int, from: Long, to: Long): Unit = replaceAt(placeOf(hash, from), to)
+  def replace(hash: Int, from: Long, to: Long): Unit = replaceAt(positionOf(hash, from), to)
 
   /** Removes the entry of a record, closing the gap in its run of probes. */
   def remove(hash: Int, offset: Long): Unit = {
-    val place = placeOf(hash, offset)
-    val segment = place >>> SegmentBits
+    val position = positionOf(hash, offset)
+    val segment = position >>> SegmentBits
     val base = bases(segment)
     val address = addresses(segment)
-    var gap = place & SegmentMask
+    var gap = position & SegmentMask
     var slot = (gap + 1) & mask
     var entry = read(base, address, slot)
     while (entry != Empty) {
@@ -151,7 +150,7 @@ private[statestore] final class HashIndex(records: Records) {
     count -= 1
   }
 
-  /** Makes room for so many keys at once, so that filling an empty index does not grow it step by step. */
+  /** Reserves room for so many keys in an empty index, which then does not grow step by step. */
   def reserve(keys: Long): Unit = if (count == 0L) {
     while (mask < SegmentMask && keys * LoadDenominator > (mask + 1L) * LoadNumerator) widen()
     var depth = 0
@@ -168,7 +167,7 @@ private[statestore] final class HashIndex(records: Records) {
     }
   }
 
-  // Makes room in a segment; false if that cannot be, but there is room left.
+  // Widens or splits a segment; false if neither is possible, but there is room left.
   private def grow(segment: Int): Boolean =
     if (mask < SegmentMask) {
       widen()
@@ -176,12 +175,12 @@ private[statestore] final class HashIndex(records: Records) {
     } else if (segments(segment).depth < MostSplits) {
       split(segment)
       true
-    } else if (segments(segment).count < SegmentSlots - SpareSlots) {
+    } else if (segments(segment).count < SegmentSlots - ReservedSlots) {
       false
     } else {
       throw new IllegalStateException(
         s"one state table is limited to about ${(SegmentSlots.toLong << MostSplits) * LoadNumerator / LoadDenominator} " +
-          "keys, use more shuffle partitions for this query")
+          "keys: use more shuffle partitions for this query")
     }
 
   // Twice the slots for the only segment.
@@ -269,7 +268,7 @@ private[statestore] final class HashIndex(records: Records) {
     slot
   }
 
-  private def placeOf(hash: Int, offset: Long): Int = {
+  private def positionOf(hash: Int, offset: Long): Int = {
     val wanted = entryOf(hash, offset)
     val segment = tagOf(hash) >>> shift
     var slot = tagOf(hash) & mask
@@ -284,11 +283,11 @@ private[statestore] final class HashIndex(records: Records) {
     segment << SegmentBits | slot
   }
 
-  private def entryAt(place: Int): Long =
-    read(bases(place >>> SegmentBits), addresses(place >>> SegmentBits), place & SegmentMask)
+  private def entryAt(position: Int): Long =
+    read(bases(position >>> SegmentBits), addresses(position >>> SegmentBits), position & SegmentMask)
 
-  private def setEntry(place: Int, entry: Long): Unit =
-    write(bases(place >>> SegmentBits), addresses(place >>> SegmentBits), place & SegmentMask, entry)
+  private def setEntry(position: Int, entry: Long): Unit =
+    write(bases(position >>> SegmentBits), addresses(position >>> SegmentBits), position & SegmentMask, entry)
 }
 
 private[statestore] object HashIndex {
@@ -296,20 +295,20 @@ private[statestore] object HashIndex {
   private final val Empty = 0L
   private final val SmallestCapacity = 16
 
-  // 64 KiB, far below what G1 takes for humongous.
+  // 64 KiB, far below G1's humongous objects.
   private final val SegmentBits = 13
   private final val SegmentSlots = 1 << SegmentBits
   private final val SegmentMask = SegmentSlots - 1
 
-  // The high bits of a tag tell the segment, the low ones the slot; no bit does both.
+  // The high bits of a tag select the segment, the low ones the slot; no bit does both.
   private final val MostSplits = TagBits - SegmentBits
 
-  // Grows when more than 0.6 of the slots are taken: who looks for what is not there ends at a free one.
+  // Maximum load factor of 0.6: an unsuccessful lookup ends at a free slot.
   private final val LoadNumerator = 3
   private final val LoadDenominator = 5
 
-  // Free slots that a segment which cannot be split keeps, since probing ends at one.
-  private final val SpareSlots = 256
+  // Free slots of a segment that cannot be split, since probing ends at one.
+  private final val ReservedSlots = 256
 
   /** The entries whose hashes share their `depth` highest bits. */
   private final class Segment(val base: AnyRef, val address: Long, var depth: Int) {
@@ -318,7 +317,7 @@ private[statestore] object HashIndex {
 
   private def tagOf(hash: Int): Int = hash >>> 4
 
-  /** What the index has of a key: bits of its hash, and where its record is. */
+  /** Returns the entry of a key: bits of its hash, and the offset of its record. */
   private[table] def entryOf(hash: Int, offset: Long): Long = tagOf(hash).toLong << Record.OffsetBits | offset >>> 3
 
   private def read(base: AnyRef, address: Long, slot: Int): Long = Platform.getLong(base, address + (slot.toLong << 3))

@@ -1,10 +1,12 @@
 package org.apache.spark.sql.statestore.table
 
+import org.apache.spark.sql.statestore.arrow.ChangeColumns
+
 /**
- * Puts rows into a table that had none. The index is filled part by part, so that filling it seldom misses the
- * processor's cache: entries wait by the highest bits of their hashes until there are many of a part.
+ * Bulk insertion of rows into an empty table. Index entries are buffered by the highest bits of their
+ * hashes and inserted part by part, which seldom misses the processor's cache.
  *
- * Guarantees: a key that comes twice is told, and none is found in the table before `finish`.
+ * Guarantees: a duplicate key is detected; no key is found in the table before `finish`.
  */
 private[table] final class IndexFill(table: StateTable) {
   import IndexFill._
@@ -12,7 +14,7 @@ private[table] final class IndexFill(table: StateTable) {
   private val waiting = Array.fill(Parts)(NoEntries)
   private val counts = new Array[Int](Parts)
 
-  /** Puts a batch of puts, whose hashes are known; false if a key was found to come twice. */
+  /** Inserts a batch of puts, whose hashes are computed; false if a duplicate key was found. */
   def take(batch: ChangeColumns): Boolean = {
     val hashes = batch.hashes
     var row = 0
@@ -30,7 +32,7 @@ private[table] final class IndexFill(table: StateTable) {
     sound
   }
 
-  /** Every row came; false if a key was found to come twice. */
+  /** Inserts the buffered entries; false if a duplicate key was found. */
   def finish(): Boolean = {
     var part = 0
     while (part < Parts && insert(part)) part += 1

@@ -1,38 +1,38 @@
 package org.apache.spark.sql.statestore.table
 
-import org.apache.spark.sql.catalyst.expressions.{BoundReference, Expression, Literal, UnsafeProjection, UnsafeRow, XXH64}
+import org.apache.spark.sql.catalyst.expressions.{BoundReference, Expression, Literal, UnsafeProjection, UnsafeRow,
+  XXH64}
 import org.apache.spark.sql.types._
 import org.apache.spark.unsafe.Platform
 
 /**
- * A total order of keys, told by their bytes: keys stand as their words do, and those of the same
- * word as `compare` says.
+ * A total order of keys by their bytes: first by their words, then by `compare`.
  *
- * Guarantees: `compare` is 0 for equal bytes alone, and agrees with `compareLeading` as far as that
- * looks. Keys that `compareLeading` takes for equal have the same word.
+ * Guarantees: `compare` is 0 for equal bytes only, and refines `compareLeading`. Keys that are equal
+ * under `compareLeading` have the same word.
  */
 private[statestore] sealed abstract class KeyOrder {
-  /** The key's word, the first thing that orders it. */
+  /** Returns the key's word, by which keys are ordered first. */
   def word(base: Object, offset: Long, length: Int): Long
 
   def compare(a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int
 
-  /** Compares only what a prefix scan gives. */
+  /** Compares the columns of a prefix scan only. */
   def compareLeading(a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int
 
-  /** Whether only keys that start alike have an order among each other. */
+  /** True if keys are ordered within groups of equal leading columns only. */
   def hasGroups: Boolean
 
   def areOfOneGroup(a: UnsafeRow, b: UnsafeRow): Boolean = compareLeading(
     a.getBaseObject, a.getBaseOffset, a.getSizeInBytes, b.getBaseObject, b.getBaseOffset, b.getSizeInBytes) == 0
 
-  /** Whether prefix scans are allowed. */
+  /** True if prefix scans are allowed. */
   def scansPrefixes: Boolean
 
-  /** A key that starts with what a prefix scan gives; it is reused by the next call. */
+  /** Returns a key with the columns of a prefix scan; it is reused by the next call. */
   def keyOf(prefix: UnsafeRow): UnsafeRow
 
-  /** The same with rows of its own, for another thread. */
+  /** Returns a copy for another thread. */
   def copy(): KeyOrder
 }
 
@@ -48,7 +48,8 @@ private[statestore] final class ColumnOrder(
   import KeyOrder._
 
   private val kinds = ordinals.map(ordinal => kindOf(schema(ordinal)))
-  private val places = ordinals.map(ordinal => UnsafeRow.calculateBitSetWidthInBytes(schema.length) + 8L * ordinal)
+  private val fieldOffsets = ordinals.map(ordinal =>
+    UnsafeRow.calculateBitSetWidthInBytes(schema.length) + 8L * ordinal)
   private lazy val complete = {
     val columns = schema.fields.toSeq.zipWithIndex.map[Expression] { case (field, i) =>
       val at = ordinals.indexOf(i)
@@ -91,7 +92,7 @@ private[statestore] final class ColumnOrder(
     (Platform.getLong(base, offset + ((ordinal >> 6) << 3)) >>> (ordinal & 63) & 1L) != 0L
 
   private def valueOf(base: Object, offset: Long, i: Int): Long = {
-    val at = offset + places(i)
+    val at = offset + fieldOffsets(i)
     kinds(i) match {
       case Bytes1 => Platform.getByte(base, at).toLong
       case Bytes2 => Platform.getShort(base, at).toLong
@@ -114,7 +115,7 @@ private[statestore] final class ColumnOrder(
 private[statestore] final class TimestampLastOrder(schema: StructType) extends KeyOrder {
   import KeyOrder._
 
-  private val place = UnsafeRow.calculateBitSetWidthInBytes(schema.length) + 8L * (schema.length - 1)
+  private val fieldOffset = UnsafeRow.calculateBitSetWidthInBytes(schema.length) + 8L * (schema.length - 1)
   private lazy val complete = {
     val columns = schema.fields.toSeq.dropRight(1).zipWithIndex.map[Expression] { case (field, i) =>
       BoundReference(i, field.dataType, nullable = true)
@@ -129,24 +130,24 @@ private[statestore] final class TimestampLastOrder(schema: StructType) extends K
   override def scansPrefixes: Boolean = true
 
   override def word(base: Object, offset: Long, length: Int): Long = {
-    val before = XXH64.hashUnsafeWords(base, offset, place.toInt, Seed)
-    XXH64.hashUnsafeWords(base, offset + place + 8, length - place.toInt - 8, before)
+    val before = XXH64.hashUnsafeWords(base, offset, fieldOffset.toInt, Seed)
+    XXH64.hashUnsafeWords(base, offset + fieldOffset + 8, length - fieldOffset.toInt - 8, before)
   }
 
   override def compare(
       a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int = {
     val leading = compareLeading(a, aOffset, aLength, b, bOffset, bLength)
     if (leading != 0) leading
-    else java.lang.Long.compare(Platform.getLong(a, aOffset + place), Platform.getLong(b, bOffset + place))
+    else java.lang.Long.compare(Platform.getLong(a, aOffset + fieldOffset), Platform.getLong(b, bOffset + fieldOffset))
   }
 
   override def compareLeading(
       a: Object, aOffset: Long, aLength: Int, b: Object, bOffset: Long, bLength: Int): Int = {
-    val before = compareBytes(a, aOffset, place.toInt, b, bOffset, place.toInt)
+    val before = compareBytes(a, aOffset, fieldOffset.toInt, b, bOffset, fieldOffset.toInt)
     if (before != 0) {
       before
     } else {
-      val behind = place + 8
+      val behind = fieldOffset + 8
       compareBytes(a, aOffset + behind, aLength - behind.toInt, b, bOffset + behind, bLength - behind.toInt)
     }
   }

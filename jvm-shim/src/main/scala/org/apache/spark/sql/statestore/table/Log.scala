@@ -5,45 +5,45 @@ import org.apache.spark.unsafe.Platform
 /**
  * An append-only log of records in pages, addressed by offsets that only grow.
  *
- * Guarantees: the bytes of a record never move or change their meaning while anybody holds the
- * page that they are in. Appending never touches earlier bytes; truncating replaces the last page
+ * Guarantees: the bytes of a record never move or change their meaning while its page is
+ * reachable. Appending never touches earlier bytes; truncating replaces the last page
  * by a copy or ends it, so rows and scans taken before keep reading what they saw. The log does no locking:
  * one thread writes at a time, and a scan may run on any thread that took its `LogView` after the
  * last write.
  *
- * @param memory  what the pages lie in
+ * @param memory  allocates the pages
  */
 private[statestore] final class Log(private[table] val memory: TableMemory) {
   import Log._
 
-  // Of each page: the object that it lies in if it is in the heap, the address of its first byte, 0 if there
-  // is no page, its size, and how far its records reach, which is known once records go elsewhere.
+  // Of each page: its array if it is in the heap, the address of its first byte (0 if there is no page), its
+  // size, and the end of its records, set once the next page is started.
   private var pages = new Array[AnyRef](4)
   private var addresses = new Array[Long](4)
   private var sizes = new Array[Int](4)
   private var used = new Array[Int](4)
 
-  // The page that was started last, -1 if there is none, and the offset that is its end.
+  // The last page, -1 if there is none, and the offset of its end.
   private var last = -1
   private var limit = FirstOffset
   private var end = FirstOffset
   private var held = 0L
 
-  /** Where the next record would go at the earliest: every record so far lies below. */
+  /** Offset after the last record. */
   def tail: Long = end
 
   /** Bytes of all pages. */
   def heldBytes: Long = held
 
-  /** The object that a record lies in, null if it is not in the heap. */
+  /** Returns the array of a record's page, null if it is in a file. */
   def page(offset: Long): AnyRef = pages((offset >>> PageBits).toInt)
 
-  /** Where a record lies, in its page's object if there is one. */
+  /** Returns the address of a record, relative to its page's array if there is one. */
   def address(offset: Long): Long = addresses((offset >>> PageBits).toInt) + (offset & PageMask)
 
   def view: LogView = new LogView(memory, pages, addresses, used, last, end)
 
-  /** Makes room for a record and returns its offset; the caller writes its fields. */
+  /** Allocates a record and returns its offset; the caller writes its fields. */
   def append(bytes: Int): Long = {
     val offset = end
     if (offset + bytes <= limit) {
@@ -54,19 +54,19 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
     }
   }
 
-  /** Drops every record at or after `mark`, which was a tail of this log. */
-  def truncate(mark: Long): Unit = {
-    if (mark > end || mark < FirstOffset) {
-      throw new IllegalArgumentException(s"cannot truncate a log of $end bytes to $mark")
+  /** Drops every record at or after `to`, which was a tail of this log. */
+  def truncate(to: Long): Unit = {
+    if (to > end || to < FirstOffset) {
+      throw new IllegalArgumentException(s"cannot truncate a log of $end bytes to $to")
     }
-    if (mark < end) {
-      var kept = if (mark == FirstOffset) -1 else ((mark - 1) >>> PageBits).toInt
+    if (to < end) {
+      var kept = if (to == FirstOffset) -1 else ((to - 1) >>> PageBits).toInt
       while (kept >= 0 && addresses(kept) == 0L) kept -= 1
-      // In a file the rest of the page stays unused: going back must not fail because a disk is full.
-      val reopens = kept >= 0 && pages(kept) != null && mark < startOf(kept) + PageBytes
+      // The rest of a page in a file stays unused: a rollback must not fail because a disk is full.
+      val reopens = kept >= 0 && pages(kept) != null && to < startOf(kept) + PageBytes
       val reopened = if (reopens) copyInHeap(kept, sizes(kept)) else null
       (kept + 1 to last).foreach(drop)
-      // Fresh arrays: a scan that holds the old ones still sees the old pages.
+      // New arrays: views keep the old ones with the old pages.
       val oldPages = pages
       val oldAddresses = addresses
       val oldSizes = sizes
@@ -80,8 +80,8 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
       System.arraycopy(oldSizes, 0, sizes, 0, kept + 1)
       System.arraycopy(oldUsed, 0, used, 0, kept + 1)
       last = kept
-      end = mark
-      limit = mark
+      end = to
+      limit = to
       if (reopens) {
         drop(kept)
         enter(kept, reopened, sizes(kept))
@@ -110,7 +110,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
   }
 
   private def appendElsewhere(bytes: Int): Long = {
-    // Only the first page grows: a store of few rows must not cost a whole page.
+    // Only the first page grows: a store of few rows must not take a whole page.
     if (last == 0 && end + bytes <= PageBytes && limit < PageBytes) grow((end + bytes).toInt)
     else startPage(bytes)
     val offset = end
@@ -129,7 +129,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
     val at = if (last < 0) 0 else ((end + PageMask) >>> PageBits).toInt
     val inPage = if (last < 0) FirstOffset else 0L
     val wanted = inPage + bytes
-    // A record larger than a page takes a page of its own and the page numbers that it spans.
+    // A record larger than a page gets a page of its own, which occupies several page numbers.
     val span = ((wanted + PageMask) >>> PageBits).toInt
     if (at + span > MaxPages) {
       throw new IllegalStateException(
@@ -163,7 +163,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
 private[statestore] object Log {
   final val PageBits = 18
 
-  /** 256 KiB: below half of G1's smallest region, so pages are never humongous objects. */
+  /** 256 KiB: below half of G1's smallest region, so that pages are never humongous objects. */
   final val PageBytes = 1 << PageBits
   final val PageMask = PageBytes - 1L
   final val FirstPageBytes = 4096
@@ -177,19 +177,24 @@ private[statestore] object Log {
 }
 
 /**
- * The pages of a log as they were at one moment, up to `end`.
+ * Immutable view of the pages of a log up to `end`.
  *
- * @param memory  what the pages lie in, which stays while somebody has the view
- * @param last  the page that ends there
+ * @param memory  memory of the pages, which stays valid while the view is reachable
+ * @param last    the last page
  */
 private[statestore] final class LogView private[table] (
-    private[table] val memory: TableMemory, pages: Array[AnyRef], addresses: Array[Long], used: Array[Int], val last: Int, val end: Long) {
+    private[table] val memory: TableMemory,
+    pages: Array[AnyRef],
+    addresses: Array[Long],
+    used: Array[Int],
+    val last: Int,
+    val end: Long) {
 
   def page(offset: Long): AnyRef = pages((offset >>> Log.PageBits).toInt)
 
   def address(offset: Long): Long = addresses((offset >>> Log.PageBits).toInt) + (offset & Log.PageMask)
 
-  /** The offset at which the records of a page end, its start if there is no such page. */
+  /** Returns the end of the records of a page, its start if there is no such page. */
   def endOf(page: Int): Long =
     if (page == last) end
     else if (page > last || addresses(page) == 0L) Log.startOf(page)
@@ -197,10 +202,13 @@ private[statestore] final class LogView private[table] (
 }
 
 /**
- * Walks the records of a log in append order, from `start` (a record or a former tail) to the end
- * of the view. After `advance()` returned true, it stands on a record.
+ * Cursor over the records of a view in append order, from `start` (a record or a former tail) on. After
+ * `advance()` returned true, its fields are those of a record.
+ *
+ * @param head  position of the offset of a key's first value, `NoLists` if a key has one value only
  */
-private[statestore] final class LogScan(view: LogView, header: Int, start: Long = Log.FirstOffset) {
+private[statestore] final class LogScan(
+    view: LogView, header: Int, head: Int = LogScan.NoLists, start: Long = Log.FirstOffset) {
   private var index = (start >>> Log.PageBits).toInt
   private var next = start
   private var limit = view.endOf(index)
@@ -243,14 +251,38 @@ private[statestore] final class LogScan(view: LogView, header: Int, start: Long 
   def valueAddress: Long = position + header + keyLength
   def hash: Int = StateTable.hashOf(page, keyAddress, keyLength)
 
-  /** Alive at the end of the view, whatever was appended since. */
+  /** True if the record is alive at the end of the view, whatever was appended since. */
   def isAlive: Boolean = {
     val by = deadAt
     by == Record.None || by >= view.end
   }
 
+  /** True if the record appends a value to those of its key, be it the first one. */
+  def isMerge: Boolean = kind == Record.Append || kind == Record.Row && isMerged(page, position, offset)
+
+  /** True if the first value of a new list supersedes the record, and that list is the key's at the end of the view. */
+  def precedesMerge: Boolean = {
+    val by = deadAt
+    head != LogScan.NoLists && by != Record.None && by < view.end &&
+      isAliveAndMerged(view.page(by), view.address(by), by)
+  }
+
+  private def isAliveAndMerged(page: AnyRef, position: Long, offset: Long): Boolean = {
+    val by = Record.offsetIn(Platform.getLong(page, position + Record.Dead))
+    (by == Record.None || by >= view.end) &&
+      Record.kind(Platform.getLong(page, position + Record.Link)) == Record.Row && isMerged(page, position, offset)
+  }
+
+  private def isMerged(page: AnyRef, position: Long, offset: Long): Boolean =
+    head != LogScan.NoLists && Platform.getLong(page, position + head) == offset
+
   private def enter(): Unit = if (next < limit) {
     page = view.page(next)
     toAddress = view.address(next) - next
   }
+}
+
+private[statestore] object LogScan {
+  /** Position of `head` in a log of a table whose keys have one value each. */
+  final val NoLists = -1
 }

@@ -4,12 +4,10 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
 /**
- * The rows of a table in the order of their keys: a B+ tree over record offsets, whose nodes are
- * copied before they are changed once a snapshot has them.
+ * Copy-on-write B+ tree over record offsets, in the order of their keys.
  *
- * Guarantees: it holds exactly one entry for each key that was put and not removed. A snapshot costs
- * nothing when it is taken, stays as it was, and can be returned to. Keys are read from the
- * log only where their words do not tell them apart.
+ * Guarantees: exactly one entry for each key that was put and not removed. A snapshot is O(1), immutable,
+ * and can be restored. Keys are read from the log only if their words are equal.
  */
 private[statestore] final class OrderedTree(records: Records, val order: KeyOrder) {
   import OrderedTree._
@@ -17,26 +15,26 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
   private val log = records.log
   private val header = records.header
   private var root = new Node(null, null)
-  // Nodes of another owner are part of a snapshot.
+  // Nodes of another owner belong to a snapshot and are copied before a change.
   private var owner = new Object
   private var nodes = 1L
 
-  // The way to the entry that is worked on, from the root down.
+  // The path to the current entry, from the root.
   private val path = new Array[Node](MaxDepth)
-  private val places = new Array[Int](MaxDepth)
+  private val positions = new Array[Int](MaxDepth)
   private var depth = 0
 
   root.owner = owner
 
   def memoryBytes: Long = nodes * NodeBytes
 
-  /** The tree as it is now. */
+  /** Takes a snapshot. */
   def snapshot(): Snapshot = {
     owner = new Object
     current
   }
 
-  /** The tree as it is now, to be read before the next change only. */
+  /** Returns the present tree without a snapshot, valid until the next change. */
   def current: Snapshot = new Snapshot(root, nodes)
 
   /** Returns to a snapshot. */
@@ -46,11 +44,11 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     owner = new Object
   }
 
-  /** Enters a record, in the place of the one that its key had. */
+  /** Inserts a record, or replaces the one of its key. */
   def put(offset: Long): Unit = {
     val word = descend(offset)
     val leaf = path(depth)
-    val at = places(depth)
+    val at = positions(depth)
     val known = at < leaf.count && compare(leaf, at, word, log.page(offset), keyAddress(offset), keyLength(offset)) == 0
     makeWritable()
     if (known) path(depth).offsets(at) = offset
@@ -61,7 +59,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
   def remove(offset: Long): Unit = {
     val word = descend(offset)
     val leaf = path(depth)
-    val at = places(depth)
+    val at = positions(depth)
     if (at >= leaf.count ||
       compare(leaf, at, word, log.page(offset), keyAddress(offset), keyLength(offset)) != 0) {
       throw new IllegalStateException(s"the order has no entry for the record at $offset")
@@ -74,18 +72,18 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     }
   }
 
-  /** Enters a record whose key comes after all others. */
+  /** Appends a record whose key is after all others. */
   def append(offset: Long): Unit = {
     depth = 0
     var node = root
     while (node.children != null) {
       path(depth) = node
-      places(depth) = node.count - 1
+      positions(depth) = node.count - 1
       node = node.children(node.count - 1)
       depth += 1
     }
     path(depth) = node
-    places(depth) = node.count
+    positions(depth) = node.count
     makeWritable()
     insert(depth, node.count, wordOf(offset), offset, null)
   }
@@ -97,7 +95,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
 
   private def keyLength(offset: Long): Int = records.keyLengthOf(offset)
 
-  // Notes the way to the place of a record's key; returns the key's word.
+  // Sets the path to the position of a record's key; returns the key's word.
   private def descend(offset: Long): Long = {
     val base = log.page(offset)
     val key = keyAddress(offset)
@@ -106,7 +104,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     depth = 0
     var node = root
     while (node.children != null) {
-      // The last child that does not start behind the key; what the first one starts with says nothing.
+      // The last child that starts at or before the key; the start of the first child is not a bound.
       var low = 1
       var high = node.count
       while (low < high) {
@@ -114,7 +112,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
         if (compare(node, middle, word, base, key, length) <= 0) low = middle + 1 else high = middle
       }
       path(depth) = node
-      places(depth) = low - 1
+      positions(depth) = low - 1
       node = node.children(low - 1)
       depth += 1
     }
@@ -125,7 +123,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
       if (compare(node, middle, word, base, key, length) < 0) low = middle + 1 else high = middle
     }
     path(depth) = node
-    places(depth) = low
+    positions(depth) = low
     word
   }
 
@@ -144,7 +142,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     while (d <= depth) {
       if (path(d).owner ne owner) {
         val copy = path(d).copy(owner)
-        if (d == 0) root = copy else path(d - 1).children(places(d - 1)) = copy
+        if (d == 0) root = copy else path(d - 1).children(positions(d - 1)) = copy
         path(d) = copy
       }
       d += 1
@@ -156,14 +154,14 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     if (node.count < Capacity) {
       node.insert(at, word, offset, child)
     } else {
-      // What comes in order fills its nodes.
+      // Ascending insertions fill their nodes.
       val middle = if (at == node.count) node.count else node.count / 2
       val right = node.split(middle)
       nodes += 1
       if (at < middle) node.insert(at, word, offset, child)
       else right.insert(at - middle, word, offset, child)
       if (d > 0) {
-        insert(d - 1, places(d - 1) + 1, right.words(0), right.offsets(0), right)
+        insert(d - 1, positions(d - 1) + 1, right.words(0), right.offsets(0), right)
       } else {
         root = new Node(owner, new Array[Node](Capacity))
         nodes += 1
@@ -175,7 +173,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
 
   private def removeAt(d: Int): Unit = {
     val node = path(d)
-    node.remove(places(d))
+    node.remove(positions(d))
     if (node.count == 0) {
       if (d > 0) {
         nodes -= 1
@@ -193,9 +191,9 @@ private[statestore] object OrderedTree {
   private final val NodeBytes = 2L * (16 + 8 * Capacity) + 40
 
   /**
-   * Some entries in order, or, if it has children, where each of them starts.
+   * A leaf with ordered entries, or an inner node with the first entry of each child.
    *
-   * @param owner  who may change it
+   * @param owner  identifies the tree generation that may change it
    */
   final class Node private[OrderedTree] (var owner: AnyRef, val children: Array[Node]) {
     val words = new Array[Long](Capacity)
@@ -250,7 +248,7 @@ private[statestore] object OrderedTree {
   final class Snapshot private[OrderedTree] (private[OrderedTree] val root: Node, private[OrderedTree] val nodes: Long)
 
   /**
-   * One end of a range. It keeps a copy of its key, since callers use their rows again.
+   * One end of a range. It copies its key, since callers reuse their rows.
    *
    * @param leading  whether the end is before, or after, all keys that start as this one
    */
@@ -259,7 +257,7 @@ private[statestore] object OrderedTree {
     private val bytes = key.getBytes.clone()
     private val word = order.word(bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)
 
-    /** How an entry stands to the bound. */
+    /** Compares an entry with the bound. */
     def compare(view: LogView, header: Int, entryWord: Long, offset: Long): Int = {
       val words = java.lang.Long.compare(entryWord, word)
       if (words != 0) {
@@ -278,15 +276,15 @@ private[statestore] object OrderedTree {
   }
 
   /**
-   * Walks the entries of a tree that does not change meanwhile, from `start` on and before `end`;
-   * null stands for no bound. With `through` the entries that are equal to `end` are included.
+   * Cursor over the entries of an immutable tree from `start` (inclusive) to `end` (exclusive, inclusive
+   * with `through`); null is no bound.
    */
   private[table] final class Cursor(
       tree: Snapshot, view: LogView, header: Int, start: Bound, end: Bound, through: Boolean)
     extends RowCursor {
 
     private val path = new Array[Node](MaxDepth)
-    private val places = new Array[Int](MaxDepth)
+    private val positions = new Array[Int](MaxDepth)
     private var depth = 0
     private var ended = false
 
@@ -298,32 +296,32 @@ private[statestore] object OrderedTree {
 
     override def advance(): Boolean = {
       if (!ended) {
-        while (depth > 0 && places(depth) >= path(depth).count) climb()
+        while (depth > 0 && positions(depth) >= path(depth).count) climb()
         val leaf = path(depth)
-        val at = places(depth)
+        val at = positions(depth)
         if (leaf.children != null || at >= leaf.count || isBeyond(leaf, at)) {
           ended = true
         } else {
           found = leaf.offsets(at)
-          places(depth) = at + 1
+          positions(depth) = at + 1
         }
       }
       !ended
     }
 
     private def isBeyond(leaf: Node, at: Int): Boolean = end != null && {
-      val stands = end.compare(view, header, leaf.words(at), leaf.offsets(at))
-      if (through) stands > 0 else stands >= 0
+      val order = end.compare(view, header, leaf.words(at), leaf.offsets(at))
+      if (through) order > 0 else order >= 0
     }
 
     // To the next leaf, or to an ancestor that has no more children.
     private def climb(): Unit = {
       depth -= 1
-      places(depth) += 1
-      while (path(depth).children != null && places(depth) < path(depth).count) {
-        path(depth + 1) = path(depth).children(places(depth))
+      positions(depth) += 1
+      while (path(depth).children != null && positions(depth) < path(depth).count) {
+        path(depth + 1) = path(depth).children(positions(depth))
         depth += 1
-        places(depth) = 0
+        positions(depth) = 0
       }
     }
 
@@ -331,12 +329,12 @@ private[statestore] object OrderedTree {
       var node = tree.root
       while (node.children != null) {
         path(depth) = node
-        places(depth) = if (start == null) 0 else math.max(0, firstFrom(node, 1) - 1)
-        node = node.children(places(depth))
+        positions(depth) = if (start == null) 0 else math.max(0, firstFrom(node, 1) - 1)
+        node = node.children(positions(depth))
         depth += 1
       }
       path(depth) = node
-      places(depth) = if (start == null) 0 else firstFrom(node, 0)
+      positions(depth) = if (start == null) 0 else firstFrom(node, 0)
     }
 
     // The first entry from `low` on that is not before the start.

@@ -5,30 +5,31 @@ import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.Platform
 
 /**
- * The rows of each key prefix, as a ring of records around a `Group` record that holds the prefix.
+ * Prefix index: the rows of each key prefix are a doubly linked ring around a `Group` record of the
+ * prefix.
  *
- * Guarantees: a ring holds exactly the first value of each key with that prefix, in the order in
- * which the keys were first put. A record that leaves its ring keeps its own
- * pointers, so every change can be undone exactly, as long as changes are undone newest first.
+ * Guarantees: a ring has exactly the first value of each key with that prefix, in the order in which the
+ * keys were first put. A record that is unlinked keeps its pointers, so that changes can be undone exactly,
+ * newest first.
  */
 private[statestore] final class PrefixGroups(records: Records, val projection: PrefixProjection) {
   private val index = new HashIndex(records)
 
   def memoryBytes: Long = index.memoryBytes
 
-  /** The group of a prefix, `Record.None` when it has none. */
+  /** Returns the group of a prefix, `Record.None` if it has none. */
   def find(prefix: UnsafeRow): Long = index.lookup(
     StateTable.hashOf(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
     prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes)
 
-  /** Makes sure of room for one more group; returns the place that `add` needs. */
+  /** Reserves room for one more group; returns the position for `add`. */
   def room(hash: Int): Int = index.room(hash)
 
   /** Adds a group record that was just appended. */
-  def add(place: Int, hash: Int, group: Long): Unit = {
+  def add(position: Int, hash: Int, group: Long): Unit = {
     setNext(group, group)
     setBefore(group, group)
-    index.insertAt(place, hash, group)
+    index.insertAt(position, hash, group)
   }
 
   /** Undoes `add`: by then its ring is empty again. */
@@ -47,13 +48,13 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
     setBefore(next(record), before(record))
   }
 
-  /** Undoes `unlink`, or takes back the place that `substitute` gave away. */
+  /** Undoes `unlink` or `substitute`. */
   def relink(record: Long): Unit = {
     setNext(before(record), record)
     setBefore(next(record), record)
   }
 
-  /** Puts a newer record of the same key in the place of an older one. */
+  /** Puts a newer record of the same key in the position of an older one. */
   def substitute(older: Long, newer: Long): Unit = {
     setNext(newer, next(older))
     setBefore(newer, before(older))
@@ -61,8 +62,8 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
   }
 
   /**
-   * The members of a group, in order. The ring is walked from both ends at once: each step waits for memory, and
-   * so two wait together.
+   * Returns the members of a group, in order. The ring is walked from both ends at once, so that two cache
+   * misses overlap.
    */
   def membersOf(group: Long): Array[Long] = {
     var firsts = new Array[Long](8)
@@ -106,7 +107,7 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
     Platform.putLong(records.log.page(record), records.log.address(record) + field, to)
 }
 
-/** Cuts the first columns out of a key, in the very bytes that an operator passes to prefixScan. */
+/** Projection of a key to its first columns, byte-identical to what an operator passes to prefixScan. */
 private[statestore] final class PrefixProjection(keySchema: StructType, columns: Int) {
   private val project = UnsafeProjection.create(
     keySchema.fields.take(columns).zipWithIndex.toSeq.map { case (field, i) =>
@@ -114,10 +115,10 @@ private[statestore] final class PrefixProjection(keySchema: StructType, columns:
     })
   private val key = new UnsafeRow(keySchema.length)
 
-  /** The same with rows of its own, for another thread. */
+  /** Returns a copy for another thread. */
   def copy(): PrefixProjection = new PrefixProjection(keySchema, columns)
 
-  /** The prefix of a key; the row is reused by the next call. */
+  /** Returns the prefix of a key; the row is reused by the next call. */
   def of(keyBase: Object, keyOffset: Long, keyLength: Int): UnsafeRow = {
     key.pointTo(keyBase, keyOffset, keyLength)
     project(key)

@@ -1,8 +1,8 @@
 package org.apache.spark.sql.statestore.table
 
 /**
- * Where the fields of a log record lie, in bytes from the record's start. This layout lives in
- * memory only; what is stored is described in docs/format.md.
+ * Layout of a log record: the positions of its fields, in bytes from its start. In memory only; the
+ * stored format is in docs/format.md.
  *
  * {{{
  *   0 dead   : Long   low 36 bits: the record that superseded this one, 0 while nothing did;
@@ -11,7 +11,8 @@ package org.apache.spark.sql.statestore.table
  *                     then 26 bits: length of the key; high 2 bits: Row, Tombstone, Group or Append
  *  16 next   : Long   prefix tables only: the next member of the prefix group
  *  24 before : Long   prefix tables only: the previous member of the prefix group
- *  .. head   : Long   tables with several values per key only: the key's first value
+ *  .. head   : Long   tables with several values per key only: the key's first value; of a first value 0 if it was
+ *                     put, and its own offset if it was merged
  *  .. more   : Long   likewise: the key's next value, 0 when there is none
  *     key bytes, value bytes
  * }}}

@@ -3,18 +3,19 @@ package org.apache.spark.sql.statestore.table
 import org.apache.spark.unsafe.Platform
 
 /**
- * The records of one log, by their fields; see `Record` for where those lie.
+ * Access to the fields of the records of one log; see `Record` for the layout.
  *
- * Guarantees: what a record is written with stays as it is, but for the pointers that say so. A key
- * or value that a record cannot hold is refused before anything is written.
+ * Guarantees: a written record is immutable but for its pointers. A key or value that exceeds the limits
+ * of a record is refused before anything is written.
  *
  * @param hasRings  whether records are members of prefix groups
  * @param hasLists  whether a key may have several values
  */
 private[table] final class Records(val log: Log, val hasRings: Boolean, val hasLists: Boolean) {
-  private val head = Record.PlainHeader + (if (hasRings) Record.RingBytes else 0)
+  /** Position of the offset of the key's first value. */
+  val head: Int = Record.PlainHeader + (if (hasRings) Record.RingBytes else 0)
 
-  /** Where a record names the next value of its key. */
+  /** Position of the offset of the key's next value. */
   val more: Int = head + 8
 
   val header: Int = head + (if (hasLists) Record.ListBytes else 0)
@@ -27,7 +28,7 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
     val at = log.append(header + keyLength + valueLength)
     val page = log.page(at)
     val record = log.address(at)
-    // Pages are reused after a rollback, so every field is written.
+    // Pages are reused after a rollback: every field must be written.
     Platform.putLong(page, record + Record.Dead, Record.deadWord(Record.None, valueLength))
     Platform.putLong(page, record + Record.Link, Record.linkWord(prev, keyLength, kind))
     if (hasLists) {
@@ -39,7 +40,7 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
     at
   }
 
-  /** Whether a record has this key. */
+  /** True if a record has this key. */
   def hasKey(at: Long, base: Object, offset: Long, length: Int): Boolean = {
     val page = log.page(at)
     val record = log.address(at)
@@ -47,11 +48,11 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
       Words.areEqual(page, record + header, base, offset, length)
   }
 
-  /** Whether two records have the same key. */
+  /** True if two records have the same key. */
   def haveSameKey(one: Long, other: Long): Boolean =
     hasKey(one, log.page(other), log.address(other) + header, keyLengthOf(other))
 
-  /** Whether a record has this value. */
+  /** True if a record has this value. */
   def hasValue(at: Long, base: Object, offset: Long, length: Int): Boolean = {
     val page = log.page(at)
     val record = log.address(at)
@@ -61,11 +62,14 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
     }
   }
 
-  /** Makes an `Append` record the value that follows another one in the list of `first`. */
+  /** Links an `Append` record as the next value after another one in the list of `first`. */
   def chain(first: Long, last: Long, at: Long): Unit = {
     setLong(at, head, first)
     setLong(last, more, at)
   }
+
+  /** Marks the `Row` record of a first value as merged. */
+  def setMerged(at: Long): Unit = setLong(at, head, at)
 
   /** Undoes `chain`. */
   def unchain(last: Long): Unit = setLong(last, more, Record.None)
@@ -85,7 +89,7 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
   /** The value after another one of the same key, none if it is the last. */
   def following(value: Long): Long = if (hasLists) long(value, more) else Record.None
 
-  /** Whether a key whose newest record this is has a value. */
+  /** True if a key whose newest record this is has a value. */
   def isLive(newest: Long): Boolean = newest != Record.None && kindOf(newest) != Record.Tombstone
 
   def kindOf(at: Long): Int = Record.kind(long(at, Record.Link))
@@ -97,11 +101,11 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
   /** The hash of a record's key. */
   def hashOf(at: Long): Int = StateTable.hashOf(log.page(at), log.address(at) + header, keyLengthOf(at))
 
-  /** Notes what superseded a record; `Record.None` takes that back. */
+  /** Marks a record as superseded by another one; `Record.None` undoes it. */
   def setDeadAt(at: Long, dead: Long): Unit = {
     val page = log.page(at)
     val word = log.address(at) + Record.Dead
-    // One write, since scans of other threads read the length of the value there.
+    // A single write, since scans of other threads read the length of the value from the same word.
     Platform.putLong(page, word, Platform.getLong(page, word) & ~Record.OffsetMask | dead >>> 3)
   }
 
@@ -131,13 +135,13 @@ private[table] object Records {
       else if (keyLength > Record.LongestKey) s"a key has at most ${Record.LongestKey} bytes"
       else s"key and value together have at most $LargestRecord bytes"
     throw new IllegalArgumentException(
-      s"a state row with a key of $keyLength bytes and a value of $valueLength bytes cannot be kept: $why")
+      s"a state row with a key of $keyLength bytes and a value of $valueLength bytes cannot be stored: $why")
   }
 }
 
-/** Copies and compares rows, which are whole words and mostly short. */
+/** Copy, comparison and hash of rows, which are whole words and mostly short. */
 private[table] object Words {
-  // From here on a call of what copies memory at large pays.
+  // Above this size Platform.copyMemory is faster.
   private final val Short = 128
 
   def copy(from: Object, fromOffset: Long, to: Object, toOffset: Long, length: Int): Unit =

@@ -3,30 +3,28 @@ package org.apache.spark.sql.statestore.table
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
-/** The content of a table at one moment, to return to. */
-private[statestore] final class TableMark(
+/** The content of a table at one moment, which `rollbackTo` restores. */
+private[statestore] final class TableSnapshot(
     val view: LogView, val keys: Long, val values: Long, val order: OrderedTree.Snapshot) {
 
   def tail: Long = view.end
 }
 
 /**
- * The live state of one column family: a log of immutable records and an index to the newest
- * record of each key; for prefix scans also the groups of keys, for range scans their order. Where a
- * key may have several values, its first one is a `Row` record, which names the next one, and
- * so on.
+ * The rows of one column family: a log of immutable records and a hash index to the newest record of
+ * each key, with a prefix index or an ordered index if the key encoder needs one. Several values of a key
+ * are a linked list of records.
  *
  * Guarantees:
- *  - a version is an offset: `tail` after a commit names it, `rollbackTo` returns to it exactly;
- *  - what changed since a version is the log behind its offset, so it costs what changed;
- *  - a row handed out stays as it was, whatever is put, removed, rolled back or compacted later;
- *  - an iterator sees the table as it was when the iterator was made, and nothing of later writes;
- *  - compaction is part of no batch: a thread of its own copies what is alive, between batches what came
- *    since is added, and the copy takes the place;
- *  - putting the value that a key already has changes nothing and is no change.
+ *  - a version is an offset, the `tail` at its commit; `rollbackTo` returns to it exactly;
+ *  - the changes since a version are the log after its offset;
+ *  - a returned row stays valid, whatever is put, removed, rolled back, compacted or unmapped later;
+ *  - an iterator is a snapshot of its creation;
+ *  - compaction does not block batches: another thread copies the live records, and between batches the
+ *    records since are added and the copy is swapped in;
+ *  - putting the value that a key already has is no change.
  *
- * Not thread-safe: its store lets one thread in at a time. `mark` and what is read through it may
- * be used by another thread that received it safely.
+ * Not thread-safe. Another thread may read a `snapshot` that was safely published to it.
  *
  * @param hasLists  whether a key may have several values
  */
@@ -47,9 +45,8 @@ private[statestore] final class StateTable(
   private[table] var live = 0L
   private var groupBytes = 0L
   private var total = 0L
-  private val got = new UnsafeRow(valueFields)
-  // The row that `get` gave last may lie in what was compacted.
-  private[table] var retired: AnyRef = _
+  private val got = new RowView(valueFields)
+  private var replaced = List.empty[TableMemory]
   private var compaction: TableCompaction = _
 
   def isOrdered: Boolean = tree != null
@@ -62,23 +59,25 @@ private[statestore] final class StateTable(
   /** Values of all keys. */
   def numValues: Long = values
 
-  /** Log pages and indexes, in bytes, in the heap and in files. */
+  /** Size of log and indexes, in the heap and in files, in bytes. */
   def memoryBytes: Long =
     records.log.heldBytes + index.memoryBytes + (if (groups == null) 0L else groups.memoryBytes) +
       (if (tree == null) 0L else tree.memoryBytes)
 
-  /** Bytes of the records that are not superseded, headers included. */
+  /** Size of the live records, headers included, in bytes. */
   def liveBytes: Long = live
 
-  /** The offset that names the present content. */
+  /** The offset after the last record. */
   def tail: Long = records.log.tail
 
-  /** The present content. */
-  def mark(): TableMark = new TableMark(records.log.view, keys, values, if (tree == null) null else tree.snapshot())
+  /** Returns the present content. */
+  def snapshot(): TableSnapshot =
+    new TableSnapshot(records.log.view, keys, values, if (tree == null) null else tree.snapshot())
 
-  def scan(of: LogView, from: Long = Log.FirstOffset): LogScan = new LogScan(of, header, from)
+  def scan(of: LogView, from: Long = Log.FirstOffset): LogScan =
+    new LogScan(of, header, if (hasLists) records.head else LogScan.NoLists, from)
 
-  /** The first value of the key or null; the row is reused by the next call. */
+  /** Returns the first value of the key or null; the row is reused by the next call. */
   def get(key: UnsafeRow): UnsafeRow = {
     val first = records.firstOf(newestOf(key))
     if (first == Record.None) {
@@ -88,37 +87,45 @@ private[statestore] final class StateTable(
       val record = records.log.address(first)
       got.pointTo(page, record + header + Record.keyLength(Platform.getLong(page, record + Record.Link)),
         Record.valueLength(Platform.getLong(page, record + Record.Dead)))
-      got
     }
   }
 
   def contains(key: UnsafeRow): Boolean = records.isLive(newestOf(key))
 
-  /** All values of the key as of now, in the order in which they came. */
+  /** Returns all values of the key, in the order in which they were appended. */
   def valuesOf(key: UnsafeRow): Iterator[UnsafeRow] =
-    new ValuesIterator(records.firstOf(newestOf(key)), records.log.view, header, records.more, new UnsafeRow(valueFields))
+    new ValuesIterator(
+      records.firstOf(newestOf(key)), records.log.view, header, records.more, new RowView(valueFields))
 
-  /** Gives the key this value alone. */
+  /** Replaces all values of the key by this one. */
   def put(key: UnsafeRow, value: UnsafeRow): Unit =
     put(key.getBaseObject, key.getBaseOffset, key.getSizeInBytes,
       value.getBaseObject, value.getBaseOffset, value.getSizeInBytes)
 
   def put(
       keyBase: Object, keyOffset: Long, keyLength: Int,
-      valueBase: Object, valueOffset: Long, valueLength: Int): Unit = {
+      valueBase: Object, valueOffset: Long, valueLength: Int): Unit =
+    replace(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+
+  // Returns the offset of the key's only record.
+  private def replace(
+      keyBase: Object, keyOffset: Long, keyLength: Int,
+      valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
     val first = records.firstOf(old)
     val isSame = first != Record.None && first == old &&
       records.hasValue(old, valueBase, valueOffset, valueLength)
-    if (!isSame) {
-      // The group goes into the log first, so that it is taken back after its first member.
+    if (isSame) {
+      old
+    } else {
+      // The group precedes its first member in the log, so that it is undone after it.
       val group = if (groups == null || first != Record.None) Record.None else groupOf(keyBase, keyOffset, keyLength)
-      // What may fail for want of memory comes before the record: what is in the log is in the index, too.
-      val place = if (slot < 0) index.roomAt(~slot, hash) else slot
+      // Allocations that may fail come before the append, so that every record in the log is in the index.
+      val position = if (slot < 0) index.roomAt(~slot, hash) else slot
       val at = append(Record.Row, old, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
-      if (slot < 0) index.insertAt(place, hash, at) else index.replaceAt(place, at)
+      if (slot < 0) index.insertAt(position, hash, at) else index.replaceAt(position, at)
       if (first != Record.None) {
         supersede(first, at)
         if (groups != null) groups.substitute(first, at)
@@ -130,24 +137,25 @@ private[statestore] final class StateTable(
       if (tree != null) tree.put(at)
       live += header + keyLength + valueLength
       values += 1
+      at
     }
   }
 
-  /** Gives the key one more value, after those that it has. */
-  def add(key: UnsafeRow, value: UnsafeRow): Unit =
-    add(key.getBaseObject, key.getBaseOffset, key.getSizeInBytes,
+  /** Appends a value to those of the key. */
+  def merge(key: UnsafeRow, value: UnsafeRow): Unit =
+    merge(key.getBaseObject, key.getBaseOffset, key.getSizeInBytes,
       value.getBaseObject, value.getBaseOffset, value.getSizeInBytes)
 
-  def add(
+  def merge(
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Unit = {
-    if (!hasLists) throw new IllegalStateException("a key of this column family has one value")
+    if (!hasLists) throw new IllegalStateException("merge needs a column family with several values per key")
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val last = if (slot < 0) Record.None else index.offsetAt(slot)
     val first = records.firstOf(last)
     if (first == Record.None) {
-      put(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+      records.setMerged(replace(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength))
     } else {
       val at = append(Record.Append, last, keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
       records.chain(first, last, at)
@@ -175,26 +183,26 @@ private[statestore] final class StateTable(
     }
   }
 
-  /** Removes the keys from `start` on and before `end`. */
+  /** Removes the keys from `start` (inclusive) to `end` (exclusive). */
   def removeRange(start: UnsafeRow, end: UnsafeRow): Unit = {
     val rows = rangeScan(Some(start), Some(end))
     while (rows.hasNext) remove(rows.next().key)
   }
 
-  /** Whether the key of a record had a row when the log ended at `mark`. */
-  def existedAt(mark: Long, scan: LogScan): Boolean = {
+  /** True if the key of a record had a row when the log ended at `tail`. */
+  def existedAt(tail: Long, scan: LogScan): Boolean = {
     var old = scan.prev
-    while (old >= mark) old = records.prevOf(old)
+    while (old >= tail) old = records.prevOf(old)
     records.isLive(old)
   }
 
-  /** Returns to a former content, undoing every later record, newest first. */
-  def rollbackTo(mark: TableMark): Unit = {
-    if (compaction != null && mark.tail < compaction.since) dropCompaction()
-    if (mark.tail < records.log.tail) {
+  /** Restores a snapshot, undoing every later record, newest first. */
+  def rollbackTo(snapshot: TableSnapshot): Unit = {
+    if (compaction != null && snapshot.tail < compaction.startTail) dropCompaction()
+    if (snapshot.tail < records.log.tail) {
       var offsets = new Array[Long](64)
       var count = 0
-      val behind = scan(records.log.view, mark.tail)
+      val behind = scan(records.log.view, snapshot.tail)
       while (behind.advance()) {
         if (count == offsets.length) offsets = java.util.Arrays.copyOf(offsets, count * 2)
         offsets(count) = behind.offset
@@ -204,34 +212,34 @@ private[statestore] final class StateTable(
         count -= 1
         undo(offsets(count))
       }
-      records.log.truncate(mark.tail)
-      keys = mark.keys
-      values = mark.values
-      if (tree != null) tree.restore(mark.order)
+      records.log.truncate(snapshot.tail)
+      keys = snapshot.keys
+      values = snapshot.values
+      if (tree != null) tree.restore(snapshot.order)
     }
   }
 
   /**
-   * Looks where a lookup of the key looks at first, which brings that into the processor's cache.
-   * Gives the offset of a record that may well be the key's, else `Record.None`.
+   * Loads the index entry of a key into the processor's cache; returns the offset of a record that is likely
+   * the key's, else `Record.None`.
    */
   private[table] def guess(hash: Int): Long = index.guess(hash)
 
-  /** Brings the start of a record into the processor's cache. */
+  /** Loads the start of a record into the processor's cache. */
   private[table] def touch(at: Long): Int = Platform.getByte(records.log.page(at), records.log.address(at))
 
-  /** The offset of the key's newest record, `Record.None` if it has none. */
+  /** Returns the offset of the key's newest record, `Record.None` if it has none. */
   private[table] def newestOf(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Long =
     index.lookup(hash, keyBase, keyOffset, keyLength)
 
-  /** Puts a key if it has no record; gives the offset of its newest one before, `Record.None` if it had none. */
+  /** Puts a key if it has no record; returns the offset of its newest record, `Record.None` if it had none. */
   private[table] def putIfNew(
       hash: Int,
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
-    val place = index.find(hash, keyBase, keyOffset, keyLength)
-    if (place >= 0) {
-      index.offsetAt(place)
+    val position = index.find(hash, keyBase, keyOffset, keyLength)
+    if (position >= 0) {
+      index.offsetAt(position)
     } else {
       val at = appendRow(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
       index.insert(hash, at)
@@ -239,14 +247,14 @@ private[statestore] final class StateTable(
     }
   }
 
-  /** Adds the row of a key that has no record, but for its entry in the index: that is given, for `insertNew`. */
+  /** Appends the row of a key that has no record; returns its index entry, which `insertNew` adds. */
   private[table] def putUnindexed(
       hash: Int,
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long =
     HashIndex.entryOf(hash, appendRow(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength))
 
-  /** Adds an entry that `putUnindexed` gave; false if the key has a record. */
+  /** Adds an index entry of `putUnindexed`; false if the key has a record. */
   private[table] def insertNew(entry: Long): Boolean = index.insertNew(entry)
 
   private def appendRow(
@@ -262,18 +270,18 @@ private[statestore] final class StateTable(
     at
   }
 
-  /** Makes room before a load of so many rows. */
+  /** Reserves room for so many rows before a load. */
   def reserve(rows: Long): Unit = index.reserve(rows)
 
-  /** Whether more than half of the log's bytes are superseded. */
+  /** True if more than half of the log's bytes are superseded. */
   def wantsCompaction: Boolean =
     total > StateTable.SmallestCompaction && total > 2 * (live + groupBytes)
 
-  /** Whether compaction should come first: so much is superseded, or there is so little to do. */
+  /** True if compaction is urgent, or so small that it is done immediately. */
   def needsCompaction: Boolean =
-    wantsCompaction && (total > 4 * (live + groupBytes) || total < StateTable.LargestAtOnce)
+    wantsCompaction && (total > 4 * (live + groupBytes) || total < StateTable.LargestImmediateCompaction)
 
-  /** Rewrites the log with what is alive. Offsets change: earlier marks name nothing any more. */
+  /** Rewrites the log with the live records. Offsets change: earlier snapshots become invalid. */
   def compact(): Unit = {
     dropCompaction()
     compaction = newCompaction()
@@ -282,8 +290,8 @@ private[statestore] final class StateTable(
   }
 
   /**
-   * Begins to compact, and returns what is to be run on another thread. After that `adoptCompaction` ends it,
-   * unless the table went back behind where it was now.
+   * Begins a compaction and returns its copy phase, to be run on another thread. `adoptCompaction` then ends
+   * it, unless the table was rolled back behind the present tail.
    */
   def beginCompaction(): Runnable = {
     dropCompaction()
@@ -292,19 +300,19 @@ private[statestore] final class StateTable(
     () => begun.run()
   }
 
-  /** Whether a compaction was begun that has not ended. */
+  /** True if a compaction is in progress. */
   def isCompacting: Boolean = compaction != null
 
-  /** Ends a compaction that was run; false if it has not come that far. Offsets change as in `compact`. */
+  /** Swaps in the copy of a compaction; false if its copy phase has not completed. Offsets change as in `compact`. */
   def adoptCompaction(): Boolean =
     if (compaction == null || !compaction.isCopied) {
       false
     } else {
       val ready = compaction
-      // If it fails, the next one starts anew.
+      // Cleared first: if this fails, the next compaction starts from scratch.
       compaction = null
       val made = ready.catchUp()
-      retired = records.log.memory.keeper
+      replaced ::= records.log.memory
       records = made.records
       index = made.index
       groups = made.groups
@@ -317,13 +325,29 @@ private[statestore] final class StateTable(
       true
     }
 
-  // Records would come to lie where it takes others to be.
+  // New records would reuse offsets that the running copy still reads.
   private def dropCompaction(): Unit = if (compaction != null) {
-    compaction.stop()
+    compaction.discard()
     compaction = null
   }
 
-  // What projects and orders has rows that it uses again: the copy, made on another thread, has its own.
+  /** Returns the memory that compactions have replaced since the last call; rows and scans may still read it. */
+  def takeReplacedMemory(): List[TableMemory] = {
+    val taken = replaced
+    replaced = Nil
+    taken
+  }
+
+  /** Ends a compaction in progress; returns all memory of the table, to be closed when nothing reads it. */
+  def takeMemory(): List[TableMemory] = {
+    dropCompaction()
+    records.log.memory :: takeReplacedMemory()
+  }
+
+  /** Frees the memory of a table that nothing else refers to. */
+  def discard(): Unit = takeMemory().foreach(_.close())
+
+  // Projections reuse their rows: the copy is made on another thread and needs its own.
   private def newCompaction(): TableCompaction = new TableCompaction(
     this, new StateTable(keyFields, valueFields, hasLists, prefix.map(_.copy()), order.map(_.copy())))
 
@@ -351,7 +375,7 @@ private[statestore] final class StateTable(
     }
   }
 
-  // The order and the counts come back as a whole.
+  // The ordered index and the counts are restored as a whole by rollbackTo.
   private def revive(hash: Int, at: Long, old: Long): Unit =
     if (old == Record.None) {
       index.remove(hash, at)
@@ -366,7 +390,7 @@ private[statestore] final class StateTable(
       }
     }
 
-  // All values of a key make room for a record.
+  // Marks all values of a key as superseded by a record.
   private def supersede(first: Long, by: Long): Unit = {
     var value = first
     while (value != Record.None) {
@@ -390,10 +414,10 @@ private[statestore] final class StateTable(
   }
 
   private def appendGroup(hash: Int, base: Object, offset: Long, length: Int): Long = {
-    val place = groups.room(hash)
+    val position = groups.room(hash)
     val at = append(Record.Group, Record.None, base, offset, length, null, 0L, 0)
     groupBytes += records.sizeOf(at)
-    groups.add(place, hash, at)
+    groups.add(position, hash, at)
     at
   }
 
@@ -406,7 +430,7 @@ private[statestore] final class StateTable(
     at
   }
 
-  private def newestOf(key: UnsafeRow): Long = {
+  private[table] def newestOf(key: UnsafeRow): Long = {
     val base = key.getBaseObject
     val offset = key.getBaseOffset
     val length = key.getSizeInBytes
@@ -419,7 +443,7 @@ private[statestore] object StateTable {
   private final val SmallestCompaction = 2L * Log.PageBytes
 
   /** Below this many bytes compacting takes less than a millisecond. */
-  private final val LargestAtOnce = 8L * Log.PageBytes
+  private final val LargestImmediateCompaction = 8L * Log.PageBytes
 
   def hashOf(base: Object, offset: Long, length: Int): Int = Words.hash(base, offset, length)
 }

@@ -1,11 +1,11 @@
 package org.apache.spark.sql.statestore.table
 
 /**
- * Copies what is alive in one table into another one that is empty, so that what was superseded does not
- * take room any more: `run` what was there when this was made, then `catchUp` what came since.
+ * Copy of the live records of a table into an empty one: `run` copies what the table had when this was
+ * created, `catchUp` applies what was appended since.
  *
- * Guarantees: the first table is only read. `run` may be on another thread while the table is written to, as
- * long as the table does not go back behind where it was when this was made: before that, `stop` it.
+ * Guarantees: the source is only read. `run` may execute on another thread while the source is written
+ * to; it must be stopped before the source is rolled back behind `startTail`.
  */
 private[table] final class TableCompaction(from: StateTable, to: StateTable) {
   private val view = from.records.log.view
@@ -17,18 +17,24 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
   @volatile private var stopped = false
   private var running = false
 
-  /** Where the log ended when this was made. */
-  def since: Long = view.end
+  /** Tail of the log when this was created. */
+  def startTail: Long = view.end
 
-  /** Whether all was copied that there was. */
+  /** True if `run` has completed. */
   def isCopied: Boolean = copied
 
   def run(): Unit = if (start()) try copy() finally end()
 
-  /** Makes sure that `run` reads nothing any more. */
+  /** Stops `run` and waits until it reads no more. */
   def stop(): Unit = synchronized {
     stopped = true
     while (running) wait()
+  }
+
+  /** Stops `run` and frees the copy. */
+  def discard(): Unit = {
+    stop()
+    to.discard()
   }
 
   private def start(): Boolean = synchronized {
@@ -53,15 +59,18 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
     copied = !stopped
   }
 
-  /** Does in the other table what was done since; returns it, which is as the first one then. */
+  /** Applies what was appended since to the copy; returns it, with the same content as the source. */
   def catchUp(): StateTable = {
     val changes = from.scan(from.records.log.view, view.end)
     while (changes.advance()) {
       changes.kind match {
-        case Record.Row => to.put(
-          changes.page, changes.keyAddress, changes.keyLength, changes.page, changes.valueAddress, changes.valueLength)
-        case Record.Append => to.add(
-          changes.page, changes.keyAddress, changes.keyLength, changes.page, changes.valueAddress, changes.valueLength)
+        case Record.Row | Record.Append =>
+          val page = changes.page
+          if (changes.isMerge) {
+            to.merge(page, changes.keyAddress, changes.keyLength, page, changes.valueAddress, changes.valueLength)
+          } else {
+            to.put(page, changes.keyAddress, changes.keyLength, page, changes.valueAddress, changes.valueLength)
+          }
         case Record.Tombstone => to.remove(changes.page, changes.keyAddress, changes.keyLength)
         case Record.Group =>
       }
@@ -89,6 +98,7 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
       to.live += to.records.sizeOf(copied)
       to.values += 1
       if (at == first) {
+        if (from.hasLists && record.long(from.records.head) == first) to.records.setMerged(copied)
         to.index.insert(hash, copied)
         if (to.groups != null) to.groups.link(group, copied)
         copiedFirst = copied

@@ -1,12 +1,14 @@
 package org.apache.spark.sql.statestore.table
 
+import org.apache.spark.sql.statestore.arrow.ChangeColumns
+
 /**
- * Fills an empty table from streams of changes that come with the newest first, where a key has one
- * value: the first change of a key that is seen is its last, so what it superseded is never written.
+ * Loader of an empty table from streams of changes, newest first, for one value per key: the first
+ * change of a key that is seen is its last, so superseded rows are never written.
  *
- * Guarantees: the table then has the rows that the same streams give when they are applied with the
- * oldest first. Nothing is taken for granted of what a stream holds: one that changes a key twice is
- * refused, since within a stream the later change counts.
+ * Guarantees: the table then has the same rows as if the streams were applied oldest first. The
+ * content of a stream is not trusted: one that changes a key twice is refused, since within a stream
+ * the later change counts.
  */
 private[statestore] final class TableLoad(table: StateTable) {
   import TableLoad._
@@ -16,17 +18,17 @@ private[statestore] final class TableLoad(table: StateTable) {
   // Keys that were removed, and not put since; made when the first one comes.
   private var removed: StateTable = _
 
-  // Where the records of the present stream begin.
+  // Offset of the current stream's first record.
   private var rowsFrom = table.tail
   private var removedFrom = Log.FirstOffset
 
   // Made of what was looked at ahead of time, so that looking is not optimised away.
   private var seen = 0
 
-  // Takes the rows of the first stream, before which nothing is known; null afterwards.
+  // Inserts the rows of the first stream, when the table is empty; null afterwards.
   private var filling = new IndexFill(table)
 
-  /** What follows is of an older stream; false as in `take`. */
+  /** Begins the next older stream; false as in `take`. */
   def nextStream(): Boolean = {
     val sound = finish()
     rowsFrom = table.tail
@@ -34,14 +36,20 @@ private[statestore] final class TableLoad(table: StateTable) {
     sound
   }
 
-  /** Everything came; false as in `take`. */
+  /** Ends the load; false as in `take`. */
   def finish(): Boolean = {
     val filled = filling
     filling = null
     filled == null || filled.finish()
   }
 
-  /** Takes a batch of the present stream, whose hashes are known; false if the stream cannot be loaded like this. */
+  /** Frees what only the load needs. Idempotent. */
+  def close(): Unit = if (removed != null) {
+    removed.discard()
+    removed = null
+  }
+
+  /** Applies a batch of the present stream, with its hashes; false if the stream cannot be loaded like this. */
   def take(batch: ChangeColumns): Boolean = {
     if (filling != null && batch.hasOthersThanPuts && !finish()) false
     else if (filling != null) filling.take(batch)
@@ -55,8 +63,8 @@ private[statestore] final class TableLoad(table: StateTable) {
     var looks = 0
     while (sound && from < batch.rows) {
       val until = math.min(batch.rows, from + Ahead)
-      // Each row misses the cache in the index, and in the log if its key is known. Asked for together, the
-      // rows wait together.
+      // Each row misses the cache in the index, and in the log if its key is in the table. Prefetching a group
+      // of rows overlaps their misses.
       var row = from
       while (row < until) {
         guesses(row - from) = table.guess(hashes(row))
@@ -89,7 +97,7 @@ private[statestore] final class TableLoad(table: StateTable) {
         case ChangeColumns.Put =>
           val known = table.putIfNew(hash, null, key, length, null, batch.valueAt(row), batch.valueLength(row))
           known == Record.None || known < rowsFrom
-        case ChangeColumns.Remove =>
+        case ChangeColumns.Delete =>
           val known = table.newestOf(hash, null, key, length)
           if (known == Record.None) {
             if (removed == null) removed = new StateTable(table.keyFields, 0)
@@ -104,6 +112,6 @@ private[statestore] final class TableLoad(table: StateTable) {
 }
 
 private[statestore] object TableLoad {
-  /** Rows whose places in the index are asked for at a time. */
+  /** Rows whose index entries are prefetched at a time. */
   private final val Ahead = 64
 }

@@ -10,6 +10,7 @@ import java.util.concurrent.atomic.AtomicLong
 import org.apache.arrow.memory.util.MemoryUtil
 
 import org.apache.spark.SparkEnv
+import org.apache.spark.storage.StorageUtils
 import org.apache.spark.unsafe.Platform
 import org.apache.spark.util.Utils
 
@@ -17,50 +18,60 @@ import org.apache.spark.util.Utils
 private[table] final class Block(val base: AnyRef, val address: Long)
 
 /**
- * What the pages and index segments of one table lie in: arrays, and once all tables of the JVM
- * have as much of the heap as they may have, mapped files in a local directory of Spark.
+ * Memory of the pages and index segments of one table: arrays in the heap, and, once all tables of
+ * the JVM have reached the heap limit, mapped files in a local directory of Spark.
  *
- * Guarantees: a file has no name once it is used, so nothing is left behind however the JVM ends. Its
- * blocks are written before it is mapped: a disk that is full is told by an IOException then, and
- * never by a fault when a row is written. Who holds this object can use every block that it gave; files
- * are given back once nobody holds it. One thread allocates at a time.
+ * Guarantees: a file is unlinked before it is used, so none is left behind however the JVM ends. Its
+ * blocks are written before it is mapped, so that a full disk shows as an IOException and never as a
+ * SIGBUS when a row is written. Blocks stay valid until `close`, which `MemoryReclaimer` calls when nothing
+ * reads them any more; without it, the garbage collector unmaps the files of unreachable memory. One thread
+ * allocates at a time.
  */
 private[table] final class TableMemory {
   import TableMemory._
 
-  // Must not know this object, or that would never be given back.
+  // Must not refer to this object, or its cleaner would never run.
   private val account = new Account
-  cleaner.register(this, account)
+  private val accounted = cleaner.register(this, account)
 
-  private var files = List.empty[MappedByteBuffer]
+  private var closed = false
+  private var mappings = List.empty[MappedByteBuffer]
   private var next = 0L
   private var left = 0L
   private var fileBytes = SmallestFile
 
-  /** A block of whole words, in the heap as long as there may be more. */
+  /** Allocates a block of whole words, in the heap up to its limit. */
   def allocate(bytes: Int): Block =
     if (heap.get + bytes <= limit) allocateInHeap(bytes) else allocateInFile(bytes)
 
-  /** A block in the heap, for what is small. */
+  /** Allocates a small block, always in the heap. */
   def allocateInHeap(bytes: Int): Block = {
     val made = new Block(new Array[Byte](bytes), Platform.BYTE_ARRAY_OFFSET.toLong)
     account.take(bytes)
     made
   }
 
-  /** Notes that a block is not used any more. */
+  /** Accounts for a heap block that is not used any more. */
   def free(base: AnyRef, bytes: Int): Unit = if (base != null) account.take(-bytes)
 
-  /** Keeps every block in a file good as long as somebody holds it. */
-  def keeper: AnyRef = files
+  /** Unmaps the files; blocks in them must not be accessed any more. Idempotent. */
+  def close(): Unit = if (!closed) {
+    closed = true
+    val unused = mappings
+    mappings = Nil
+    left = 0L
+    unused.foreach(StorageUtils.dispose)
+    accounted.clean()
+  }
 
   private def allocateInFile(bytes: Int): Block = {
+    if (closed) throw new IllegalStateException("this table's memory is closed")
     if (left < bytes) {
-      // What is left of the last file is not worth much: blocks are small against files.
+      // The rest of the last file is wasted, which is little: blocks are small against files.
       val size = math.max(fileBytes, (bytes + SmallestFile - 1) / SmallestFile * SmallestFile)
       val file = map(size)
       account.map(size)
-      files = file :: files
+      mappings = file :: mappings
       next = MemoryUtil.getByteBufferAddress(file)
       left = size
       fileBytes = math.min(2 * fileBytes, LargestFile)
@@ -75,11 +86,10 @@ private[table] final class TableMemory {
 private[statestore] object TableMemory {
   private final val SmallestFile = 1L << 20
   private final val LargestFile = 64L << 20
-  private final val WorthCollecting = 1L << 30
 
   private val cleaner = Cleaner.create()
 
-  // Of all tables: bytes in the heap, and bytes of files.
+  // Bytes of all tables in the heap and in files.
   private val heap = new AtomicLong
   private val mapped = new AtomicLong
 
@@ -88,18 +98,13 @@ private[statestore] object TableMemory {
 
   @volatile private var limit = defaultLimit
 
-  // Files are given back by the garbage collector, which does not know how large they are.
-  private var collectAt = WorthCollecting
-  private var collected = false
-
-  /** What all tables of this JVM may have of its heap; what they have stays where it is. */
+  /** Sets the heap limit of all tables of this JVM; allocated blocks stay where they are. */
   def limitHeap(bytes: Long): Unit = limit = bytes
 
-  /** Bytes of all files that are mapped. */
+  /** Bytes of all mapped files. */
   def mappedBytes: Long = mapped.get
 
   private def map(bytes: Long): MappedByteBuffer = {
-    collectIfWorth()
     val directory = new File(
       if (SparkEnv.get == null) System.getProperty("java.io.tmpdir") else Utils.getLocalDir(SparkEnv.get.conf))
     try {
@@ -122,24 +127,13 @@ private[statestore] object TableMemory {
     } catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
       case e: IOException => throw new IOException(
-        s"no room for state in $directory: the stores of this JVM have ${heap.get} bytes of heap of at most $limit " +
-          s"(maxHeapBytes) and ${mapped.get} bytes in files there, and $bytes more could not be written: ${e.getMessage}", e)
+        s"no space for state in $directory: the stores of this JVM use ${heap.get} of at most $limit bytes of heap " +
+          s"(maxHeapBytes) and ${mapped.get} bytes of files there, and $bytes more could not be written: " +
+          e.getMessage, e)
     }
   }
 
-  private def collectIfWorth(): Unit = synchronized {
-    if (collected) {
-      // By now it is known what the collection gave back.
-      collectAt = math.max(WorthCollecting, 2 * mapped.get)
-      collected = false
-    }
-    if (mapped.get > collectAt) {
-      System.gc()
-      collected = true
-    }
-  }
-
-  /** What one table has. */
+  /** Bytes of one table. */
   private final class Account extends Runnable {
     private val inHeap = new AtomicLong
     private val inFiles = new AtomicLong

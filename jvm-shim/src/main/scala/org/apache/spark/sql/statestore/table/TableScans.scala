@@ -4,23 +4,22 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state.UnsafeRowPair
 
 /**
- * What a table gives row by row: everything, a prefix, a range.
+ * Scans of a table: of everything, of a prefix, of a range.
  *
- * Guarantees: an iterator shows the table as it was when the iterator was made, and nothing of later writes. The pair
- * and its rows are reused.
+ * Guarantees: an iterator is a snapshot of its creation. The pair and its rows are reused by the next call.
  */
 private[statestore] trait TableScans { table: StateTable =>
 
   /**
-   * Every key with its first value, as of now: in order where there is one, else as they came.
+   * Returns every key with its first value: in key order if the table is ordered, else in log order.
    *
-   * @param everyValue  gives all values of each key, here and below
+   * @param everyValue  returns all values of each key, here and below
    */
   def iterator(everyValue: Boolean = false): Iterator[UnsafeRowPair] =
     if (tree != null) range(null, null, through = false, everyValue)
     else rows(new LogCursor(scan(records.log.view)), everyValue)
 
-  /** Every key with its first value, as of now; where there are prefixes, the keys of each one together. */
+  /** Returns every key with its first value; with a prefix index, the keys of each prefix together. */
   def groupedIterator(): Iterator[UnsafeRowPair] =
     if (groups == null) {
       iterator()
@@ -38,7 +37,12 @@ private[statestore] trait TableScans { table: StateTable =>
       rows(new OffsetsCursor(offsets, count), everyValue = false)
     }
 
-  /** The keys that start with `prefixKey`, as of now. */
+  /** Returns the first value of each of these keys, or null. */
+  def firstValues(of: Array[UnsafeRow]): Iterator[UnsafeRow] =
+    new FirstValuesIterator(
+      of.map(key => records.firstOf(newestOf(key))), records.log.view, header, new RowView(valueFields))
+
+  /** Returns the keys that start with `prefixKey`. */
   def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
     if (tree != null) {
       val prefix = bound(tree.order.keyOf(prefixKey), leading = true)
@@ -48,8 +52,8 @@ private[statestore] trait TableScans { table: StateTable =>
     }
 
   /**
-   * The keys from `start` on and before `end`, in order, as of now; where keys are in groups, those of
-   * the group that the bounds are in.
+   * Returns the keys from `start` (inclusive) to `end` (exclusive), in order; if keys are ordered within
+   * groups, those of the group of the bounds.
    */
   def rangeScan(
       start: Option[UnsafeRow], end: Option[UnsafeRow], everyValue: Boolean = false): Iterator[UnsafeRowPair] = {
@@ -61,14 +65,14 @@ private[statestore] trait TableScans { table: StateTable =>
       range(first, bound(start.get, leading = true), through = true, everyValue)
     } else {
       if (start.exists(!tree.order.areOfOneGroup(_, end.get))) {
-        throw new IllegalArgumentException("keys with a timestamp last have no order among each other: " +
-          "both ends of a range must have the same columns before it")
+        throw new IllegalArgumentException("keys with the timestamp last are ordered only among equal " +
+          "leading columns: both ends of a range must have the same ones")
       }
       range(if (first == null) bound(end.get, leading = true) else first, last, through = false, everyValue)
     }
   }
 
-  /** The keys from the first one on that starts with `prefixKey`, or comes after those, as of now. */
+  /** Returns the keys at and after the first one that starts with `prefixKey`. */
   def scanFrom(prefixKey: Option[UnsafeRow]): Iterator[UnsafeRowPair] =
     range(
       prefixKey.map(key => bound(tree.order.keyOf(key), leading = true)).orNull,
@@ -79,13 +83,13 @@ private[statestore] trait TableScans { table: StateTable =>
 
   private def rows(cursor: RowCursor, everyValue: Boolean): Iterator[UnsafeRowPair] =
     new RowIterator(cursor, records.log.view, header, if (everyValue && hasLists) records.more else 0,
-      new UnsafeRow(keyFields), new UnsafeRow(valueFields))
+      new RowView(keyFields), new RowView(valueFields))
 
   private def range(
       start: OrderedTree.Bound, end: OrderedTree.Bound, through: Boolean, everyValue: Boolean)
     : Iterator[UnsafeRowPair] = {
     val view = records.log.view
-    // Few offsets are noted: nodes in a snapshot would have to be copied by the next write.
+    // A short scan copies its offsets: a snapshot of the tree would make the next write copy nodes.
     val offsets = new Array[Long](TableScans.FewRows)
     val looking = new OrderedTree.Cursor(tree.current, view, header, start, end, through)
     var count = 0
@@ -107,7 +111,7 @@ private[statestore] trait TableScans { table: StateTable =>
     if (group == Record.None) {
       Iterator.empty
     } else {
-      // The ring changes under later writes, records do not: noting the offsets isolates the scan.
+      // Later writes change the ring, but no record: copying the offsets isolates the scan.
       val members = groups.membersOf(group)
       rows(new OffsetsCursor(members, members.length), everyValue)
     }
@@ -115,6 +119,6 @@ private[statestore] trait TableScans { table: StateTable =>
 }
 
 private object TableScans {
-  /** A scan of fewer rows notes where they lie. */
+  /** A scan of fewer rows copies their offsets. */
   final val FewRows = 32
 }

@@ -9,10 +9,10 @@ import org.apache.hadoop.fs._
 import org.apache.hadoop.fs.permission.FsPermission
 
 /**
- * Hadoop's local files without its native library and without what it then starts programs for:
- * `chmod` for every file that it makes, `readlink` for every one that it renames.
+ * Hadoop's local file system without the processes that it starts if its native library is missing:
+ * `chmod` for every created file, `readlink` for every renamed one.
  *
- * So a store that writes through Hadoop can be measured as it is where that library is there.
+ * Stores that write through Hadoop then perform as with that library.
  */
 private[bench] final class UnforkedRawFiles extends RawLocalFileSystem {
   override def setPermission(path: Path, permission: FsPermission): Unit =
@@ -23,10 +23,10 @@ private[bench] final class UnforkedRawFiles extends RawLocalFileSystem {
   override def getFileLinkStatus(path: Path): FileStatus = getFileStatus(path)
 }
 
-/** For those who ask for a `FileSystem`. */
+/** The same as a `FileSystem`. */
 final class UnforkedFileSystem extends LocalFileSystem(new UnforkedRawFiles)
 
-/** For those who ask for a `FileContext`. */
+/** The same as a `FileContext`. */
 final class UnforkedFileContext(uri: URI, conf: Configuration)
   extends ChecksumFs(new UnforkedFileContext.Raw(conf))
 

@@ -8,32 +8,38 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
 /**
- * Does to a table what may be done to one, in random order, and compares it with a map: puts, adds and
- * removes; commits, rollbacks and compactions; scans that are open meanwhile. Rows have lengths that
- * fill pages in every way, also larger ones than a page.
+ * Randomized test of a table against a map: puts, merges and removes; commits, rollbacks and compactions,
+ * with scans open meanwhile, each with a lease on the table's memory. Row lengths fill pages in every way; some
+ * rows are larger than a page.
  *
- * @param keys  so many different ones
- * @param largest  rows of that many bytes come now and then
- * @param heap  what tables may have of the heap meanwhile
+ * @param keys     number of distinct keys
+ * @param largest  length of the largest rows, in bytes
+ * @param heap     heap limit of tables during the test, in bytes
  */
 class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: Long) {
   private val random = new SplittableRandom(seed)
   private val table = new StateTable(1, 1, hasLists)
   private var content = Map.empty[Int, Vector[Long]]
-  private var committed = List((table.mark(), content))
+  private var committed = List((table.snapshot(), content))
+  private val reclaimer = new MemoryReclaimer
+  // Rows of earlier calls of `get` with their values, as a string that was taken from a row refers to its bytes.
+  private val kept = mutable.ArrayBuffer.empty[(UnsafeRow, Long)]
   private val scans = mutable.ArrayBuffer.empty[(Iterator[(Int, Long)], mutable.Set[(Int, Long)])]
 
-  /** Returns how many bytes of files there are at the end. */
-  def run(steps: Int): Long = try {
+  /** Runs so many steps; returns the bytes of mapped files at the end, and after the table was freed. */
+  def run(steps: Int): Array[Long] = try {
     TableMemory.limitHeap(heap)
     (1 to steps).foreach(step)
-    // Open scans alone have what they show by now.
+    // Only the open scans read the old pages now: they must not be unmapped.
     compact()
     compact()
     System.gc()
-    scans.foreach(finish)
+    while (scans.nonEmpty) close(0, complete = true)
     check()
-    TableMemory.mappedBytes
+    val used = TableMemory.mappedBytes
+    reclaimer.retire(table.takeMemory())
+    kept.foreach { case (row, value) => require(valueOf(row) == value) }
+    Array(used, TableMemory.mappedBytes)
   } finally {
     TableMemory.limitHeap(TableMemory.defaultLimit)
   }
@@ -46,8 +52,8 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     case n if n < 978 => commit()
     case n if n < 982 => rollBack()
     case n if n < 984 => compact()
-    case 984 => if (table.adoptCompaction()) committed = List((table.mark(), content)) else compactMeanwhile()
-    case n if n < 990 => if (scans.size < 4) open() else finish(scans.remove(random.nextInt(scans.size)))
+    case 984 => if (table.adoptCompaction()) compacted() else compactMeanwhile()
+    case n if n < 990 => if (scans.size < 4) open() else close(random.nextInt(scans.size), complete = true)
     case n if n < 992 => check()
     case _ => scans.foreach { case (rows, left) => take(rows, left) }
   }
@@ -62,7 +68,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
   private def add(): Unit = {
     val key = random.nextInt(keys)
     val value = newValue()
-    table.add(keyRow(key), valueRow(value))
+    table.merge(keyRow(key), valueRow(value))
     content += key -> (content.getOrElse(key, Vector.empty) :+ value)
   }
 
@@ -74,7 +80,14 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
 
   private def get(): Unit = {
     val key = random.nextInt(keys)
-    val found = Option(table.get(keyRow(key))).map(valueOf)
+    val row = table.get(keyRow(key))
+    val found = Option(row).map(valueOf)
+    // Rows in the heap stay valid, but would keep whole pages reachable.
+    if (row != null && heap == 0L && row.getSizeInBytes < 1024) {
+      val again = new UnsafeRow(1)
+      again.pointTo(row.getBaseObject, row.getBaseOffset, row.getSizeInBytes)
+      kept += ((again, found.get))
+    }
     require(found == content.get(key).map(_.head), s"key $key has $found and not ${content.get(key)}")
     if (hasLists) {
       val all = table.valuesOf(keyRow(key)).map(valueOf).toVector
@@ -82,11 +95,11 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     }
   }
 
-  private def commit(): Unit = committed = ((table.mark(), content) :: committed).take(3)
+  private def commit(): Unit = committed = ((table.snapshot(), content) :: committed).take(3)
 
   private def rollBack(): Unit = {
-    // Scans belong to what is undone.
-    scans.clear()
+    // Scans are valid until a rollback.
+    while (scans.nonEmpty) close(0, complete = false)
     committed = committed.drop(random.nextInt(committed.size))
     table.rollbackTo(committed.head._1)
     content = committed.head._2
@@ -94,13 +107,19 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
 
   private def compact(): Unit = {
     table.compact()
-    committed = List((table.mark(), content))
+    compacted()
   }
 
-  // Steps go on while another thread copies.
+  private def compacted(): Unit = {
+    committed = List((table.snapshot(), content))
+    reclaimer.retire(table.takeReplacedMemory())
+  }
+
+  // The next steps run while another thread copies.
   private def compactMeanwhile(): Unit = new Thread(table.beginCompaction()).start()
 
   private def open(): Unit = {
+    reclaimer.acquire()
     val rows = table.iterator(everyValue = true).map(pair => (keyOf(pair.key), valueOf(pair.value)))
     scans += ((rows, mutable.Set.from(content.iterator.flatMap { case (key, values) => values.map((key, _)) })))
   }
@@ -111,19 +130,23 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
       require(left.remove(row), s"a scan shows $row, which was not there when it began")
     }
 
-  private def finish(scan: (Iterator[(Int, Long)], mutable.Set[(Int, Long)])): Unit = {
-    while (scan._1.hasNext) take(scan._1, scan._2)
-    require(scan._2.isEmpty, s"a scan lacks ${scan._2.size} rows")
+  private def close(number: Int, complete: Boolean): Unit = {
+    val (rows, left) = scans.remove(number)
+    if (complete) {
+      while (rows.hasNext) take(rows, left)
+      require(left.isEmpty, s"a scan lacks ${left.size} rows")
+    }
+    reclaimer.release()
   }
 
   private def check(): Unit = {
     require(table.numKeys == content.size, s"${table.numKeys} keys and not ${content.size}")
     require(table.numValues == content.valuesIterator.map(_.size).sum)
     open()
-    finish(scans.remove(scans.size - 1))
+    close(scans.size - 1, complete = true)
   }
 
-  // A value's number says what is in it.
+  // The number of a value determines its bytes.
   private def newValue(): Long = random.nextLong() & ~0xffL | random.nextInt(256)
 
   private def lengthOf(value: Long): Int = (value & 0xff).toInt match {
@@ -159,4 +182,11 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     require(row == valueRow(value), s"the bytes of value $value are others")
     value
   }
+}
+
+/** Access to the memory of tables, for tests in Python. */
+object TableTrial {
+  def mappedBytes: Long = TableMemory.mappedBytes
+
+  def resetHeapLimit(): Unit = TableMemory.limitHeap(TableMemory.defaultLimit)
 }

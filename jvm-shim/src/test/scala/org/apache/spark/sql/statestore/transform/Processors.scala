@@ -5,15 +5,15 @@ import java.time.Duration
 import org.apache.spark.sql.{DataFrame, Encoder, Encoders}
 import org.apache.spark.sql.streaming._
 
-/** What a row tells an `Interpreter` to do; `seq` orders the rows of a batch. */
+/** An instruction to an `Interpreter`; `seq` orders the rows of a batch. */
 case class Step(k: String, seq: Long, op: String, n: Long, v: String)
 
-/** What an `Interpreter` found: when it handled rows or a timer. */
+/** Output row of an `Interpreter` for rows or a timer. */
 case class Said(k: String, event: String, said: String)
 
 /**
- * Does with its state what each row's `op` says, and tells what it holds then: the Scala half of
- * tests/spark/processors.py. Of its variables, `one`, `many` and `named`, it has those that it is told.
+ * Stateful processor that executes each row's `op` on its state and outputs the state: the Scala half of
+ * tests/spark/processors.py. It has those of the variables `one`, `many` and `named` that are in `has`.
  */
 class Interpreter(has: Set[String], gone: Set[String], ttl: Long, byEventTime: Boolean, start: Long)
   extends StatefulProcessorWithInitialState[String, Step, Said, Step] {
@@ -94,6 +94,20 @@ class Interpreter(has: Set[String], gone: Set[String], ttl: Long, byEventTime: B
   }
 }
 
+/** Stateful processor that emits the number of the rows of a key, with each row. */
+class Counting extends StatefulProcessor[Int, Int, (Int, Long)] {
+  @transient private var count: ValueState[Long] = _
+
+  override def init(outputMode: OutputMode, timeMode: TimeMode): Unit =
+    count = getHandle.getValueState[Long]("count", TTLConfig.NONE)(Encoders.scalaLong)
+
+  override def handleInputRows(key: Int, rows: Iterator[Int], times: TimerValues): Iterator[(Int, Long)] =
+    rows.map { _ =>
+      count.update((if (count.exists()) count.get() else 0L) + 1)
+      (key, count.get())
+    }
+}
+
 /** Queries of Scala's transformWithState for the tests in Python. */
 object Processors {
   private implicit val steps: Encoder[Step] = Encoders.product[Step]
@@ -120,5 +134,13 @@ object Processors {
       times,
       if (mode == "update") OutputMode.Update() else OutputMode.Append(),
       initial.as[Step].groupByKey(_.k)).toDF()
+  }
+
+  /** A `Counting` over whole numbers, by their remainder. */
+  def counted(numbers: DataFrame, groups: Int): DataFrame = {
+    implicit val number: Encoder[Int] = Encoders.scalaInt
+    implicit val counts: Encoder[(Int, Long)] = Encoders.tuple(Encoders.scalaInt, Encoders.scalaLong)
+    numbers.as[Int].groupByKey(_ % groups).transformWithState(new Counting, TimeMode.None(), OutputMode.Update())
+      .toDF("k", "n")
   }
 }

@@ -1,0 +1,39 @@
+"""The groups of the benchmark: each a module with ``run(scratch: Path, quick: bool) -> Result``."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+
+from benchmarks.result import Result
+
+GROUPS: dict[str, str] = {
+    "rows": "benchmarks.groups.rows",
+    "batches": "benchmarks.groups.batches",
+    "empty": "benchmarks.groups.empty",
+    "commits": "benchmarks.groups.commits",
+    "loads": "benchmarks.groups.loads",
+    "memory": "benchmarks.groups.memory",
+    "spill": "benchmarks.groups.spill",
+    "threads": "benchmarks.groups.threads",
+    "requests": "benchmarks.groups.requests",
+    "queries": "benchmarks.groups.queries",
+    "operators": "benchmarks.groups.operators",
+    "read_state": "benchmarks.groups.read_state",
+    "savepoints": "benchmarks.groups.savepoints",
+}
+"""Names and modules, in the order of the summary."""
+
+SEPARATE: dict[str, str] = {
+    "guard": "benchmarks.groups.guard",
+    "scale": "benchmarks.groups.scale",
+    "codecs": "benchmarks.groups.codecs",
+}
+"""Groups that run only when they are asked for by name."""
+
+
+def run(name: str, scratch: Path, quick: bool) -> Result:
+    """Run one group in this process, with its JVM if it starts one."""
+    result = import_module((GROUPS | SEPARATE)[name]).run(scratch, quick)
+    assert result.name == name, f"the group {name} calls itself {result.name}"
+    return result

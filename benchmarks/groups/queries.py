@@ -1,0 +1,216 @@
+"""Whole queries over Nexmark's events, on every store that supports them.
+
+Every query runs on each store concurrently, on the same input, batch by batch in turn. The measured time is
+that from trigger to trigger, including Spark's own work and Python's; it is valid only if all
+stores' answers are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+
+from benchmarks import race, report, session
+from benchmarks.contest import HDFS, OURS, PROVIDERS
+from benchmarks.nexmark import queries
+from benchmarks.nexmark.events import Generator
+from benchmarks.race import Entrant, Lap, Laps, Race
+from benchmarks.result import Criterion, Result
+from tests.spark.queries import unload_all
+
+# Start of the stream: persons and auctions already exist.
+FIRST = 1_000_000
+
+
+CONFS = {
+    # Queries that wait for their turn should not poll for input.
+    "sql__streaming__pollingDelay": "200ms",
+    # Maintenance would slow down batches of any query, without attribution.
+    "sql__streaming__stateStore__maintenanceInterval": "1h",
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Amount of work.
+
+    Parameters
+    ----------
+    partitions
+        Number of shuffle partitions of each query.
+    fill, rows
+        Number of events that fill the state, and of a batch.
+    python_fill, python_rows
+        The same for queries with Python code for each row.
+    warmup, least, batches
+        Number of warm-up batches, of measured batches of every store, and of the fastest ones.
+    seconds
+        Time in which batches beyond `least` are run.
+    hopeless
+        A store that is this many times slower than ours runs no batches beyond `least`.
+    """
+
+    partitions: tuple[int, ...] = (8, 200)
+    fill: int = 300_000
+    rows: int = 50_000
+    python_fill: int = 10_000
+    python_rows: int = 5_000
+    warmup: int = 1
+    least: int = 2
+    batches: int = 30
+    seconds: float = 30
+    hopeless: float = 4
+
+
+FULL = Plan()
+QUICK = Plan((2,), 5_000, 1_000, 500, 200, warmup=0, least=1, batches=1)
+
+
+def races(plan: Plan, partitions: int) -> list[Race]:
+    """Return the races with a number of shuffle partitions."""
+    entrants = tuple(Entrant(name, *PROVIDERS[name]) for name in PROVIDERS)
+    confs = {"spark.sql.shuffle.partitions": str(partitions)}
+    table = partial(_table, plan.fill, plan.rows)
+    few = partial(_table, plan.python_fill, plan.python_rows)
+    # HDFSBacked supports no column families, which transformWithState needs.
+    with_families = tuple(entrant for entrant in entrants if entrant.name != HDFS)
+
+    def entered(name: str, build: queries.Build, mode: str, table: Callable[[int], pa.Table]) -> Race:
+        python = build is queries.transform_with_state
+        return Race(
+            f"{name}, {partitions} partitions",
+            build,
+            table,
+            with_families if python else entrants,
+            mode,
+            confs,
+        )
+
+    return [
+        entered("windowed count", queries.windowed_count, "update", table),
+        entered("session window", queries.session_window, "append", table),
+        entered("dedup", queries.deduplication, "append", table),
+        entered("stream-stream join", queries.join, "append", table),
+        entered("transformWithState in Python", queries.transform_with_state, "update", few),
+    ]
+
+
+def _table(fill: int, rows: int, number: int) -> pa.Table:
+    generator = Generator()
+    if number == 0:
+        return generator.table(FIRST, fill)
+    return generator.table(FIRST + fill + (number - 1) * rows, rows)
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Run every query on all stores."""
+    plan = QUICK if quick else FULL
+    found: dict[str, Laps] = {}
+    with session.running(scratch, **CONFS) as spark:
+        for partitions in plan.partitions:
+            for entered in races(plan, partitions):
+                directory = scratch / f"{partitions}"
+                directory.mkdir(exist_ok=True)
+                found[entered.name] = race.run(
+                    spark,
+                    directory,
+                    entered,
+                    plan.warmup,
+                    plan.batches,
+                    session.log,
+                    least=plan.least,
+                    seconds=plan.seconds,
+                    hopeless=plan.hopeless,
+                )
+                unload_all(spark)
+    samples = {name: {store: _samples(of) for store, of in laps.items()} for name, laps in found.items()}
+    return Result("queries", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": samples})
+
+
+def p50(laps: list[Lap]) -> float:
+    return report.median([lap.milliseconds for lap in laps])
+
+
+def p99(laps: list[Lap]) -> float:
+    return report.percentile([lap.milliseconds for lap in laps], 99)
+
+
+def cpu(laps: list[Lap]) -> float:
+    return report.median([lap.cpu for lap in laps])
+
+
+def per_second(laps: list[Lap]) -> float:
+    return 1000 * sum(lap.input_rows for lap in laps) / sum(lap.milliseconds for lap in laps)
+
+
+def criteria(found: dict[str, Laps]) -> list[Criterion]:
+    """Require each query to beat every built-in: in half of its batches, in nearly all, and over all."""
+    judged = []
+    for name, laps in found.items():
+        rivals = [store for store in laps if store != OURS]
+        for percent, of in ((50, p50), (99, p99)):
+            best = min(rivals, key=lambda store: of(laps[store]))
+            judged.append(Criterion(f"{name}: p{percent}", of(laps[OURS]), 1, "ms", of(laps[best]), best))
+        best = max(rivals, key=lambda store: per_second(laps[store]))
+        most = per_second(laps[best])
+        judged.append(
+            Criterion(f"{name}: rows/s", per_second(laps[OURS]), 1, "rows/s", most, best, at_least=True)
+        )
+    return judged
+
+
+def tables(found: dict[str, Laps], plan: Plan) -> str:
+    """Return everything in Markdown, which also reads well in a terminal."""
+    about = (
+        f"Each query runs on all stores at once and gets the input of at most {plan.batches} batches of "
+        f"{plan.rows:,} events, after one of {plan.fill:,} that fills the state and {plan.warmup} to warm up "
+        f"(Python: {plan.python_rows:,} and {plan.python_fill:,}); batch by batch in turn, in changing order, "
+        f"while the others wait. A store that took {plan.hopeless:g} times as long as ours in each of the first "
+        f"{plan.least} has only those. After each batch the answers of all stores are compared. Checkpoints on a local "
+        "file system, as Spark comes: for each file of the built-in stores Hadoop starts programs there. "
+        "No maintenance in the background. Times in milliseconds, from "
+        "trigger to trigger, of a batch and the batch without data that may follow it; of few batches, p99 is "
+        "the longest. CPU is the processor time of all processes in half of the batches, which other programs "
+        "on the machine hardly change. Updates, removals and commit are sums over the partitions, two of which work at once."
+    )
+    return "\n\n".join([about, *(_table_of(name, laps) for name, laps in found.items())])
+
+
+def _table_of(name: str, laps: Laps) -> str:
+    header = ["store", "batches", "p50", "p99", "min", "rows/s", "p50 to ours", "CPU", "CPU to ours"]
+    header += ["updates", "removals", "commit", "addBatch", "rows of state"]
+    rows = []
+    for store, measured in laps.items():
+        steps = [
+            report.median([lap.steps[step] for lap in measured])
+            for step in ("allUpdatesTimeMs", "allRemovalsTimeMs", "commitTimeMs", "addBatch")
+        ]
+        least = min(lap.milliseconds for lap in measured)
+        rows.append(
+            [
+                store,
+                str(len(measured)),
+                *report.figures(p50(measured), p99(measured), least),
+                f"{per_second(measured):,.0f}",
+                f"{p50(measured) / p50(laps[OURS]):.2f}",
+                *report.figures(cpu(measured), cpu(measured) / cpu(laps[OURS])),
+                *report.figures(*steps),
+                # RocksDB does not count them at its best setting.
+                f"{measured[-1].rows:,}" if measured[-1].rows else "",
+            ]
+        )
+    return report.table(name, header, rows)
+
+
+def _samples(laps: list[Lap]) -> dict[str, object]:
+    return {
+        "milliseconds": [lap.milliseconds for lap in laps],
+        "cpu": [lap.cpu for lap in laps],
+        "input_rows": [lap.input_rows for lap in laps],
+        "steps": {step: report.median([lap.steps[step] for lap in laps]) for step in laps[0].steps},
+        "state_rows": laps[-1].rows,
+    }

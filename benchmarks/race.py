@@ -1,0 +1,222 @@
+"""The same streaming query on several state stores in one session, batch by batch in turn."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tests.spark.queries import STATE_STORE, configured
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A participating state store: its name, its class, and settings below ``STATE_STORE``."""
+
+    name: str
+    provider: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Race:
+    """A query, and the input of each of its batches.
+
+    Parameters
+    ----------
+    name
+        Name in the report.
+    build
+        Builds the query from the stream of the input.
+    table
+        The input of the batch with a number. That of number 0 fills the state.
+    entrants
+        The stores; the first is ours.
+    mode
+        The query's output mode.
+    confs
+        Further settings while the query starts.
+    """
+
+    name: str
+    build: Callable[[Any], Any]
+    table: Callable[[int], pa.Table]
+    entrants: tuple[Entrant, ...]
+    mode: str = "append"
+    confs: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Lap:
+    """Figures of one entrant for the input of one batch, including the following batches without data."""
+
+    milliseconds: float
+    steps: dict[str, float]
+    rows: int
+    input_rows: int
+    output: tuple[int, int] = (0, 0)
+    """Number of output rows, and an order-independent sum of their hashes."""
+    cpu: float = 0
+    """Milliseconds of processor time of Spark's JVM, its Python workers and the backend."""
+
+    @property
+    def answer(self) -> dict[str, Any]:
+        """Return the figures that must be equal on every store."""
+        return {"rows in": self.input_rows, "rows out and their sum": self.output}
+
+
+Laps = dict[str, list[Lap]]
+
+
+def run(
+    spark: Any,
+    directory: Path,
+    race: Race,
+    warmup: int,
+    batches: int,
+    log: Callable[[str], None],
+    *,
+    least: int = 1,
+    seconds: float = float("inf"),
+    hopeless: float = float("inf"),
+) -> Laps:
+    """Run every entrant on the same input in turn, in changing order, and time the batches after the warm-up.
+
+    All run the `least` measured batches; further ones begin for so many `seconds`. An entrant
+    whose best of those batches took `hopeless` times as long as the first entrant's worst runs no more.
+
+    Raises
+    ------
+    RuntimeError
+        The stores' answers differ, so their times mean nothing.
+    """
+    end = float("inf")
+    laps: Laps = {entrant.name: [] for entrant in race.entrants}
+    shuffled = random.Random(1)
+    with ExitStack() as stack:
+        queries = {e.name: stack.enter_context(running(spark, directory, race, e)) for e in race.entrants}
+        order = list(queries)
+        for number in range(1 + warmup + batches):
+            if number == warmup + least + 1:
+                end = time.monotonic() + seconds
+                for name in _behind(laps, race.entrants[0].name, hopeless):
+                    order.remove(name)
+                    queries[name].query.stop()
+            if time.monotonic() > end:
+                break
+            made = directory / f"{number:03}.parquet"
+            pq.write_table(race.table(number), made)
+            shuffled.shuffle(order)
+            for name in order:
+                lap = queries[name].batch(made)
+                first = queries[order[0]].last
+                if lap.answer != first.answer:
+                    raise RuntimeError(
+                        f"{race.name}, batch {number}: {name} has {lap.answer}, and {order[0]} {first.answer}"
+                    )
+                if number > warmup:
+                    laps[name].append(lap)
+                elif number == 0:
+                    log(f"{race.name}, {name}: {lap.rows:,} rows of state in {lap.milliseconds:,.0f} ms")
+            made.unlink()
+    return laps
+
+
+def _behind(laps: Laps, leader: str, times: float) -> list[str]:
+    most = times * max(lap.milliseconds for lap in laps[leader])
+    others = ((name, of) for name, of in laps.items() if name != leader)
+    return [name for name, of in others if min(lap.milliseconds for lap in of) > most]
+
+
+class Running:
+    """A query that runs for the duration of the race."""
+
+    def __init__(self, query: Any, watched: Path) -> None:
+        self.query = query
+        self._watched = watched
+        self._seen = -1
+        self.last = Lap(0, {}, 0, 0)
+
+    def batch(self, table: Path) -> Lap:
+        """Add a file, wait until it is processed, and return the time."""
+        cpu = _processor_time()
+        os.link(table, self._watched / table.name)
+        self.query.processAllAvailable()
+        cpu = _processor_time() - cpu
+        found = [dict(p) for p in self.query.recentProgress if p.batchId > self._seen]
+        # Spark reports progress of idle queries too.
+        found = [p for p in found if "addBatch" in p["durationMs"]]
+        self._seen = max(p["batchId"] for p in found)
+        steps: dict[str, float] = {}
+        for progress in found:
+            for name, value in progress["durationMs"].items():
+                steps[name] = steps.get(name, 0) + value
+            for operator in progress["stateOperators"]:
+                # Sums over partitions, so more than the batch's own time if they run in parallel.
+                for name in ("allUpdatesTimeMs", "allRemovalsTimeMs", "commitTimeMs"):
+                    steps[name] = steps.get(name, 0) + operator[name]
+        self.last = Lap(
+            milliseconds=steps["triggerExecution"],
+            steps=steps,
+            rows=sum(operator["numRowsTotal"] for operator in found[-1]["stateOperators"]),
+            input_rows=sum(p["numInputRows"] for p in found),
+            output=_sums([p["observedMetrics"]["output"] for p in found]),
+            cpu=cpu,
+        )
+        return self.last
+
+
+@contextmanager
+def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterator[Running]:
+    """Run the query of one entrant in a directory for the duration of the block."""
+    root = directory / race.name.replace(" ", "-") / entrant.name.replace(" ", "-")
+    watched = root / "input"
+    watched.mkdir(parents=True)
+    store = {"providerClass": entrant.provider} | dict(entrant.settings)
+    confs = {STATE_STORE + key: value for key, value in store.items()} | dict(race.confs)
+    with configured(spark, confs):
+        schema = spark.createDataFrame(race.table(0).slice(0, 1)).schema
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(watched))
+        query = (
+            race.build(stream)
+            .transform(_observed)
+            .writeStream.outputMode(race.mode)
+            .option("checkpointLocation", str(root / "checkpoint"))
+            .format("noop")
+            .start()
+        )
+    try:
+        yield Running(query, watched)
+    finally:
+        query.stop()
+
+
+def _processor_time() -> float:
+    """Return the processor time of all child processes in milliseconds, without those that have ended."""
+    taken = 0.0
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            times = child.cpu_times()
+            taken += times.user + times.system
+    return 1000 * taken
+
+
+def _observed(output: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    # Remainders, since a sum of hashes would overflow.
+    hashed = F.sum(F.xxhash64(F.struct("*")) % (1 << 31))
+    return output.observe("output", F.count(F.lit(1)).alias("rows"), hashed.alias("hash"))
+
+
+def _sums(observed: list[Any]) -> tuple[int, int]:
+    return sum(o["rows"] for o in observed), sum(o["hash"] or 0 for o in observed)

@@ -1,0 +1,110 @@
+"""Compare a checkpoint stream with a plain file: ``python -m benchmarks.streams``.
+
+Writes the same pieces to a filesystem checkpoint stream and to ``open(path, "wb")``, one after the
+other, several times. The exit code is 1 if the stream takes more than 1.5 times as long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from spark_statestore.files import LocalFileSystem
+from spark_statestore.storage import FsCheckpointStorage
+from spark_statestore.storage.streams import CheckpointedStateScope
+
+PIECE = 64 * 1024
+MOST = 1.5
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of each round."""
+
+    plain: list[float]
+    stream: list[float]
+
+    @property
+    def times(self) -> float:
+        """Return the ratio of the stream's time to the file's, by medians."""
+        return statistics.median(self.stream) / statistics.median(self.plain)
+
+    @property
+    def times_at_best(self) -> float:
+        """Return the same by the best rounds, which other load disturbs least."""
+        return min(self.stream) / min(self.plain)
+
+
+def measure(directory: Path, mebibytes: int, rounds: int) -> Measured:
+    """Write the same amount in each round, after a warm-up round."""
+    storage = FsCheckpointStorage(LocalFileSystem(), str(directory), 1024)
+    storage.initialize_base_locations_for_checkpoint()
+    pieces = [os.urandom(PIECE)] * (mebibytes * 1024 * 1024 // PIECE)
+    measured = Measured([], [])
+    for number in range(rounds + 1):
+        order = (_plain, measured.plain), (_stream, measured.stream)
+        for write, seconds in order if number % 2 else reversed(order):
+            seconds.append(write(storage, pieces))
+        if number == 0:
+            measured.plain.clear()
+            measured.stream.clear()
+    return measured
+
+
+def _plain(storage: FsCheckpointStorage, pieces: list[bytes]) -> float:
+    path = Path(storage.directory) / "plain"
+    start = time.perf_counter()
+    with open(path, "wb") as file:
+        file.writelines(pieces)
+    seconds = time.perf_counter() - start
+    _check(path.stat().st_size, pieces)
+    path.unlink()
+    return seconds
+
+
+def _stream(storage: FsCheckpointStorage, pieces: list[bytes]) -> float:
+    factory = storage.resolve_checkpoint_storage_location(1)
+    start = time.perf_counter()
+    with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as out:
+        for piece in pieces:
+            out.write(piece)
+        handle = out.close_and_get_handle()
+    seconds = time.perf_counter() - start
+    assert handle is not None
+    _check(storage.files.size(handle.path), pieces)
+    handle.discard_state()
+    return seconds
+
+
+def _check(size: int, pieces: list[bytes]) -> None:
+    if size != sum(map(len, pieces)):
+        raise RuntimeError(f"a file has {size} bytes, not what was written")
+
+
+def main() -> int:
+    """Measure, print and check the bound."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.streams", description=__doc__)
+    parser.add_argument("--mebibytes", type=int, default=1024, help="size of each file (default: 1024)")
+    parser.add_argument("--rounds", type=int, default=7, help="rounds that count (default: 7)")
+    parser.add_argument("--directory", help="directory of the files")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="statestore-bench-", dir=arguments.directory) as scratch:
+        measured = measure(Path(scratch), arguments.mebibytes, arguments.rounds)
+    print(f"{arguments.mebibytes} MiB in writes of {PIECE // 1024} KiB, seconds")
+    for name, seconds in (("plain file", measured.plain), ("checkpoint stream", measured.stream)):
+        rounds = " ".join(f"{second:.3f}" for second in seconds)
+        print(f"{name:18} median {statistics.median(seconds):.3f}   rounds {rounds}")
+    met = measured.times <= MOST
+    print(f"{'PASS' if met else 'FAIL'}  the stream takes {measured.times:.2f} times as long, at most {MOST}")
+    print(f"      {measured.times_at_best:.2f} times in the best rounds")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,135 @@
+package org.apache.spark.sql.statestore.arrow
+
+import java.util.concurrent.ArrayBlockingQueue
+
+import org.apache.spark.sql.statestore.table.{StateTable, TableLoad}
+
+/**
+ * Applies the changes of a version to the empty tables of its column families.
+ *
+ * Guarantees: messages are read and decompressed in parallel to the insertion of earlier ones, in
+ * bounded memory. When `load` returns, every change is applied and verified; when it fails, its reader
+ * thread has ended and the tables must be discarded.
+ *
+ * @param newestFirst  whether streams arrive newest first
+ */
+private[statestore] final class LoadedChanges(tables: Seq[StateTable], newestFirst: Boolean) {
+  import LoadedChanges._
+
+  if (newestFirst && tables.exists(_.hasLists)) {
+    throw new UnreadableChangesException("streams arrive newest first, but a column family has several values per key")
+  }
+
+  private val targets = tables.toArray
+  private val loads = if (newestFirst) targets.map(new TableLoad(_)) else Array.empty[TableLoad]
+  private var stream = 0
+
+  /** Applies all messages; with `isLarge`, another thread reads them. */
+  def load(source: MessageSource, isLarge: Boolean): Unit =
+    try {
+      if (isLarge) loadWithReader(source) else loadInline(source)
+      loads.foreach(load => requireSound(load.finish()))
+    } finally {
+      loads.foreach(_.close())
+    }
+
+  private def loadInline(source: MessageSource): Unit = {
+    val message = new StoredMessage
+    try {
+      while (next(source, message)) take(message)
+    } finally {
+      message.close()
+    }
+  }
+
+  private def loadWithReader(source: MessageSource): Unit = {
+    val messages = Seq.fill(Waiting)(new StoredMessage)
+    val empty = new ArrayBlockingQueue[StoredMessage](Waiting)
+    val full = new ArrayBlockingQueue[Read](Waiting + 1)
+    messages.foreach(empty.add)
+    val reader = new Thread(() => full.add(readAll(source, empty, full)), "state-store-load")
+    reader.setDaemon(true)
+    reader.start()
+    try {
+      var read = full.take()
+      while (!read.isLast) {
+        take(read.message)
+        empty.add(read.message)
+        read = full.take()
+      }
+      if (read.failure != null) throw read.failure
+    } finally {
+      reader.interrupt()
+      joinAll(reader)
+      messages.foreach(_.close())
+    }
+  }
+
+  // Runs on the reader's thread; returns the last element of the queue.
+  private def readAll(
+      source: MessageSource, empty: ArrayBlockingQueue[StoredMessage], full: ArrayBlockingQueue[Read]): Read =
+    try {
+      var message = empty.take()
+      while (next(source, message)) {
+        full.add(new Read(message, isLast = false, null))
+        message = empty.take()
+      }
+      new Read(null, isLast = true, null)
+    } catch {
+      case e: Throwable => new Read(null, isLast = true, e)
+    }
+
+  private def next(source: MessageSource, message: StoredMessage): Boolean = {
+    val found = source.next(message)
+    if (found && newestFirst) message.columns.hashKeys()
+    found
+  }
+
+  private def take(message: StoredMessage): Unit = {
+    if (message.columnFamily >= targets.length) {
+      throw new UnreadableChangesException(s"changes of column family ${message.columnFamily} of ${targets.length}")
+    }
+    try apply(message) catch {
+      // The checksum is not verified yet: damaged bytes may fail in the table first.
+      case e: RuntimeException => throw new UnreadableChangesException(e.toString, e)
+    }
+  }
+
+  private def apply(message: StoredMessage): Unit = {
+    val columns = message.columns
+    if (!newestFirst) {
+      val table = targets(message.columnFamily)
+      if (columns.hasMerges && !table.hasLists) {
+        throw new UnreadableChangesException("a merge into a column family with one value per key")
+      }
+      columns.applyTo(table)
+    } else {
+      if (message.stream != stream) {
+        stream = message.stream
+        loads.foreach(load => requireSound(load.nextStream()))
+      }
+      requireSound(loads(message.columnFamily).take(columns))
+    }
+  }
+
+  private def requireSound(sound: Boolean): Unit =
+    if (!sound) throw new UnreadableChangesException("a stream changes a key twice")
+}
+
+private[statestore] object LoadedChanges {
+  // Messages that are read ahead, a few MiB each.
+  private final val Waiting = 3
+
+  private final class Read(val message: StoredMessage, val isLast: Boolean, val failure: Throwable)
+
+  // The caller frees its memory next, so the thread must have ended, even if this one is interrupted.
+  private def joinAll(reader: Thread): Unit = {
+    var interrupted = false
+    while (reader.isAlive) {
+      try reader.join() catch {
+        case _: InterruptedException => interrupted = true
+      }
+    }
+    if (interrupted) Thread.currentThread.interrupt()
+  }
+}

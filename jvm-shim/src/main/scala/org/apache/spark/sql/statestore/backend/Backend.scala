@@ -1,0 +1,322 @@
+package org.apache.spark.sql.statestore.backend
+
+import java.net.{StandardProtocolFamily, StandardSocketOptions}
+import java.nio.channels.{ClosedByInterruptException, SocketChannel}
+import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedDeque}
+import java.util.concurrent.atomic.{AtomicBoolean, AtomicLong, LongAdder}
+
+import scala.util.control.NonFatal
+
+import com.fasterxml.jackson.core.JsonProcessingException
+import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.node.ObjectNode
+
+import org.apache.spark.{SparkContext, SparkEnv, SparkFiles}
+import org.apache.spark.internal.Logging
+import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd}
+import org.apache.spark.sql.statestore.{BackendConnectionException, BackendException, BuildInfo, Errors}
+import org.apache.spark.sql.statestore.provider.BackendOptions
+
+/**
+ * The backend of this JVM for one Python interpreter: starts the process on first use, restarts it
+ * after a crash, and pools its connections.
+ *
+ * Guarantees: at most one process at a time. A request without an answer is retried at most four
+ * times, on a new connection and on a new process if the old one has ended; that is safe because file
+ * names are unique and metadata is published last. An error that the backend reported is not retried.
+ * Waiting is bounded, see `BackendWatchdog`.
+ */
+private[statestore] final class Backend private (python: String) extends Logging {
+  import Backend._
+
+  private val idle = new ConcurrentLinkedDeque[BackendConnection]
+  private var process: BackendProcess = _
+  private val prestarted = new AtomicBoolean
+  private val used = ConcurrentHashMap.newKeySet[String]
+  private var stopped = false
+  private var started = 0L
+  private val watch = new BackendWatchdog(connect(_, Forever, watched = false).close(), abandon)
+
+  /** Number of answered requests. */
+  val roundTrips = new LongAdder
+
+  /** Restarts that `takeRestarts` has not reported yet. */
+  private val restarts = new AtomicLong
+
+  /** Retries of storage calls that `takeStorageRetries` has not reported yet. */
+  val storageRetries = new LongAdder
+
+  /** Resident memory of the backend as of its last answer, in bytes. */
+  @volatile var memoryBytes: Long = 0L
+
+  def takeRestarts(): Long = restarts.getAndSet(0L)
+
+  def takeStorageRetries(): Long = storageRetries.sumThenReset()
+
+  def pid: Long = synchronized(if (process == null) -1L else process.pid)
+
+  /** Logs that state goes to a destination, once for each of them. */
+  def logUse(destination: String): Unit =
+    if (used.add(destination)) {
+      logInfo(s"state store: $destination, interpreter ${PythonInterpreter.located(python)}")
+    }
+
+  /** Starts the backend asynchronously; the first request reports a failure. */
+  def prestart(): Unit = {
+    if (prestarted.compareAndSet(false, true)) {
+      val thread = new Thread(() => {
+        try running() catch {
+          case NonFatal(e) => logDebug("the state store backend did not start ahead of time", e)
+        }
+      }, "state-store-backend-prestart")
+      thread.setDaemon(true)
+      thread.start()
+    }
+  }
+
+  /** Runs one exchange; `body` is repeated from its start if the connection breaks. */
+  def exchange[T](timeout: RequestTimeout)(body: BackendConnection => T): T = {
+    var attempt = 1
+    while (true) {
+      try return once(timeout, body) catch {
+        case e: BackendConnectionException if attempt < MaxAttempts && !Thread.currentThread.isInterrupted =>
+          logWarning(s"retrying a request to the state store backend, attempt ${attempt + 1} of $MaxAttempts: " +
+            e.getMessage)
+          // Idle connections to a killed process are broken too.
+          dropConnections()
+          Thread.sleep(100L * attempt)
+          attempt += 1
+        case e: BackendConnectionException =>
+          throw new BackendConnectionException(
+            s"the state store backend ($python) did not answer in $attempt attempts: ${Errors.clause(e)}. " +
+              s"Last lines of its standard error:\n$stderrTail", e)
+      }
+    }
+    throw new IllegalStateException("unreachable")
+  }
+
+  /** Validates options in the backend: its interpreter, and access to the directories that they name. */
+  def check(options: BackendOptions): Unit = {
+    val request = mapper.createObjectNode().put("op", "check")
+    options.addTo(request.putObject("options"))
+    val timeout = new RequestTimeout(options.storageTimeoutSeconds.getOrElse(RequestTimeout.DefaultSeconds))
+    exchange(timeout)(roundTrip(_, request))
+  }
+
+  def stop(): Unit = synchronized {
+    stopped = true
+    watch.stop()
+    dropConnections()
+    if (process != null) {
+      process.stop()
+      process = null
+    }
+  }
+
+  private def once[T](timeout: RequestTimeout, body: BackendConnection => T): T = {
+    val connection = borrow(timeout)
+    var healthy = false
+    try {
+      val result = body(connection)
+      healthy = true
+      roundTrips.increment()
+      result
+    } catch {
+      // After an error frame the backend reads the next request. After an error that was detected on this
+      // side, more of that answer may come.
+      case e: BackendException if connection.kind == Frames.Error && !EndsConnection(e.kind) =>
+        roundTrips.increment()
+        healthy = true
+        throw e
+    } finally {
+      watch.remove(connection)
+      if (healthy && connection.isOpen) idle.push(connection) else connection.close()
+    }
+  }
+
+  private def borrow(timeout: RequestTimeout): BackendConnection = {
+    val connection = idle.poll()
+    if (connection == null) {
+      connect(running(), timeout, watched = true)
+    } else {
+      connection.timeout = timeout
+      watch.add(connection)
+      connection
+    }
+  }
+
+  private def running(): BackendProcess = synchronized {
+    if (stopped) throw new IllegalStateException("the state store backend was stopped with its session")
+    if (process == null || !process.isAlive) {
+      dropConnections()
+      if (process != null) {
+        logWarning(s"the state store backend ${process.pid} ended and is restarted. Last lines of its standard " +
+          s"error:\n${process.stderrTail}")
+        process.stop()
+        process = null
+      }
+      process = BackendProcess.start(python, shippedPath())
+      started += 1
+      if (started > 1) restarts.incrementAndGet()
+    }
+    process
+  }
+
+  private def connect(to: BackendProcess, timeout: RequestTimeout, watched: Boolean): BackendConnection = {
+    val channel = SocketChannel.open(StandardProtocolFamily.UNIX)
+    val connection = new BackendConnection(channel, to, timeout)
+    if (watched) watch.add(connection)
+    try {
+      channel.setOption[java.lang.Integer](StandardSocketOptions.SO_SNDBUF, SendBufferBytes)
+      connection.connect(to.address)
+      handshake(connection, to.token)
+      connection
+    } catch {
+      case e: Throwable =>
+        watch.remove(connection)
+        connection.close()
+        throw e match {
+          case known: BackendException => known
+          case killed: ClosedByInterruptException => killed
+          case e: java.io.IOException =>
+            new BackendConnectionException(s"cannot connect to the state store backend ${to.pid}", e)
+          case other => other
+        }
+    }
+  }
+
+  /** Kills an unresponsive process; the next request starts another one. */
+  private def abandon(silent: BackendProcess): Unit = {
+    synchronized {
+      if (process eq silent) process = null
+    }
+    dropConnections()
+    silent.kill()
+  }
+
+  private def handshake(connection: BackendConnection, token: Token): Unit = {
+    val opening = mapper.createObjectNode()
+    val challenge = Token.newChallenge()
+    opening.put("protocol", Frames.ProtocolVersion)
+    opening.put("version", BuildInfo.version)
+    opening.put("challenge", challenge)
+    val theirs = roundTrip(connection, opening)
+    val other = theirs.path("challenge").asText
+    if (!token.isResponse(theirs.path("response").asText, "backend", challenge, other)) {
+      // Another process may have taken the socket of a dead backend; the retry detects the dead process.
+      throw new BackendConnectionException("the process at the socket of the state store backend failed " +
+        "the handshake: it is another process, without the backend's token")
+    }
+    roundTrip(connection, mapper.createObjectNode().put("response", token.response("shim", challenge, other)))
+  }
+
+  private def roundTrip(connection: BackendConnection, node: ObjectNode): JsonNode = {
+    connection.send(Frames.Control, mapper.writeValueAsBytes(node))
+    connection.end()
+    val reply = answer(connection)
+    connection.receive()
+    if (connection.kind != Frames.End) {
+      throw new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
+    }
+    reply
+  }
+
+  private def dropConnections(): Unit = {
+    var connection = idle.poll()
+    while (connection != null) {
+      connection.close()
+      connection = idle.poll()
+    }
+  }
+
+  private def stderrTail: String = synchronized(if (process == null) "" else process.stderrTail)
+}
+
+private[statestore] object Backend extends Logging {
+  private val MaxAttempts = 5
+
+  private val Forever = new RequestTimeout(Int.MaxValue)
+
+  // After these errors the backend closes the connection.
+  private val EndsConnection = Set("Transport", "Protocol", "Timeout", "StorageTimeoutError")
+
+  // Fewer context switches while changes are sent; the system may grant less.
+  private val SendBufferBytes = 1 << 20
+
+  private val mapper = new ObjectMapper
+  private val backends = new java.util.HashMap[String, Backend]
+  private var watching = false
+
+  /** The backend of this JVM that runs under the interpreter. */
+  def of(python: String): Backend = synchronized {
+    watch()
+    backends.computeIfAbsent(python, new Backend(_))
+  }
+
+  /** Starts a backend for one use, in a JVM that keeps none. */
+  def temporary(python: String)(use: Backend => Unit): Unit = {
+    val backend = new Backend(python)
+    try use(backend) finally backend.stop()
+  }
+
+  /** Stops every backend of this JVM; a later `of` starts new ones. */
+  def stopAll(): Unit = synchronized {
+    backends.values.forEach { backend =>
+      try backend.stop() catch {
+        case NonFatal(e) => logWarning("a state store backend did not stop cleanly", e)
+      }
+    }
+    backends.clear()
+  }
+
+  /** Reads the control frame of an answer; throws the exception of an error frame. */
+  def answer(connection: BackendConnection): JsonNode = {
+    connection.receive()
+    if (connection.kind != Frames.Control && connection.kind != Frames.Error) {
+      throw new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
+    }
+    val node = readNode(connection)
+    if (connection.kind == Frames.Error) throw failure(node)
+    node
+  }
+
+  /** Reads a payload that is a JSON object. */
+  def readNode(connection: BackendConnection): JsonNode = {
+    val payload = connection.payload()
+    val node = try mapper.readTree(payload) catch {
+      case e: JsonProcessingException =>
+        throw new BackendException("Protocol", "the backend sent a control frame that is not valid JSON", e)
+    }
+    if (node == null || !node.isObject) {
+      throw new BackendException("Protocol", "the backend sent a control frame that is not a JSON object")
+    }
+    node
+  }
+
+  def failure(node: JsonNode): BackendException =
+    new BackendException(node.path("type").asText("Error"), node.path("message").asText)
+
+  /** Archives of the Python package that the session ships to executors, see `configure`. */
+  private def shippedPath(): Seq[String] = {
+    if (SparkEnv.get == null) {
+      Nil
+    } else {
+      val files = Option(new java.io.File(SparkFiles.getRootDirectory()).listFiles()).getOrElse(Array.empty)
+      files.filter(f => f.getName.startsWith("spark_statestore-") && f.getName.endsWith(".zip"))
+        .map(_.getAbsolutePath).sorted.toSeq
+    }
+  }
+
+  // A JVM may outlive its session: backends stop with the application.
+  private def watch(): Unit = {
+    if (!watching) {
+      watching = true
+      Runtime.getRuntime.addShutdownHook(new Thread(() => stopAll(), "state-store-backend-stop"))
+    }
+    if (backends.isEmpty) {
+      SparkContext.getActive.foreach(_.addSparkListener(new SparkListener {
+        override def onApplicationEnd(end: SparkListenerApplicationEnd): Unit = stopAll()
+      }))
+    }
+  }
+}

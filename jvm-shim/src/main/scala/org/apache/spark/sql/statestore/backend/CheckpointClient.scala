@@ -1,0 +1,440 @@
+package org.apache.spark.sql.statestore.backend
+
+import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.node.ObjectNode
+
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.statestore.BackendException
+import org.apache.spark.sql.statestore.arrow.{ChangeBatches, FileMessages, LoadedChanges, ReceivedMessages,
+  RecordSelection, StoredMessage, UnreadableChangesException}
+import org.apache.spark.sql.statestore.driver.{DriverChain, DriverCheckpointStore, DriverVersion}
+import org.apache.spark.sql.statestore.families.FamilySnapshot
+import org.apache.spark.sql.statestore.table.{ChangeSink, LogScan, StateTable}
+
+/**
+ * A version in storage: its handle, opaque to the shim, and the figures that plan snapshots.
+ *
+ * @param bytes         the handle, one Arrow record batch message
+ * @param attemptId     id of the commit attempt that wrote the version
+ * @param chainLength   number of streams that a load reads: the base and the deltas on top of it
+ * @param baseVersion   version of the newest full snapshot in the chain
+ * @param baseBytes     bytes of that snapshot, as stored
+ * @param deltaBytes    bytes of the deltas, as stored
+ */
+private[statestore] final class StoredVersion(
+    val bytes: Array[Byte],
+    val attemptId: String,
+    val chainLength: Int,
+    val baseVersion: Long,
+    val baseBytes: Long,
+    val deltaBytes: Long)
+
+/** Handle of an uploaded full snapshot that a later commit uses as its base. */
+private[statestore] final class SnapshotHandle(val version: Long, val bytes: Array[Byte])
+
+/** Cost of one commit: times in nanoseconds, sizes in bytes. */
+private[statestore] final class CommitCost(
+    val encodeNanos: Long,
+    val sendNanos: Long,
+    val storeNanos: Long,
+    val bytes: Long,
+    val objects: Long)
+
+private[statestore] final class CommitReply(val stored: StoredVersion, val cost: CommitCost)
+
+/** A loaded version and the bytes read from storage. */
+private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
+
+/** Version that a replay starts from. */
+private[statestore] final class ReplayStart(val version: Long, val id: Option[String])
+
+/**
+ * The attempts that led to a version, oldest first.
+ *
+ * @param columnFamilies  the description of one column family in each of them, null where it has none
+ * @param columnFamily    the newest of these
+ */
+private[statestore] final class Lineage(
+    val attempts: Seq[String], val columnFamilies: Seq[JsonNode], val columnFamily: JsonNode)
+
+/** One column family of a commit: its description and the records to send. */
+private[statestore] final class FamilyChanges(
+    val description: ObjectNode,
+    val scan: () => LogScan,
+    val selection: RecordSelection)
+
+private[statestore] object FamilyChanges {
+  /** All rows that a family had at a version. */
+  def whole(snapshot: FamilySnapshot): FamilyChanges =
+    new FamilyChanges(
+      snapshot.describe(), () => snapshot.family.table.scan(snapshot.content.view), RecordSelection.Live)
+}
+
+/**
+ * Client of the backend for one store. Each call is one exchange and blocks until the backend has
+ * answered.
+ *
+ * @param store        identity, location and options of the store, sent with every request
+ * @param driverStore  checkpoint store on the driver, for memory storage without a directory
+ */
+private[statestore] final class CheckpointClient(
+    val backend: Backend, store: ObjectNode, driverStore: Option[DriverCheckpointStore]) extends Logging {
+  import CheckpointClient._
+
+  private val compressed = store.path("options").path("compression").asText("zstd") == "zstd"
+
+  private val timeout = new RequestTimeout(
+    store.path("options").path("storageTimeoutSeconds").asLong(RequestTimeout.DefaultSeconds))
+
+  // Identifies the store in messages, and as key on the driver.
+  private val where = s"operator ${store.path("operator").asText}, partition " +
+    s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText}"
+
+  /**
+   * Loads a version. `tablesOf` is called with the descriptions of its column families before their
+   * rows arrive, and again if the connection broke: it returns an empty table for each.
+   *
+   * @param from  replays the changes since this version instead of reading later snapshots
+   */
+  def load(
+      version: Long,
+      id: Option[String],
+      from: Option[ReplayStart],
+      tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
+    val request = newRequest("load")
+    request.put("version", version)
+    id.foreach(request.put("id", _))
+    from.foreach { start =>
+      request.put("from", start.version)
+      start.id.foreach(request.put("fromId", _))
+    }
+    val objects = driverStore.fold(Seq.empty[Array[Byte]])(collect(_, version, id, request))
+    request.put("raw", true)
+    try load(version, request, objects, tablesOf) catch {
+      case e: UnreadableChangesException =>
+        logWarning(s"version $version of $where could not be decoded by the JVM, the backend decodes it: " +
+          e.getMessage)
+        request.remove("raw")
+        CheckpointClient.decodedLoads.increment()
+        load(version, request, objects, tablesOf)
+    }
+  }
+
+  private def load(
+      version: Long,
+      request: ObjectNode,
+      objects: Seq[Array[Byte]],
+      tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
+    var tables = Seq.empty[StateTable]
+    val (found, handle) = backend.exchange(timeout) { connection =>
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      objects.foreach(connection.sendNow(Frames.Object, _))
+      connection.end()
+      val found = Backend.answer(connection)
+      val families = found.path("columnFamilies")
+      tables = tablesOf(Seq.tabulate(families.size)(families.get))
+      // The row counts of damaged metadata must not allocate memory: bounded by the bytes; the index grows on demand.
+      val most = if (found.has("files")) {
+        val files = new FileMessages(found.path("files"))
+        files.requireThere()
+        files.bytes
+      } else {
+        math.min(found.path("bytesRead").asLong, MostUnseenRows)
+      }
+      tables.indices.foreach(i => tables(i).reserve(math.min(families.get(i).path("rows").asLong, most)))
+      val handle = receiveHandle(connection)
+      if (found.has("files")) {
+        expectEnd(connection)
+      } else {
+        val read = new LoadedChanges(tables, found.path("newestFirst").asBoolean)
+        read.load(new ReceivedMessages(connection, unexpected), isLarge = true)
+      }
+      (found, handle)
+    }
+    if (found.has("files")) {
+      val files = new FileMessages(found.path("files"))
+      val read = new LoadedChanges(tables, found.path("newestFirst").asBoolean)
+      try read.load(files, files.bytes >= LargeBytes) finally files.close()
+    }
+    try tables.indices.foreach(i => requireRows(version, found.path("columnFamilies").get(i), tables(i))) catch {
+      case e: BackendException if request.has("raw") => throw new UnreadableChangesException(e.getMessage, e)
+    }
+    new LoadedVersion(storedVersion(found, handle), found.path("bytesRead").asLong)
+  }
+
+  /** Returns the attempts of the versions from `oldest` to a version, and the description of one column family. */
+  def lineage(version: Long, id: Option[String], oldest: Long, columnFamily: String): Lineage = {
+    val request = newRequest("lineage")
+    request.put("version", version)
+    id.foreach(request.put("id", _))
+    request.put("oldest", oldest)
+    request.put("columnFamily", columnFamily)
+    val reply = ask(request)
+    val attempts = reply.path("attempts")
+    val families = reply.path("columnFamilies")
+    new Lineage(
+      Seq.tabulate(attempts.size)(attempts.get(_).asText),
+      Seq.tabulate(families.size)(families.get),
+      reply.path("columnFamily"))
+  }
+
+  /**
+   * Reads the changes of one attempt at a version to a column family. `newSink` is called before the changes
+   * arrive, possibly again if the connection broke.
+   */
+  def changes[S <: ChangeSink](
+      version: Long, attemptId: String, idInPath: Boolean, columnFamily: String, newSink: () => S): S = {
+    val request = newRequest("changes")
+    request.put("version", version)
+    request.put("attemptId", attemptId)
+    request.put("idInPath", idInPath)
+    request.put("columnFamily", columnFamily)
+    backend.exchange(timeout) { connection =>
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      connection.end()
+      Backend.answer(connection)
+      val sink = newSink()
+      receiveChanges(connection, sink)
+      sink
+    }
+  }
+
+  /**
+   * Publishes a version; when this returns, it is durable or kept on the driver.
+   *
+   * @param parent         the version that the changes apply to, None for a full snapshot
+   * @param parentAttemptId  the attempt that wrote the previous version, also for a full snapshot
+   * @param base           a snapshot of an earlier version to start the chain from
+   * @param oldestBaseVersion oldest version whose snapshot may be the base: other executors may discard older ones
+   */
+  def commit(
+      version: Long,
+      attemptId: String,
+      idInPath: Boolean,
+      parent: Option[StoredVersion],
+      parentAttemptId: Option[String],
+      base: Option[SnapshotHandle],
+      oldestBaseVersion: Long,
+      families: Seq[FamilyChanges]): CommitReply = {
+    val request = newRequest("commit")
+    request.put("version", version)
+    request.put("attemptId", attemptId)
+    request.put("idInPath", idInPath)
+    request.put("hasParent", parent.isDefined)
+    parentAttemptId.foreach(request.put("parentAttemptId", _))
+    request.put("hasBase", base.isDefined)
+    if (base.isDefined) request.put("oldestBaseVersion", oldestBaseVersion)
+    val described = request.putArray("columnFamilies")
+    families.foreach(family => described.add(family.description))
+    val control = mapper.writeValueAsBytes(request)
+    var metadata: Array[Byte] = null
+    val reply = backend.exchange(timeout) { connection =>
+      connection.send(Frames.Control, control)
+      parent.foreach(p => connection.send(Frames.Handle, p.bytes))
+      base.foreach(b => connection.send(Frames.Handle, b.bytes))
+      val encodeNanos = sendFamilies(connection, families)
+      val sent = System.nanoTime()
+      connection.end()
+      val reply = Backend.answer(connection)
+      val waited = System.nanoTime() - sent
+      val handle = receiveHandle(connection)
+      if (driverStore.isDefined) metadata = receive(connection, Frames.Object)
+      expectEnd(connection)
+      val storeNanos = reply.path("storeNanos").asLong
+      new CommitReply(storedVersion(reply, handle), new CommitCost(
+        encodeNanos, math.max(0L, waited - storeNanos), storeNanos,
+        reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong))
+    }
+    driverStore.fold(reply) { driver =>
+      val id = if (idInPath) Some(attemptId) else None
+      handOver(driver, reply, DriverVersion(
+        version, id, attemptId, parent.map(_.attemptId), reply.stored.baseVersion, metadata))
+    }
+  }
+
+  /** Uploads a full snapshot of a committed version, the base of a later commit. */
+  def uploadSnapshot(version: Long, families: Seq[FamilyChanges]): SnapshotHandle = {
+    val request = newRequest("snapshot")
+    request.put("version", version)
+    val described = request.putArray("columnFamilies")
+    families.foreach(family => described.add(family.description))
+    val control = mapper.writeValueAsBytes(request)
+    backend.exchange(timeout) { connection =>
+      connection.send(Frames.Control, control)
+      sendFamilies(connection, families)
+      connection.end()
+      val reply = Backend.answer(connection)
+      val handle = receiveHandle(connection)
+      expectEnd(connection)
+      recordUsage(reply)
+      new SnapshotHandle(version, handle)
+    }
+  }
+
+  /** Discards versions that are neither retained nor held; returns the number of deleted objects. */
+  def cleanup(newest: Long, attemptId: String, id: Option[String], retainFrom: Long, most: Int): Long =
+    driverStore match {
+      case Some(driver) => driver.discardBefore(where, newest, id, attemptId, retainFrom, most).toLong
+      case None => cleanUpFiles(newest, attemptId, id.isDefined, retainFrom, most)
+    }
+
+  private def cleanUpFiles(
+      newest: Long, attemptId: String, idInPath: Boolean, retainFrom: Long, most: Int): Long = {
+    val request = newRequest("cleanup")
+    request.put("version", newest)
+    request.put("attemptId", attemptId)
+    request.put("idInPath", idInPath)
+    request.put("retainFrom", retainFrom)
+    request.put("mostVersions", most)
+    val reply = ask(request)
+    recordUsage(reply)
+    reply.path("deleted").asLong
+  }
+
+  // Exchanges a request for an answer of one control frame.
+  private def ask(request: ObjectNode): JsonNode = backend.exchange(timeout) { connection =>
+    connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+    connection.end()
+    val reply = Backend.answer(connection)
+    expectEnd(connection)
+    reply
+  }
+
+  // Fetches the objects of a version from the driver and lists them in the request.
+  private def collect(
+      driver: DriverCheckpointStore, version: Long, id: Option[String], request: ObjectNode): Seq[Array[Byte]] = {
+    var chain: DriverChain = null
+    var objects = Seq.empty[Option[Array[Byte]]]
+    var looks = 0
+    // A concurrent cleanup may discard objects between the listing and the fetch: retried once.
+    while (looks == 0 || looks == 1 && objects.exists(_.isEmpty)) {
+      chain = driver.chain(where, version, id)
+      objects = chain.names.map(driver.fetch(where, _))
+      looks += 1
+    }
+    val isWhole = objects.forall(_.isDefined)
+    val paths = request.putArray("metadataPaths")
+    if (isWhole) chain.names.foreach(name => paths.add(name.path))
+    chain.range.foreach { case (oldest, newest) => request.putArray("driverRange").add(oldest).add(newest) }
+    if (isWhole) objects.flatten else Nil
+  }
+
+  // The version is committed only once the driver has it.
+  private def handOver(driver: DriverCheckpointStore, reply: CommitReply, held: DriverVersion): CommitReply = {
+    val start = System.nanoTime()
+    if (!driver.put(where, held)) {
+      throw new BackendException("StateLostError",
+        s"version ${held.version} of $where changes version ${held.version - 1}, attempt " +
+          s"${held.parentAttemptId.getOrElse("")}, which the driver does not keep: it was discarded, or the " +
+          "application that kept it has ended. The version is not committed.")
+    }
+    val cost = reply.cost
+    new CommitReply(reply.stored, new CommitCost(
+      cost.encodeNanos, cost.sendNanos, cost.storeNanos + System.nanoTime() - start, cost.bytes, cost.objects))
+  }
+
+  // Checksums verify the bytes; this verifies the decoded rows.
+  private def requireRows(version: Long, family: JsonNode, table: StateTable): Unit = {
+    val values = family.path("values").asLong(table.numValues)
+    if (table.numKeys != family.path("rows").asLong || table.numValues != values) {
+      throw new BackendException("CorruptCheckpointError",
+        s"version $version of $where has ${table.numKeys} keys and ${table.numValues} values in the column family " +
+          s"${family.path("name").asText}, but was committed with ${family.path("rows").asText} and $values. It is not " +
+          "used, and nothing was changed: restore the checkpoint from a backup, or start from an earlier version.")
+    }
+  }
+
+  private def newRequest(op: String): ObjectNode = {
+    val request = mapper.createObjectNode()
+    request.put("op", op)
+    request.set[ObjectNode]("store", store)
+    request
+  }
+
+  private def recordUsage(reply: JsonNode): Unit = {
+    if (reply.has("memoryBytes")) backend.memoryBytes = reply.get("memoryBytes").asLong
+    if (reply.has("storageRetries")) backend.storageRetries.add(reply.get("storageRetries").asLong)
+  }
+
+  private def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
+    recordUsage(reply)
+    // Jackson would read a missing field as 0.
+    if (!reply.path("attemptId").isTextual || !reply.path("chainLength").isInt || !reply.path("baseVersion").isNumber) {
+      throw new BackendException("Protocol",
+        "the backend described a version incompletely: attemptId, chainLength or baseVersion is missing")
+    }
+    new StoredVersion(
+      handle,
+      reply.path("attemptId").asText,
+      reply.path("chainLength").asInt,
+      reply.path("baseVersion").asLong,
+      reply.path("baseBytes").asLong,
+      reply.path("deltaBytes").asLong)
+  }
+
+  private def sendFamilies(connection: BackendConnection, families: Seq[FamilyChanges]): Long = {
+    var encodeNanos = 0L
+    var index = 0
+    families.foreach { family =>
+      val batches = new ChangeBatches(family.scan, family.selection, compressed)
+      var start = System.nanoTime()
+      var batch = batches.next()
+      encodeNanos += System.nanoTime() - start
+      while (batch != null) {
+        connection.send(index, batch)
+        start = System.nanoTime()
+        batch = batches.next()
+        encodeNanos += System.nanoTime() - start
+      }
+      index += 1
+    }
+    encodeNanos
+  }
+
+  // Applies all changes that follow to the sink.
+  private def receiveChanges(connection: BackendConnection, sink: ChangeSink): Unit = {
+    val messages = new ReceivedMessages(connection, unexpected)
+    val message = new StoredMessage
+    try {
+      while (messages.next(message)) {
+        if (message.columns.hasMerges && !sink.hasLists) {
+          throw new UnreadableChangesException("a merge into a column family with one value per key")
+        }
+        message.columns.applyTo(sink)
+      }
+    } finally {
+      message.close()
+    }
+  }
+
+  private def receiveHandle(connection: BackendConnection): Array[Byte] = receive(connection, Frames.Handle)
+
+  private def receive(connection: BackendConnection, kind: Byte): Array[Byte] = {
+    connection.receive()
+    if (connection.kind != kind) throw unexpected(connection)
+    connection.payload()
+  }
+
+  private def expectEnd(connection: BackendConnection): Unit = {
+    connection.receive()
+    if (connection.kind != Frames.End) throw unexpected(connection)
+  }
+
+  // The error that the backend sent instead, if it did.
+  private def unexpected(connection: BackendConnection): BackendException =
+    if (connection.kind == Frames.Error) Backend.failure(Backend.readNode(connection))
+    else new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
+}
+
+private[statestore] object CheckpointClient {
+  val mapper = new ObjectMapper
+
+  /** Number of loads that the backend had to decode. */
+  val decodedLoads = new java.util.concurrent.atomic.LongAdder
+
+  // Loads below this size are faster without a reader thread.
+  private final val LargeBytes = 256L << 10
+
+  // Bound of the reserved rows if the size of the streams is unknown.
+  private final val MostUnseenRows = 4L << 20
+}

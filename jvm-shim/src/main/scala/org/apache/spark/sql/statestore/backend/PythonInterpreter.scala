@@ -1,0 +1,26 @@
+package org.apache.spark.sql.statestore.backend
+
+import java.io.File
+
+import org.apache.hadoop.conf.Configuration
+
+import org.apache.spark.sql.statestore.provider.BackendOptions
+
+/** Selection of the Python interpreter that runs the backend. */
+private[statestore] object PythonInterpreter {
+  def choose(options: BackendOptions, hadoopConf: Configuration): String =
+    options.python
+      .orElse(Option(hadoopConf.get("spark.pyspark.python")))
+      .orElse(sys.env.get("PYSPARK_PYTHON"))
+      .filter(_.nonEmpty)
+      .getOrElse("python3")
+
+  /** Returns the path of a command on this process's PATH, or the command itself if it is not found. */
+  def located(python: String): String =
+    if (python.contains(File.separator)) {
+      python
+    } else {
+      sys.env.getOrElse("PATH", "").split(File.pathSeparator).iterator
+        .filter(_.nonEmpty).map(new File(_, python)).find(_.canExecute).fold(python)(_.getPath)
+    }
+}

@@ -1,0 +1,52 @@
+package org.apache.spark.sql.statestore.driver
+
+import java.util.concurrent.ConcurrentHashMap
+
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.statestore.{BackendException, InvalidOptionException}
+import org.apache.spark.sql.statestore.backend.{Backend, PythonInterpreter}
+import org.apache.spark.sql.statestore.provider.BackendOptions
+import org.apache.spark.sql.{SparkSession, classic}
+
+/**
+ * Check by a backend on the driver that the interpreter starts and can access the directories of the options: once
+ * for each setting, before the first task would fail.
+ *
+ * An unknown URL scheme is always refused. A missing interpreter or fsspec driver is refused in local mode, where
+ * this process runs the tasks; on a cluster it is a warning, since the machine of the driver may differ from those of
+ * the executors.
+ */
+private[statestore] object StorageCheck extends Logging {
+  private val checked = ConcurrentHashMap.newKeySet[(String, BackendOptions.Values)]
+
+  // Errors that do not depend on the machine.
+  private val EverywhereWrong = Set("StorageURLError", "OptionError")
+  private val WrongHere = Set("MissingDriverError", "Start")
+
+  /** Fails if tasks with these options would fail. */
+  def require(session: SparkSession, options: BackendOptions): Unit = {
+    val python = PythonInterpreter.choose(options, hadoopConf(session))
+    val setting = (python, options.all)
+    if (!checked.contains(setting)) {
+      val isLocal = session.sparkContext.isLocal
+      try {
+        if (isLocal) Backend.of(python).check(options) else Backend.temporary(python)(_.check(options))
+        checked.add(setting)
+      } catch {
+        case e: BackendException if EverywhereWrong(e.kind) || isLocal && WrongHere(e.kind) =>
+          throw new InvalidOptionException(e.getMessage, e)
+        case e: BackendException if WrongHere(e.kind) =>
+          checked.add(setting)
+          logWarning("the driver could not check the options of the state store, as the interpreter on its machine is " +
+            s"not that of the executors, or lacks something. The query starts; its tasks may fail: ${e.getMessage}")
+        // A transient failure, such as a killed backend: the tasks report it if it persists.
+        case e: BackendException => logDebug("the options of the state store were not checked", e)
+      }
+    }
+  }
+
+  private def hadoopConf(session: SparkSession) = session match {
+    case known: classic.SparkSession => known.sessionState.newHadoopConf()
+    case _ => session.sparkContext.hadoopConfiguration
+  }
+}

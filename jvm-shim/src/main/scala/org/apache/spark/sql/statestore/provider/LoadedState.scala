@@ -1,0 +1,239 @@
+package org.apache.spark.sql.statestore.provider
+
+import scala.jdk.CollectionConverters._
+import scala.util.control.NonFatal
+
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.statestore.backend.{SnapshotHandle, StoredVersion}
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FamilySnapshot}
+import org.apache.spark.sql.statestore.table.{Log, MemoryReclaimer, ReadLease, StateTable}
+
+/**
+ * A committed version that can be returned to: snapshots of its tables in memory, and its handle in
+ * storage.
+ */
+private[statestore] final class CommittedVersion(
+    val version: Long,
+    val id: Option[String],
+    val families: Seq[FamilySnapshot],
+    val stored: Option[StoredVersion]) {
+
+  /** Returns the tail of a family's log, the start of the log if the family was created later. */
+  def tailOf(family: ColumnFamily): Long = {
+    val known = families.find(_.family eq family)
+    if (known.isDefined) known.get.content.tail else Log.FirstOffset
+  }
+}
+
+/**
+ * The column families of one store in memory, at a version, with the recent versions that can be
+ * returned to.
+ *
+ * Guarantees: at most one writer, which is exclusive but for the read store that it was upgraded from. A
+ * store that finds it in use loads a copy of its own, so no lock is needed while rows are read and written.
+ * Methods that change it are called under the provider's lock. Mapped memory stays valid while a lease is open,
+ * and is unmapped after `drop`, or once a table does not use it any more.
+ */
+private[statestore] final class LoadedState(
+    version: Long,
+    id: Option[String],
+    loaded: Seq[ColumnFamily],
+    stored: Option[StoredVersion],
+    versionsInMemory: Int) extends Logging {
+
+  private val byName = new java.util.LinkedHashMap[String, ColumnFamily]
+  loaded.foreach(family => byName.put(family.name, family))
+
+  // The last used family: operators access the same one row by row.
+  private var latest: NamedFamily = _
+
+  private val reclaimer = new MemoryReclaimer
+  private var versions = List(versionAs(version, id, stored))
+  private var writer: AnyRef = _
+  private val readers = java.util.Collections.newSetFromMap(
+    new java.util.IdentityHashMap[AnyRef, java.lang.Boolean])
+
+  /** An uploaded snapshot that the next commit uses as its base. */
+  var pendingSnapshot: Option[SnapshotHandle] = None
+
+  /** Version of the snapshot that is being uploaded. */
+  var snapshotInProgress: Option[Long] = None
+
+  /** The newest version that Spark is known to have committed, since a store was opened at it. */
+  var confirmed: CommittedVersion = newest
+
+  def newest: CommittedVersion = versions.head
+
+  /** Returns the column family of a name, null if there is none. */
+  def family(name: String): ColumnFamily = {
+    val known = latest
+    if (known != null && (known.name eq name)) known.family else lookUp(name)
+  }
+
+  def families: Iterable[ColumnFamily] = byName.values.asScala
+
+  /** Adds an empty column family, which the commit of `createdAtVersion` creates. */
+  def create(schema: FamilySchema, createdAtVersion: Long): Unit =
+    replace(ColumnFamily.empty(schema, createdAtVersion))
+
+  /** Replaces the column family of that name, which the commit of its `createdAtVersion` creates. */
+  def replace(family: ColumnFamily): Unit = {
+    latest = null
+    byName.put(family.name, family)
+  }
+
+  /** Removes a column family with its rows. */
+  def remove(name: String): Boolean = {
+    latest = null
+    byName.remove(name) != null
+  }
+
+  /** Number of keys of the families that are not internal. */
+  def numKeys: Long = families.iterator.filterNot(_.schema.isInternal).map(_.table.numKeys).sum
+
+  def memoryBytes: Long = families.iterator.map(_.table.memoryBytes).sum
+
+  def liveBytes: Long = families.iterator.map(_.table.liveBytes).sum
+
+  /** Bytes written since a version. */
+  def changedBytes(since: CommittedVersion): Long =
+    families.iterator.map(family => family.table.tail - since.tailOf(family)).sum
+
+  def isWriter(store: AnyRef): Boolean = writer eq store
+
+  def isIdle: Boolean = writer == null && readers.isEmpty
+
+  def isAt(version: Long, id: Option[String]): Boolean = newest.version == version && newest.id == id
+
+  /** True if a reader of this version can share it. */
+  def canRead(version: Long, id: Option[String]): Boolean = writer == null && isAt(version, id)
+
+  def read(reader: AnyRef): Unit = {
+    readers.add(reader)
+    confirmed = newest
+  }
+
+  def write(store: AnyRef): Unit = {
+    writer = store
+    confirmed = newest
+  }
+
+  /** True if a reader is the only user. */
+  def canUpgrade(reader: AnyRef): Boolean = writer == null && readers.size == 1 && readers.contains(reader)
+
+  /** Replaces the only reader by a writer. */
+  def upgrade(store: AnyRef): Unit = {
+    readers.clear()
+    writer = store
+  }
+
+  def release(holder: AnyRef): Unit = {
+    readers.remove(holder)
+    if (writer eq holder) writer = null
+  }
+
+  /** Opens a lease on the tables' memory for a store that the calling thread opens. */
+  def newLease(): ReadLease = reclaimer.newLease()
+
+  /** Opens a lease on the tables' memory for work in the background; returns the function that ends it. */
+  def leaseInBackground(): () => Unit = {
+    reclaimer.acquire()
+    () => reclaimer.release()
+  }
+
+  /** Frees all memory once no lease is open. No store is opened on this state any more. */
+  def drop(): Unit = reclaimer.retire(allFamilies.flatMap(_.table.takeMemory()))
+
+  /** Undoes uncommitted changes. */
+  def rollback(): Unit = freeingUnused {
+    latest = null
+    byName.clear()
+    newest.families.foreach { snapshot =>
+      snapshot.family.table.rollbackTo(snapshot.content)
+      byName.put(snapshot.family.name, snapshot.family)
+    }
+  }
+
+  /**
+   * Rolls back to a recent version and drops the later ones; false if the version is not in memory, or if
+   * a newer snapshot is being uploaded.
+   */
+  def rewind(version: Long, id: Option[String]): Boolean = {
+    val from = versions.dropWhile(v => !(v.version == version && v.id == id))
+    if (from.isEmpty || snapshotInProgress.exists(_ > version)) {
+      false
+    } else {
+      if (from.head ne newest) {
+        keepVersions(from)
+        // A snapshot of a dropped version is invalid: the version may be committed again with other rows.
+        pendingSnapshot = pendingSnapshot.filter(_.version <= version)
+      }
+      rollback()
+      true
+    }
+  }
+
+  def committed(version: Long, id: Option[String], stored: StoredVersion): Unit = {
+    keepVersions((versionAs(version, id, Some(stored)) :: versions).take(versionsInMemory))
+    pendingSnapshot = pendingSnapshot.filter(_.version > stored.baseVersion)
+  }
+
+  /**
+   * Compacts logs of which most is superseded, large ones in the background, and adopts finished compactions.
+   * Returns whether a table was compacted; then only the newest version can be returned to.
+   */
+  def compactIfWanted(): Boolean = {
+    val compacted = families.count { family =>
+      val table = family.table
+      if (table.needsCompaction) {
+        table.compact()
+        true
+      } else if (table.isCompacting) {
+        table.adoptCompaction()
+      } else {
+        if (table.wantsCompaction) inBackground(table)
+        false
+      }
+    } > 0
+    if (compacted) keepVersions(List(versionAs(newest.version, newest.id, newest.stored)))
+    reclaimer.retire(families.flatMap(_.table.takeReplacedMemory()))
+    compacted
+  }
+
+  private def inBackground(table: StateTable): Unit = {
+    val compaction = table.beginCompaction()
+    val endLease = leaseInBackground()
+    Background.submit { () =>
+      try compaction.run() catch {
+        // The table is unchanged, and compacted in the foreground if it must be.
+        case NonFatal(e) => logWarning("a state table could not be compacted in the background", e)
+      } finally {
+        endLease()
+      }
+    }
+  }
+
+  private def keepVersions(kept: List[CommittedVersion]): Unit = freeingUnused { versions = kept }
+
+  // Frees the families that are in no version after `body`.
+  private def freeingUnused(body: => Unit): Unit = {
+    val before = allFamilies
+    body
+    val after = allFamilies
+    reclaimer.retire(before.filterNot(after.contains).flatMap(_.table.takeMemory()))
+  }
+
+  private def allFamilies: Set[ColumnFamily] = families.toSet ++ versions.flatMap(_.families.map(_.family))
+
+  private def lookUp(name: String): ColumnFamily = {
+    val family = byName.get(name)
+    if (family != null) latest = new NamedFamily(name, family)
+    family
+  }
+
+  private def versionAs(version: Long, id: Option[String], stored: Option[StoredVersion]): CommittedVersion =
+    new CommittedVersion(version, id, families.map(_.snapshot()).toList, stored)
+}
+
+/** A column family and its name, as one immutable object that readers share without a lock. */
+private final class NamedFamily(val name: String, val family: ColumnFamily)

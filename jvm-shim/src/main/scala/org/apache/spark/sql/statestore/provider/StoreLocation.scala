@@ -1,0 +1,52 @@
+package org.apache.spark.sql.statestore.provider
+
+import java.nio.charset.StandardCharsets
+
+import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.Path
+
+import org.apache.spark.sql.execution.streaming.state.StateStoreId
+import org.apache.spark.sql.statestore.Errors
+import org.apache.spark.sql.statestore.backend.CheckpointClient
+
+/** Location of a store's files, as the URL that the backend uses. */
+private[statestore] object StoreLocation {
+  def of(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
+    val sparks = id.storeCheckpointLocation()
+    val elsewhere = options.checkpointsDir.isDefined || options.isMemory
+    // The state data source counts partitions by these directories.
+    if (elsewhere) sparks.getFileSystem(hadoopConf).mkdirs(sparks)
+    options.checkpointsDir match {
+      case None => sparks.toString
+      case Some(base) =>
+        val store = if (id.storeName == StateStoreId.DEFAULT_STORE_NAME) "" else s"/${id.storeName}"
+        s"${base.stripSuffix("/")}/${queryId(id, hadoopConf)}/${id.operatorId}/${id.partitionId}$store"
+    }
+  }
+
+  /** Returns the directory of Spark's commit log of the store's query. */
+  def commitLog(id: StateStoreId): String =
+    new Path(new Path(id.checkpointRootLocation).getParent, "commits").toString
+
+  // The id of the query, from Spark's metadata file beside the state; the counterpart of Flink's job id.
+  private def queryId(id: StateStoreId, hadoopConf: Configuration): String = {
+    val file = new Path(new Path(id.checkpointRootLocation).getParent, "metadata")
+    val fs = file.getFileSystem(hadoopConf)
+    val text = try {
+      val stream = fs.open(file)
+      try new String(stream.readAllBytes(), StandardCharsets.UTF_8) finally stream.close()
+    } catch {
+      case e: java.io.FileNotFoundException =>
+        throw new java.io.FileNotFoundException(
+          s"the option checkpointsDir stores state by the id of its query, but $file, where Spark writes " +
+            s"that id, does not exist: ${Errors.clause(e)}. Point the query at its own checkpointLocation.")
+    }
+    val found = CheckpointClient.mapper.readTree(text).path("id").asText
+    // It becomes a part of a path.
+    if (!found.matches("[0-9A-Za-z-]{1,64}")) {
+      throw new IllegalStateException(
+        s"$file does not contain the id of a query: it is damaged. Restore it from a backup; nothing was changed.")
+    }
+    found.replace("-", "")
+  }
+}

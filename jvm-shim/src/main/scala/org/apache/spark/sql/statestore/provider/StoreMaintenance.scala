@@ -1,0 +1,109 @@
+package org.apache.spark.sql.statestore.provider
+
+import scala.util.control.NonFatal
+
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.execution.streaming.state.StateStoreConf
+import org.apache.spark.sql.statestore.CheckpointStateStoreProvider
+import org.apache.spark.sql.statestore.backend.{CheckpointClient, FamilyChanges, StoredVersion}
+import org.apache.spark.sql.statestore.compat.Since41
+
+/**
+ * Background maintenance of a store: uploads full snapshots and discards versions that are neither
+ * retained nor held.
+ *
+ * Guarantees: it never throws, since Spark closes a provider whose maintenance does; snapshots and
+ * cleanups of one store exclude each other; it changes nothing that a task reads or writes.
+ *
+ * @param provider  its lock guards the state in memory
+ */
+private[statestore] final class StoreMaintenance(
+    provider: CheckpointStateStoreProvider, client: => CheckpointClient, conf: StateStoreConf, options: BackendOptions)
+  extends Logging {
+
+  // A cleanup must not take the files of an unfinished snapshot for orphans.
+  private val exclusive = new Object
+
+  // Guarded by the provider.
+  private var cleanedBelow = -1L
+
+  /** Number of versions between full snapshots. */
+  def snapshotInterval: Int = options.snapshotInterval(conf.minDeltasForSnapshot)
+
+  /** True if snapshots are uploaded in the background: with memory storage state is inside of metadata. */
+  def takesSnapshots: Boolean = !options.isMemory
+
+  /** Writes a full snapshot of the newest version if one is due. */
+  def takeSnapshot(tick: Boolean): Unit = quietly("a snapshot")(uploadSnapshot(tick))
+
+  /** Discards versions older than the retained ones. */
+  def cleanUp(): Unit = quietly("a cleanup")(exclusive.synchronized(discardOld()))
+
+  /** True if a snapshot is due; to be called under the provider's lock. */
+  def isDue(of: LoadedState, tick: Boolean): Boolean =
+    takesSnapshots && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty &&
+      of.newest.stored.exists { stored =>
+        SnapshotPolicy.dueInBackground(
+          stored.chainLength, snapshotInterval, of.liveBytes, stored.baseBytes, stored.deltaBytes, tick)
+      }
+
+  private def uploadSnapshot(tick: Boolean): Unit = {
+    var of: LoadedState = null
+    var version: CommittedVersion = null
+    var endLease: () => Unit = null
+    provider.synchronized {
+      val content = provider.inMemory
+      if (content != null && isDue(content, tick)) {
+        of = content
+        endLease = content.leaseInBackground()
+        version = of.newest
+        of.snapshotInProgress = Some(version.version)
+      }
+    }
+    if (of != null) {
+      try exclusive.synchronized {
+        val base = client.uploadSnapshot(version.version, version.families.map(FamilyChanges.whole))
+        // The version is still valid: `rewind` refuses to go behind a snapshot in progress.
+        provider.synchronized { of.pendingSnapshot = Some(base) }
+      } finally {
+        endLease()
+        provider.synchronized { of.snapshotInProgress = None }
+      }
+    }
+  }
+
+  private def discardOld(): Unit = {
+    var version: CommittedVersion = null
+    var below = -1L
+    var unpublished = Long.MaxValue
+    provider.synchronized {
+      val content = provider.inMemory
+      if (content != null) {
+        version = content.confirmed
+        // A snapshot that no metadata names yet must not be discarded as an orphan.
+        unpublished =
+          (content.snapshotInProgress ++ content.pendingSnapshot.map(_.version)).minOption.getOrElse(Long.MaxValue)
+      }
+      below = cleanedBelow
+    }
+    if (version != null) {
+      val horizon = math.min(unpublished, version.version - options.numRetained(conf.minVersionsToRetain))
+      // Deletions cost requests, so they are batched; memory of the driver is freed at once.
+      val least = if (options.isOnDriver) 1L else math.max(1L, conf.minVersionsToDelete)
+      val enough = below < 0 || horizon - below >= least
+      if (horizon > 0 && enough) version.stored.foreach(stored => discardBefore(horizon, version, stored))
+    }
+  }
+
+  private def discardBefore(horizon: Long, version: CommittedVersion, stored: StoredVersion): Unit = {
+    val deleted = client.cleanup(
+      version.version, stored.attemptId, version.id, horizon, Since41.maxVersionsToDelete(conf))
+    provider.synchronized { cleanedBelow = horizon }
+    logInfo(s"discarded $deleted objects of versions before $horizon of $provider")
+  }
+
+  private def quietly(what: String)(body: => Unit): Unit =
+    try body catch {
+      case NonFatal(e) => logWarning(s"$what in the background failed and will be retried: $provider", e)
+    }
+}

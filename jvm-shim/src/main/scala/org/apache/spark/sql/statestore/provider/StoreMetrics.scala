@@ -1,0 +1,79 @@
+package org.apache.spark.sql.statestore.provider
+
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.backend.CommitCost
+import org.apache.spark.sql.statestore.compat.SizeMetric
+
+/** The custom metrics of the provider: sums over the partitions of an operator, except for a `MaximumMetric`. */
+private[statestore] object StoreMetrics {
+  val LoadTime = StateStoreCustomSumMetric(
+    "checkpointLoadTimeUs", "state load: time, in microseconds")
+  val LoadBytes = SizeMetric(
+    "checkpointLoadBytes", "state load: bytes read from storage", isSnapshot = false)
+  val EncodeTime = StateStoreCustomSumMetric(
+    "checkpointCommitEncodeTimeUs", "state commit: collecting the changes, in microseconds")
+  val SendTime = StateStoreCustomSumMetric(
+    "checkpointCommitSendTimeUs", "state commit: handing the changes to the backend, in microseconds")
+  val StoreTime = StateStoreCustomSumMetric(
+    "checkpointCommitStoreTimeUs", "state commit: writing and publishing, in microseconds")
+  val BytesWritten = SizeMetric(
+    "checkpointBytesWritten", "state commit: bytes written to storage", isSnapshot = false)
+  val ObjectsWritten = StateStoreCustomSumMetric(
+    "checkpointObjectsWritten", "state commit: objects written to storage")
+  val ChainLength = MaximumMetric(
+    "checkpointMaxChainLength", "streams that a load of this version reads, maximum over partitions")
+  val SnapshotAge = MaximumMetric(
+    "checkpointMaxSnapshotAge", "versions since the last full snapshot, maximum over partitions")
+  val FullSnapshots = StateStoreCustomSumMetric(
+    "checkpointFullSnapshots", "commits that wrote the whole state")
+  val Compactions = StateStoreCustomSumMetric(
+    "stateTableCompactions", "compactions of the in-memory log")
+  val RoundTrips = StateStoreCustomSumMetric(
+    "backendRoundTrips", "requests to the Python backend")
+  val Restarts = StateStoreCustomSumMetric(
+    "backendRestarts", "restarts of the Python backend")
+  val StorageRetries = StateStoreCustomSumMetric(
+    "storageRetries", "retries of storage calls after a transient failure")
+  val BackendMemory = SizeMetric(
+    "backendMemoryBytes", "resident memory of the Python backends", isSnapshot = true)
+
+  val MappedBytes = SizeMetric(
+    "stateTableMappedBytes", "state in mapped files of the executors, beyond maxHeapBytes", isSnapshot = true)
+
+  val supported: Seq[StateStoreCustomMetric] = Seq(
+    LoadTime, LoadBytes, EncodeTime, SendTime, StoreTime, BytesWritten, ObjectsWritten, ChainLength,
+    SnapshotAge, FullSnapshots, Compactions, RoundTrips, Restarts, StorageRetries,
+    BackendMemory, MappedBytes)
+
+  // Figures of a whole executor enter an operator's sum once per batch and executor, not per partition.
+  private val reported = new java.util.concurrent.ConcurrentHashMap[String, java.lang.Long]
+
+  /** True if this is the first call of this JVM for an operator and version. */
+  def isFirst(operator: String, version: Long): Boolean = {
+    var claimed = false
+    reported.compute(operator, (_, last) => {
+      if (last == null || last < version) {
+        claimed = true
+        version
+      } else {
+        last
+      }
+    })
+    claimed
+  }
+
+  /** Removes an operator of which a store is closed; another open store of it may then report once more. */
+  def forget(operator: String): Unit = reported.remove(operator)
+
+  def micros(nanos: Long): Long = nanos / 1000
+}
+
+/** Counters of one store between its load and its commit. */
+private[statestore] final class StoreCounters {
+  var loadNanos = 0L
+  var loadBytes = 0L
+  var compactions = 0L
+  var roundTrips = 0L
+  var full = false
+  var cost: CommitCost = new CommitCost(0L, 0L, 0L, 0L, 0L)
+}

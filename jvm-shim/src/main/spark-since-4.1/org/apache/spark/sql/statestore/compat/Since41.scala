@@ -1,0 +1,46 @@
+package org.apache.spark.sql.statestore.compat
+
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.StructType
+
+/** Members that Spark's interfaces have since 4.1. */
+private[statestore] trait ProviderSince41 extends StateStoreProvider {
+  override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] =
+    Seq(StateStoreSnapshotLastUploadInstanceMetric())
+}
+
+private[statestore] trait ReplaySince41 extends SupportsFineGrainedReplay
+
+private[statestore] trait ReadStoreSince41 extends ReadStateStore
+
+private[statestore] trait WriteStoreSince41 extends StateStore
+
+/** The read stores of running tasks: since 4.1 Spark passes them to `upgradeReadStoreToWriteStore`. */
+private[statestore] final class TaskReadStores {
+  def add(store: ReadStateStore): Unit = ()
+
+  def find(): Option[ReadStateStore] = None
+}
+
+/** Members of Spark that have another package or other parameters since 4.1. */
+private[statestore] object Since41 {
+  type StatefulOperator = org.apache.spark.sql.execution.streaming.operators.stateful.StatefulOperator
+
+  /** Local property with the id of the running query. */
+  val QueryIdKey: String = org.apache.spark.sql.execution.streaming.runtime.StreamExecution.QUERY_ID_KEY
+
+  def validateStateRowFormat(
+      key: UnsafeRow, keySchema: StructType, value: UnsafeRow, valueSchema: StructType, store: StateStoreId,
+      conf: StateStoreConf): Unit =
+    StateStoreProvider.validateStateRowFormat(key, keySchema, value, valueSchema, store, conf)
+
+  /** @param lastSnapshot  version of the newest full snapshot of the store, -1 if there is none */
+  def metrics(
+      keys: Long, memoryBytes: Long, custom: Map[StateStoreCustomMetric, Long], store: StateStoreId,
+      lastSnapshot: Long): StateStoreMetrics =
+    StateStoreMetrics(keys, memoryBytes, custom, Map[StateStoreInstanceMetric, Long](
+      StateStoreSnapshotLastUploadInstanceMetric(Some(store.partitionId), store.storeName) -> lastSnapshot))
+
+  def maxVersionsToDelete(conf: StateStoreConf): Int = conf.maxVersionsToDeletePerMaintenance
+}

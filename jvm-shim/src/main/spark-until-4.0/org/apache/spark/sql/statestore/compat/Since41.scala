@@ -1,0 +1,90 @@
+package org.apache.spark.sql.statestore.compat
+
+import org.apache.spark.TaskContext
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.StructType
+
+/** Members that Spark's interfaces have since 4.1. */
+private[statestore] trait ProviderSince41 extends StateStoreProvider {
+  def upgradeReadStoreToWriteStore(
+      readStore: ReadStateStore, version: Long, stateStoreCkptId: Option[String]): StateStore
+}
+
+private[statestore] trait ReplaySince41 extends SupportsFineGrainedReplay {
+  def replayStateFromSnapshot(
+      snapshotVersion: Long, endVersion: Long, readOnly: Boolean, snapshotVersionStateStoreCkptId: Option[String],
+      endVersionStateStoreCkptId: Option[String]): StateStore
+
+  def replayReadStateFromSnapshot(
+      snapshotVersion: Long, endVersion: Long, snapshotVersionStateStoreCkptId: Option[String],
+      endVersionStateStoreCkptId: Option[String]): ReadStateStore
+
+  def getStateStoreChangeDataReader(
+      startVersion: Long, endVersion: Long, colFamilyNameOpt: Option[String],
+      endVersionStateStoreCkptId: Option[String]): StateStoreChangeDataReader
+
+  override def replayStateFromSnapshot(snapshotVersion: Long, endVersion: Long): StateStore =
+    replayStateFromSnapshot(snapshotVersion, endVersion, readOnly = false, None, None)
+
+  override def replayReadStateFromSnapshot(snapshotVersion: Long, endVersion: Long): ReadStateStore =
+    replayReadStateFromSnapshot(snapshotVersion, endVersion, None, None)
+
+  override def getStateStoreChangeDataReader(
+      startVersion: Long, endVersion: Long, colFamilyNameOpt: Option[String]): StateStoreChangeDataReader =
+    getStateStoreChangeDataReader(startVersion, endVersion, colFamilyNameOpt, None)
+}
+
+private[statestore] trait ReadStoreSince41 extends ReadStateStore {
+  def release(): Unit
+}
+
+private[statestore] trait WriteStoreSince41 extends StateStore {
+  def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit
+
+  def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit
+
+  def release(): Unit = throw new UnsupportedOperationException("only read stores are released")
+}
+
+/**
+ * The read stores of running tasks. Spark 4.0 opens a read store and a write store of one version in a task:
+ * without the former the latter would load the state again.
+ */
+private[statestore] final class TaskReadStores {
+  private val stores = new java.util.concurrent.ConcurrentHashMap[Long, ReadStateStore]
+
+  /** Remembers the read store that the running task opened last, until the task ends. */
+  def add(store: ReadStateStore): Unit = Option(TaskContext.get()).foreach { task =>
+    val attempt = task.taskAttemptId()
+    if (stores.put(attempt, store) == null) {
+      task.addTaskCompletionListener[Unit](_ => stores.remove(attempt))
+    }
+  }
+
+  /** Returns the read store that the running task opened last. */
+  def find(): Option[ReadStateStore] =
+    Option(TaskContext.get()).flatMap(task => Option(stores.get(task.taskAttemptId())))
+}
+
+/** Members of Spark that have another package or other parameters since 4.1. */
+private[statestore] object Since41 {
+  type StatefulOperator = org.apache.spark.sql.execution.streaming.StatefulOperator
+
+  /** Local property with the id of the running query. */
+  val QueryIdKey: String = org.apache.spark.sql.execution.streaming.StreamExecution.QUERY_ID_KEY
+
+  def validateStateRowFormat(
+      key: UnsafeRow, keySchema: StructType, value: UnsafeRow, valueSchema: StructType, store: StateStoreId,
+      conf: StateStoreConf): Unit =
+    StateStoreProvider.validateStateRowFormat(key, keySchema, value, valueSchema, conf)
+
+  /** @param lastSnapshot  version of the newest full snapshot of the store; this Spark has no metric for it */
+  def metrics(
+      keys: Long, memoryBytes: Long, custom: Map[StateStoreCustomMetric, Long], store: StateStoreId,
+      lastSnapshot: Long): StateStoreMetrics =
+    StateStoreMetrics(keys, memoryBytes, custom)
+
+  /** This Spark has no bound. */
+  def maxVersionsToDelete(conf: StateStoreConf): Int = -1
+}

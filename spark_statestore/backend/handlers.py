@@ -1,0 +1,492 @@
+"""Handlers serve the requests that the JVM sends, after validating their fields."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import re
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import pyarrow as pa
+
+from spark_statestore.backend.protocol import FrameSocket, Kind
+from spark_statestore.backend.supervision import LARGE_BYTES, Permit, Supervisor
+from spark_statestore.errors import ProtocolError
+from spark_statestore.files import MemoryFileSystem, check_directories, join
+from spark_statestore.files.request_context import take_retries
+from spark_statestore.formats.metadata import is_attempt_id
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.handle_codec import decode_handle, encode_handle
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.changelog import EncodedBatch
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_snapshot, commit_version
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.lineage import changes, column_family_of, lineage, past_version, replay
+from spark_statestore.store.metadata import ColumnFamily, StoreId
+from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
+
+__all__ = ["Requests", "check_request"]
+
+# Stores whose retention index is cached; the next cleanup of an evicted one lists its directory again.
+_CACHED_STORES = 20_000
+
+# Bytes of changes from which on a request's memory is returned to the system.
+_RELEASED_BYTES = 8 << 20
+
+
+class Requests:
+    """The handlers of all connections' requests; each request runs on its connection's thread."""
+
+    def __init__(self) -> None:
+        self._stores: OrderedDict[str, StoreDirectory] = OrderedDict()
+        self._lock = threading.Lock()
+        self._supervisor = Supervisor()
+        self._handlers: dict[str, Callable[[dict[str, Any], FrameSocket, Permit], None]] = {
+            "load": self._load,
+            "lineage": self._lineage,
+            "changes": self._changes,
+            "commit": self._commit,
+            "snapshot": self._upload_snapshot,
+            "cleanup": self._cleanup,
+            "check": self._check,
+        }
+
+    def serve(self, request: dict[str, Any], connection: FrameSocket) -> None:
+        """Serve one request whose control frame was received, and send the whole answer.
+
+        Raises
+        ------
+        ProtocolError
+            If there is no such request, or a field of it is missing or not valid.
+        StateStoreError
+            If it fails.
+        """
+        check_request(request)
+        handler = self._handlers[request["op"]]
+        with self._supervisor.supervise(request, connection) as permit:
+            handler(request, connection, permit)
+
+    def _load(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        if "metadataPaths" in request:
+            store = _store_of(
+                request["store"], _receive_objects(connection, request), request.get("driverRange")
+            )
+        else:
+            _expect_end(connection)
+            store = self._store(request["store"])
+        name = CheckpointName(request["version"], request.get("id"))
+        metadata = store.load(name)
+        if "from" in request:
+            metadata = replay(store, CheckpointName(request["from"], request.get("fromId")), name)
+        raw = bool(request.get("raw"))
+        files = local_streams(store, name, metadata) if raw else None
+        answer = _describe(metadata.handle, metadata.attempt_id) | _process_metrics()
+        if raw:
+            answer["newestFirst"] = is_read_newest_first(metadata)
+        answer["columnFamilies"] = [family.to_json() for family in metadata.column_families]
+        answer["bytesRead"] = metadata.handle.state_size
+        if files is not None:
+            answer["files"] = files
+        elif metadata.handle.state_size >= LARGE_BYTES:
+            permit.acquire()
+        connection.send_json(Kind.CONTROL, answer)
+        connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))
+        positions = {family.name: i for i, family in enumerate(metadata.column_families)}
+        if raw and files is None:
+            for stored in stored_messages(store, name, metadata):
+                if stored is None:
+                    connection.send(Kind.STREAM)
+                else:
+                    connection.send(Kind.DATA, stored[1], positions[stored[0]])
+        elif not raw:
+            for family, batch in read_version(store, name, metadata):
+                connection.send(Kind.DATA, batch.serialize(), positions[family])
+        connection.send(Kind.END)
+
+    def _check(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        _expect_end(connection)
+        StorageOptions.parse(request["options"])
+        check_directories(request["options"])
+        connection.send_json(Kind.CONTROL, _process_metrics())
+        connection.send(Kind.END)
+
+    def _lineage(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        _expect_end(connection)
+        store = self._store(request["store"])
+        past = lineage(store, CheckpointName(request["version"], request.get("id")), request["oldest"])
+        family = column_family_of(store, past, request["columnFamily"])
+        attempts = [version.metadata.attempt_id for version in past]
+        answer = {
+            "attempts": attempts,
+            "columnFamily": family.to_json(),
+            "columnFamilies": [
+                next(
+                    (one.to_json() for one in version.metadata.column_families if one.name == family.name),
+                    None,
+                )
+                for version in past
+            ],
+        }
+        connection.send_json(Kind.CONTROL, answer)
+        connection.send(Kind.END)
+
+    def _changes(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        _expect_end(connection)
+        store = self._store(request["store"])
+        version = past_version(store, _name_of(request), request["attemptId"])
+        connection.send_json(Kind.CONTROL, {})
+        for _, batch in changes(store, version, [request["columnFamily"]]):
+            connection.send(Kind.DATA, batch.serialize())
+        connection.send(Kind.END)
+
+    def _commit(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        store = self._store(request["store"])
+        attempt_id = request["attemptId"]
+        column_families = _column_families(request)
+        parent = self._receive_handle(connection, store) if request["hasParent"] else None
+        base = self._receive_handle(connection, store) if request["hasBase"] else None
+        changes = _ChangesReceiver(connection, permit, column_families)
+        start = time.perf_counter_ns()
+        done = commit_version(
+            store,
+            _name_of(request),
+            attempt_id,
+            column_families,
+            changes,
+            parent=parent,
+            parent_attempt_id=request.get("parentAttemptId"),
+            base=base,
+            oldest_base_version=request.get("oldestBaseVersion", 0),
+        )
+        answer = _describe(done.handle, attempt_id)
+        answer["storeNanos"] = time.perf_counter_ns() - start - changes.wait_nanos
+        answer["bytesWritten"] = done.bytes_written
+        answer["objectsWritten"] = done.objects_written
+        self._answer(connection, answer, done.encoded_handle, done.metadata)
+        # After the answer, so that the task does not wait for it.
+        with contextlib.suppress(OSError):
+            store.files.prepare(done.next_directory)
+        _release_memory(done.bytes_written)
+
+    def _upload_snapshot(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        store = self._store(request["store"])
+        column_families = _column_families(request)
+        snapshot = begin_snapshot(store, request["version"], column_families)
+        snapshot.write_encoded(_ChangesReceiver(connection, permit, column_families))
+        try:
+            handle = snapshot.finish()
+            self._answer(
+                connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context)
+            )
+        except BaseException:
+            # The JVM does not know of the snapshot, though its file may exist.
+            store.retention.is_complete = False
+            raise
+        _release_memory(handle.state_size)
+
+    def _cleanup(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        _expect_end(connection)
+        store = self._store(request["store"])
+        removed = discard_versions(
+            store, _name_of(request), request["attemptId"], request["retainFrom"], request["mostVersions"]
+        )
+        connection.send_json(Kind.CONTROL, {"deleted": removed} | _process_metrics())
+        connection.send(Kind.END)
+
+    def _receive_handle(self, connection: FrameSocket, store: StoreDirectory) -> IncrementalStateHandle:
+        frame = connection.receive()
+        if frame is None or frame.kind is not Kind.HANDLE:
+            raise ProtocolError("a handle was announced and did not follow")
+        encoded = memoryview(frame.payload).tobytes()
+        # A commit usually builds on the one before it.
+        if (newest := store.newest_handle) is not None and newest[0] == encoded:
+            return newest[1]
+        handle = decode_handle(encoded, store.context)
+        if not isinstance(handle, IncrementalStateHandle):
+            raise ProtocolError(f"a {type(handle).__name__} is not the handle of a version")
+        return handle
+
+    def _answer(
+        self, connection: FrameSocket, answer: dict[str, Any], handle: bytes, metadata: bytes | None = None
+    ) -> None:
+        connection.send_json(Kind.CONTROL, answer | _process_metrics())
+        connection.send(Kind.HANDLE, handle)
+        if metadata is not None:
+            connection.send(Kind.OBJECT, metadata)
+        connection.send(Kind.END)
+
+    def _store(self, node: dict[str, Any]) -> StoreDirectory:
+        key = node["instance"]
+        with self._lock:
+            store = self._stores.get(key)
+            if store is not None:
+                self._stores.move_to_end(key)
+                return store
+        store = _store_of(node)
+        if store.options.is_on_driver:
+            return store
+        with self._lock:
+            store = self._stores.setdefault(key, store)
+            if len(self._stores) > _CACHED_STORES:
+                self._stores.popitem(last=False)
+        return store
+
+
+def _name_of(request: dict[str, Any]) -> CheckpointName:
+    return CheckpointName(request["version"], request["attemptId"] if request["idInPath"] else None)
+
+
+def _store_of(
+    node: dict[str, Any], objects: MemoryFileSystem | None = None, driver_range: list[int] | None = None
+) -> StoreDirectory:
+    return StoreDirectory(
+        StoreId(node["operator"], node["partition"], node["name"]),
+        node["root"],
+        StorageOptions.parse(node["options"]),
+        objects,
+        (driver_range[0], driver_range[1]) if driver_range else None,
+        node.get("commits"),
+    )
+
+
+def _receive_objects(connection: FrameSocket, request: dict[str, Any]) -> MemoryFileSystem:
+    """Receive the objects that are kept on the driver and follow the request."""
+    objects = MemoryFileSystem()
+    for path in request["metadataPaths"]:
+        frame = connection.receive()
+        if frame is None or frame.kind is not Kind.OBJECT:
+            raise ProtocolError(f"the object {path} was announced and did not follow")
+        objects.replace(join(request["store"]["root"], path), frame.payload)
+    _expect_end(connection)
+    return objects
+
+
+def _column_families(request: dict[str, Any]) -> tuple[ColumnFamily, ...]:
+    try:
+        return tuple(ColumnFamily.from_json(node) for node in request["columnFamilies"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ProtocolError(
+            f"the request {request['op']!r} has a column family that is not valid: {error!r}"
+        ) from error
+
+
+def _describe(handle: IncrementalStateHandle, attempt_id: str) -> dict[str, Any]:
+    return {
+        "attemptId": attempt_id,
+        "chainLength": len(handle),
+        "baseVersion": handle.base_version,
+        "baseBytes": handle.base_size,
+        "deltaBytes": handle.delta_size,
+    }
+
+
+def _process_metrics() -> dict[str, Any]:
+    """Return the metrics of the backend process that answers carry."""
+    metrics = {"memoryBytes": _recent_resident_bytes()}
+    if retries := take_retries():
+        metrics["storageRetries"] = retries
+    return metrics
+
+
+class _ChangesReceiver:
+    """The changes that follow a request, received as they are iterated; a permit is acquired if they are large.
+
+    Attributes
+    ----------
+    wait_nanos
+        Nanoseconds spent on waiting for frames and for the permit.
+    """
+
+    def __init__(
+        self, connection: FrameSocket, permit: Permit, column_families: tuple[ColumnFamily, ...]
+    ) -> None:
+        self._connection = connection
+        self._permit = permit
+        self._column_families = column_families
+        self.wait_nanos = 0
+
+    def __iter__(self) -> Iterator[EncodedBatch]:
+        received = 0
+        while True:
+            start = time.perf_counter_ns()
+            frame = self._connection.receive()
+            if frame is None:
+                raise ConnectionResetError("the connection was closed within a request")
+            received += frame.payload.size
+            if received >= LARGE_BYTES:
+                self._permit.acquire()
+            self.wait_nanos += time.perf_counter_ns() - start
+            if frame.kind is Kind.END:
+                return
+            if frame.kind is not Kind.DATA:
+                raise ProtocolError(f"a {frame.kind.name} frame among the changes")
+            if frame.column_family >= len(self._column_families):
+                raise ProtocolError(
+                    f"changes of column family {frame.column_family}, which the request lacks"
+                )
+            yield self._column_families[frame.column_family].name, frame.payload, frame.checksum
+
+
+def _release_memory(written: int) -> None:
+    """Return a large request's memory to the system, which the allocator would keep for the next one."""
+    if written >= _RELEASED_BYTES:
+        pa.default_memory_pool().release_unused()
+
+
+def _expect_end(connection: FrameSocket) -> None:
+    frame = connection.receive()
+    if frame is None or frame.kind is not Kind.END:
+        raise ProtocolError("unexpected frame after the end of the request")
+
+
+_ID: Final = re.compile(r"[0-9A-Za-z]{1,64}")
+_LARGEST: Final = (1 << 63) - 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _is_id(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and _ID.fullmatch(value) is not None)
+
+
+def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(of, value))
+
+
+def _is_options(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_text(text) for text in value.values())
+
+
+def _is_range(value: Any) -> bool:
+    return _is_list(_is_count)(value) and len(value) == 2
+
+
+_Fields = Mapping[str, Callable[[Any], bool]]
+
+_STORE: Final[_Fields] = {
+    "instance": _is_text,
+    "root": _is_text,
+    "operator": _is_number,
+    "partition": _is_number,
+    "name": _is_text,
+    "options": _is_options,
+}
+_STORE_OPTIONAL: Final[_Fields] = {"commits": lambda value: value is None or _is_text(value)}
+
+_VERSION: Final[_Fields] = {"version": _is_count, "attemptId": is_attempt_id, "idInPath": _is_flag}
+_COLUMN_FAMILIES: Final[_Fields] = {"columnFamilies": _is_list(lambda value: isinstance(value, dict))}
+
+_WITHOUT_STORE: Final = frozenset({"check"})
+
+# Required and optional fields of each request.
+_FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
+    "load": (
+        {"version": _is_count},
+        {
+            "id": _is_id,
+            "from": _is_count,
+            "fromId": _is_id,
+            "raw": _is_flag,
+            "metadataPaths": _is_list(_is_text),
+            "driverRange": _is_range,
+        },
+    ),
+    "lineage": ({"version": _is_count, "oldest": _is_count, "columnFamily": _is_text}, {"id": _is_id}),
+    "changes": ({**_VERSION, "columnFamily": _is_text}, {}),
+    "commit": (
+        {**_VERSION, **_COLUMN_FAMILIES, "hasParent": _is_flag, "hasBase": _is_flag},
+        {
+            "parentAttemptId": lambda value: value is None or is_attempt_id(value),
+            "oldestBaseVersion": _is_number,
+        },
+    ),
+    "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {}),
+    "check": ({"options": _is_options}, {}),
+    "cleanup": ({**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number}, {}),
+}
+
+
+def check_request(request: Mapping[str, Any]) -> None:
+    """Check the fields of a request before it is served, since many of them become parts of paths.
+
+    Raises
+    ------
+    ProtocolError
+        If there is no such request, or a field of it is missing or not valid.
+    """
+    op = request.get("op")
+    if not isinstance(op, str) or op not in _FIELDS:
+        raise ProtocolError(f"unknown request {op!r:.40}")
+    if op not in _WITHOUT_STORE:
+        _check_store(op, request.get("store"))
+    _check(op, request, *_FIELDS[op])
+    if op == "cleanup" and request["retainFrom"] > request["version"]:
+        raise ProtocolError(
+            f"the request 'cleanup' would discard the newest version, {request['version']}: it retains versions from "
+            f"{request['retainFrom']}"
+        )
+
+
+def _check_store(op: str, store: Any) -> None:
+    if not isinstance(store, dict):
+        raise ProtocolError(f"the request {op!r} has no store")
+    _check(op, store, _STORE, _STORE_OPTIONAL)
+
+
+def _check(op: str, node: Mapping[str, Any], required: _Fields, optional: _Fields) -> None:
+    for name in required:
+        if name not in node:
+            raise ProtocolError(f"the request {op!r} lacks {name!r}")
+    for name, fits in (*required.items(), *optional.items()):
+        if name in node and not fits(node[name]):
+            raise ProtocolError(f"the request {op!r} has the invalid value {node[name]!r:.80} of {name!r}")
+
+
+# Counting the pages takes longer than the rest of an answer.
+_MEASURE_SECONDS = 1.0
+_last_measured = (-math.inf, 0)
+
+
+def _recent_resident_bytes() -> int:
+    """Return `_resident_bytes`, measured at most a second ago."""
+    global _last_measured
+    now = time.monotonic()
+    if now - _last_measured[0] > _MEASURE_SECONDS:
+        _last_measured = (now, _resident_bytes())
+    return _last_measured[1]
+
+
+def _resident_bytes() -> int:
+    """Return the resident memory of this process in bytes; its peak, or 0, where the system does not report it."""
+    try:
+        with open("/proc/self/statm", "rb", buffering=0) as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        try:
+            import resource
+        except ImportError:
+            return 0
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,202 @@
+"""A watchdog cancels requests whose storage calls hang, and a semaphore admits the large ones."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from spark_statestore.backend.protocol import FrameSocket, Kind
+from spark_statestore.errors import StorageTimeoutError
+from spark_statestore.files.request_context import RequestContext, enter
+from spark_statestore.options import DEFAULT_STORAGE_TIMEOUT
+
+__all__ = ["LARGE_BYTES", "Permit", "Supervisor"]
+
+_logger = logging.getLogger(__name__)
+
+LARGE_BYTES = 4 << 20
+"""Bytes of state in memory from which on a request needs a permit."""
+
+_PERMITS = 8
+
+_POLL_SECONDS = 0.5
+# Limit for reading the rest of a cancelled request, in seconds.
+_DRAIN_SECONDS = 60.0
+
+
+class Permit:
+    """One request's permit of the admission semaphore, once acquired.
+
+    The semaphore bounds the memory of commits while storage is slow: it would else grow with the number of tasks,
+    each with up to the option ``fileStateThreshold``. A request has at most one permit, so no two wait for each other.
+    """
+
+    def __init__(self, semaphore: threading.BoundedSemaphore, context: RequestContext) -> None:
+        self._semaphore = semaphore
+        self._context = context
+        self._release: Callable[[], None] | None = None
+
+    def acquire(self) -> None:
+        """Wait for a permit, unless the request has one.
+
+        Raises
+        ------
+        ConnectionAbortedError
+            If the request is cancelled.
+        """
+        if self._release is not None:
+            return
+        # Waiting for other requests does not count as waiting for storage.
+        self._context.suspend()
+        self._semaphore.acquire()
+        self._release = release = _once(self._semaphore.release)
+        # A request that hangs would keep its permit.
+        try:
+            self._context.on_cancel(release)
+        except ConnectionAbortedError:
+            release()
+            raise
+        self._context.heartbeat()
+
+    def release(self) -> None:
+        """Release the permit, if there is one."""
+        if self._release is not None:
+            self._release()
+
+
+class Supervisor:
+    """A supervisor of the requests of all connections, with one watchdog thread.
+
+    A request that waits for storage longer than its timeout is cancelled: another thread answers with an error, and
+    the hung thread publishes nothing if its call returns. Until then it occupies a thread and a connection.
+    """
+
+    def __init__(self, permits: int = _PERMITS) -> None:
+        self._semaphore = threading.BoundedSemaphore(permits)
+        self._supervised: set[_Supervised] = set()
+        self._lock = threading.Lock()
+        self._is_running = False
+
+    def supervise(self, request: dict[str, Any], connection: FrameSocket) -> _Supervised:
+        """Return a context manager that supervises this thread's work on a request, and gives its permit.
+
+        Leaving it releases the permit, and raises `ConnectionAbortedError` if the request was cancelled.
+        """
+        return _Supervised(self, request, connection, self._semaphore)
+
+    def add(self, one: _Supervised) -> None:
+        """Start supervising a request."""
+        with self._lock:
+            self._supervised.add(one)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, daemon=True).start()
+
+    def remove(self, one: _Supervised) -> None:
+        """Stop supervising a request."""
+        with self._lock:
+            self._supervised.discard(one)
+
+    def _run(self) -> None:
+        while True:
+            before = time.monotonic()
+            time.sleep(_POLL_SECONDS)
+            overslept = time.monotonic() - before - _POLL_SECONDS
+            with self._lock:
+                supervised = list(self._supervised)
+            for one in supervised:
+                try:
+                    if overslept > _POLL_SECONDS:
+                        one.context.extend_deadline(overslept)
+                    self._check(one)
+                except Exception:
+                    _logger.exception("could not check a request for a hung storage call")
+
+    def _check(self, one: _Supervised) -> None:
+        taken: list[FrameSocket] = []
+        if one.context.cancel_if_hung(time.monotonic(), lambda: taken.append(one.connection.take_over())):
+            threading.Thread(target=_answer, args=(one, taken[0]), daemon=True).start()
+
+
+class _Supervised:
+    """A context manager for one supervised request."""
+
+    __slots__ = ("_before", "_permit", "_supervisor", "connection", "context", "request")
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        request: dict[str, Any],
+        connection: FrameSocket,
+        semaphore: threading.BoundedSemaphore,
+    ) -> None:
+        self._supervisor = supervisor
+        self.request = request
+        self.connection = connection
+        self.context = RequestContext(_timeout_of(request), connection.is_connected)
+        self._permit = Permit(semaphore, self.context)
+        self._before: RequestContext | None = None
+
+    def __enter__(self) -> Permit:
+        self.connection.context = self.context
+        self._before = enter(self.context)
+        self._supervisor.add(self)
+        return self._permit
+
+    def __exit__(self, *_: object) -> None:
+        self._permit.release()
+        enter(self._before)
+        self._supervisor.remove(self)
+        # Raises if the request was cancelled; after it, the request can no longer be.
+        self.context.suspend()
+        self.connection.context = None
+
+
+def _once(function: Callable[[], None]) -> Callable[[], None]:
+    lock = threading.Lock()
+
+    def call() -> None:
+        if lock.acquire(blocking=False):
+            function()
+
+    return call
+
+
+def _timeout_of(request: dict[str, Any]) -> float:
+    """Return the seconds that a request may wait for storage."""
+    try:
+        return max(1.0, float(request["store"]["options"]["storageTimeoutSeconds"]))
+    except (KeyError, TypeError, ValueError):
+        # Serving the request reports what is wrong with it.
+        return float(DEFAULT_STORAGE_TIMEOUT)
+
+
+def _answer(one: _Supervised, connection: FrameSocket) -> None:
+    error = StorageTimeoutError(_message_of(one))
+    _logger.error("%s", error)
+    try:
+        if not connection.has_answered:
+            connection.expire_after(_DRAIN_SECONDS)
+            # The JVM reads the answer only after it has sent the whole request.
+            connection.drain()
+            connection.send_json(Kind.ERROR, {"type": type(error).__name__, "message": str(error)})
+    except Exception as failure:  # noqa: BLE001 - the client has disconnected, or will time out
+        _logger.debug("could not answer a hung request: %s", failure)
+    finally:
+        connection.close()
+
+
+def _message_of(one: _Supervised) -> str:
+    request = one.request
+    store = request.get("store")
+    store = store if isinstance(store, dict) else {}
+    which = f", version {request['version']}" if "version" in request else ""
+    return (
+        f"storage did not answer within {one.context.limit:.0f} s, and the request {request.get('op')!r} of operator "
+        f"{store.get('operator')}, partition {store.get('partition')}, store {store.get('name')}{which} at "
+        f"{store.get('root')} was cancelled. It publishes nothing; a retried task starts from the previous version. Check "
+        "that the storage is reachable; if its calls may take longer, raise the option storageTimeoutSeconds."
+    )

@@ -1,1 +1,0 @@
-"""Checkpoints: storage, locations, streams, metadata, shared state and retention."""

@@ -1,1 +1,0 @@
-"""Checkpoints that exist, and how long they are kept."""

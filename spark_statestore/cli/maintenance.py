@@ -1,0 +1,118 @@
+"""The commands ``verify``, ``repair`` and ``gc``: damage of a checkpoint, and orphaned files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from spark_statestore.cli import parameters
+from spark_statestore.cli.output import FAILED, Output, plain, size, table, with_output
+from spark_statestore.query.gc import gc as collect
+from spark_statestore.query.repair import repair as repair_checkpoint
+from spark_statestore.query.verify import Problem, Verification
+from spark_statestore.query.verify import verify as verify_checkpoint
+
+__all__ = ["gc", "repair", "verify"]
+
+
+@click.command("verify")
+@parameters.checkpoint
+@parameters.batch
+@parameters.checkpoints_dir
+@with_output
+def verify(out: Output, checkpoint: str, batch: int | None, checkpoints_dir: str | None) -> None:
+    """Read and check every byte that the query needs to continue.
+
+    Broken parts are listed. The exit code is 1 if there are any.
+    """
+    with out.progress("verifying stores") as progress:
+        found = verify_checkpoint(checkpoint, batch, checkpoints_dir=checkpoints_dir, progress=progress)
+    out.result(plain(found) | {"ok": found.ok}, *_verification(found))
+    if not found.ok:
+        raise click.exceptions.Exit(FAILED)
+
+
+@click.command("repair")
+@parameters.checkpoint
+@parameters.stopped
+@parameters.dry_run
+@parameters.checkpoints_dir
+@with_output
+def repair(out: Output, checkpoint: str, dry_run: bool, **arguments: Any) -> None:
+    """Roll back to the newest intact batch.
+
+    The query must be stopped: refused if it seems to run. Spark's log entries of later batches are moved to
+    rolled-back/, and the query runs these batches again. Nothing is changed if the newest batch is intact.
+    """
+    with out.progress("verifying stores") as progress:
+        done = repair_checkpoint(checkpoint, dry_run, progress=progress, **arguments)
+    parts = [part for found in done.broken for part in _verification(found)]
+    undone = []
+    if done.undone_rollback is not None:
+        would = "would be" if dry_run else "was"
+        undone = [f"the rollback {done.undone_rollback}, made while the query ran, {would} undone"]
+    if not done.broken or not done.moved:
+        intact = f"batch {done.batch} is the newest one, and it is intact: nothing to repair"
+        out.result(done, *parts, *(undone or [intact]))
+        return
+    out.result(
+        done,
+        *undone,
+        *parts,
+        f"the query {'would be' if dry_run else 'was'} rolled back to batch {done.batch}; moved files:",
+        *done.moved,
+    )
+
+
+@click.command("gc")
+@parameters.checkpoint
+@click.option(
+    "--older-than",
+    type=click.FloatRange(0),
+    default=24.0,
+    show_default=True,
+    metavar="HOURS",
+    help="Minimum age of removed files: a running query may be about to use younger ones.",
+)
+@click.option(
+    "--stopped", is_flag=True, help="The query is stopped: also remove files that a running query might use."
+)
+@parameters.dry_run
+@parameters.checkpoints_dir
+@with_output
+def gc(out: Output, checkpoint: str, older_than: float, dry_run: bool, **arguments: Any) -> None:
+    """Remove orphaned files.
+
+    Orphans are state streams that no metadata references, unpublished versions, uncommitted attempts and partial
+    files. Versions with a retention hold are kept. The exit code is 1 if a store was skipped because some of its
+    files cannot be read.
+    """
+    with out.progress("collecting") as progress:
+        done = collect(checkpoint, dry_run, older_than=older_than * 3600, progress=progress, **arguments)
+    files = f"{len(done.orphans)} files, {size(done.bytes)}"
+    young = f"; {done.young} more are too young" if done.young else ""
+    out.result(
+        plain(done) | {"bytes": done.bytes},
+        *(
+            [table(["file", "bytes", "why"], [(o.url, size(o.size), o.reason) for o in done.orphans])]
+            if done.orphans
+            else []
+        ),
+        f"{'would be removed' if dry_run else 'removed'}: {files}{young}",
+        *_problems(done.skipped),
+    )
+    if done.skipped:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _verification(found: Verification) -> list[str]:
+    if found.ok:
+        what = f"{found.stores} stores, {found.files} files and parts of files, {size(found.bytes)}"
+        return [f"batch {found.batch} is intact: {what}"]
+    return [f"batch {found.batch} is not intact, problems: {len(found.problems)}", *_problems(found.problems)]
+
+
+def _problems(problems: Sequence[Problem]) -> list[str]:
+    return [f"  {problem.kind}: {problem.what}\n    {problem.message}" for problem in problems]

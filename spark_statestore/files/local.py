@@ -1,0 +1,417 @@
+"""Local files, and files of network mounts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import threading
+import uuid
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import BinaryIO
+
+from spark_statestore.files.base import Buffer, FileOutput, FileStatus, FileSystem, parent_of, write_whole
+
+__all__ = ["LocalFileSystem"]
+
+_STAGING_PREFIX = ".inprogress."
+# Errors that mean that hard links or unnamed files are not supported, rather than a failure of this call.
+_UNSUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EXDEV}
+
+# Within IOV_MAX on every platform; joining is faster for many small parts.
+_GATHERED_PARTS = 64
+
+
+def _make_directory(path: str) -> bool:
+    """Make one directory; return False if it exists already."""
+    try:
+        os.mkdir(path)
+    except FileExistsError:
+        if not os.path.isdir(path):
+            raise
+        return False
+    return True
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Open a file for reading; refuse devices and pipes, which may block forever."""
+    fd = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    mode = os.fstat(fd).st_mode
+    # Reading a directory fails with an error of its own.
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "not a plain file", path)
+    return fd
+
+
+def _sync(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _write_all(fd: int, data: Buffer) -> None:
+    view = memoryview(data).cast("B")
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def _write_parts(fd: int, parts: Sequence[Buffer]) -> None:
+    if not 1 < len(parts) <= _GATHERED_PARTS:
+        _write_all(fd, b"".join(parts))
+        return
+    left = os.writev(fd, parts)
+    for part in parts:
+        view = memoryview(part).cast("B")
+        if left < len(view):
+            _write_all(fd, view[left:])
+        left = max(0, left - len(view))
+
+
+# Shared by all file systems of a process, as each preallocated file takes a file descriptor.
+_MAX_PREALLOCATED = 64
+_permits = threading.BoundedSemaphore(_MAX_PREALLOCATED)
+
+# Bounds the memory of a process that opens ever new stores.
+_MAX_REMEMBERED = 4096
+
+
+class PreallocatedFile:
+    """At most one open unnamed file, which leaves no trace if it is never used.
+
+    Where many files were removed within the last minutes, ext4 takes ten times as long to create a file as to write it:
+    it skips their inodes one by one. The next file is therefore created off the critical path.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, int]] = []
+        weakref.finalize(self, _close_preallocated, self._kept)
+
+    def make(self, directory: str) -> None:
+        """Create the file in a directory, unless there is one already or the process has too many.
+
+        Raises
+        ------
+        OSError
+            If it cannot be created.
+        """
+        if self._kept or not _permits.acquire(blocking=False):
+            return
+        try:
+            self._kept.append((os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o644), os.getpid()))
+        except BaseException:
+            _permits.release()
+            raise
+
+    def take(self) -> int | None:
+        """Return the descriptor of the file and give up its ownership; None if there is no file."""
+        try:
+            descriptor, owner = self._kept.pop()
+        except IndexError:
+            return None
+        _permits.release()
+        if owner != os.getpid():
+            # After a fork the parent process owns the file, too.
+            os.close(descriptor)
+            return None
+        return descriptor
+
+
+def _close_preallocated(kept: list[tuple[int, int]]) -> None:
+    while kept:
+        os.close(kept.pop()[0])
+        _permits.release()
+
+
+class DirectoryFsync:
+    """Makes the name of a directory durable by syncing its parent directory, up to the root of the mount.
+
+    This includes directories that exist already: the process that made one may have been killed before it synced
+    the name. Parents are synced once per process.
+    """
+
+    def __init__(self) -> None:
+        self._above: set[str] = set()
+        self._expected: set[str] = set()
+
+    def make_durable(self, directory: str, *, is_new: bool) -> None:
+        """Sync the parent directories of a directory.
+
+        Parameters
+        ----------
+        is_new
+            Whether this process has just made the directory.
+
+        Raises
+        ------
+        OSError
+            If a directory cannot be synced.
+        """
+        if directory in self._expected:
+            self._expected.discard(directory)
+            if not is_new:
+                return
+        parent = parent_of(directory) or "/"
+        if is_new:
+            _sync(parent)
+        else:
+            # A parent without read permission belongs to another user, who made it.
+            with contextlib.suppress(PermissionError):
+                _sync(parent)
+        if parent not in self._above:
+            if not os.path.ismount(parent):
+                self.make_durable(parent, is_new=False)
+            if len(self._above) >= _MAX_REMEMBERED:
+                self._above.clear()
+            self._above.add(parent)
+
+    def expect(self, directory: str) -> None:
+        """Remember that a directory is durable, so that the next call for it does not sync again."""
+        if len(self._expected) >= _MAX_REMEMBERED:
+            self._expected.clear()
+        self._expected.add(directory)
+
+
+class _LocalOutput(FileOutput):
+    def __init__(self, path: str, *, fsync: bool) -> None:
+        self._path = path
+        self._fsync = fsync
+        self._file = open(path, "xb", buffering=0)  # noqa: SIM115 - closed by close or abandon
+
+    def write(self, data: Buffer) -> None:
+        _write_all(self._file.fileno(), data)
+
+    def write_parts(self, parts: Sequence[Buffer]) -> None:
+        _write_parts(self._file.fileno(), parts)
+
+    def close(self) -> None:
+        if self._fsync and not self._file.closed:
+            os.fsync(self._file.fileno())
+            _sync(parent_of(self._path))
+        self._file.close()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+
+class LocalFileSystem(FileSystem):
+    """Files of a file system that the operating system mounts.
+
+    `create` and `replace` write an unnamed or hidden file and then link it to its name, so that it appears whole or
+    not at all. Where the file system has no hard links, `create` writes in place: a crash can then leave a partial file,
+    which readers detect by its checksum.
+
+    Parameters
+    ----------
+    fsync
+        Whether files and the directories that name them are synced before a call returns.
+    """
+
+    def __init__(self, *, fsync: bool = False) -> None:
+        self._fsync = fsync
+        self._unnamed_files = hasattr(os, "O_TMPFILE")
+        self._hard_links = hasattr(os, "link")
+        self._preallocated = PreallocatedFile()
+        self._directories = DirectoryFsync() if fsync else None
+
+    @property
+    def scheme(self) -> str:
+        return "file"
+
+    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        with open(path, "rb", buffering=0, opener=_open_plain) as file:
+            if start:
+                file.seek(start)
+            if size is None:
+                return file.readall()
+            # read allocates the requested size up front.
+            size = min(size, max(0, os.fstat(file.fileno()).st_size - start))
+            parts = []
+            while size > 0 and (part := file.read(size)):
+                parts.append(part)
+                size -= len(part)
+            return b"".join(parts)
+
+    def size(self, path: str) -> int:
+        status = os.stat(path)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        return status.st_size
+
+    def open_input(self, path: str) -> BinaryIO:
+        return open(path, "rb", opener=_open_plain)
+
+    def open_output(self, path: str) -> FileOutput:
+        return _LocalOutput(path, fsync=self._fsync)
+
+    def create(self, path: str, data: Buffer) -> None:
+        self.create_of_parts(path, [data])
+
+    def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
+        if self._unnamed_files and self._create_unnamed(path, parts):
+            return
+        if self._hard_links and self._create_linked(path, parts):
+            return
+        write_whole(self.open_output(path), b"".join(parts))
+
+    def replace(self, path: str, data: Buffer) -> None:
+        staging = self._stage(path, [data])
+        try:
+            os.replace(staging, path)
+        except BaseException:
+            os.unlink(staging)
+            raise
+        self._sync_name(path)
+
+    def delete(self, path: str) -> None:
+        os.unlink(path)
+
+    def delete_directory(self, path: str, *, recursive: bool = False) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if recursive:
+                shutil.rmtree(path)
+            else:
+                os.rmdir(path)
+        # The removal must be durable before files that the removed ones refer to are removed.
+        with contextlib.suppress(FileNotFoundError):
+            self._sync_name(path)
+
+    def make_directory(self, path: str) -> None:
+        try:
+            made = _make_directory(path)
+        except FileNotFoundError:
+            self.make_directory(parent_of(path))
+            # No recursion: it would not end where the parent refuses directories, as in /proc.
+            made = _make_directory(path)
+        if self._directories is not None:
+            self._directories.make_durable(path, is_new=made)
+
+    def make_durable(self, path: str) -> None:
+        if self._fsync:
+            _sync(path)
+            self._sync_name(path)
+
+    def sync_directory(self, path: str) -> None:
+        if self._fsync:
+            _sync(path)
+
+    def prepare(self, directory: str) -> None:
+        self.make_directory(directory)
+        if self._directories is not None:
+            self._directories.expect(directory)
+        if self._unnamed_files:
+            self._preallocated.make(directory)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def has_link(self, directory: str, relative: str) -> bool:
+        path = directory
+        for name in relative.split("/"):
+            path = f"{path}/{name}"
+            try:
+                mode = os.lstat(path).st_mode
+            except OSError:
+                # Opening the file reports the error.
+                return False
+            if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                return True
+        return False
+
+    def list_files(self, path: str) -> Iterator[FileStatus]:
+        pending = [path]
+        while pending:
+            directory = pending.pop()
+            try:
+                with os.scandir(directory) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            pending.append(entry.path)
+                        else:
+                            with contextlib.suppress(FileNotFoundError):
+                                status = entry.stat()
+                                yield FileStatus(entry.path, status.st_size, status.st_mtime)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+
+    def _create_unnamed(self, path: str, parts: Sequence[Buffer]) -> bool:
+        preallocated = self._preallocated.take()
+        # Its directory may be on another device than this path, or be removed.
+        if preallocated is not None and self._link_unnamed(preallocated, path, parts):
+            return True
+        try:
+            fd = os.open(parent_of(path), os.O_TMPFILE | os.O_WRONLY, 0o644)
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._unnamed_files = False
+            return False
+        if not self._link_unnamed(fd, path, parts):
+            self._unnamed_files = False
+        return self._unnamed_files
+
+    def _link_unnamed(self, fd: int, path: str, parts: Sequence[Buffer]) -> bool:
+        """Write an open unnamed file and link it to a name; return False if it cannot be linked there."""
+        try:
+            _write_parts(fd, parts)
+            if self._fsync:
+                os.fsync(fd)
+            # CPython calls linkat, which follows the link to the open file, only with a directory descriptor.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            # ENOENT means that /proc is missing, or that the directory is.
+            no_proc = error.errno == errno.ENOENT and os.path.isdir(parent_of(path))
+            if error.errno not in _UNSUPPORTED and not no_proc:
+                raise
+            return False
+        finally:
+            os.close(fd)
+        self._sync_name(path)
+        return True
+
+    def _create_linked(self, path: str, parts: Sequence[Buffer]) -> bool:
+        staging = self._stage(path, parts)
+        try:
+            os.link(staging, path)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            self._hard_links = False
+            return False
+        finally:
+            os.unlink(staging)
+        self._sync_name(path)
+        return True
+
+    def _stage(self, path: str, parts: Sequence[Buffer]) -> str:
+        staging = f"{parent_of(path)}/{_STAGING_PREFIX}{uuid.uuid4()}"
+        fd = os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            _write_parts(fd, parts)
+            if self._fsync:
+                os.fsync(fd)
+        except BaseException:
+            os.unlink(staging)
+            raise
+        finally:
+            os.close(fd)
+        return staging
+
+    def _sync_name(self, path: str) -> None:
+        if self._fsync:
+            _sync(parent_of(path))

@@ -1,0 +1,243 @@
+"""A file system wrapper that retries transient failures of storage calls."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, TypeVar, cast
+
+from spark_statestore.files.access import access_error
+from spark_statestore.files.base import Buffer, FileOutput, FileStatus, FileSystem
+from spark_statestore.files.request_context import check_cancelled, count_retry, heartbeat
+from spark_statestore.files.transient import is_transient
+from spark_statestore.options import DEFAULT_STORAGE_RETRIES
+
+__all__ = ["RetryingFileSystem"]
+
+_logger = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+_FIRST_SECONDS = 0.2
+_LONGEST_SECONDS = 10.0
+
+
+class _Call:
+    """One storage call with its retries."""
+
+    def __init__(self, what: str, url: str, retries: int) -> None:
+        self._what = f"{what} {url}"
+        self._url = url
+        self._left = retries
+        self._made = 0
+        self._start = time.monotonic()
+
+    @property
+    def is_retry(self) -> bool:
+        """True if an earlier try failed; it may have taken effect if only its response was lost."""
+        return self._made > 0
+
+    def run(self, once: Callable[[], _T]) -> _T:
+        while True:
+            try:
+                result = once()
+            except Exception as error:
+                if not is_transient(error):
+                    if (refused := access_error(error, self._url)) is not None and refused is not error:
+                        raise refused from error
+                    raise
+                self._made += 1
+                if self._left == 0:
+                    raise self._exhausted(error) from error
+                self._wait(error)
+            else:
+                heartbeat()
+                return result
+
+    def _wait(self, error: Exception) -> None:
+        # Equal jitter: throttled clients do not retry in lockstep.
+        most = min(_LONGEST_SECONDS, _FIRST_SECONDS * 2 ** (self._made - 1))
+        seconds = random.uniform(most / 2, most)  # noqa: S311 - no secret
+        self._left -= 1
+        _logger.warning("%s failed and is retried in %.1f s: %s", self._what, seconds, error)
+        heartbeat()
+        time.sleep(seconds)
+        check_cancelled()
+        count_retry()
+        heartbeat()
+
+    def _exhausted(self, error: Exception) -> OSError:
+        seconds = time.monotonic() - self._start
+        text = f"{error} (tried {self._made} times within {seconds:.1f} s)" if self._made > 1 else str(error)
+        return TimeoutError(text) if isinstance(error, TimeoutError) else OSError(text)
+
+
+class _RetryingInput(io.RawIOBase):
+    def __init__(self, files: RetryingFileSystem, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._position = 0
+        # Open the file now to report a missing file early.
+        self._source: BinaryIO | None = files.read_at(path, None, 0, 0)[0]
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._source, data = self._files.read_at(self._path, self._source, self._position, len(buffer))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        super().close()
+        if self._source is not None:
+            self._source.close()
+
+
+class RetryingFileSystem(FileSystem):
+    """A file system that retries transient failures, with exponential backoff and jitter.
+
+    A call whose answer was lost may have had its effect. A retried `create` that finds the file compares its content: if
+    it is equal, an earlier try of this call wrote it. `create_of_parts` writes metadata, which names its writer, so that
+    it compares at the first try, too. A retried `delete` treats a missing file as deleted. Streams that are being written
+    are not restarted; their retries are up to the driver.
+
+    Parameters
+    ----------
+    files
+        The file system.
+    retries
+        Largest number of retries of one call.
+    """
+
+    def __init__(self, files: FileSystem, retries: int = DEFAULT_STORAGE_RETRIES) -> None:
+        self.wrapped = files
+        self._retries = retries
+
+    @property
+    def scheme(self) -> str:
+        return self.wrapped.scheme
+
+    def url(self, path: str) -> str:
+        return self.wrapped.url(path)
+
+    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
+        return self._run("reading", path, lambda: self.wrapped.read(path, start, size))
+
+    def size(self, path: str) -> int:
+        return self._run("reading the size of", path, lambda: self.wrapped.size(path))
+
+    def open_input(self, path: str) -> BinaryIO:
+        return cast(BinaryIO, io.BufferedReader(_RetryingInput(self, path)))
+
+    def open_output(self, path: str) -> FileOutput:
+        return self._run("opening", path, lambda: self.wrapped.open_output(path))
+
+    def create(self, path: str, data: Buffer) -> None:
+        call = self._call("writing", path)
+
+        def once() -> None:
+            try:
+                self.wrapped.create(path, data)
+            except FileExistsError:
+                if not call.is_retry or self.wrapped.read(path) != data:
+                    raise
+
+        call.run(once)
+
+    def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
+        def once() -> None:
+            try:
+                self.wrapped.create_of_parts(path, parts)
+            except FileExistsError:
+                # Also at the first try: a driver's HTTP library may have sent it twice.
+                if self.wrapped.read(path) != b"".join(parts):
+                    raise
+
+        self._run("writing", path, once)
+
+    def replace(self, path: str, data: Buffer) -> None:
+        self._run("replacing", path, lambda: self.wrapped.replace(path, data))
+
+    def delete(self, path: str) -> None:
+        call = self._call("deleting", path)
+
+        def once() -> None:
+            try:
+                self.wrapped.delete(path)
+            except FileNotFoundError:
+                if not call.is_retry:
+                    raise
+
+        call.run(once)
+
+    def delete_directory(self, path: str, *, recursive: bool = False) -> None:
+        self._run("deleting", path, lambda: self.wrapped.delete_directory(path, recursive=recursive))
+
+    def make_directory(self, path: str) -> None:
+        self._run("creating", path, lambda: self.wrapped.make_directory(path))
+
+    def prepare(self, directory: str) -> None:
+        self.wrapped.prepare(directory)
+
+    def exists(self, path: str) -> bool:
+        return self._run("checking for", path, lambda: self.wrapped.exists(path))
+
+    def is_directory(self, path: str) -> bool:
+        return self._run("checking for", path, lambda: self.wrapped.is_directory(path))
+
+    def make_durable(self, path: str) -> None:
+        self._run("syncing", path, lambda: self.wrapped.make_durable(path))
+
+    def sync_directory(self, path: str) -> None:
+        self._run("syncing", path, lambda: self.wrapped.sync_directory(path))
+
+    def has_link(self, directory: str, relative: str) -> bool:
+        return self.wrapped.has_link(directory, relative)
+
+    def list_files(self, path: str) -> Iterator[FileStatus]:
+        yield from self._run("listing", path, lambda: list(self.wrapped.list_files(path)))
+
+    def read_at(self, path: str, source: BinaryIO | None, position: int, size: int) -> tuple[BinaryIO, bytes]:
+        """Read from an open file, reopening it after a transient failure.
+
+        Parameters
+        ----------
+        source
+            The file; None to open it.
+        position
+            Offset in bytes.
+
+        Returns
+        -------
+        tuple
+            The open file, and the bytes read: none at its end.
+        """
+        opened = source
+
+        def once() -> bytes:
+            nonlocal opened
+            if opened is None:
+                opened = self.wrapped.open_input(path)
+                opened.seek(position)
+            try:
+                return opened.read(size)
+            except BaseException:
+                broken, opened = opened, None
+                with contextlib.suppress(Exception):
+                    broken.close()
+                raise
+
+        data = self._run("reading", path, once)
+        return cast(BinaryIO, opened), data
+
+    def _run(self, what: str, path: str, once: Callable[[], _T]) -> _T:
+        return self._call(what, path).run(once)
+
+    def _call(self, what: str, path: str) -> _Call:
+        return _Call(what, self.wrapped.url(path), self._retries)

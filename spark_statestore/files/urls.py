@@ -1,0 +1,196 @@
+"""Parsing of storage URLs of Spark and users, and opening of their file systems."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+import threading
+from collections.abc import Mapping
+
+from spark_statestore.errors import MissingDriverError, StorageError, StorageUnavailableError, StorageURLError
+from spark_statestore.files.access import access_error
+from spark_statestore.files.base import FileSystem
+from spark_statestore.files.local import LocalFileSystem
+from spark_statestore.files.remote import FsspecFileSystem, driver_for_calls
+from spark_statestore.files.retry import RetryingFileSystem
+from spark_statestore.options import DEFAULT_STORAGE_RETRIES, OPTION_PREFIX
+
+__all__ = ["check_directories", "check_url", "open_file_system", "split_url"]
+
+# Schemes of Hadoop's connectors that fsspec knows under another name.
+_HADOOP_SCHEMES = {
+    "s3a": "s3",
+    "s3n": "s3",
+    "abfss": "abfs",
+    "wasb": "abfs",
+    "wasbs": "abfs",
+    "gs": "gcs",
+    "oss": "oss",
+}
+
+# Packages by scheme; fsspec's error does not always name them.
+_PACKAGES = {
+    "s3": "s3fs",
+    "gcs": "gcsfs",
+    "abfs": "adlfs",
+    "az": "adlfs",
+    "oss": "ossfs",
+    "oci": "ocifs",
+    "sftp": "paramiko",
+    "smb": "smbprotocol",
+    "hdfs": "pyarrow, with Hadoop's libhdfs",
+}
+
+# Schemes of fsspec that are no durable, writable storage.
+_NOT_STORAGE = {"http", "https", "data", "reference", "git", "github", "jupyter", "simplecache", "filecache"}
+
+# A user, a colon and a password before the host; not a host, a port and a path.
+_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
+
+_lock = threading.Lock()
+_opened: dict[tuple[str, bool, int], FileSystem] = {}
+
+
+def split_url(url: str) -> tuple[str, str]:
+    """Split a URL into fsspec's scheme and the rest; a plain path has the scheme ``file``.
+
+    Raises
+    ------
+    StorageURLError
+        If the URL is empty, has no path, or has a password in it.
+    """
+    text = url.strip()
+    if secret := _PASSWORD.match(text):
+        # The error must not show it either.
+        raise StorageURLError(
+            f"the URL {secret[1] + '...@' + text[secret.end() :]!r} contains a password, which logs, metadata and Spark's UI would "
+            "show. Remove it: credentials come from the environment, or from fsspec's configuration files."
+        )
+    scheme, colon, rest = text.partition(":")
+    if not colon or "/" in scheme or len(scheme) == 1:
+        scheme, rest = "file", text
+    if not rest.strip("/"):
+        raise StorageURLError(
+            f"{url!r} names no directory: state needs a directory of its own, "
+            "such as file:///data/checkpoints or s3://bucket/checkpoints."
+        )
+    return _HADOOP_SCHEMES.get(scheme.lower(), scheme.lower()), rest
+
+
+def check_url(url: str) -> None:
+    """Check that a file system can be opened for a URL, without opening one.
+
+    Raises
+    ------
+    StorageURLError
+        If the scheme is unknown, or is not one of writable storage.
+    MissingDriverError
+        If the driver for it is not installed.
+    """
+    scheme, _ = split_url(url)
+    if scheme == "file":
+        return
+    from fsspec.registry import known_implementations, registry
+
+    if scheme in _NOT_STORAGE or (scheme not in known_implementations and scheme not in registry):
+        raise StorageURLError(
+            f"{url!r} cannot hold state: the scheme {scheme!r} is not one of a writable file system. "
+            "Use file:, s3:, gs:, abfss:, hdfs: or another scheme that fsspec can write to."
+        )
+    if scheme in registry:
+        return
+    package = str(known_implementations[scheme]["class"]).partition(".")[0]
+    if importlib.util.find_spec(package) is None:
+        raise MissingDriverError(
+            f"{url!r} needs the fsspec driver for {scheme!r}, which is not installed for the "
+            f"interpreter {sys.executable}: pip install {package}. The backend on every executor needs it too."
+        )
+
+
+def check_directories(options: Mapping[str, str]) -> None:
+    """Check that a file system can be opened for each option that names a directory.
+
+    Parameters
+    ----------
+    options
+        Option values by name, without prefix.
+
+    Raises
+    ------
+    StorageURLError, MissingDriverError
+        As `check_url`, with the option's name.
+    """
+    for name in "checkpointsDir", "savepointsDir":
+        if name in options:
+            try:
+                check_url(options[name])
+            except StorageError as error:
+                raise type(error)(f"'{OPTION_PREFIX}{name}' cannot be used: {error}") from error
+
+
+def open_file_system(
+    url: str, *, fsync: bool = False, retries: int = DEFAULT_STORAGE_RETRIES
+) -> tuple[FileSystem, str]:
+    """Return the file system of a URL and the path in it.
+
+    Spark's own URLs are supported: ``file:/x``, ``s3a://bucket/x``, ``abfss://c@account/x``.
+
+    Parameters
+    ----------
+    fsync
+        Whether files are synced before they count as written, where the file system can.
+    retries
+        Largest number of retries of a transient failure of remote storage.
+
+    Raises
+    ------
+    StorageURLError, MissingDriverError
+        As `check_url`.
+    StorageUnavailableError, StorageAccessError
+        If the driver cannot open the file system, or finds no credentials for it.
+    """
+    scheme, rest = split_url(url)
+    if scheme == "file":
+        return _local(fsync=fsync), _local_path(rest)
+    check_url(url)
+    import fsspec
+
+    # The authority of abfss:// names the account, so it belongs to the file system.
+    authority = rest.lstrip("/").partition("/")[0]
+    key = (f"{scheme}://{authority}", fsync, retries)
+    mapped = f"{scheme}:{rest}"
+    try:
+        fs, path = fsspec.core.url_to_fs(mapped)
+    except ImportError as error:
+        raise MissingDriverError(
+            f"{url!r} needs a driver that cannot be imported: {error}. "
+            f"Try: pip install {_PACKAGES.get(scheme, scheme)}."
+        ) from error
+    except Exception as error:
+        if (refused := access_error(error, f"{scheme}://{rest.lstrip('/')}")) is not None:
+            raise refused from error
+        raise StorageUnavailableError(
+            f"the file system of {url!r} cannot be opened: {error}. Check the URL, and the credentials "
+            "in the environment or in fsspec's configuration files."
+        ) from error
+    with _lock:
+        files = _opened.get(key)
+        if files is None:
+            driver = FsspecFileSystem(fs, scheme, fsync=fsync, calls=driver_for_calls(fs))
+            files = _opened[key] = RetryingFileSystem(driver, retries)
+        return files, path
+
+
+def _local(*, fsync: bool) -> FileSystem:
+    with _lock:
+        return _opened.setdefault(("file", fsync, 0), LocalFileSystem(fsync=fsync))
+
+
+def _local_path(rest: str) -> str:
+    path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
+    if not path.startswith("/"):
+        path = os.path.abspath(path)
+    # Not unquoted: Hadoop does not escape paths in its URLs.
+    return path

@@ -1,0 +1,1 @@
+"""Bytes of checkpoints: changelog messages, metadata objects and checksums, without I/O."""

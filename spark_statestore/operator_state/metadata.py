@@ -1,0 +1,110 @@
+"""Metadata of a checkpoint of operators, and its encoding."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from spark_statestore._version import __version__
+from spark_statestore.formats.metadata import MetadataKind, decode_object, encode_object, reading
+from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.storage.handle_codec import HandleContext, decode_handle, encode_handle
+
+__all__ = ["OperatorsMetadata", "decode_operators", "encode_operators"]
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorsMetadata:
+    """Metadata of a checkpoint of operators.
+
+    Attributes
+    ----------
+    checkpoint_id
+        Its number, 0 or more.
+    attempt
+        Names the attempt at it, 16 hex digits.
+    created_ms
+        When, in milliseconds since 1970.
+    operator_states
+        Each operator's state, by the operator's name.
+    written_by
+        Version of this package.
+    """
+
+    checkpoint_id: int
+    attempt_id: str
+    created_ms: int
+    operator_states: Mapping[str, OperatorState]
+    written_by: str = __version__
+
+
+def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> bytes:
+    """Return the metadata object of a checkpoint of operators.
+
+    Parameters
+    ----------
+    context
+        The checkpoint's directory, to which relative handles refer.
+    """
+    handles: list[bytes] = []
+    operators = []
+    for name, state in metadata.operator_states.items():
+        operators.append(
+            {
+                "operator": name,
+                "parallelism": state.parallelism,
+                "maxParallelism": state.max_parallelism,
+                "subtasks": list(state.subtasks),
+            }
+        )
+        handles += [encode_handle(handle, context) for handle in state.subtasks.values()]
+    properties = {
+        "checkpoint": metadata.checkpoint_id,
+        "createdMs": metadata.created_ms,
+        "writtenBy": metadata.written_by,
+        "operators": operators,
+    }
+    return bytes(encode_object(MetadataKind.OPERATORS, metadata.attempt_id, properties, handles))
+
+
+def decode_operators(data: bytes, context: HandleContext, where: str) -> OperatorsMetadata:
+    """Read the metadata object of a checkpoint of operators, checking all of it.
+
+    Parameters
+    ----------
+    where
+        The object's URL, for messages.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If the bytes are not those that were written, or not those of a checkpoint of operators.
+    UnsupportedFormatError
+        If a newer release wrote them.
+    """
+    found = decode_object(data, where)
+    properties = found.properties
+    handles = iter(found.handles)
+    with reading(where):
+        if found.kind is not MetadataKind.OPERATORS:
+            raise ValueError(f"it describes {found.kind.name}, not the state of operators")
+        if properties["checkpoint"] < 0:
+            raise ValueError(f"its number is {properties['checkpoint']}")
+        states = {
+            node["operator"]: OperatorState(
+                operator=node["operator"],
+                parallelism=node["parallelism"],
+                max_parallelism=node["maxParallelism"],
+                subtasks={subtask: decode_handle(next(handles), context) for subtask in node["subtasks"]},
+            )
+            for node in properties["operators"]
+        }
+        if next(handles, None) is not None:
+            raise ValueError("it has handles that belong to no operator")
+        return OperatorsMetadata(
+            checkpoint_id=properties["checkpoint"],
+            attempt_id=found.attempt_id,
+            created_ms=properties["createdMs"],
+            operator_states=states,
+            written_by=properties["writtenBy"],
+        )

@@ -1,0 +1,174 @@
+"""Directory of one operator's state in a query's checkpoint location."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from spark_statestore.errors import (
+    CheckpointExistsError,
+    CheckpointIOError,
+    CorruptCheckpointError,
+    StateStoreError,
+)
+from spark_statestore.files import FileSystem, join
+from spark_statestore.operator_state.backend import OperatorStateBackend
+from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators, encode_operators
+from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.parts import MAX_PARALLELISM, StatePart
+from spark_statestore.options import DEFAULT_FILE_STATE_THRESHOLD
+from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName, FsCheckpointStorage
+from spark_statestore.storage.file_handles import discard_file
+from spark_statestore.storage.handle_codec import HandleContext
+from spark_statestore.storage.metadata_streams import read_object
+from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
+
+__all__ = ["OperatorStateDirectory"]
+
+_logger = logging.getLogger(__name__)
+
+
+class OperatorStateDirectory:
+    """The parts of one operator's state: listed, written, read and discarded.
+
+    Parameters
+    ----------
+    files
+        The file system.
+    path
+        Path of the directory.
+    operator
+        Name of the operator.
+    """
+
+    def __init__(self, files: FileSystem, path: str, operator: str) -> None:
+        self._files = files
+        self._path = path
+        self._operator = operator
+        self._storage = FsCheckpointStorage(files, path, DEFAULT_FILE_STATE_THRESHOLD)
+
+    def __str__(self) -> str:
+        return f"the operator state {self._operator!r} at {self._files.url(self._path)}"
+
+    def list(self) -> dict[StatePart, bool]:
+        """Return the parts, oldest first, each with True if it is published.
+
+        Raises
+        ------
+        CheckpointIOError
+            If the directory cannot be listed.
+        """
+        start = self._path + "/"
+        found: dict[StatePart, bool] = {}
+        try:
+            for status in self._files.list_files(self._path):
+                directory, _, file = status.path.removeprefix(start).partition("/")
+                part = StatePart.of(CheckpointName.parse(directory))
+                if part is not None:
+                    found[part] = found.get(part, False) or file == METADATA_FILE_NAME
+        except OSError as error:
+            raise CheckpointIOError(f"{self} cannot be listed: {error}") from error
+        return dict(sorted(found.items()))
+
+    def write(self, part: StatePart, backend: OperatorStateBackend) -> None:
+        """Write a subtask's state; it is published once all of it is written.
+
+        Raises
+        ------
+        CheckpointExistsError
+            If another attempt has published a part of that name. Nothing of this one is left.
+        CheckpointIOError
+            If it cannot be written.
+        """
+        name = part.name
+        try:
+            location = self._storage.initialize_location_for_checkpoint(name)
+        except OSError as error:
+            raise CheckpointIOError(
+                f"{self}, batch {part.batch}, cannot be written: {error}. Check that the directory is writable for "
+                "the user that runs the driver and the executors."
+            ) from error
+        now = time.time_ns() // 1_000_000
+        handle = None
+        try:
+            handle = backend.snapshot(part.batch, now, location)
+            subtasks = {} if handle is None else {part.subtask: handle}
+            state = OperatorState(self._operator, part.parallelism, MAX_PARALLELISM, subtasks)
+            metadata = OperatorsMetadata(part.batch, str(name.id), now, {self._operator: state})
+            with location.create_metadata_output_stream() as out:
+                out.write(encode_operators(metadata, self._context(part)))
+                out.close_and_finalize_checkpoint()
+        except BaseException as error:
+            is_taken = isinstance(error, CheckpointExistsError)
+            if is_taken:
+                error.add_note(f"another driver or task attempt has written to {self} meanwhile")
+            self._remove_own(part, handle, is_taken=is_taken)
+            raise
+
+    def read(self, part: StatePart) -> OperatorStreamStateHandle | None:
+        """Read a part's metadata, and return the handle in it; None if the subtask had no state.
+
+        Raises
+        ------
+        CheckpointIOError
+            If it cannot be read.
+        CorruptCheckpointError
+            If it is not what was written, or belongs to another part.
+        """
+        path = self._metadata_path(part)
+        where = f"{self}, batch {part.batch} ({self._files.url(path)})"
+        try:
+            data = read_object(self._files, path)
+        except OSError as error:
+            raise CheckpointIOError(f"{where} cannot be read: {error}") from error
+        metadata = decode_operators(data, self._context(part), where)
+        state = metadata.operator_states.get(self._operator)
+        if (
+            state is None
+            or CheckpointName(metadata.checkpoint_id, metadata.attempt_id) != part.name
+            or state.parallelism != part.parallelism
+            or state.subtasks.keys() - {part.subtask}
+        ):
+            raise CorruptCheckpointError(
+                f"{where} holds the state of {sorted(metadata.operator_states)} for batch {metadata.checkpoint_id}, "
+                f"attempt {metadata.attempt_id}: files were moved or mixed up. Restore the right ones; nothing was changed."
+            )
+        handle = state.subtasks.get(part.subtask)
+        if handle is not None and not isinstance(handle, OperatorStreamStateHandle):
+            raise CorruptCheckpointError(
+                f"{where} has a {type(handle).__name__} instead of operator state. Restore the right file "
+                "from a backup, or roll the query back by a batch; nothing was changed."
+            )
+        return handle
+
+    def discard(self, part: StatePart) -> None:
+        """Remove a part; a failure is logged, as the part is not read again."""
+        directory = join(self._path, part.name.directory)
+        url = self._files.url(directory)
+        try:
+            # Metadata first: an incomplete checkpoint must not be found.
+            discard_file(self._files, self._metadata_path(part))
+            # No two parts share a file.
+            self._files.delete_directory(directory, recursive=True)
+        except (OSError, StateStoreError) as error:
+            _logger.warning("could not discard batch %s of %s at %s: %s", part.batch, self, url, error)
+
+    def _remove_own(
+        self, part: StatePart, handle: OperatorStreamStateHandle | None, *, is_taken: bool
+    ) -> None:
+        try:
+            # Published, and the response was lost: the next attempt replaces it, until then it must be readable.
+            if not is_taken and self._files.exists(self._metadata_path(part)):
+                return
+            # Not the whole directory: another driver's attempt may have the same number.
+            if handle is not None:
+                handle.discard_state()
+            self._files.delete_directory(join(self._path, part.name.directory))
+        except OSError as error:
+            _logger.warning("could not remove what failed of batch %s of %s: %s", part.batch, self, error)
+
+    def _metadata_path(self, part: StatePart) -> str:
+        return join(self._path, part.name.directory, METADATA_FILE_NAME)
+
+    def _context(self, part: StatePart) -> HandleContext:
+        return HandleContext(self._files, join(self._path, part.name.directory))

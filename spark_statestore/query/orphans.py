@@ -1,0 +1,146 @@
+"""Selection of a store's orphaned files, without I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from spark_statestore.files import join
+from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.store.metadata import CheckpointMetadata
+from spark_statestore.store.retention import StoreListing
+
+__all__ = ["STAGING_PREFIX", "CommittedAttempts", "StoreFiles", "orphans"]
+
+STAGING_PREFIX: Final = ".inprogress."
+"""Prefix of temporary files, which are renamed or linked when complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedAttempts:
+    """The attempts that Spark's commit log names, in checkpoint format v2.
+
+    Attributes
+    ----------
+    attempts
+        Ids of the committed attempts, by version and operator.
+    rolled_back
+        Ids of the committed attempts of batches that were rolled back.
+    held
+        Versions that retention holds name.
+    last
+        Version committed by the newest batch; 0 if there is none.
+    """
+
+    attempts: Mapping[int, Mapping[int, frozenset[str]]]
+    rolled_back: frozenset[str]
+    held: frozenset[int]
+    last: int
+
+    def supersedes(self, operator: int, name: CheckpointName) -> bool:
+        """Return True if Spark committed another attempt at the version, so that it never loads this one."""
+        if name.id is None or name.id in self.rolled_back or name.version in self.held:
+            return False
+        known = self.attempts.get(name.version, {}).get(operator)
+        return known is not None and name.id not in known
+
+    def is_uncommitted(self, name: CheckpointName, newest: int) -> bool:
+        """Return True if a version belongs to the uncommitted batch of a stopped query.
+
+        If the newest version of the store is newer than that batch's, another query with a newer log uses the store.
+        """
+        undecided = name.id not in self.rolled_back and name.version not in self.held
+        return name.id is not None and undecided and name.version == newest == self.last + 1
+
+
+@dataclass(slots=True)
+class StoreFiles:
+    """The files of a store, with parsed metadata.
+
+    Attributes
+    ----------
+    operator
+        The store's operator.
+    directory
+        Path of its directory.
+    listing
+        Its versions' directories and shared streams.
+    metadata
+        Parsed metadata objects, by version and file name.
+    staging
+        Temporary files.
+    newest
+        Version committed by the newest batch; None if that batch does not have the store.
+    """
+
+    operator: int
+    directory: str
+    listing: StoreListing
+    newest: CheckpointName | None
+    metadata: dict[tuple[CheckpointName, str], CheckpointMetadata] = field(default_factory=dict)
+    staging: list[str] = field(default_factory=list)
+
+    def paths(self, name: CheckpointName) -> list[str]:
+        """Return the paths of a version's files, metadata first: once that is deleted, the version does not exist."""
+        names = sorted(self.listing.checkpoints[name], key=lambda file: (file != METADATA_FILE_NAME, file))
+        return [join(self.directory, name.directory, file) for file in names]
+
+    @property
+    def oldest_snapshot_in_use(self) -> int:
+        """Base version of the newest version's handle, so that older snapshots are unused; -1 if unknown."""
+        if self.newest is None:
+            return -1
+        newest = self.metadata.get((self.newest, METADATA_FILE_NAME))
+        return -1 if newest is None else newest.handle.base_version
+
+
+def orphans(
+    store: StoreFiles, decided: CommittedAttempts, is_old: Callable[[str], bool], *, stopped: bool
+) -> dict[str, str]:
+    """Return the orphaned files of a store that are old enough: reasons by path, in the order of deletion.
+
+    A stopped query uses only files that metadata references; a running one may be about to reference others.
+    """
+    unneeded: dict[CheckpointName, str] = {}
+    newest = max((name.version for name in store.listing.checkpoints), default=0)
+    for name, files in store.listing.checkpoints.items():
+        if METADATA_FILE_NAME not in files:
+            unneeded[name] = "its version was not published"
+        elif decided.supersedes(store.operator, name):
+            unneeded[name] = "Spark committed another attempt at its version"
+        elif stopped and decided.is_uncommitted(name, newest):
+            unneeded[name] = "its batch is not committed, and Spark runs it again"
+    unneeded = {name: why for name, why in unneeded.items() if all(map(is_old, store.paths(name)))}
+    needed: set[str] = set()
+    while True:
+        for (name, _), metadata in store.metadata.items():
+            if name not in unneeded:
+                needed.update(_streams(metadata))
+        # A version whose files a retained version references is retained too.
+        kept = [name for name in unneeded if not needed.isdisjoint(store.paths(name))]
+        if not kept:
+            break
+        for name in kept:
+            del unneeded[name]
+    found = {path: why for name, why in unneeded.items() for path in store.paths(name)}
+    for path, version in sorted(store.listing.shared.items()):
+        # The next commit of a running query may reference a newer snapshot.
+        if path not in needed and is_old(path) and (stopped or version <= store.oldest_snapshot_in_use):
+            found[path] = "no metadata refers to it"
+    for path in store.staging:
+        if is_old(path):
+            found.setdefault(path, "it is a partial file")
+    return found
+
+
+def _streams(metadata: CheckpointMetadata) -> Iterator[str]:
+    """Yield the paths of the files that a version references."""
+    for entry in metadata.handle:
+        stream = entry.state.delegate_state_handle
+        if isinstance(stream, SegmentFileStateHandle):
+            yield stream.path
+            yield f"{stream.path}.{stream.attempt_id}"
+        elif isinstance(stream, FileStateHandle):
+            yield stream.path

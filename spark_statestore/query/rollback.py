@@ -1,0 +1,346 @@
+"""Rollback of a query to an earlier batch, in place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from spark_statestore.errors import CorruptCheckpointError, QueryRunningError
+from spark_statestore.files import join, parent_of
+from spark_statestore.files.failures import failing_to
+from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
+from spark_statestore.query import sources
+from spark_statestore.query.layout import entry_before, list_below, newest_operator_state, operator_states
+from spark_statestore.query.operators import SCHEMAS
+from spark_statestore.query.query_checkpoint import (
+    COMMITS,
+    OFFSETS,
+    ROLLED_BACK,
+    SOURCES,
+    STATE,
+    QueryCheckpoint,
+)
+from spark_statestore.query.running import ActivityCheck
+from spark_statestore.query.store_snapshot import require_streams
+from spark_statestore.storage import METADATA_FILE_NAME
+
+__all__ = ["find_rollback", "undo_rollback", "rollback"]
+
+# Ranks in the order in which a batch's files are moved.
+_FIRST: Final = 0
+_LAST: Final = 9
+
+_CREATED: Final = "_created"
+"""File in a rollback's directory: JSON list of the paths that the rollback created."""
+
+
+def rollback(
+    path: str,
+    batch: int,
+    *,
+    stopped: bool = False,
+    dry_run: bool = False,
+    checkpoints_dir: str | None = None,
+) -> list[str]:
+    """Roll a stopped query back, so that it continues after an earlier batch.
+
+    A running query would not notice, and continue after its newest batch. So the rollback is refused if the query
+    seems to run: if it runs in this process, adds to its logs while they are watched for 2 s, or if the newest entry is
+    younger than 3 times the usual interval between its batches, at least 30 s and at most an hour. A query that waits for
+    input cannot be distinguished from a stopped one. If the query turns out to run during the move, files are moved back.
+
+    Log entries and metadata of later batches are moved to ``rolled-back/<time>/`` in the checkpoint location. No state
+    is deleted: versions of later batches become unreferenced, and the query's retention deletes them in time. A
+    pointer savepoint of such a version retains it.
+
+    The query reads the input of later batches again, if its sources still have it, and its sink receives those batches
+    again, under the same numbers. An idempotent sink that recognises batches by number, such as files or Delta
+    Lake, skips them: roll it back as well.
+
+    An interrupted rollback leaves the query at one of the batches in between; repeat it.
+
+    Parameters
+    ----------
+    path
+        The query's ``checkpointLocation``.
+    batch
+        The batch that becomes the newest one. With the newest committed batch, only the uncommitted batch is
+        removed from the logs.
+    stopped
+        The query is stopped: do not check its logs for activity.
+    dry_run
+        Return what would be moved, and move nothing.
+    checkpoints_dir
+        The option ``checkpointsDir`` of the query, if it was set.
+
+    Returns
+    -------
+    list of str
+        URLs of the moved files, in order.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If the batch or its state is not retained. Nothing was changed.
+    CorruptCheckpointError
+        If a file that the query needs to continue from there is missing. Nothing was changed.
+    QueryRunningError
+        If the query seems to run. Nothing was changed, or all files were moved back.
+    CheckpointError, StorageError
+        If a file cannot be read or written.
+    """
+    # With fsync, a moved file survives a power loss at its old or its new place.
+    checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=True)
+    activity = ActivityCheck(checkpoint)
+    plan = _Plan(checkpoint, checkpoint.require_batch(batch))
+    if not dry_run:
+        activity.require_stopped(stopped=stopped)
+        plan.execute(activity)
+    return [checkpoint.files.url(checkpoint.path(name)) for name in plan.moved]
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """The changes of a file source's log: files to move first, a file to write, files to move then."""
+
+    before: list[str]
+    compact: tuple[str, bytes] | None
+    after: list[str]
+
+
+class _Plan:
+    def __init__(self, checkpoint: QueryCheckpoint, batch: int) -> None:
+        self._checkpoint = checkpoint
+        self._batch = batch
+        self._require_state()
+        self._logs = self._later_logs()
+        self._cuts = list(self._source_cuts())
+
+    @property
+    def moved(self) -> list[str]:
+        """Paths in the checkpoint location of the files to move."""
+        return self._logs + [name for cut in self._cuts for name in cut.before + cut.after]
+
+    def execute(self, activity: ActivityCheck) -> None:
+        checkpoint = self._checkpoint
+        names = self.moved
+        if not names:
+            return
+        time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        created = [f"{OFFSETS}/{self._batch - 1}", *(cut.compact[0] for cut in self._cuts if cut.compact)]
+        self._write_entry_before()
+        # Copy everything before the first delete.
+        for name in names:
+            for beside in self._with_checksum(name):
+                self._copy(beside, join(checkpoint.path(ROLLED_BACK), time, beside))
+        if created[1:]:
+            _record_created(checkpoint, time, created[1:])
+        self._require_unchanged(activity, created)
+        # After every step Spark can start from the checkpoint, at a batch in between: each batch's commit log entry goes
+        # first, its offset log entry last. Surplus entries in a file source's log are harmless.
+        self._remove(self._logs)
+        for cut in self._cuts:
+            self._remove(cut.before)
+            if cut.compact is not None:
+                name, data = cut.compact
+                with failing_to("write", checkpoint.files, checkpoint.path(name)):
+                    checkpoint.files.create(checkpoint.path(name), data)
+            self._remove(cut.after)
+        self._require_unchanged(activity, created, removed=names, time=time)
+
+    def _require_unchanged(
+        self, activity: ActivityCheck, created: list[str], removed: list[str] | None = None, time: str = ""
+    ) -> None:
+        """Raise if the query has written to its logs, after moving the removed files back."""
+        added = activity.added(created, removed or ())
+        if not added:
+            return
+        what = (
+            f"the query of {self._checkpoint.url} runs: it has written {', '.join(added)} during the rollback"
+        )
+        stop = "Stop the query, then try again"
+        if removed is None:
+            raise QueryRunningError(f"{what}. {stop}; nothing was moved.")
+        where = self._checkpoint.files.url(self._checkpoint.path(ROLLED_BACK, time))
+        if again := sorted(set(added) & set(removed)):
+            # It already continues from the rolled back batch: moving the entries back would mix two histories.
+            raise QueryRunningError(
+                f"{what}. It was started before the rollback ended, and has rewritten {again[0]}. {stop}, and verify "
+                f"it; the moved files are in {where}."
+            )
+        undo_rollback(self._checkpoint, time)
+        raise QueryRunningError(f"{what}. The moved files were moved back. {stop}.")
+
+    def _write_entry_before(self) -> None:
+        files, path = self._checkpoint.files, self._checkpoint.path(OFFSETS, str(self._batch - 1))
+        with failing_to("write", files, path):
+            if self._batch > 0 and not files.exists(path):
+                files.create(path, entry_before(self._checkpoint, self._batch).encode())
+
+    def _require_state(self) -> None:
+        """Raise unless all files of the batch's state exist; their content is not read."""
+        for version in self._checkpoint.stores(self._batch):
+            require_streams(self._checkpoint, version)
+
+    def _later_logs(self) -> list[str]:
+        """Return the files of later batches, in the order in which they are removed."""
+        found: list[tuple[int, int, str]] = []
+        for rank, log in ((_FIRST, COMMITS), (_LAST, OFFSETS)):
+            found += ((int(name), rank, f"{log}/{name}") for name in self._list(log) if name.isdigit())
+        for operator in self._checkpoint.operators(self._batch):
+            # One file per run, named by its first batch. Spark does not overwrite an existing one.
+            directory = f"{STATE}/{operator.id}"
+            runs = self._list(directory, "_metadata", "v2")
+            found += ((int(name), 2, f"{directory}/_metadata/v2/{name}") for name in runs if name.isdigit())
+            for name in self._list(directory, SCHEMAS):
+                number = name.rpartition("/")[2].partition("_")[0]
+                if number.isdigit():
+                    found.append((int(number), 3, f"{directory}/{SCHEMAS}/{name}"))
+        for operator_name, column_families in operator_states(self._list(OPERATOR_STATE_DIR)).items():
+            directory = f"{OPERATOR_STATE_DIR}/{operator_name}"
+            where = self._checkpoint.files.url(self._checkpoint.path(directory))
+            newest_operator_state(column_families, self._batch, where)
+            for state, names in column_families.items():
+                for name in names:
+                    rank = _FIRST if name == METADATA_FILE_NAME else 1
+                    found.append((state.version, rank, f"{directory}/{state.directory}/{name}"))
+        later = [one for one in found if one[0] > self._batch]
+        return [name for _, _, name in sorted(later, key=lambda one: (-one[0], *one[1:]))]
+
+    def _source_cuts(self) -> Iterator[_Cut]:
+        checkpoint = self._checkpoint
+        for source, offset in checkpoint.source_offsets(checkpoint.offsets(self._batch)).items():
+            names = sources.log_files(self._list(SOURCES, source))
+            last = sources.position(offset)
+            if last is None or not sources.is_file_source(names, partial(self._read, SOURCES, source)):
+                continue
+            where = checkpoint.files.url(checkpoint.path(SOURCES, source))
+            part = sources.cut(names, last, where)
+            dropped = [f"{SOURCES}/{source}/{name}" for name in part.dropped]
+            if part.compact is None:
+                yield _Cut([], None, dropped)
+                continue
+            name, origin = part.compact
+            data = sources.compacted(self._read(SOURCES, source, origin), last, join(where, origin))
+            # Older files go before the new one is written: Spark derives the interval from the distance of compacted files.
+            older = [
+                path
+                for path, file in zip(dropped, part.dropped, strict=True)
+                if sources.newest_entry(file) <= last
+            ]
+            newer = [path for path in dropped if path not in older]
+            yield _Cut(older, (f"{SOURCES}/{source}/{name}", data), newer)
+
+    def _with_checksum(self, name: str) -> list[str]:
+        """Return the paths of Hadoop's checksum of a file, if there is one, and of the file."""
+        directory, _, file = name.rpartition("/")
+        checksum = f"{directory}/.{file}.crc"
+        checkpoint = self._checkpoint
+        with failing_to("look for", checkpoint.files, checkpoint.path(checksum)):
+            known = checkpoint.files.scheme == "file" and checkpoint.files.exists(checkpoint.path(checksum))
+        return [checksum, name] if known else [name]
+
+    def _copy(self, name: str, to: str) -> None:
+        files = self._checkpoint.files
+        data = self._read(name)
+        with failing_to("write", files, to):
+            files.make_directory(parent_of(to))
+            files.create(to, data)
+
+    def _remove(self, names: list[str]) -> None:
+        for name in names:
+            for beside in self._with_checksum(name):
+                path = self._checkpoint.path(beside)
+                with failing_to("delete", self._checkpoint.files, path):
+                    self._checkpoint.files.delete(path)
+                    self._checkpoint.files.sync_directory(parent_of(path))
+
+    def _list(self, *names: str) -> list[str]:
+        return list_below(self._checkpoint.files, self._checkpoint.path(*names))
+
+    def _read(self, *names: str) -> bytes:
+        path = self._checkpoint.path(*names)
+        with failing_to("read", self._checkpoint.files, path):
+            return self._checkpoint.files.read(path)
+
+
+def _record_created(checkpoint: QueryCheckpoint, time: str, names: Sequence[str]) -> None:
+    """Record the files that a rollback is about to create."""
+    path = join(checkpoint.path(ROLLED_BACK), time, _CREATED)
+    with failing_to("write", checkpoint.files, path):
+        checkpoint.files.create(path, json.dumps(list(names)).encode())
+
+
+def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
+    """Move back the files of a rollback, by its directory in ``rolled-back``, and return their paths.
+
+    Existing files are not replaced. Log entries are moved last and in order, so that Spark can start from the
+    checkpoint after every step.
+    """
+    files, start = checkpoint.files, join(checkpoint.path(ROLLED_BACK), time)
+    names = _below(checkpoint, start)
+    done = []
+    for name in sorted(names, key=_rank):
+        path = checkpoint.path(name)
+        if name == _CREATED:
+            continue
+        with failing_to("move back", files, path):
+            if not files.exists(path):
+                files.make_directory(parent_of(path))
+                files.create(path, files.read(join(start, name)))
+                done.append(name)
+    if _CREATED in names:
+        for name in _created(checkpoint, join(start, _CREATED)):
+            path = checkpoint.path(name)
+            with failing_to("delete", files, path):
+                if name not in names and files.exists(path):
+                    files.delete(path)
+    return done
+
+
+def find_rollback(checkpoint: QueryCheckpoint, gaps: Mapping[str, Sequence[int]]) -> str | None:
+    """Return the directory in ``rolled-back`` of the rollback that moved exactly the missing entries of each log."""
+    start = checkpoint.path(ROLLED_BACK)
+    moved: dict[str, dict[str, set[int]]] = {}
+    for path in _below(checkpoint, start):
+        time, _, name = path.partition("/")
+        log, _, number = name.rpartition("/")
+        if log in (OFFSETS, COMMITS) and number.isdigit():
+            moved.setdefault(time, {}).setdefault(log, set()).add(int(number))
+    wanted = {log: set(missing) for log, missing in gaps.items()}
+    fitting = [time for time, logs in moved.items() if logs == wanted]
+    return max(fitting, default=None)
+
+
+def _below(checkpoint: QueryCheckpoint, directory: str) -> list[str]:
+    with failing_to("list", checkpoint.files, directory):
+        return [status.path[len(directory) + 1 :] for status in checkpoint.files.list_files(directory)]
+
+
+def _created(checkpoint: QueryCheckpoint, path: str) -> list[str]:
+    with failing_to("read", checkpoint.files, path):
+        data = checkpoint.files.read(path)
+    try:
+        found: list[str] = json.loads(data)
+        # Rollbacks create only files in sources' logs, so nothing else is deleted.
+        if not all(name.startswith(f"{SOURCES}/") for name in found):
+            raise ValueError(f"{found!r:.200} are not all names below {SOURCES}")
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CorruptCheckpointError(
+            f"{checkpoint.files.url(path)} is not a list of the files that a rollback created: {error}. Copy the files beside it "
+            "back by hand."
+        ) from error
+    return found
+
+
+def _rank(name: str) -> tuple[int, int, int, str]:
+    """Order sources' logs first, then state metadata, then each batch's offset log and commit log entries."""
+    directory, _, file = name.rpartition("/")
+    number = file.removeprefix(".").removesuffix(".crc")
+    if directory in (OFFSETS, COMMITS) and number.isdigit():
+        return (2, int(number), int(directory == COMMITS), file)
+    return (int(not directory.startswith(SOURCES)), 0, int(file == METADATA_FILE_NAME), name)

@@ -1,0 +1,175 @@
+"""The content of a store at a version, read from a checkpoint and written as a full snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, StorageAccessError
+from spark_statestore.files import LocalFileSystem, join, open_file_system, parent_of
+from spark_statestore.files.failures import failing_to
+from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersion
+from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.store.changelog import CHANGE_SCHEMA, MERGE, PUT
+from spark_statestore.store.changelog_apply import apply_changelog, numbered
+from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, StoreId
+from spark_statestore.store.version_store import VersionStore
+
+__all__ = ["StoreSnapshot", "make_durable", "read_store", "require_streams", "write_store"]
+
+_BATCH_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class StoreSnapshot:
+    """The content of a store at a version.
+
+    Attributes
+    ----------
+    store
+        The store.
+    column_families
+        Its column families. Their numbers of rows and values are for information only:
+        `write_store` counts.
+    rows
+        Returns an iterator over all rows: the name of a column family and a table of `ROW_SCHEMA`. A column
+        family has any number of tables; the values of a key are in one table, in their order.
+    """
+
+    store: StoreId
+    column_families: tuple[ColumnFamily, ...]
+    rows: Callable[[], Iterator[tuple[str, pa.Table]]]
+
+
+def read_store(checkpoint: QueryCheckpoint, version: StoreVersion) -> StoreSnapshot:
+    """Read a store at a version. Rows are read and verified on iteration, which may raise."""
+    versions = checkpoint.open(version.store)
+    metadata = versions.metadata(version.name, version.attempt_id)
+
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        return _rows(versions, version.name, metadata)
+
+    return StoreSnapshot(version.store, metadata.column_families, rows)
+
+
+def require_streams(checkpoint: QueryCheckpoint, version: StoreVersion) -> CheckpointMetadata:
+    """Return the metadata of a store's version if every stream that it references exists."""
+    versions = checkpoint.open(version.store)
+    metadata = versions.metadata(version.name, version.attempt_id)
+    for entry in metadata.handle:
+        stream = entry.state.delegate_state_handle
+        try:
+            if isinstance(stream, FileStateHandle):
+                stream.files.size(stream.path)
+            else:
+                # It is inline in another version's metadata, perhaps of a replaced attempt.
+                stream.open_input_stream().close()
+        except FileNotFoundError as error:
+            raise CorruptCheckpointError(
+                f"{versions.where(version.name)} needs the state stream {stream.stream_state_handle_id}, which is "
+                "missing. Use another batch; nothing was changed."
+            ) from error
+        except StorageAccessError:
+            raise
+        except OSError as error:
+            raise CheckpointIOError(
+                f"{versions.where(version.name)}: {stream.stream_state_handle_id} cannot be accessed: {error}. Nothing "
+                "was changed; try again."
+            ) from error
+    return metadata
+
+
+def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: CheckpointMetadata) -> None:
+    """Fsync a version in local files, for queries that run without the option ``fsync``."""
+    files, directory = open_file_system(checkpoint.open(version.store).url, fsync=True)
+    if not isinstance(files, LocalFileSystem):
+        # Object stores acknowledge durable objects only.
+        return
+    where = join(directory, version.name.directory, METADATA_FILE_NAME)
+    streams = [entry.state.delegate_state_handle for entry in metadata.handle]
+    # A replaced attempt is kept beside the metadata, with its id as the suffix.
+    within = {(where, metadata.attempt_id)} | {
+        (stream.path, stream.attempt_id) for stream in streams if isinstance(stream, SegmentFileStateHandle)
+    }
+    paths = [
+        path for name, attempt_id in within for path in (name, f"{name}.{attempt_id}") if files.exists(path)
+    ]
+    paths += [stream.path for stream in streams if isinstance(stream, FileStateHandle)]
+    for path in paths:
+        with failing_to("sync", files, path):
+            files.make_directory(parent_of(path))
+            files.make_durable(path)
+
+
+def write_store(
+    versions: VersionStore, name: CheckpointName, attempt_id: str, content: StoreSnapshot
+) -> None:
+    """Write the content of a store as one full snapshot; on failure the version does not exist."""
+    positions = {state.name: position for position, state in enumerate(content.column_families)}
+    keys = [0] * len(positions)
+    values = [0] * len(positions)
+    pending = versions.begin(name, attempt_id, content.column_families)
+    try:
+        for state, table in content.rows():
+            position = positions[state]
+            several = content.column_families[position].has_multiple_values
+            op = _ops(table) if several else pa.repeat(pa.scalar(PUT, pa.uint8()), table.num_rows)
+            changes = pa.table([op, *table.columns], schema=CHANGE_SCHEMA)
+            for start in range(0, table.num_rows, _BATCH_ROWS):
+                # Combine the small batches of many versions.
+                for batch in changes.slice(start, _BATCH_ROWS).combine_chunks().to_batches():
+                    pending.write(position, batch.serialize())
+            keys[position] += _count(op)
+            values[position] += table.num_rows
+        pending.column_families = tuple(
+            replace(
+                state, rows=keys[position], values=values[position] if state.has_multiple_values else None
+            )
+            for position, state in enumerate(content.column_families)
+        )
+        pending.publish(None, None, None)
+    except BaseException:
+        pending.abandon()
+        raise
+
+
+def _rows(
+    versions: VersionStore, name: CheckpointName, metadata: CheckpointMetadata
+) -> Iterator[tuple[str, pa.Table]]:
+    batches: dict[str, list[pa.RecordBatch]] = {state.name: [] for state in metadata.column_families}
+    # Read everything first: checksums are verified at the end only.
+    for state, batch in versions.read(name, metadata):
+        batches[state].append(batch)
+    for described in metadata.column_families:
+        table = apply_changelog(batches.pop(described.name))
+        _check(versions, name, described, table)
+        if table.num_rows:
+            yield described.name, table
+
+
+def _check(versions: VersionStore, name: CheckpointName, state: ColumnFamily, table: pa.Table) -> None:
+    found = table.num_rows
+    if found != state.stored_rows:
+        raise CorruptCheckpointError(
+            f"{versions.where(name)} has {found} values in the state {state.name!r}, but {state.stored_rows} in its metadata. "
+            "Use an earlier batch, and please report this error; nothing was changed."
+        )
+
+
+def _ops(table: pa.Table) -> pa.Array:
+    """Return record types: a put for the first value of each key, a merge for the others."""
+    import numpy as np
+
+    ops = np.full(table.num_rows, MERGE, np.uint8)
+    keys, _ = numbered(table["key"])
+    ops[np.unique(keys, return_index=True)[1]] = PUT
+    return pa.array(ops)
+
+
+def _count(op: pa.Array) -> int:
+    import pyarrow.compute as pc
+
+    return int(pc.sum(pc.equal(op, PUT)).as_py() or 0)

@@ -1,0 +1,189 @@
+"""Redistribution of an operator's state to another number of partitions, by Spark's own partitioning."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+
+from spark_statestore.errors import RescaleError
+from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
+from spark_statestore.query.parallel import parallel_iter
+from spark_statestore.query.store_snapshot import StoreSnapshot, read_store
+from spark_statestore.rescaling.murmur3 import hash_columns, partitions_of
+from spark_statestore.rescaling.partitioning import PartitionKey, partition_key
+from spark_statestore.rows import decode_rows
+from spark_statestore.rows.types import parse_schema
+from spark_statestore.store.changelog_apply import ROW_SCHEMA
+from spark_statestore.store.metadata import ColumnFamily, StoreId
+
+if TYPE_CHECKING:
+    from spark_statestore.rescaling.murmur3 import Hashes, Partitions
+
+__all__ = ["rescaled"]
+
+# Rows per batch.
+_BATCH_ROWS: Final = 65_536
+
+_DEFAULT: Final = "default"
+
+_STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+
+
+def rescaled(
+    checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, partitions: int
+) -> Iterator[StoreSnapshot]:
+    """Yield the content of an operator's stores with another number of partitions, also of those without rows.
+
+    One store of the operator is read at a time and spooled to a temporary file, which exists as long as a snapshot of
+    the store does. Its rows must be in the partitions that Spark's partitioning gives them at present. An operator
+    without grouping columns keeps its one partition.
+    """
+    if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
+        raise RescaleError(
+            f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have partitioned rows by other "
+            "columns than those of their keys, and does not record by which. Keep the number of partitions. No copy was made."
+        )
+    by_name: dict[str, list[StoreVersion]] = {}
+    for version in checkpoint.stores(batch, operator.id):
+        by_name.setdefault(version.store.name, []).append(version)
+    for name, versions in by_name.items():
+        first = read_store(checkpoint, versions[0])
+        if any(
+            state.name == _DEFAULT and operator.is_single(state.key_schema) for state in first.column_families
+        ):
+            yield first
+        else:
+            yield from _redistribute(checkpoint, operator, name, versions, partitions)
+
+
+def _redistribute(
+    checkpoint: QueryCheckpoint,
+    operator: StatefulOperator,
+    store: str,
+    versions: Sequence[StoreVersion],
+    partitions: int,
+) -> Iterator[StoreSnapshot]:
+    spool = _Spool()
+
+    def read(version: StoreVersion) -> dict[str, ColumnFamily]:
+        content = read_store(checkpoint, version)
+        here = {state.name: state for state in content.column_families}
+        for name, rows in content.rows():
+            if not rows.num_rows:
+                continue
+            state = here[name]
+            hashes = _hashes(rows["key"], state, partition_key(operator, store, state, here))
+            _check(hashes, version, len(versions), operator, state)
+            _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
+        return here
+
+    column_families: dict[str, ColumnFamily] = {}
+    for here in parallel_iter(read, versions, checkpoint.files):
+        column_families = here | column_families
+    for partition in range(partitions):
+        yield StoreSnapshot(
+            StoreId(operator.id, partition, store),
+            tuple(column_families.values()),
+            partial(spool.rows, partition),
+        )
+
+
+def _hashes(keys: pa.ChunkedArray, state: ColumnFamily, where: PartitionKey) -> Hashes:
+    """Return the columns of the keys that Spark's shuffle hashes."""
+    import numpy as np
+
+    key = parse_schema(state.key_schema)
+    types = where.columns(key)
+    needed = [key.arrow[where.inside[0]].name] if where.inside else None
+    parts = []
+    for chunk in keys.chunks:
+        column = decode_rows(chunk, state.key_schema, needed)
+        # Only the needed column was decoded.
+        for position in where.inside and (0, *where.inside[1:]):
+            column = column.flatten()[position]
+        parts.append(hash_columns(column.flatten()[: len(types)], types, len(chunk)))
+    return np.concatenate(parts)
+
+
+def _check(
+    hashes: Hashes, version: StoreVersion, partitions: int, operator: StatefulOperator, state: ColumnFamily
+) -> None:
+    """Raise if a row is not in the partition of its key, as its new partition would be unknown."""
+    wrong = int((partitions_of(hashes, partitions) != version.store.partition).sum())
+    if wrong:
+        raise RescaleError(
+            f"{version.store}: {wrong} of the {len(hashes)} rows of the state {state.name!r} of operator {operator.name} are "
+            f"not in the partition that Spark gives their keys among {partitions}, so their new partition is "
+            "unknown. Files of another partition or query may have been copied there. Keep the number of "
+            "partitions. No copy was made."
+        )
+
+
+def _distribute(spool: _Spool, state: str, rows: pa.Table, new: Partitions, partitions: int) -> None:
+    import numpy as np
+
+    table = spool.new_table()
+    begin = 0
+    for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
+        chosen = new[begin : begin + len(batch)]
+        begin += len(batch)
+        # Stable: the order of the values of a key is kept.
+        order = np.argsort(chosen, kind="stable")
+        ordered = batch.take(pa.array(order))
+        bounds = np.searchsorted(chosen[order], np.arange(partitions + 1))
+        for partition in np.flatnonzero(np.diff(bounds)).tolist():
+            start, end = int(bounds[partition]), int(bounds[partition + 1])
+            spool.add(partition, table, state, ordered.slice(start, end - start))
+
+
+class _Spool:
+    """Rows by new partition in an unlinked temporary file, freed with its last reader."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile(prefix="spark-statestore-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        self._tables = itertools.count()
+        self._segments: defaultdict[int, list[_Segment]] = defaultdict(list)
+
+    def new_table(self) -> int:
+        """Return the number of a new table; its parts are read as one table."""
+        return next(self._tables)
+
+    def add(self, partition: int, table: int, state: str, rows: pa.RecordBatch) -> None:
+        message = rows.serialize()
+        with self._lock:
+            start = self._file.seek(0, os.SEEK_END)
+            self._file.write(message)
+            self._segments[partition].append(_Segment(table, state, start, message.size))
+
+    def rows(self, partition: int) -> Iterator[tuple[str, pa.Table]]:
+        # Parts of one table are in order; parts of several may interleave.
+        segments = sorted(self._segments[partition], key=attrgetter("table"))
+        for (_, state), parts in itertools.groupby(segments, attrgetter("table", "state")):
+            yield state, pa.Table.from_batches([self._read(segment) for segment in parts])
+
+    def _read(self, segment: _Segment) -> pa.RecordBatch:
+        with self._lock:
+            self._file.seek(segment.start)
+            message = self._file.read(segment.size)
+        return pa.ipc.read_record_batch(pa.py_buffer(message), ROW_SCHEMA)
+
+
+class _Segment(NamedTuple):
+    """Range of a batch of rows in the file, and the number of its table."""
+
+    table: int
+    state: str
+    start: int
+    size: int

@@ -1,1 +1,0 @@
-"""Where savepoints are put, by path."""

@@ -1,0 +1,252 @@
+"""Copy of one batch of a query as a checkpoint location of its own."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import secrets
+from functools import partial
+from typing import Final
+
+from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
+from spark_statestore.files import join, parent_of
+from spark_statestore.files.failures import failing_to
+from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
+from spark_statestore.query import sources
+from spark_statestore.query.layout import (
+    entry_before,
+    list_below,
+    newest_operator_state,
+    operator_states,
+    path_in_its_file_system,
+)
+from spark_statestore.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
+from spark_statestore.query.operators import SCHEMAS, StatefulOperator
+from spark_statestore.query.parallel import parallel_iter
+from spark_statestore.query.query_checkpoint import (
+    COMMITS,
+    METADATA,
+    OFFSETS,
+    SOURCES,
+    STATE,
+    QueryCheckpoint,
+)
+from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
+from spark_statestore.rescaling import rescaled
+from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.store.metadata import StoreId
+
+__all__ = ["DIRECTORIES", "copy_checkpoint"]
+
+DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
+"""Directories beside the file ``metadata``."""
+
+# Reads of a source's log, which the query may compact and purge during the read.
+_ATTEMPTS: Final = 3
+
+
+def copy_checkpoint(
+    source: QueryCheckpoint,
+    batch: int,
+    target: str,
+    *,
+    query_id: str,
+    partitions: int | None = None,
+    checkpoints_dir: str | None = None,
+    state: bool = True,
+    fsync: bool = False,
+) -> None:
+    """Copy one batch of a query to an empty location, as a checkpoint from which the query resumes after it.
+
+    The file ``metadata`` is written last: without it, neither Spark nor this package accepts the location as a
+    checkpoint. A failed copy is not removed.
+
+    Parameters
+    ----------
+    partitions
+        Number of state partitions, by default unchanged.
+    checkpoints_dir
+        The option ``checkpointsDir`` of the query in the copy.
+    state
+        Copy the stores. Otherwise the commit log has the attempts of the source.
+    fsync
+        Fsync local files.
+    """
+    _CheckpointCopy(source, batch, target, query_id, partitions, checkpoints_dir, fsync).write(state=state)
+
+
+class _CheckpointCopy:
+    def __init__(
+        self,
+        source: QueryCheckpoint,
+        batch: int,
+        target: str,
+        query_id: str,
+        partitions: int | None,
+        checkpoints_dir: str | None,
+        fsync: bool,
+    ) -> None:
+        self._source = source
+        self._batch = source.require_batch(batch)
+        self._commit = source.commit(batch)
+        self._offsets = source.offsets(batch)
+        self._query_id = query_id
+        self._partitions = None if partitions == self._offsets.shuffle_partitions else partitions
+        self._elsewhere = checkpoints_dir is not None
+        state_url = join(checkpoints_dir, query_id.replace("-", "")) if checkpoints_dir else None
+        self._target = QueryCheckpoint(target, state_url=state_url, fsync=fsync)
+        self._partitions_written: dict[int, int] = {}
+        self._state_path = join(path_in_its_file_system(target), STATE)
+
+    def write(self, *, state: bool) -> None:
+        commit = self._commit
+        operators = list(self._source.operator_files(self._batch))
+        if state:
+            ids = {one.id: self._write_stores(one) for _, one in operators}
+            if commit.state_ids is not None:
+                commit = commit.with_state_ids(ids)
+        for path, operator in operators:
+            self._write_operator(path, operator)
+        for name, offset in self._source.source_offsets(self._offsets).items():
+            self._write_source(name, offset)
+        self._write_operator_state()
+        if self._batch > 0:
+            before = entry_before(self._source, self._batch)
+            self._put(self._rescaled(before).encode(), OFFSETS, str(self._batch - 1))
+        self._put(self._rescaled(self._offsets).encode(), OFFSETS, str(self._batch))
+        self._put(commit.encode(), COMMITS, str(self._batch))
+        self._put(json.dumps({"id": self._query_id}, separators=(",", ":")).encode(), METADATA)
+
+    def _rescaled(self, entry: OffsetEntry) -> OffsetEntry:
+        return entry.with_conf(SHUFFLE_PARTITIONS, str(self._partitions)) if self._partitions else entry
+
+    def _write_stores(self, operator: StatefulOperator) -> list[list[str]]:
+        """Write the stores of an operator, and return their attempts by partition and store."""
+        ids = self._commit.state_ids
+        has_ids = ids is not None and operator.id in ids
+
+        def write(content: StoreSnapshot) -> tuple[StoreId, str]:
+            attempt_id = secrets.token_hex(8)
+            name = CheckpointName(self._batch + 1, attempt_id if has_ids else None)
+            write_store(self._target.open(content.store), name, attempt_id, content)
+            return content.store, attempt_id
+
+        attempts: dict[StoreId, str] = {}
+        storages = (self._source.files, self._target.files)
+        if self._partitions is not None:
+            spread = rescaled(self._source, self._batch, operator, self._partitions)
+            # Redistribution of one store overlaps with the writes of its previous partitions.
+            for _, contents in itertools.groupby(spread, lambda content: content.store.name):
+                attempts.update(parallel_iter(write, contents, *storages))
+        else:
+            versions = self._source.stores(self._batch, operator.id)
+            attempts.update(
+                parallel_iter(lambda version: write(read_store(self._source, version)), versions, *storages)
+            )
+        moved = self._moved(operator)
+        # An operator without grouping columns has one partition, regardless of Spark's metadata.
+        count = 1 + max(store.partition for store in attempts)
+        self._partitions_written[operator.id] = count
+        wanted = [
+            [StoreId(moved.id, partition, store.name) for store in moved.stores]
+            for partition in range(count if moved.may_be_single and count == 1 else moved.partitions)
+        ]
+        if set(itertools.chain(*wanted)) != attempts.keys():
+            raise IllegalStateError(
+                f"operator {moved.id} ({moved.name}) has {moved.partitions} partitions of {len(moved.stores)} stores, but "
+                f"{len(attempts)} stores were written. Please report this error; delete the new checkpoint, which is unusable."
+            )
+        return [[attempts[store] for store in stores] for stores in wanted]
+
+    def _moved(self, operator: StatefulOperator) -> StatefulOperator:
+        if self._partitions is not None:
+            operator = operator.with_partitions(self._partitions)
+        return operator.relocated(self._state_path)
+
+    def _write_operator(self, path: str, operator: StatefulOperator) -> None:
+        for url in operator.schema_files:
+            below = operator.below_its_schemas(url)
+            if below is None:
+                raise CorruptCheckpointError(
+                    f"{self._source.files.url(path)} names the schema file {url}, which is not in the operator's directory. "
+                    "Restore the right file from a backup; nothing was changed."
+                )
+            self._copy(STATE, str(operator.id), SCHEMAS, *below.split("/"))
+        for store in operator.stores:
+            names = StoreId(operator.id, 0, store.name).directories
+            # With version 1 of the operator metadata, schemas are beside the first partition's state.
+            for name in self._list(STATE, *names, "_metadata"):
+                self._copy(STATE, *names, "_metadata", *name.split("/"))
+        moved = self._moved(operator)
+        if self._elsewhere:
+            # Spark counts partitions by these directories.
+            for partition in range(self._partitions_written.get(moved.id, moved.partitions)):
+                for store in moved.stores:
+                    directories = StoreId(moved.id, partition, store.name).directories
+                    self._make_directory(self._target.path(STATE, *directories))
+        self._put(moved.encode(), *path[len(self._source.root) + 1 :].split("/"))
+
+    def _write_source(self, name: str, offset: str) -> None:
+        with failing_to("read", self._source.files, self._source.path(SOURCES, name)):
+            for left in range(_ATTEMPTS, 0, -1):
+                try:
+                    written = self._source_files(name, offset)
+                except FileNotFoundError:
+                    # The running query has purged a compacted file.
+                    if left == 1:
+                        raise
+                else:
+                    break
+        for file, data in written.items():
+            self._put(data, SOURCES, name, *file.split("/"))
+
+    def _source_files(self, name: str, offset: str) -> dict[str, bytes]:
+        names = self._list(SOURCES, name)
+        last = sources.position(offset)
+        log = sources.log_files(names)
+        if last is None or not sources.is_file_source(log, partial(self._read, SOURCES, name)):
+            return {file: self._read(SOURCES, name, *file.split("/")) for file in names}
+        where = self._source.files.url(self._source.path(SOURCES, name))
+        part = sources.cut(log, last, where)
+        written = {file: self._read(SOURCES, name, file) for file in part.kept}
+        if part.compact is not None:
+            file, origin = part.compact
+            written[file] = sources.compacted(self._read(SOURCES, name, origin), last, join(where, origin))
+        return written
+
+    def _write_operator_state(self) -> None:
+        for operator, names in operator_states(self._list(OPERATOR_STATE_DIR)).items():
+            where = self._source.files.url(self._source.path(OPERATOR_STATE_DIR, operator))
+            for chosen in newest_operator_state(names, self._batch, where):
+                # The metadata last, as it was written.
+                for name in sorted(names[chosen], key=lambda file: file == METADATA_FILE_NAME):
+                    self._copy(OPERATOR_STATE_DIR, operator, chosen.directory, *name.split("/"))
+
+    def _list(self, *names: str) -> list[str]:
+        """Return the files below a directory of the source, by relative path, without Hadoop's own files."""
+        return list_below(self._source.files, self._source.path(*names))
+
+    def _read(self, *names: str) -> bytes:
+        path = self._source.path(*names)
+        if self._source.files.has_link(self._source.root, path[len(self._source.root) + 1 :]):
+            # Following links would leak files into the copy.
+            raise CorruptCheckpointError(
+                f"{self._source.files.url(path)} is a symbolic link, or below one. Replace the link by the file; nothing was "
+                "changed."
+            )
+        return self._source.files.read(path)
+
+    def _copy(self, *names: str) -> None:
+        with failing_to("read", self._source.files, self._source.path(*names)):
+            data = self._read(*names)
+        self._put(data, *names)
+
+    def _put(self, data: bytes, *names: str) -> None:
+        path = self._target.path(*names)
+        self._make_directory(parent_of(path))
+        with failing_to("write", self._target.files, path):
+            self._target.files.create(path, data)
+
+    def _make_directory(self, path: str) -> None:
+        with failing_to("make the directory", self._target.files, path):
+            self._target.files.make_directory(path)

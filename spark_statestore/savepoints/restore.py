@@ -1,0 +1,316 @@
+"""Restore of a savepoint, and copies of a checkpoint for a second query."""
+
+from __future__ import annotations
+
+import contextlib
+import uuid
+from collections.abc import Iterator
+from typing import Final, Literal, get_args
+
+from spark_statestore.errors import CheckpointExistsError, OptionError, QueryRunningError
+from spark_statestore.files import FileSystem, join, open_file_system
+from spark_statestore.files.failures import failing_to
+from spark_statestore.query.query_checkpoint import METADATA, QueryCheckpoint
+from spark_statestore.query.running import ActivityCheck
+from spark_statestore.query.savepoint import (
+    Savepoint,
+    is_or_was_savepoint,
+    load_savepoint,
+    open_checkpoint,
+    require_own_files,
+)
+from spark_statestore.savepoints.copy import DIRECTORIES, copy_checkpoint
+from spark_statestore.savepoints.create import held_if_possible
+from spark_statestore.savepoints.savepoint_store import dispose_savepoint
+
+__all__ = ["IN_PROGRESS", "ClaimMode", "clone", "rescale", "restore"]
+
+IN_PROGRESS: Final = "_in-progress"
+"""File in a checkpoint location that is not complete."""
+
+ClaimMode = Literal["no_claim", "claim"]
+
+
+def restore(
+    savepoint: Savepoint | str,
+    new_checkpoint: str,
+    *,
+    claim_mode: ClaimMode = "no_claim",
+    partitions: int | None = None,
+    keep_query_id: bool = False,
+    checkpoints_dir: str | None = None,
+) -> int:
+    """Restore a savepoint to a new checkpoint location, from which the query resumes after the savepoint's batch.
+
+    The checkpoint is a complete copy, which shares no file with the savepoint. Start the query with it as its
+    ``checkpointLocation``. A sink that identifies batches by number and query id, as Delta Lake does, treats them as
+    another query's unless the query keeps its id.
+
+    Parameters
+    ----------
+    savepoint
+        The savepoint, or the URL of its directory.
+    new_checkpoint
+        URL of the checkpoint location, which must be empty.
+    claim_mode
+        ``no_claim``: the savepoint stays, and any number of queries can be started from it. ``claim``: it
+        is disposed of once the checkpoint is complete.
+    partitions
+        Number of state partitions, by default unchanged.
+    keep_query_id
+        Keep the query's id instead of a new one. Running queries must have different ids.
+    checkpoints_dir
+        The option ``checkpointsDir`` of the restored query.
+
+    Returns
+    -------
+    int
+        The batch of the savepoint. The query resumes with the next one.
+
+    Raises
+    ------
+    SavepointNotFoundError
+        If there is no such savepoint.
+    CheckpointExistsError
+        If the new location is not empty.
+    OptionError
+        If there is no such claim mode.
+    IllegalStateError, QueryRunningError
+        If the savepoint is claimed, and others need it or a query was started in its directory.
+    CheckpointError, StorageError
+        If a file cannot be read or written. No files remain at the new location.
+    ValueError
+        If `partitions` is less than one.
+    """
+    if claim_mode not in get_args(ClaimMode):
+        raise OptionError(
+            f"the claim mode is {claim_mode!r}, but it must be one of {', '.join(get_args(ClaimMode))}."
+        )
+    found = load_savepoint(savepoint if isinstance(savepoint, str) else savepoint.path)
+    source = found.checkpoint()
+    require_own_files(found, source)
+    if claim_mode == "claim":
+        # Raise before the copy rather than after it.
+        dispose_savepoint(found.path, dry_run=True)
+    query_id = found.query_id if keep_query_id else str(uuid.uuid4())
+    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir)
+    if claim_mode == "claim":
+        try:
+            dispose_savepoint(found.path)
+        except Exception as error:
+            error.add_note(
+                f"the checkpoint {new_checkpoint} is complete, and the query can be started with it"
+            )
+            raise
+    return found.batch
+
+
+def clone(
+    path: str,
+    new_checkpoint: str,
+    *,
+    batch: int | None = None,
+    partitions: int | None = None,
+    checkpoints_dir: str | None = None,
+) -> int:
+    """Copy a query's checkpoint for a second query.
+
+    The copy shares no file with the checkpoint and has a new query id: both queries may run, and either may be
+    removed. The first query may run during the copy, as long as it retains the batch.
+
+    Parameters
+    ----------
+    path
+        The query's ``checkpointLocation``, or a savepoint.
+    new_checkpoint
+        URL of the new checkpoint location, which must be empty.
+    batch
+        The last batch of the copy, by default the newest committed one.
+    partitions
+        Number of state partitions of the copy, by default unchanged.
+    checkpoints_dir
+        The option ``checkpointsDir`` of both queries.
+
+    Returns
+    -------
+    int
+        The batch. The second query resumes with the next one.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If the checkpoint or the batch does not exist.
+    CheckpointExistsError
+        If the new location is not empty.
+    CheckpointError, StorageError
+        If a file cannot be read or written. No files remain at the new location.
+    ValueError
+        If `partitions` is less than one.
+    """
+    source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
+    batch = source.require_batch(batch)
+    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir)
+    return batch
+
+
+def rescale(
+    path: str,
+    new_checkpoint: str,
+    partitions: int,
+    *,
+    batch: int | None = None,
+    stopped: bool = False,
+    checkpoints_dir: str | None = None,
+) -> int:
+    """Copy a stopped query's checkpoint with its state redistributed to another number of partitions.
+
+    The unchanged query resumes from the copy after the batch, with the new number of tasks for each stateful
+    operator. Stop it first, and start it again with the new location. The source checkpoint is not changed, so a
+    query can also be started from it again by mistake.
+
+    A query from the copy would repeat batches that a running query commits after the copied one. So this is refused
+    if the query seems to run, see `rollback`; `clone` makes such a copy for a second query.
+
+    Parameters
+    ----------
+    path
+        The query's ``checkpointLocation``, or a canonical savepoint.
+    new_checkpoint
+        URL of the new checkpoint location, which must be empty.
+    partitions
+        Number of state partitions of every operator. Aggregations without keys and limits keep one.
+    batch
+        The last batch of the copy, by default the newest committed one.
+    stopped
+        The query is stopped: do not check its logs for activity before the copy.
+    checkpoints_dir
+        The option ``checkpointsDir`` of the query, if it was set.
+
+    Returns
+    -------
+    int
+        The batch. The query resumes with the next one.
+
+    Raises
+    ------
+    QueryRunningError
+        If the query seems to run. No files remain at the new location.
+    RescaleError
+        If a row is not in the partition that Spark's partitioning gives its key, or that partition is unknown.
+        No files remain at the new location.
+    CheckpointNotFoundError
+        If the checkpoint or the batch does not exist.
+    CheckpointExistsError
+        If the new location is not empty.
+    CheckpointError, StorageError
+        If a file cannot be read or written.
+    ValueError
+        If `partitions` is less than one.
+    """
+    source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
+    activity = None if is_or_was_savepoint(source) else ActivityCheck(source)
+    batch = source.require_batch(batch)
+    if activity is not None:
+        activity.require_stopped(stopped=stopped)
+    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir, activity)
+    return batch
+
+
+def _copy(
+    source: QueryCheckpoint,
+    batch: int,
+    new_checkpoint: str,
+    query_id: str,
+    partitions: int | None,
+    checkpoints_dir: str | None,
+    activity: ActivityCheck | None = None,
+) -> None:
+    """Write a durable checkpoint to an empty location."""
+    if partitions is not None and partitions < 1:
+        raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
+    state_url = None if checkpoints_dir is None else join(checkpoints_dir, query_id.replace("-", ""))
+    with held_if_possible(source, batch, new_checkpoint), _new_location(source, new_checkpoint, state_url):
+        copy_checkpoint(
+            source,
+            batch,
+            new_checkpoint,
+            query_id=query_id,
+            partitions=partitions,
+            checkpoints_dir=checkpoints_dir,
+            # An incomplete copy may look like a new query, and the savepoint may be disposed of next.
+            fsync=True,
+        )
+        if activity is not None and (added := activity.added()):
+            raise QueryRunningError(
+                f"the query of {source.url} runs: it has written {', '.join(added)} during the copy, which lacks "
+                "them. Stop it, then try again; no copy was made."
+            )
+
+
+@contextlib.contextmanager
+def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> Iterator[None]:
+    """Reserve an empty location for files written within the context; if it fails, they are removed."""
+    files, root = open_file_system(url, fsync=True)
+    root = root.rstrip("/")
+    if source.files.url(root).startswith(f"{source.url}/"):
+        raise CheckpointExistsError(
+            f"the new checkpoint {url} is inside its source {source.url}, and would be removed with it. Use "
+            "another location."
+        )
+    locations = [(files, root)]
+    if state_url is not None:
+        state_files, state_root = open_file_system(state_url, fsync=True)
+        locations.append((state_files, state_root.rstrip("/")))
+    for at, directory in locations:
+        _require_empty(at, directory)
+    marker = join(root, IN_PROGRESS)
+    with failing_to("write", files, marker):
+        files.make_directory(root)
+        try:
+            files.create(marker, b"")
+        except FileExistsError as error:
+            raise _exists(files, root, IN_PROGRESS) from error
+    try:
+        yield
+    except BaseException:
+        _remove(files, root)
+        for at, directory in locations[1:]:
+            with contextlib.suppress(OSError):
+                at.delete_directory(directory, recursive=True)
+        raise
+    with failing_to("delete", files, marker):
+        files.delete(marker)
+        files.sync_directory(root)
+
+
+def _remove(files: FileSystem, root: str) -> None:
+    """Remove the files written to a location, first the one that makes it a checkpoint, and no file of others.
+
+    A location with files that cannot be removed is not empty, so that the next copy to it is refused.
+    """
+    with contextlib.suppress(OSError):
+        files.delete(join(root, METADATA))
+    for name in DIRECTORIES:
+        with contextlib.suppress(OSError):
+            files.delete_directory(join(root, name), recursive=True)
+    with contextlib.suppress(OSError):
+        files.delete(join(root, IN_PROGRESS))
+        files.delete_directory(root)
+
+
+def _require_empty(files: FileSystem, directory: str) -> None:
+    with failing_to("list", files, directory):
+        found = next(iter(files.list_files(directory)), None)
+    if found is not None:
+        raise _exists(files, directory, found.path[len(directory) + 1 :])
+
+
+def _exists(files: FileSystem, directory: str, name: str) -> CheckpointExistsError:
+    what = (
+        "Another process writes a checkpoint to it, or was killed while it did: then delete the directory."
+        if name == IN_PROGRESS
+        else "Use an empty location."
+    )
+    return CheckpointExistsError(
+        f"{files.url(directory)} is not empty: it has {name}, and existing files are never overwritten. {what}"
+    )

@@ -1,0 +1,198 @@
+"""Retention holds of savepoints and copies, by the protocol in `spark_statestore.store.holds`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from spark_statestore._version import __version__
+from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError
+from spark_statestore.files import FileSystem, join, open_file_system
+from spark_statestore.files.failures import failing_to
+from spark_statestore.query.parallel import parallel_map
+from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
+from spark_statestore.query.savepoint import Savepoint, is_or_was_savepoint, load_savepoint, require_savepoint
+from spark_statestore.query.store_snapshot import make_durable, require_streams
+from spark_statestore.storage.file_handles import discard_file
+from spark_statestore.store.holds import (
+    HOLDS_DIRECTORY,
+    Holds,
+    announce_holds,
+    read_holds,
+    temporary_hold_name,
+)
+from spark_statestore.store.metadata import StoreId
+
+__all__ = ["Hold", "list_holds", "hold", "hold_of", "held_while"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A hold, which excludes one version of every store from cleanups.
+
+    Attributes
+    ----------
+    files, path
+        File system and path of its file.
+    version
+        The held version.
+    attempts
+        The attempt that wrote each store's version when it was held.
+    """
+
+    files: FileSystem
+    path: str
+    version: int
+    attempts: dict[StoreId, str] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the file."""
+        return self.path.rpartition("/")[2]
+
+    @property
+    def url(self) -> str:
+        """URL of the file."""
+        return self.files.url(self.path)
+
+    def holder(self) -> str | None:
+        """Return the URL of the savepoint or copy that needs it; None if unknown."""
+        try:
+            return str(json.loads(self.files.read(self.path))["holder"])
+        except (OSError, KeyError, TypeError, ValueError):
+            return None
+
+    def exists(self) -> bool:
+        """Return True if it exists."""
+        with failing_to("look for", self.files, self.path):
+            return self.files.exists(self.path)
+
+    def remove(self) -> None:
+        """Remove it, so that the next cleanup may discard the version."""
+        discard_file(self.files, self.path)
+
+
+def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, check: bool = True) -> Hold:
+    """Hold the state of a batch.
+
+    The hold is written first. Then it is verified that the batch is still committed, that no cleanup which did not
+    see the hold can discard its versions, and that all of their files exist; otherwise the hold is removed. Without
+    `check`, a read of the state fails if the hold was too late. `holder` is the URL of what needs it, for information.
+    """
+    made = _at(checkpoint.state_url, batch + 1, name)
+    is_savepoint = is_or_was_savepoint(checkpoint)
+    content = {
+        "holder": holder,
+        "batch": batch,
+        "createdMs": time.time_ns() // 1_000_000,
+        "writtenBy": __version__,
+    }
+    try:
+        with failing_to("write the hold", made.files, made.path):
+            announce_holds(made.files, made.path.rpartition("/")[0])
+            made.files.create(made.path, json.dumps(content).encode())
+        if is_savepoint:
+            require_savepoint(checkpoint)
+        if check:
+            made.attempts.update(_require_retained(checkpoint, batch, made))
+    except BaseException:
+        with contextlib.suppress(CheckpointIOError):
+            made.remove()
+        raise
+    return made
+
+
+def hold_of(savepoint: Savepoint) -> Hold | None:
+    """Return the hold of a pointer savepoint; None for a canonical one, or one of a query without state."""
+    if savepoint.kind == "canonical" or not savepoint.attempts:
+        return None
+    return _at(savepoint.state_url, savepoint.batch + 1, savepoint.name)
+
+
+def list_holds(checkpoint: QueryCheckpoint) -> list[Hold]:
+    """Return all holds on a checkpoint's state, oldest version first."""
+    files, directory = _directory(checkpoint.state_url)
+    found = _list(files, directory)
+    ordered = sorted(found.versions.items(), key=lambda hold: (hold[1], hold[0]))
+    return [Hold(files, join(directory, name), version) for name, version in ordered]
+
+
+@contextlib.contextmanager
+def held_while(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterator[Hold]:
+    """Hold the state of a batch, or a savepoint, within a context; a killed process leaves the hold."""
+    held = hold(checkpoint, batch, temporary_hold_name(), holder, check=False)
+    try:
+        yield held
+    finally:
+        # The copy is complete; `gc` removes a remaining hold.
+        with contextlib.suppress(CheckpointIOError):
+            held.remove()
+
+
+def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> dict[StoreId, str]:
+    versions = checkpoint.stores(batch)
+    holds = _list(made.files, made.path.rpartition("/")[0])
+    if made.name not in holds.versions:
+        raise SavepointError(
+            f"the hold {made.url} was removed during the verification. Nothing was changed; try again."
+        )
+    if not _is_held_by_savepoint(made, holds):
+        oldest = holds.oldest_safe(_newest_version(checkpoint))
+        if made.version < oldest:
+            raise SavepointError(
+                f"batch {batch} of {checkpoint.url} cannot be held: a cleanup may be discarding its state. "
+                f"The query retains the state of batch {oldest - 1} and later ones. Take the savepoint of one of those, or "
+                "a canonical one, which copies the state. Nothing was changed."
+            )
+
+    def keep(version: StoreVersion) -> str:
+        metadata = require_streams(checkpoint, version)
+        make_durable(checkpoint, version, metadata)
+        return metadata.attempt_id
+
+    found = parallel_map(keep, versions)
+    return {version.store: attempt_id for version, attempt_id in zip(versions, found, strict=True)}
+
+
+def _is_held_by_savepoint(made: Hold, holds: Holds) -> bool:
+    """Return True if an existing savepoint holds the same version, so that cleanups already retain it."""
+    for name, version in holds.versions.items():
+        if version == made.version and name != made.name:
+            held = Hold(made.files, join(made.path.rpartition("/")[0], name), version)
+            try:
+                if (holder := held.holder()) and hold_of(load_savepoint(holder)) == held:
+                    return True
+            except StateStoreError:
+                continue
+    return False
+
+
+def _newest_version(checkpoint: QueryCheckpoint) -> int:
+    # Also of rolled back batches: a cleanup that an executor started before the rollback may still run.
+    batches = list(checkpoint.batches())
+    directory = checkpoint.path(ROLLED_BACK)
+    with failing_to("list", checkpoint.files, directory):
+        for status in checkpoint.files.list_files(directory):
+            *_, log, name = status.path.split("/")
+            if log == COMMITS and name.isascii() and name.isdigit():
+                batches.append(int(name))
+    return max(batches) + 1
+
+
+def _at(state_url: str, version: int, name: str) -> Hold:
+    files, directory = _directory(state_url)
+    return Hold(files, join(directory, f"{version}-{name}"), version)
+
+
+def _directory(state_url: str) -> tuple[FileSystem, str]:
+    # A savepoint must not outlive its hold.
+    files, state = open_file_system(state_url, fsync=True)
+    return files, join(state, HOLDS_DIRECTORY)
+
+
+def _list(files: FileSystem, directory: str) -> Holds:
+    with failing_to("list the holds in", files, directory):
+        return read_holds(files, directory)

@@ -1,0 +1,100 @@
+"""Checkpoint storage in memory, with metadata in memory or in files."""
+
+from __future__ import annotations
+
+from spark_statestore.files import FileSystem, join
+from spark_statestore.files.failures import failing_to
+from spark_statestore.storage.checkpoint_storage import (
+    METADATA_FILE_NAME,
+    CheckpointName,
+    CheckpointStorage,
+    CheckpointStorageLocation,
+)
+from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory
+from spark_statestore.storage.metadata_streams import (
+    FsCheckpointMetadataOutputStream,
+    MemoryCheckpointMetadataOutputStream,
+)
+
+__all__ = [
+    "MemoryBackendCheckpointStorage",
+    "NonPersistentMetadataCheckpointStorageLocation",
+    "PersistentMetadataCheckpointStorageLocation",
+]
+
+
+class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
+    """The location of a checkpoint whose state is inside its metadata file.
+
+    Parameters
+    ----------
+    files
+        The file system.
+    checkpoint_directory
+        Directory of the metadata.
+    max_state_size
+        Largest size of one state in bytes.
+    """
+
+    def __init__(self, files: FileSystem, checkpoint_directory: str, max_state_size: int) -> None:
+        super().__init__(max_state_size)
+        self._files = files
+        self._directory = checkpoint_directory
+
+    def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
+        return FsCheckpointMetadataOutputStream(self._files, join(self._directory, METADATA_FILE_NAME))
+
+
+class NonPersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
+    """The location of a checkpoint whose state and metadata are in its handle alone."""
+
+    def create_metadata_output_stream(self) -> MemoryCheckpointMetadataOutputStream:
+        return MemoryCheckpointMetadataOutputStream()
+
+
+class MemoryBackendCheckpointStorage(CheckpointStorage):
+    """Checkpoint storage that keeps state inside the metadata, up to a size.
+
+    With metadata in files, a checkpoint is one file. Without, it is the handle that completing it returns.
+
+    Parameters
+    ----------
+    files
+        File system of the metadata; None to keep it in the handle.
+    directory
+        The job's directory there.
+    max_state_size
+        Largest size of one state in bytes, more than 0.
+
+    Raises
+    ------
+    ValueError
+        If the size is not more than 0.
+    """
+
+    def __init__(self, files: FileSystem | None, directory: str, max_state_size: int) -> None:
+        if max_state_size <= 0:
+            raise ValueError(f"the largest state is {max_state_size} bytes, but it must be more than 0")
+        self._files = files
+        self._directory = directory
+        self._max_state_size = max_state_size
+
+    def initialize_base_locations_for_checkpoint(self) -> None:
+        """Do nothing: all state is inside the metadata."""
+
+    def initialize_location_for_checkpoint(
+        self, checkpoint: CheckpointName | int
+    ) -> PersistentMetadataCheckpointStorageLocation | NonPersistentMetadataCheckpointStorageLocation:
+        name = CheckpointName.of(checkpoint)
+        if self._files is None:
+            return NonPersistentMetadataCheckpointStorageLocation(self._max_state_size)
+        directory = join(self._directory, name.directory)
+        with failing_to("make the directory", self._files, directory):
+            self._files.make_directory(directory)
+        return PersistentMetadataCheckpointStorageLocation(self._files, directory, self._max_state_size)
+
+    def resolve_checkpoint_storage_location(
+        self, checkpoint: CheckpointName | int
+    ) -> MemCheckpointStreamFactory:
+        CheckpointName.of(checkpoint)
+        return MemCheckpointStreamFactory(self._max_state_size)

@@ -1,0 +1,92 @@
+"""Handles to operator state: named states in one stream."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from spark_statestore.storage.stream_handles import StreamStateHandle
+
+__all__ = ["Mode", "OperatorStreamStateHandle", "StateMetaInfo"]
+
+
+class Mode(enum.IntEnum):
+    """The redistribution of a named state over a new number of subtasks; stored by number."""
+
+    SPLIT_DISTRIBUTE = 0
+    UNION = 1
+    BROADCAST = 2
+
+
+@dataclass(frozen=True, slots=True)
+class StateMetaInfo:
+    """The offsets of a named state in its stream, and its redistribution mode.
+
+    Attributes
+    ----------
+    offsets
+        Offset in bytes of each element or record batch of changes.
+    distribution_mode
+        The mode of redistribution when the number of subtasks changes.
+    """
+
+    offsets: tuple[int, ...]
+    distribution_mode: Mode = Mode.SPLIT_DISTRIBUTE
+
+
+class OperatorStreamStateHandle(StreamStateHandle):
+    """A handle to named states that share one stream.
+
+    Attributes
+    ----------
+    state_name_to_partition_offsets
+        The named states, in the order in which they were written. The map is copied, where Flink shares it with
+        redistribution, which changes it.
+    delegate_state_handle
+        The stream, to which opening, size and discarding are delegated.
+    """
+
+    def __init__(
+        self,
+        *,
+        state_name_to_partition_offsets: Mapping[str, StateMetaInfo],
+        delegate_state_handle: StreamStateHandle,
+    ) -> None:
+        if delegate_state_handle is None:
+            raise TypeError("an OperatorStreamStateHandle needs the handle to its stream, got None")
+        self.state_name_to_partition_offsets: Mapping[str, StateMetaInfo] = dict(
+            state_name_to_partition_offsets
+        )
+        self.delegate_state_handle = delegate_state_handle
+        self.checksum = delegate_state_handle.checksum
+
+    def open_input_stream(self) -> BinaryIO:
+        return self.delegate_state_handle.open_input_stream()
+
+    def as_bytes_if_in_memory(self) -> bytes | None:
+        return self.delegate_state_handle.as_bytes_if_in_memory()
+
+    @property
+    def stream_state_handle_id(self) -> str:
+        return self.delegate_state_handle.stream_state_handle_id
+
+    def discard_state(self) -> None:
+        self.delegate_state_handle.discard_state()
+
+    @property
+    def state_size(self) -> int:
+        return self.delegate_state_handle.state_size
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OperatorStreamStateHandle):
+            return NotImplemented
+        mine = (self.state_name_to_partition_offsets, self.delegate_state_handle)
+        return mine == (other.state_name_to_partition_offsets, other.delegate_state_handle)
+
+    def __hash__(self) -> int:
+        return hash(self.delegate_state_handle)
+
+    def __repr__(self) -> str:
+        return f"OperatorStreamStateHandle({list(self.state_name_to_partition_offsets)}, {self.delegate_state_handle!r})"

@@ -1,0 +1,1 @@
+"""One state store: commit, load, snapshot, lineage and retention of its versions."""

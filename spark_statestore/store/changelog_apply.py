@@ -1,0 +1,62 @@
+"""Applying a column family's changes, oldest first, gives its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["ROW_SCHEMA", "apply_changelog", "numbered"]
+
+ROW_SCHEMA: Final = pa.schema(
+    [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
+)
+"""One row per value, as the bytes of Spark's UnsafeRows; a key with several values has several rows."""
+
+
+def apply_changelog(batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Apply the changes of one column family and return its rows, a table of `ROW_SCHEMA`.
+
+    The values of a key keep their order; keys are in the order of their last put.
+    """
+    import numpy as np
+
+    # One chunk per batch: a concatenated column could exceed 32-bit offsets.
+    changes = pa.Table.from_batches(list(batches), CHANGE_SCHEMA)
+    rows = changes.select(ROW_SCHEMA.names)
+    op = changes["op"].to_numpy()
+    if not changes.num_rows:
+        return rows.cast(ROW_SCHEMA)
+    keys, known = numbered(changes["key"])
+    # Changes before the last put or delete of a key are superseded. NumPy keeps the last value of a repeated index.
+    replacing = np.flatnonzero(op != MERGE)
+    last = np.full(len(known), -1, np.int64)
+    last[keys[replacing]] = replacing
+    is_current = (np.arange(len(op)) >= last[keys]) & (op != DELETE)
+    if not is_current.all():
+        rows = rows.filter(pa.array(is_current))
+    return rows.cast(ROW_SCHEMA)
+
+
+def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.BinaryArray]:
+    """Return a number for each value, equal for equal values, and the distinct values by number."""
+    import numpy as np
+
+    encoded = column.dictionary_encode()
+    if not encoded.num_chunks:
+        return np.empty(0, np.int32), pa.array([], column.type)
+    dictionaries = {
+        tuple(None if buffer is None else buffer.address for buffer in chunk.dictionary.buffers())
+        for chunk in encoded.chunks
+    }
+    if len(dictionaries) > 1:
+        # Usually all chunks share one dictionary; unifying is linear in the size of all dictionaries.
+        encoded = encoded.unify_dictionaries()
+    return np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]), encoded.chunk(0).dictionary

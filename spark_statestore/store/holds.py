@@ -1,0 +1,174 @@
+"""Retention holds are files that exclude versions of a query's state from cleanups.
+
+The file ``_holds/<version>-<name>`` in a query's state directory holds that version of every store, with all its
+streams. Its name contains all that a cleanup needs, so a listing is enough.
+
+A cleanup lists the holds before it deletes, and would miss a hold that is written in between. Therefore it first
+publishes how far it reaches: the horizon marker ``_holds/horizon-<n>`` means that cleanups keep the newest version and
+the n versions before it. A holder writes its hold, then reads the markers and the newest version. A cleanup that
+missed the hold had published its marker before, so a version within all horizons is safe from it.
+
+To save the listing while there are no holds, the first holder creates ``_holds/held``, which is never removed. A
+cleanup whose marker exists and that has seen no hold reads only that file: while it is missing, no hold was written,
+and the next holder will read the marker. In steady state nothing is written or listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+from dataclasses import dataclass
+from typing import Final
+
+from spark_statestore.files.base import FileSystem, join, parent_of
+from spark_statestore.store.metadata import StoreId
+
+__all__ = [
+    "HOLDS_DIRECTORY",
+    "CleanupHolds",
+    "Holds",
+    "is_temporary_hold",
+    "read_holds",
+    "temporary_hold_name",
+    "holds_directory_of",
+    "announce_holds",
+]
+
+HOLDS_DIRECTORY: Final = "_holds"
+"""Directory of holds, beside the directories of a query's operators."""
+
+_HELD: Final = "held"
+_HOLD: Final = re.compile(r"([0-9]+)-(.+)")
+_HORIZON: Final = re.compile(r"horizon-([0-9]+)")
+_IN_USE: Final = re.compile(r"[0-9]+-in-use-[0-9a-f]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """The content of a directory of holds.
+
+    Attributes
+    ----------
+    versions
+        The held versions, by name of the file.
+    horizons
+        The horizon markers, one for each number of versions that the query has been configured to retain.
+    has_been_used
+        True if there ever was a hold.
+    """
+
+    versions: dict[str, int]
+    horizons: frozenset[int]
+    has_been_used: bool
+
+    @property
+    def held(self) -> frozenset[int]:
+        """The held versions."""
+        return frozenset(self.versions.values())
+
+    def oldest_safe(self, newest: int) -> int:
+        """Return the oldest version within all horizons; `newest` was read after the hold was written."""
+        return newest - min(self.horizons) if self.horizons else 0
+
+
+def holds_directory_of(store_directory: str, store: StoreId) -> str | None:
+    """Return the directory of holds of a store's query; None for a store outside a query's state directory."""
+    state = store_directory.rstrip("/")
+    for name in reversed(store.directories):
+        if state.rpartition("/")[2] != name:
+            return None
+        state = parent_of(state)
+    return join(state, HOLDS_DIRECTORY) if state else None
+
+
+def temporary_hold_name() -> str:
+    """Return a new name of a temporary hold, which is removed at the end of the operation that uses the version."""
+    return f"in-use-{secrets.token_hex(6)}"
+
+
+def is_temporary_hold(hold: str) -> bool:
+    """Return True if a file name is that of a temporary hold."""
+    return _IN_USE.fullmatch(hold) is not None
+
+
+def read_holds(files: FileSystem, directory: str) -> Holds:
+    """Read the holds and horizon markers of a directory.
+
+    Raises
+    ------
+    OSError
+        If the directory cannot be listed.
+    """
+    versions = {}
+    horizons = set()
+    has_been_used = False
+    start = directory.rstrip("/") + "/"
+    for status in files.list_files(directory):
+        name = status.path.removeprefix(start)
+        if marker := _HORIZON.fullmatch(name):
+            horizons.add(int(marker[1]))
+        elif hold := _HOLD.fullmatch(name):
+            versions[name] = int(hold[1])
+        elif name == _HELD:
+            has_been_used = True
+    return Holds(versions, frozenset(horizons), has_been_used or bool(versions))
+
+
+def announce_holds(files: FileSystem, directory: str) -> None:
+    """Create the file that makes every later cleanup list the holds; call it before writing a hold.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be created; no hold may be written then.
+    """
+    files.make_directory(directory)
+    _create(files, join(directory, _HELD), b"Holds have been used here: every cleanup lists them.\n")
+
+
+class CleanupHolds:
+    """The holds of a query, as the cleanups of one instance of a store read them; see `holds_directory_of`."""
+
+    def __init__(self, files: FileSystem, directory: str | None) -> None:
+        self._files = files
+        self._directory = directory
+        self._horizon: int | None = None
+        self._has_been_used = False
+
+    def versions_to_keep(self, horizon: int) -> frozenset[int]:
+        """Return the held versions, after publishing how many versions before the newest one the cleanup keeps.
+
+        Raises
+        ------
+        OSError
+            If they cannot be read; nothing may be discarded then.
+        """
+        if self._directory is None:
+            return frozenset()
+        if self._horizon is not None and self._horizon <= horizon and not self._has_been_used:
+            self._has_been_used = self._exists(join(self._directory, _HELD))
+            if not self._has_been_used:
+                return frozenset()
+        holds = read_holds(self._files, self._directory)
+        if not any(published <= horizon for published in holds.horizons):
+            self._files.make_directory(self._directory)
+            _create(self._files, join(self._directory, f"horizon-{horizon}"), b"")
+            # A holder that did not read this marker has written its hold before this listing.
+            holds = read_holds(self._files, self._directory)
+        self._horizon = min(holds.horizons, default=None)
+        self._has_been_used = holds.has_been_used
+        return holds.held
+
+    def _exists(self, path: str) -> bool:
+        # An existence check on an object store may list a prefix; a range read is one request.
+        try:
+            self._files.read(path, 0, 1)
+        except FileNotFoundError:
+            return False
+        return True
+
+
+def _create(files: FileSystem, path: str, data: bytes) -> None:
+    with contextlib.suppress(FileExistsError):
+        files.create(path, data)

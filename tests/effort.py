@@ -1,7 +1,0 @@
-"""How hard the property-based tests try: `make soak` multiplies their examples."""
-
-from __future__ import annotations
-
-import os
-
-EFFORT = 20 if os.environ.get("HYPOTHESIS_PROFILE") == "soak" else 1

@@ -1,0 +1,119 @@
+"""Callers of scans that write their own rows into the pair, as Spark's StateStoreSuite does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.spark.families import EVENTS, EXPIRIES, LISTS, MAPS, OURS, TIMES, created, ours_alone, value
+from tests.spark.harness import ROCKSDB, Family, Open, Row, Store
+from tests.spark.queries import OURS_FOR_JOINS
+
+# A range scan of fewer rows reads cached offsets, of more it walks the tree.
+FEW, MANY = 8, 100
+
+TIME_LISTS = Family("times", key="t bigint, a string", spec=("range", 0), multiple=True)
+EVENT_LISTS = Family("events", spec=("timestampPostfix",), multiple=True)
+EXPIRY_LISTS = Family("expiries", spec=("timestampPrefix",), multiple=True)
+MAP_LISTS = Family("maps", spec=("prefix", 1), multiple=True)
+
+SCANS = [
+    (Family(), ("all",)),
+    (MAPS, ("all",)),
+    (TIMES, ("all",)),
+    (EVENTS, ("all",)),
+    (EXPIRIES, ("all",)),
+    (LISTS, ("all",)),
+    (LISTS, ("allValues",)),
+    (TIME_LISTS, ("allValues",)),
+    (MAPS, ("prefix", ("a",))),
+    (EVENTS, ("prefix", ("a",))),
+    (MAP_LISTS, ("prefixValues", ("a",))),
+    (EVENT_LISTS, ("prefixValues", ("a",))),
+    (TIMES, ("range", None, None)),
+    (EXPIRIES, ("range", None, None)),
+    (EVENTS, ("range", ("a", 0), ("a", MANY))),
+    (TIME_LISTS, ("rangeValues", None, None)),
+    (EVENT_LISTS, ("rangeValues", ("a", 0), ("a", MANY))),
+    (EXPIRY_LISTS, ("rangeValues", None, None)),
+]
+
+every_provider = pytest.mark.parametrize(
+    "provider_class", [OURS, OURS_FOR_JOINS, ROCKSDB], ids=["ours", "ours for joins", "rocksdb"]
+)
+every_scan = pytest.mark.parametrize(
+    ("family", "scan"), SCANS, ids=[f"{kind} {family.name}" for family, (kind, *_) in SCANS]
+)
+
+
+def filled(store: Store, family: Family, count: int) -> Store:
+    if family.name != "default":
+        created(store, family)
+    script = store.script()
+    for i in range(count):
+        key: Row = (i, "a") if family.key == TIMES.key else ("a", i)
+        script.put(key, value(i, "x" * (i % 7)), family.name)
+        if family.multiple:
+            script.merge(key, value(i, "more"), family.name)
+    script.run()
+    return store
+
+
+def check(store: Store, family: Family, scan: Any, count: int) -> None:
+    expected = store.scan(*scan, family=family.name)
+    assert len(expected) == count * (2 if scan[0].endswith("Values") else 1)
+    iterator = store.open_iterator(*scan, family=family.name)
+    found = iterator.take_overwritten(1) + iterator.take_overwritten(len(expected))
+    assert found == expected
+    assert iterator.take_overwritten(1) == []
+    iterator.close()
+
+
+@every_provider
+@every_scan
+@pytest.mark.parametrize("count", [FEW, MANY])
+def test_iterator_returns_each_row_once_if_its_pair_is_overwritten(
+    instance: Open, family: Family, scan: Any, count: int
+) -> None:
+    provider = instance()
+    written = filled(provider.open(0), family, count)
+    check(written, family, scan, count)
+    written.commit()
+    check(created(provider.open_read(1)), family, scan, count)
+
+
+@every_provider
+def test_reusable_iterator_returns_each_row_once_if_its_pair_is_overwritten(store: Store) -> None:
+    filled(store, TIMES, FEW)
+    expected = store.rows("times")
+    iterator = store.open_iterator("reusable", family="times")
+    assert iterator.take_overwritten(MANY) == expected
+    for start in (0, 5):
+        iterator.seek(start)
+        assert iterator.take_overwritten(MANY) == expected[start:]
+    iterator.close()
+
+
+@ours_alone
+@every_scan
+def test_replayed_version_returns_each_row_once_if_its_pair_is_overwritten(
+    instance: Open, family: Family, scan: Any
+) -> None:
+    provider = instance()
+    filled(provider.open(0), family, FEW).commit()
+    filled(provider.open(1), family, MANY).commit()
+    check(provider.open_replay(1, 2), family, scan, MANY)
+
+
+@pytest.mark.parametrize("provider_class", [OURS, OURS_FOR_JOINS], ids=["ours", "ours for joins"])
+def test_iterator_pair_is_independent_of_other_reads(store: Store) -> None:
+    filled(store, TIMES, FEW)
+    expected = store.rows("times")
+    first, second = (store.open_iterator("all", family="times") for _ in range(2))
+    found = []
+    for _ in range(FEW):
+        found += first.take_overwritten(1)
+        assert store.get((0, "a"), "times") == value(0)
+        assert second.take(1) == found[-1:]
+    assert found == expected

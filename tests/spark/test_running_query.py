@@ -1,0 +1,158 @@
+"""A running query survives every command, and is not rolled back while it runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import pyarrow as pa
+import pytest
+
+from spark_statestore.cli.app import app
+from spark_statestore.query.verify import verify
+from tests.spark.queries import Query, unload_all
+from tests.unit.cli.another_process import run_elsewhere
+
+WORDS = pa.schema([("word", pa.string())])
+REFUSED = "QueryRunningError"
+
+
+def command_names(group: click.Group = app, prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield every command of the command line, by the words that call it."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from command_names(command, (*prefix, name))
+        else:
+            yield (*prefix, name)
+
+
+@contextmanager
+def running(query: Query) -> Iterator[Any]:
+    """Run a query whose input grows: a batch about every 0.2 s."""
+    ended = threading.Event()
+
+    def feed() -> None:
+        number = 0
+        while not ended.wait(0.2):
+            query.feed([{"word": f"{(number * 7 + row) % 40}"} for row in range(20)])
+            number += 1
+
+    query.feed([{"word": "first"}])
+    stream = query.start([], processingTime="100 milliseconds")
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    try:
+        yield stream
+        ended.set()
+        feeder.join()
+        stream.processAllAvailable()
+    finally:
+        ended.set()
+        feeder.join()
+        stream.stop()
+
+
+def wait_for_batch(query: Query, batch: int) -> None:
+    tries = threading.Event()
+    for _ in range(600):
+        if (query.checkpoint / "commits" / str(batch)).exists():
+            return
+        tries.wait(0.1)
+    raise AssertionError(f"batch {batch} is not done after 60 s")
+
+
+def numbers(log: Path) -> list[int]:
+    return sorted(int(path.name) for path in log.iterdir() if path.name.isdigit())
+
+
+def counted(query: Query) -> Counter[str]:
+    """Return the answer of a batch job over all input."""
+    rows = query.spark.read.parquet(str(query.checkpoint.parent / "input")).groupBy("word").count().collect()
+    return Counter({row["word"]: row["count"] for row in rows})
+
+
+def kept(query: Query) -> Counter[str]:
+    """Return the content of the query's state."""
+    rows = (
+        query.spark.read.format("statestore").load(str(query.checkpoint)).select("key.*", "value.*").collect()
+    )
+    return Counter({row[0]: row[1] for row in rows})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
+    query = Query(
+        spark,
+        tmp_path / "query",
+        lambda events: events.groupBy("word").count(),
+        "update",
+        WORDS,
+        checkpoint_format=checkpoint_format,
+        confs={"spark.sql.streaming.minBatchesToRetain": "40"},
+    )
+    url, target = str(query.checkpoint), str(tmp_path / "savepoints")
+    new = [str(tmp_path / name) for name in ("clone", "rescaled", "restored", "claimed")]
+    with running(query):
+        wait_for_batch(query, 15)
+        (_, taken), (_, pointer) = run_elsewhere(
+            [
+                ["savepoint", "trigger", url, "--target", target, "--kind", kind]
+                for kind in ("canonical", "pointer")
+            ]
+        )
+        canonical, pointer = taken["path"], pointer["path"]
+        batch = str(numbers(query.checkpoint / "commits")[-1])
+        early = str(int(batch) - 2)
+        # Arguments, and the expected exit codes; 1 only with the refusal of a running query.
+        tried: list[tuple[list[str], set[int]]] = [
+            (["ls", url], {0}),
+            (["ls", url, "--by-partition"], {0}),
+            (["show", url], {0}),
+            (["get", url, '"1"'], {0}),
+            (["diff", url, early, batch], {0, 1}),
+            (["plot", url, str(tmp_path / "state.png"), "--batches", "5"], {0}),
+            (["verify", url], {0}),
+            (["doctor", url], {0}),
+            (["jar"], {0}),
+            (["gc", url], {0}),
+            (["gc", url, "--older-than", "0"], {0}),
+            (["rollback", url, early, "--dry-run"], {0}),
+            (["rollback", url, early], {1}),
+            (["repair", url, "--dry-run"], {0}),
+            (["repair", url], {0}),
+            (["clone", url, new[0]], {0}),
+            (["rescale", url, new[1], "3"], {1}),
+            (["savepoint", "trigger", url, "--target", target], {0}),
+            (["savepoint", "list", target], {0}),
+            (["savepoint", "show", pointer], {0}),
+            (["savepoint", "restore", pointer, new[2], "--partitions", "3"], {0}),
+            (["savepoint", "restore", canonical, new[3], "--claim-mode", "claim"], {0}),
+            (["savepoint", "dispose", pointer], {0}),
+        ]
+        for name in command_names():
+            assert any(tuple(arguments[: len(name)]) == name for arguments, _ in tried), name
+        before = numbers(query.checkpoint / "commits")[-1]
+        results = run_elsewhere([arguments for arguments, _ in tried])
+        for (arguments, right), (code, printed) in zip(tried, results, strict=True):
+            assert code in right, (arguments, printed)
+            if 0 not in right:
+                assert printed["error"]["type"] == REFUSED, (arguments, printed)
+        # It continued meanwhile, and continues.
+        after = numbers(query.checkpoint / "commits")[-1]
+        assert after > before
+        wait_for_batch(query, after + 3)
+    unload_all(spark)
+    assert kept(query) == counted(query)
+    assert verify(url).problems == ()
+    for log in ("offsets", "commits"):
+        found = numbers(query.checkpoint / log)
+        assert found == list(range(found[0], found[-1] + 1))
+    for made in (new[0], *new[2:]):
+        assert verify(made).problems == ()
+    assert not list(query.checkpoint.glob("rolled-back/*"))

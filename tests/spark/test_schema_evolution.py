@@ -1,0 +1,298 @@
+"""Values of transformWithState change their schema as on Spark's RocksDB store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_statestore
+from tests.spark.evolving_processor import LONGER, NARROW, SHORT, WIDE, Evolving
+from tests.spark.processors import DAY, OUTPUT
+from tests.spark.processors_query import NO_EMPTY_BATCHES, ROCKS, SCHEMA, Build, ProcessorQuery, life_of
+from tests.spark.queries import OURS, STATE_STORE, Rows, configured, unload_all
+from tests.spark.test_state_data_source_variables import states_of
+from tests.support.spark_versions import NEWEST_READABLE_FORMAT
+
+CONFS = NO_EMPTY_BATCHES | {STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true"}
+AVRO = CONFS | {STATE_STORE + "encodingFormat": "avro"}
+
+VARIABLES = ["one", "many", "named"]
+
+
+def rows(batch: int, keys: str) -> Rows:
+    """Return input that changes every variable of each key."""
+    ops = ["set", "append", "append", "put", "put"]
+    return [
+        {"k": key, "seq": seq, "op": op, "n": 10 * batch + seq, "v": f"{op} {batch % 2}", "ts": None}
+        for key in keys
+        for seq, op in enumerate(ops)
+    ]
+
+
+# Only one partition has rows in the second run's first batch.
+PARTS = [[rows(0, "abcdef"), rows(1, "ab")], [rows(2, "a"), rows(3, "bc")], [rows(4, "d")]]
+
+
+def in_python(*schemas: Any, ttl: int | None = None) -> Build:
+    def build(stream: Any, run: int) -> Any:
+        mode = "none" if ttl is None else "processingTime"
+        return stream.groupBy("k").transformWithState(Evolving(schemas[run], ttl), OUTPUT, "update", mode)
+
+    return build
+
+
+def in_scala(*schemas: str, ttl: int | None = None) -> Build:
+    def build(stream: Any, run: int) -> Any:
+        from pyspark.sql import DataFrame
+
+        session = stream.sparkSession
+        processors = session._jvm.org.apache.spark.sql.statestore.transform.EvolvingProcessors
+        steps = stream.select("k", "seq", "op", "n", "v")
+        return DataFrame(processors.evolving(steps._jdf, schemas[run], ttl or 0), session)
+
+    return build
+
+
+def query_of(
+    spark: Any, directory: Path, build: Build, run: Callable[[], int], provider: str = OURS, **options: Any
+) -> ProcessorQuery:
+    query = ProcessorQuery(
+        spark,
+        directory,
+        lambda stream: build(stream, run()),
+        "update",
+        SCHEMA,
+        provider=provider,
+        **{"confs": AVRO} | options,
+    )
+    query.keeps_clock = True
+    return query
+
+
+@pytest.mark.parametrize(
+    ("build", "checkpoint_format"),
+    [
+        pytest.param(in_python(NARROW, WIDE, SHORT), 1, id="python", marks=pytest.mark.slow),
+        pytest.param(in_python(NARROW, WIDE, SHORT, ttl=DAY), 2, id="python, TTL", marks=pytest.mark.slow),
+        pytest.param(in_scala("narrow", "wide", "short"), 2, id="scala", marks=pytest.mark.first),
+        pytest.param(
+            in_scala("narrow", "wide", "short", ttl=DAY), 1, id="scala, TTL", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_output_and_state_equal_rocksdb(
+    spark: Any, tmp_path: Path, build: Build, checkpoint_format: int
+) -> None:
+    def live(provider: str, checkpoint_format: int) -> Any:
+        def make(run: Callable[[], int]) -> ProcessorQuery:
+            return query_of(
+                spark, tmp_path / provider, build, run, provider, checkpoint_format=checkpoint_format
+            )
+
+        return life_of(make, PARTS)
+
+    expected = live(ROCKS, 1)
+    assert [number for output in expected[0] for number, _ in output] == [0, 1, 2, 3, 4]
+    assert live(OURS, min(checkpoint_format, NEWEST_READABLE_FORMAT)) == expected
+
+
+@pytest.fixture(scope="module")
+def evolved(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProcessorQuery]]:
+    """Return the same query with two evolutions on our store and on Spark's, with checkpoints of format v2."""
+    build = in_scala("narrow", "wide", "short")
+    made = []
+    for provider in (OURS, ROCKS):
+        run = 0
+        query = query_of(
+            spark,
+            tmp_path_factory.mktemp("evolved"),
+            build,
+            lambda: run,  # noqa: B023
+            provider,
+            checkpoint_format=2,
+        )
+        for run, part in enumerate(PARTS):  # noqa: B007
+            query.feed(*part)
+            query.run()
+        made.append(query)
+    unload_all(spark)
+    with configured(spark, {STATE_STORE + "checkpointFormatVersion": "2"}):
+        yield made
+
+
+def state_of(query: ProcessorQuery, **options: Any) -> list[dict[str, Any]]:
+    reader = query.spark.read.format("statestore").options(**options)
+    return [row.asDict(recursive=True) for row in reader.load(str(query.checkpoint)).collect()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_data_source_reads_each_batch_with_its_own_schema(
+    evolved: list[ProcessorQuery], variable: str
+) -> None:
+    ours, theirs = evolved
+    columns = []
+    for batch in range(5):
+        options = {"stateVarName": variable, "batchId": batch}
+        expected = Counter(map(repr, state_of(theirs, **options)))
+        assert Counter(map(repr, state_of(ours, **options))) == expected, batch
+        columns.append(next(iter(expected)))
+        for start in range(batch + 1):
+            found: Counter[str] = Counter()
+            for partition in (0, 1):
+                replayed = {"snapshotStartBatchId": start, "snapshotPartitionId": partition}
+                found.update(map(repr, state_of(ours, **options, **replayed)))
+            assert found == expected, (start, batch)
+    assert ["extra" in one for one in columns] == [False, False, True, True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
+    evolved: list[ProcessorQuery], variable: str
+) -> None:
+    for limits in ({}, {"changeEndBatchId": 1}, {"changeEndBatchId": 3}):
+        options = {"stateVarName": variable, "readChangeFeed": "true", "changeStartBatchId": 0, **limits}
+        ours, theirs = (states_of(state_of(query, **options)) for query in evolved)
+        assert ours == theirs
+        assert all(ours)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize("kind", ["task fails", "batch repeated", "former code"])
+def test_interrupted_evolution_changes_no_result(
+    spark: Any, tmp_path: Path, kind: str, checkpoint_format: int
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    def live(directory: Path, provider: str, *, interrupted: bool) -> Any:
+        run = 0
+        options = {"checkpoint_format": checkpoint_format if provider == OURS else 1}
+        build = in_python(NARROW, LONGER if kind == "former code" else WIDE)
+        query = query_of(spark, directory, build, lambda: run, provider, **options)
+        query.feed(rows(0, "abcdef"))
+        query.run()
+        run = 1
+        second = rows(1, "bce")
+        marker = directory / "failed"
+        if not interrupted:
+            marker.touch()
+        second += [
+            {"k": key, "seq": 9, "op": "fail_once", "n": 0, "v": str(marker), "ts": None} for key in "bf"
+        ]
+        query.feed(second)
+        outputs = []
+        if interrupted:
+            with pytest.raises(StreamingQueryException, match="this processor fails once"):
+                query.run()
+            if kind == "batch repeated":
+                query.run()
+                query.forget_newest_commit()
+                unload_all(spark)
+            elif kind == "former code":
+                query.run()
+                query.forget_newest_commit()
+                run = 0
+                query.run()
+                query.forget_newest_commit()
+                run = 1
+        outputs += query.run()
+        query.feed(rows(2, "ad"))
+        outputs += query.run()
+        return outputs, query.state()
+
+    expected = live(tmp_path / "rocks", ROCKS, interrupted=False)
+    assert live(tmp_path / "ours", OURS, interrupted=True) == expected
+
+
+@pytest.mark.slow
+def test_incompatible_schema_is_rejected_as_on_rocksdb(spark: Any, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    for provider in (ROCKS, OURS):
+        run = 0
+        build = in_scala("wide", "narrow")
+        query = query_of(spark, tmp_path / provider, build, lambda: run, provider)  # noqa: B023
+        query.feed(rows(0, "abc"))
+        query.run()
+        before = query.state()
+        run = 1
+        query.feed(rows(1, "a"))
+        with pytest.raises(StreamingQueryException, match="STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"):
+            query.run()
+        run = 0
+        assert query.state() == before
+        assert [number for number, _ in query.run()] == [1]
+
+
+@pytest.mark.slow
+def test_query_without_avro_keeps_its_schema(spark: Any, tmp_path: Path) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    for provider in (ROCKS, OURS):
+        run = 0
+        build = in_scala("narrow", "wide")
+        query = query_of(spark, tmp_path / provider, build, lambda: run, provider, confs=CONFS)  # noqa: B023
+        query.feed(rows(0, "abc"))
+        query.run()
+        run = 1
+        query.feed(rows(1, "a"))
+        query._confs = query._confs | AVRO
+        with pytest.raises(StreamingQueryException, match="STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"):
+            query.run()
+
+
+@pytest.mark.slow
+def test_state_of_each_batch_is_read_and_copied_with_its_schema(
+    evolved: list[ProcessorQuery], tmp_path: Path
+) -> None:
+    ours = evolved[0]
+    path = str(ours.checkpoint)
+
+    def read(path: str, batch: int | None = None, partition: int | None = None) -> Any:
+        return spark_statestore.read_state(
+            path, column_family="one", batch=batch, partition=partition, columns=["key", "value"]
+        )
+
+    def as_in_spark(table: Any) -> list[str]:
+        found = table.to_pylist()
+        for row in found:
+            if "byName" in row["value"]:
+                row["value"]["byName"] = dict(row["value"]["byName"])
+        return sorted(map(repr, found))
+
+    for batch, column in ((1, "byName"), (2, "extra"), (4, "w")):
+        for partition in (0, 1):
+            # Also the partition that had no row in the first batch with the schema.
+            assert column in read(path, batch, partition).schema.field("value").type.names
+        expected = state_of(ours, stateVarName="one", batchId=batch)
+        assert as_in_spark(read(path, batch)) == sorted(
+            repr({"key": row["key"], "value": row["value"]}) for row in expected
+        )
+    newest = sorted(map(repr, read(path).to_pylist()))
+    rescaled = str(tmp_path / "rescaled")
+    spark_statestore.rescale(path, rescaled, 3, stopped=True)
+    assert sorted(map(repr, read(rescaled).to_pylist())) == newest
+
+
+@pytest.mark.slow
+def test_savepoint_before_an_evolution_is_evolved_later(spark: Any, tmp_path: Path) -> None:
+    run = 0
+    original = query_of(spark, tmp_path / "original", in_scala("narrow", "wide"), lambda: run)
+    original.feed(rows(0, "abcd"))
+    original.run()
+    taken = spark_statestore.savepoint(str(original.checkpoint), str(tmp_path / "savepoints"))
+    restored = copy(original)
+    restored.checkpoint = tmp_path / "restored"
+    spark_statestore.restore(taken, str(restored.checkpoint))
+    run = 1
+    original.feed(rows(1, "a"), rows(2, "bc"))
+    found = [(query.run(), query.state()) for query in (original, restored)]
+    assert len(found[0][0]) == 2
+    assert found[1] == found[0]

@@ -1,0 +1,38 @@
+"""Counters of the generated cases that tests have run.
+
+``FIGURES=<file> make test`` makes every test process append to that file, and ``python -m
+tests.support.figures <file>`` sums it up.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+from collections import Counter
+from pathlib import Path
+
+__all__ = ["count"]
+
+_counts: Counter[str] = Counter()
+
+
+def count(what: str, number: int = 1) -> None:
+    """Record that a case was run."""
+    _counts[what] += number
+
+
+@atexit.register
+def _note() -> None:
+    if (path := os.environ.get("FIGURES")) and _counts:
+        with open(path, "a") as file:
+            file.write(json.dumps(_counts) + "\n")
+
+
+if __name__ == "__main__":
+    found: Counter[str] = Counter()
+    for line in Path(sys.argv[1]).read_text().splitlines():
+        found.update(json.loads(line))
+    for what, number in sorted(found.items()):
+        print(f"{number:9,}  {what}")

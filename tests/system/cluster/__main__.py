@@ -1,0 +1,35 @@
+"""``python -m tests.system.cluster``: kill hundreds of a cluster's processes and print the results."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+
+from tests.support.paths import ROOT
+from tests.system.cluster import plans
+from tests.system.cluster.run import run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.system.cluster", description=__doc__)
+    parser.add_argument("--kills", type=int, default=300, help="least number of processes to kill (300)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the first run")
+    parser.add_argument(
+        "--short", action="store_true", help="do the short run of make test instead, with 20 kills"
+    )
+    parser.add_argument("--s3", action="store_true", help="keep state on an S3 service of this machine")
+    asked = parser.parse_args()
+    subprocess.run([sys.executable, str(ROOT / "jvm-shim" / "build_shim.py")], check=True)
+    print(f"seed {asked.seed}", flush=True)
+    if asked.short:
+        figures = run(plans.short(asked.seed))
+    else:
+        figures = plans.run_until(
+            asked.kills, asked.seed, lambda text: print(text, flush=True), on_s3=asked.s3
+        )
+    print(f"\nall\n{figures}")
+
+
+main()

@@ -1,0 +1,189 @@
+"""Faults injected into a cluster while its queries run."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import psutil
+
+from tests.system.cluster.disks import SmallDisk
+from tests.system.cluster.hosts import Host, Namespaces
+from tests.system.cluster.processes import Cluster, Driver, frozen, until
+
+KILLS = {
+    "kill a backend": 1,
+    "kill an executor": 1,
+    "kill a worker": 1,
+    "kill the driver": 1,
+    "kill a backend and the other executor": 2,
+    "kill an executor whose backend resumes later": 1,
+}
+"""Faults with the number of processes that each kills."""
+
+FREEZES = ("freeze a backend", "freeze an executor", "freeze a worker", "freeze the driver")
+
+FULL_DISK = "fill the disk of the checkpoints"
+FULL_LOCAL_DISK = "fill the disk of Spark's local files"
+CUT = "cut a worker off"
+
+GIVEN_UP_AFTER = 10
+"""Timeout in seconds of a process that does not respond; see `tests.system.cluster.run.CONFS`."""
+
+
+class Faults:
+    """Injector of a named fault, at a random moment, into a randomly chosen process.
+
+    Parameters
+    ----------
+    chance
+        Random generator of the choices.
+    wait_for_progress
+        Waits until some query has finished some batches.
+    verify
+        Waits until the cluster is idle, and checks the checkpoints.
+    outlast_timeouts
+        Whether freezes and disconnections may outlast Spark's timeouts, so that processes resume after they
+        were timed out.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        driver: Driver,
+        chance: random.Random,
+        wait_for_progress: Callable[[int], None],
+        verify: Callable[[], None],
+        network: Namespaces | None,
+        hosts: list[Host],
+        disk: SmallDisk | None,
+        local_disk: SmallDisk | None,
+        *,
+        outlast_timeouts: bool,
+    ) -> None:
+        self.killed: Counter[str] = Counter()
+        self.disturbed: Counter[str] = Counter()
+        self._cluster = cluster
+        self._driver = driver
+        self._chance = chance
+        self._wait_for_progress = wait_for_progress
+        self._verify = verify
+        self._network = network
+        self._hosts = hosts
+        self._disks = {FULL_DISK: disk, FULL_LOCAL_DISK: local_disk}
+        self._outlast_timeouts = outlast_timeouts
+
+    def do(self, name: str) -> None:
+        """Inject a fault."""
+        if name in self._disks:
+            self._fill(name)
+        elif name == CUT:
+            self._cut()
+        elif name.startswith("freeze"):
+            self._freeze(name.split()[-1])
+        else:
+            getattr(self, "_" + name.replace(" ", "_"))()
+
+    def _kill_a_backend(self) -> None:
+        self._kill("backend", self._cluster.backends)
+
+    def _kill_an_executor(self) -> None:
+        self._kill("executor", self._cluster.executors)
+
+    def _kill_a_worker(self) -> None:
+        number = self._chance.randrange(len(self._cluster.workers))
+        self._cluster.kill_worker(number)
+        self.killed["worker"] += 1
+        # Its executors end by themselves, before or after another worker has started.
+        time.sleep(self._chance.uniform(0, 1.5))
+        self._cluster.start_worker(number)
+
+    def _kill_the_driver(self) -> None:
+        self._driver.kill(self._chance.choice(["all", "jvm", "python"]))
+        self.killed["driver"] += 1
+        if self._chance.random() < 0.5:
+            self._verify()
+        else:
+            # The executors may still run tasks of the killed driver.
+            time.sleep(self._chance.uniform(0, 1))
+        self._driver.start()
+
+    def _kill_a_backend_and_the_other_executor(self) -> None:
+        executor = self._kill("backend", self._cluster.backends)
+        self._kill("executor", lambda: [e for e in self._cluster.executors() if e.pid != executor])
+
+    def _kill_an_executor_whose_backend_resumes_later(self) -> None:
+        """Kill an executor and resume its frozen backend after another executor has repeated the work."""
+        executor = self._one(lambda: [e for e in self._cluster.executors() if self._cluster.backend_of(e)])
+        backend = self._cluster.backend_of(executor)
+        with frozen(backend) if backend else contextlib.nullcontext():
+            time.sleep(self._chance.uniform(0.1, 0.6))
+            self._kill("executor", lambda: [executor] if executor.is_running() else self._cluster.executors())
+            self._wait_for_progress(2)
+
+    def _freeze(self, what: str) -> None:
+        victim: Any
+        if what == "backend":
+            victim = self._one(self._cluster.backends)
+        elif what == "executor":
+            victim = self._one(self._cluster.executors)
+        elif what == "worker":
+            victim = psutil.Process(self._chance.choice(self._cluster.workers).pid)
+        else:
+            victim = self._driver.jvm()
+        if victim is None:
+            return
+        with frozen(victim):
+            # There is no timeout for a backend; the driver times out the others.
+            time.sleep(self._seconds(long=what in ("executor", "worker")))
+        self.disturbed[f"freeze {what}"] += 1
+
+    def _cut(self) -> None:
+        assert self._network is not None
+        host = self._chance.choice(self._hosts)
+        self._network.cut(host)
+        try:
+            time.sleep(self._seconds(long=True))
+        finally:
+            self._network.mend(host)
+        self.disturbed["cut worker off"] += 1
+
+    def _fill(self, name: str) -> None:
+        disk = self._disks[name]
+        assert disk is not None
+        disk.fill()
+        try:
+            time.sleep(self._chance.uniform(0.5, 3))
+        finally:
+            disk.empty()
+        self.disturbed[name] += 1
+
+    def _kill(self, what: str, of: Callable[[], list[psutil.Process]]) -> int:
+        """Kill one of them, and return its parent's process id."""
+        while True:
+            victim = self._one(of)
+            # It may have ended by itself, or belong to an ended process.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                parent = victim.ppid()
+                victim.kill()
+                self.killed[what] += 1
+                return parent
+
+    def _one(self, of: Callable[[], list[psutil.Process]]) -> psutil.Process:
+        found: list[psutil.Process] = []
+
+        def look() -> bool:
+            found[:] = sorted(of(), key=lambda process: process.pid)
+            return bool(found)
+
+        assert until(look, 60), "there is none to choose from"
+        return self._chance.choice(found)
+
+    def _seconds(self, *, long: bool) -> float:
+        if self._outlast_timeouts and long and self._chance.random() < 0.5:
+            return self._chance.uniform(GIVEN_UP_AFTER, GIVEN_UP_AFTER + 5)
+        return self._chance.uniform(0.2, 2)

@@ -1,0 +1,122 @@
+"""Each file of conf/ makes spark-submit keep the state of an unchanged program in this store."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import boto3
+import pyspark
+import pytest
+
+import spark_statestore
+from spark_statestore.options import OPTION_PREFIX, check
+from tests.support.paths import ROOT
+from tests.support.s3 import s3_service
+
+CONF = ROOT / "conf"
+PROGRAM = Path(__file__).parent / "programs" / "count.py"
+BUCKET = "my-bucket"
+
+
+def settings(name: str) -> dict[str, str]:
+    lines = (CONF / f"spark-defaults-{name}.conf").read_text().splitlines()
+    return dict(re.split(r"\s+", line.strip(), maxsplit=1) for line in lines if line and line[0] != "#")
+
+
+def submit(name: str, work: Path, **environment: str) -> list[str]:
+    """Return the program's output of two runs in one application."""
+    done = subprocess.run(
+        [
+            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
+            *("--properties-file", str(CONF / f"spark-defaults-{name}.conf")),
+            *("--jars", spark_statestore.jar_path()),
+            *("--master", "local[2]"),
+            *("--conf", "spark.sql.shuffle.partitions=2"),
+            *("--conf", "spark.ui.enabled=false"),
+            str(PROGRAM),
+            str(work),
+        ],
+        cwd=work,
+        env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def s3() -> Iterator[str]:
+    """Return the URL of a local S3 service."""
+    with s3_service() as url:
+        yield url
+
+
+def test_every_conf_file_has_a_test():
+    assert {path.name for path in CONF.glob("*.conf")} == {
+        f"spark-defaults-{name}.conf" for name in ("local", "memory", "s3")
+    }
+
+
+@pytest.mark.parametrize("name", ["local", "memory", "s3"])
+def test_conf_settings_name_existing_classes_and_options(name: str):
+    found = settings(name)
+    options = {key: value for key, value in found.items() if key.startswith(OPTION_PREFIX)}
+    classes = {value for key, value in found.items() if key not in options}
+    for key, value in options.items():
+        check(key.removeprefix(OPTION_PREFIX), value)
+    assert options.keys() > {OPTION_PREFIX + "storage"}
+    assert {spark_statestore.PROVIDER_CLASS, spark_statestore.EXTENSIONS_CLASS} <= classes
+    assert classes <= {getattr(spark_statestore, f"{c}_CLASS") for c in ("PROVIDER", "EXTENSIONS", "PLUGIN")}
+
+
+@pytest.mark.first
+@pytest.mark.slow
+@pytest.mark.usefixtures("built")
+def test_conf_keeps_state_in_local_files(tmp_path: Path):
+    assert submit("local", tmp_path) == ["3 rows counted", "6 rows counted"]
+    assert list(tmp_path.glob("checkpoint/state/0/*/chk-*/_metadata"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("built")
+def test_conf_keeps_state_in_memory(tmp_path: Path):
+    assert submit("memory", tmp_path) == ["3 rows counted", "6 rows counted"]
+    assert list(tmp_path.glob("checkpoint/commits/*"))
+    assert not list(tmp_path.glob("checkpoint/state/0/*/chk-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("built")
+def test_conf_keeps_state_on_s3(tmp_path: Path, s3: str):
+    credentials = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3,
+        region_name=credentials["AWS_DEFAULT_REGION"],
+        aws_access_key_id=credentials["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=credentials["AWS_SECRET_ACCESS_KEY"],
+    )
+    client.create_bucket(Bucket=BUCKET)
+
+    assert submit("s3", tmp_path, AWS_ENDPOINT_URL=s3, **credentials) == ["3 rows counted", "6 rows counted"]
+
+    keys = [entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET)["Contents"]]
+    partitions = {
+        match[1]
+        for key in keys
+        if (match := re.fullmatch(r"checkpoints/\w{32}/0/(\d)/chk-\d+/_metadata", key))
+    }
+    assert partitions == {"0", "1"}
+    assert not list(tmp_path.glob("checkpoint/state/0/*/chk-*"))

@@ -1,0 +1,146 @@
+"""The small examples run unchanged, print the expected results, and resume."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+EXAMPLES = ROOT / "examples"
+NOT_SMALL = {"flights_demo.py"}
+
+OUTPUT = {
+    "sessions.py": [
+        "ann: 09:00 to 10:15, 3 clicks",
+        "bob: 09:10 to 09:40, 1 clicks",
+        "bob: 10:30 to 11:00, 1 clicks",
+    ],
+    "pandas_state.py": [
+        "batch 0: attic, 2 readings, at most 21.0",
+        "batch 0: cellar, 1 readings, at most 8.0",
+        "batch 1: attic, 3 readings, at most 21.0",
+        "batch 1: cellar, 2 readings, at most 8.0",
+        "batch 2: cellar, 3 readings, at most 9.5",
+    ],
+    "transform_with_state.py": [
+        "batch 0: attic: north 19.5, south 21.0",
+        "batch 0: cellar: door 8.0",
+        "batch 1: attic: north 20.0, south 21.0",
+        "batch 1: cellar: door 7.5",
+        "batch 2: cellar: door 7.0",
+        "batch 3: attic: silent for half an hour, after north 20.0, south 21.0",
+    ],
+    "operator_state.py": [
+        "driver 1: batches 0, 1; killed in batch 2, before the state's checkpoint",
+        "driver 2: batches 2, 3; killed in batch 4, after the state's checkpoint, before Spark's commit",
+        "driver 3: batches 4, 5, 6; ended",
+        "limits: ann 32, bob 80, eve 84",
+        "orders above the limit: 21",
+        "events taken: 42, of them twice: 0",
+        "operator state: the result equals the answer",
+    ],
+    "upgrade_from_savepoint.py": [
+        "version-1, batch 0: ann 35, bob 50",
+        "a canonical savepoint of batch 0",
+        "version-2, batch 1: ann 75, bob 50, eve 10",
+        "savepoints left: 0",
+    ],
+    "roll_back.py": [
+        "deployment 1: attic 20.0, cellar 8.0",
+        "deployment 2, in Fahrenheit by mistake: attic 55.6, cellar 30.8",
+        "to be moved: 2 batches, 6 files",
+        "deployment 3: attic 22.0, cellar 10.0",
+    ],
+    "rescale.py": [
+        "4 partitions: 300 users, 300 visits",
+        "copied as batch 0 left it",
+        "7 partitions: 300 users, 500 visits",
+        "200 users came on both days",
+    ],
+    "memory_storage.py": [
+        "run 1: 1000 numbers counted",
+        "run 2: 2000 numbers counted",
+        "checkpoints of state in files: 0",
+    ],
+}
+
+# Output of the first run, and of a second one with the same directory.
+OUTPUT_TWICE = {
+    "word_count.py": (["the: 3", "brown: 1", "dog: 1"], ["the: 6", "brown: 2", "dog: 2"]),
+    "deduplicate.py": (["5 delivered, 3 kept"], ["10 delivered, 3 kept"]),
+    "foreach_batch.py": (["ann 70", "bob 75"], ["ann 140", "bob 150"]),
+}
+
+# Programs that read an example's checkpoint after two runs, without Spark.
+READ = {
+    "word_count.py": (
+        "read_state.py",
+        [
+            "state: key struct<word: string>, value struct<count: int64>, partition_id int32",
+            "pandas: 9 words, the longest one is brown",
+            "duckdb: the 6, brown 2, dog 2",
+            "in pieces: 22 words were counted",
+            "batch 1 changed brown: 1 to 2",
+            "batch 1 changed dog: 1 to 2",
+        ],
+    ),
+}
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
+
+
+def run(example: str, cwd: Path, *arguments: str, path: Path | None = None) -> list[str]:
+    temporary = cwd / "tmp"
+    temporary.mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / example), *arguments],
+        cwd=cwd,
+        env=os.environ | {"TMPDIR": str(temporary)} | ({"PYTHONPATH": f"{path}:{ROOT}"} if path else {}),
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    assert list(temporary.iterdir()) == [], "the example left files behind"
+    return done.stdout.splitlines()
+
+
+def test_every_small_example_is_tested():
+    assert {
+        path.name for path in EXAMPLES.glob("*.py")
+    } - NOT_SMALL == OUTPUT.keys() | OUTPUT_TWICE.keys() | {reader for reader, _ in READ.values()}
+
+
+def test_readme_lists_every_example():
+    table = (EXAMPLES / "README.md").read_text()
+    assert [path.name for path in EXAMPLES.glob("*.py") if f"| `{path.name}` |" not in table] == []
+
+
+@pytest.mark.parametrize("example", OUTPUT)
+def test_example_prints_its_result(example: str, tmp_path: Path):
+    assert run(example, tmp_path) == OUTPUT[example]
+
+
+@pytest.mark.parametrize("example", OUTPUT_TWICE)
+def test_example_resumes_with_the_same_directory(example: str, tmp_path: Path):
+    first, second = OUTPUT_TWICE[example]
+    assert run(example, tmp_path, "work") == first
+    assert run(example, tmp_path, "work") == second
+    if example in READ:
+        reader, expected = READ[example]
+        assert run(reader, tmp_path, "work/checkpoint", path=without_spark(tmp_path)) == expected
+
+
+def without_spark(directory: Path) -> Path:
+    """Create a directory that makes imports of PySpark fail."""
+    without = directory / "without"
+    without.mkdir()
+    for name in ("pyspark", "py4j"):
+        (without / f"{name}.py").write_text(f"raise ImportError('{name} is not for this test')\n")
+    return without

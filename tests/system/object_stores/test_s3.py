@@ -1,0 +1,248 @@
+"""A store on S3, served by moto, through s3fs: its contracts, its requests, its errors."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Iterator
+
+import fsspec
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
+from spark_statestore.files import FsspecFileSystem, check_url, open_file_system
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
+from spark_statestore.testing import FileSystemTests
+from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
+from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
+from tests.support.effort import EFFORT
+from tests.support.machines.streams import CheckpointStreamMachine
+from tests.support.s3 import new_bucket, s3_service
+from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
+
+s3fs = pytest.importorskip("s3fs")
+pytest.importorskip("moto.server")
+
+pytestmark = [
+    pytest.mark.slow,
+    # The test server and the AWS client raise these.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+LARGE = {b"large": b"x" * 2000}
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with s3_service() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    return new_bucket(endpoint, monkeypatch)
+
+
+@pytest.fixture
+def calls(bucket: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record the requests to S3 in order."""
+    made: list[str] = []
+    call = s3fs.S3FileSystem._call_s3
+
+    async def record(self: object, method: str, *args: object, **kwargs: object) -> object:
+        made.append(method)
+        return await call(self, method, *args, **kwargs)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", record)
+    return made
+
+
+class S3:
+    """Files of a bucket, which has no directories."""
+
+    has_directories = False
+    examples = 5
+
+    @pytest.fixture
+    def files(self, bucket: str) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("s3"), "s3")
+
+    @pytest.fixture
+    def elsewhere(self, bucket: str) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("s3", skip_instance_cache=True), "s3")
+
+    @pytest.fixture
+    def directory(self, bucket: str) -> str:
+        return f"{bucket}/state"
+
+
+class TestS3Files(S3, FileSystemTests):
+    opens_exclusively = False
+    misses_what_is_deleted = False
+
+
+class TestS3Streams(S3, FsCheckpointStreamTests):
+    pass
+
+
+class TestS3Storage(S3, FsCheckpointStorageTests):
+    pass
+
+
+class TestMemoryStorageWithAnS3Directory(S3, MemoryCheckpointStorageTests):
+    pass
+
+
+def test_stream_machine_on_s3(bucket: str) -> None:
+    files, base = FsspecFileSystem(fsspec.filesystem("s3"), "s3"), f"{bucket}/machines"
+    numbers = itertools.count()
+
+    def machine() -> CheckpointStreamMachine:
+        directory = f"{base}/{next(numbers)}"
+        factory = FsCheckpointStreamFactory(
+            files, f"{directory}/chk-1", f"{directory}/shared", 1000, 4096, "1-"
+        )
+        return CheckpointStreamMachine(factory, files, directory)
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))
+
+
+def keys(bucket: str) -> list[str]:
+    fs = fsspec.filesystem("s3")
+    fs.invalidate_cache()
+    directory = f"{bucket}/state/0/3"
+    return sorted(name.removeprefix(f"{directory}/") for name in fs.find(directory))
+
+
+def test_load_returns_committed_versions(bucket: str) -> None:
+    url = f"s3a://{bucket}/state/0/3"
+    check_url(url)
+    store = open_store(url)
+    one = commit(store, CheckpointName(1), {b"a": b"1"} | LARGE).handle
+    commit(store, CheckpointName(2), {b"b": b"2"}, [b"a"], parent=one)
+    assert rows_of(open_store(url), CheckpointName(1)) == {b"a": b"1"} | LARGE
+    assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(2)) == {b"b": b"2"} | LARGE
+    shared = [key for key in keys(bucket) if key.startswith("shared/1-")]
+    assert keys(bucket) == ["chk-1/_metadata", "chk-2/_metadata", *shared]
+    assert len(shared) == 1
+
+
+def test_small_commit_is_one_request_without_listing(bucket: str, calls: list[str]) -> None:
+    store = open_store(f"s3://{bucket}/state/0/3")
+    handle = None
+    for version in (1, 2, 3):
+        calls.clear()
+        handle = commit(store, CheckpointName(version), {b"a": b"%d" % version}, parent=handle).handle
+        assert calls == ["put_object"]
+    fresh = open_store(f"s3://{bucket}/state/0/3")
+    calls.clear()
+    rows_of(fresh, CheckpointName(3))
+    assert not any("list" in call for call in calls)
+
+
+def test_repeated_commit_replaces_the_version(bucket: str) -> None:
+    url = f"s3://{bucket}/state/0/3"
+    one, other = open_store(url), open_store(url)
+    first = commit(one, CheckpointName(1), {b"a": b"first"}).handle
+    commit(other, CheckpointName(1), {b"a": b"second"})
+    commit(one, CheckpointName(2), {b"b": b"2"}, parent=first)
+    assert rows_of(open_store(url), CheckpointName(1)) == {b"a": b"second"}
+    assert rows_of(open_store(url), CheckpointName(2)) == {b"a": b"first", b"b": b"2"}
+
+
+def test_cleanup_keeps_referenced_files(bucket: str, calls: list[str]) -> None:
+    url, mine = f"s3://{bucket}/state/0/3", attempt_id()
+    store = open_store(url)
+    handle = commit(store, CheckpointName(1), LARGE, by=mine).handle
+    commit(open_store(url), CheckpointName(1), LARGE)
+    for version in (2, 3):
+        handle = commit(
+            store, CheckpointName(version), {b"k%d" % version: b"v"}, parent=handle, by=mine
+        ).handle
+    base = snapshot(store, 3, {b"k2": b"v", b"k3": b"v"} | LARGE)
+    commit(store, CheckpointName(4), {b"k4": b"v"}, parent=handle, base=base, by=mine)
+    store.cleanup(CheckpointName(4), mine, 4, 0)
+    left = keys(bucket)
+    assert [key.partition("-")[0] for key in left] == ["chk", "shared/3"]
+    assert rows_of(open_store(url), CheckpointName(4)) == {b"k%d" % i: b"v" for i in (2, 3, 4)} | LARGE
+    calls.clear()
+    store.cleanup(CheckpointName(4), mine, 4, 0)
+    # Checks that the store is still this instance's, and that there was never a hold.
+    assert calls == ["get_object", "get_object"]
+
+
+def test_load_finds_objects_written_after_a_listing(bucket: str) -> None:
+    store, mine = open_store(f"s3://{bucket}/state/0/3"), attempt_id()
+    for version in (1, 2):
+        commit(store, CheckpointName(version), LARGE, by=mine)
+    # It lists the directory; there is nothing to discard.
+    store.cleanup(CheckpointName(2), mine, 1, 0)
+    commit(store, CheckpointName(3), LARGE, by=mine)
+    assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(3)) == LARGE
+
+
+def test_concurrent_listing_does_not_hide_new_objects(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory, other = f"{bucket}/state", fsspec.filesystem("s3")
+    files, _ = open_file_system(f"s3://{directory}")
+    other.pipe_file(f"{directory}/1", b"1")
+    # A listing that fills its cache after a write has invalidated it.
+    monkeypatch.setattr(s3fs.S3FileSystem, "invalidate_cache", lambda *_: None)
+    assert [status.path for status in files.list_files(directory)] == [f"{directory}/1"]
+    other.pipe_file(f"{directory}/2", b"22")
+    assert files.open_input(f"{directory}/2").read() == b"22"
+    assert files.exists(f"{directory}/2")
+    assert files.size(f"{directory}/2") == 2
+    assert len(list(files.list_files(directory))) == 2
+
+
+def test_batch_is_one_put_without_listing_in_steady_state(bucket: str, calls: list[str]) -> None:
+    store, mine = open_store(f"s3://{bucket}/state/0/3", StorageOptions()), attempt_id()
+    handle = None
+    for version in range(1, 31):
+        if version == 5:
+            # The first cleanup has scanned the directory.
+            calls.clear()
+        whole = version % 10 == 1
+        rows = {b"%d" % version: bytes(200_000)}
+        handle = commit(
+            store, CheckpointName(version), rows, parent=None if whole else handle, by=mine
+        ).handle
+        store.cleanup(CheckpointName(version), mine, version - 2, 0)
+    made = collections.Counter(calls)
+    assert made.pop("put_object") == 26
+    # Objects of versions 1 to 20; the newest chain begins with version 21.
+    assert made.pop("delete_object") == 20
+    assert set(made) == {"get_object"}
+    assert made["get_object"] <= 3 * 26
+
+
+def test_abandoned_checkpoint_leaves_no_objects(bucket: str) -> None:
+    pending = open_store(f"s3://{bucket}/state/0/3").begin(CheckpointName(1), attempt_id(), named())
+    pending.write(0, message(LARGE))
+    pending.abandon()
+    assert keys(bucket) == []
+
+
+def test_missing_version_error_has_the_url(bucket: str) -> None:
+    store = open_store(f"s3a://{bucket}/state/0/3")
+    with pytest.raises(CheckpointNotFoundError, match=f"s3://{bucket}/state/0/3/chk-1"):
+        store.load(CheckpointName(1))
+    commit(store, CheckpointName(1), LARGE)
+    (shared,) = [key for key in keys(bucket) if key.startswith("shared")]
+    fsspec.filesystem("s3").rm_file(f"{bucket}/state/0/3/{shared}")
+    with pytest.raises(CorruptCheckpointError, match=shared):
+        rows_of(store, CheckpointName(1))
+
+
+def test_missing_bucket_error_has_the_url(bucket: str) -> None:
+    store = open_store("s3://no-such-bucket-anywhere/state")
+    with pytest.raises(CheckpointIOError, match="s3://no-such-bucket-anywhere/state/chk-1"):
+        commit(store, CheckpointName(1), {b"a": b"1"})
+    with pytest.raises(CheckpointIOError, match="s3://no-such-bucket-anywhere/state"):
+        commit(store, CheckpointName(1), LARGE)

@@ -1,0 +1,240 @@
+"""Commits on an S3 service that is overloaded, breaks connections and loses responses."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import fsspec
+import pytest
+
+from spark_statestore.backend.protocol import Kind
+from spark_statestore.errors import CheckpointIOError
+from spark_statestore.files import retry as retrying
+from spark_statestore.files import urls
+from spark_statestore.files.request_context import take_retries
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName, FsCheckpointStorage
+from spark_statestore.storage.streams import CheckpointedStateScope
+from tests.support.s3 import new_bucket, s3_service
+from tests.support.s3_faults import KINDS, FaultyS3, faulty_s3
+from tests.unit.backend.backends import Backend, store
+from tests.unit.backend.backends import commit as put
+from tests.unit.store.stores import attempt_id, commit, message, open_store, rows_of
+
+pytest.importorskip("s3fs")
+pytest.importorskip("moto.server")
+
+pytestmark = [
+    pytest.mark.slow,
+    # The test server and the AWS client raise these.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+# Two of them within the timeout.
+SOME = ["slow-down", "lost"]
+SOME += [pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS if kind not in SOME]
+
+INLINE = StorageOptions(compression=None)
+ONE, TWO, THREE = CheckpointName(1), CheckpointName(2), CheckpointName(3)
+_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[FaultyS3]:
+    with s3_service() as service, faulty_s3(service) as before_it:
+        yield before_it
+
+
+@pytest.fixture
+def bucket(proxy: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(urls, "_opened", {})
+    monkeypatch.setattr(retrying, "_FIRST_SECONDS", 0.002)
+    proxy.inject()
+    name = new_bucket(proxy.url, monkeypatch)
+    take_retries()
+    return name
+
+
+@dataclass
+class Place:
+    """Create a new store in the bucket."""
+
+    bucket: str
+
+    def __post_init__(self) -> None:
+        self.path = f"{self.bucket}/{next(_numbers)}/state/0/3"
+        self.url = f"s3://{self.path}"
+
+    def names(self) -> list[str]:
+        fs = fsspec.filesystem("s3")
+        fs.invalidate_cache()
+        return sorted(name.removeprefix(f"{self.path}/") for name in fs.find(self.path))
+
+
+def commits(place: Place) -> None:
+    """Commit two versions, the second one on top of the first."""
+    versions, by = open_store(place.url, INLINE), attempt_id()
+    one = commit(versions, ONE, {b"a": b"1", b"b": b"2"}, by=by)
+    commit(versions, TWO, {b"c": b"3"}, [b"a"], parent=one.handle, by=by)
+    assert one.objects_written == 1
+
+
+def loads(place: Place) -> None:
+    assert rows_of(open_store(place.url, INLINE), TWO) == {b"b": b"2", b"c": b"3"}
+
+
+def cleans_up(place: Place) -> None:
+    versions, by, handle = open_store(place.url, INLINE), attempt_id(), None
+    for name in ONE, TWO, THREE:
+        handle = commit(versions, name, {b"a": b"%d" % name.version}, by=by).handle
+    versions.cleanup(THREE, by, 3, 0)
+    assert handle is not None
+
+
+def check_commits(place: Place) -> None:
+    # A second attempt at one of them would appear as a copy beside it.
+    assert place.names() == ["chk-1/_metadata", "chk-2/_metadata"]
+    loads(place)
+    assert rows_of(open_store(place.url, INLINE), ONE) == {b"a": b"1", b"b": b"2"}
+
+
+def check_cleaned_up(place: Place) -> None:
+    assert [name for name in place.names() if "chk" in name] == ["chk-3/_metadata"]
+    assert rows_of(open_store(place.url, INLINE), THREE) == {b"a": b"3"}
+
+
+CASES: dict[str, tuple[Callable[[Place], None], Callable[[Place], None], Callable[[Place], None]]] = {
+    "commit": (lambda place: None, commits, check_commits),
+    "load": (commits, loads, check_commits),
+    "cleanup": (lambda place: None, cleans_up, check_cleaned_up),
+}
+
+
+# The HTTP library itself repeats a request without a response once, invisibly.
+REQUESTS_OF_A_TRY = {"reset": 2, "lost": 2}
+
+
+@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize(
+    "case", ["commit", *(pytest.param(case, marks=pytest.mark.soak) for case in CASES if case != "commit")]
+)
+def test_fault_at_any_request_is_retried_and_counted(
+    bucket: str, proxy: FaultyS3, case: str, kind: str
+) -> None:
+    before, operate, check = CASES[case]
+    once = REQUESTS_OF_A_TRY.get(kind, 1)
+
+    def run(first: int, count: int) -> list[tuple[str, str, str]]:
+        faults = dict.fromkeys(range(first, first + count), kind)
+        place = Place(bucket)
+        before(place)
+        proxy.inject(faults)
+        take_retries()
+        operate(place)
+        made = proxy.calls
+        proxy.inject()
+        retries = take_retries()
+        check(place)
+        met = [met for _, _, met in made if met]
+        assert (len(met), retries) == (count, count // once), made
+        return made
+
+    requests = len(run(0, 0))
+    assert requests >= 2
+    for number in range(1, requests + 1):
+        run(number, once)
+        if once > 1:
+            run(number, 1)
+    # Several in a row, as with overloaded storage.
+    run(2, 3 * once)
+
+
+def test_lost_response_after_a_concurrent_commit_of_the_same_version(bucket: str, proxy: FaultyS3) -> None:
+    place, mine, others = Place(bucket), attempt_id(), attempt_id()
+    commit(open_store(place.url, INLINE), ONE, {b"a": b"other"}, by=others)
+    proxy.inject(dict.fromkeys(range(1, 20, 2), "lost"))
+    commit(open_store(place.url, INLINE), ONE, {b"a": b"mine"}, by=mine)
+    proxy.inject()
+    # As without faults: the last attempt counts, and both are kept under their attempt ids.
+    assert place.names() == sorted(
+        ["chk-1/_metadata", f"chk-1/_metadata.{mine}", f"chk-1/_metadata.{others}"]
+    )
+    assert rows_of(open_store(place.url, INLINE), ONE) == {b"a": b"mine"}
+
+
+def test_overloaded_storage_fails_the_commit_and_the_next_attempt_succeeds(
+    bucket: str, proxy: FaultyS3
+) -> None:
+    place = Place(bucket)
+    versions = open_store(place.url, StorageOptions(compression=None, storage_retries=3))
+    proxy.inject_from(1, "slow-down")
+    with pytest.raises(CheckpointIOError, match=r"chk-1/_metadata: .*reduce your.*tried 4 times within"):
+        commit(versions, ONE, {b"a": b"1"})
+    assert len(proxy.calls) == 4
+    assert take_retries() == 3
+    proxy.inject()
+    assert place.names() == []
+    commit(versions, ONE, {b"a": b"2"})
+    assert place.names() == ["chk-1/_metadata"]
+    assert rows_of(versions, ONE) == {b"a": b"2"}
+
+
+def test_backend_reports_storage_retries(bucket: str, proxy: FaultyS3) -> None:
+    backend = Backend()
+    try:
+        with backend.client() as client:
+            at = store("/", "one") | {"root": Place(bucket).url}
+            for version, faults in enumerate(({}, {1: "slow-down", 2: "internal-error"}, {}), 1):
+                proxy.inject(faults)
+                request = put("/", version, attempt_id(), store=at)
+                done = client.ask(request, (Kind.DATA, message({b"a": b"1"}), 0))
+                assert done.error is None
+                assert done.control.get("storageRetries", 0) == len(faults)
+    finally:
+        assert backend.stop() == 0
+
+
+def test_successful_request_is_not_repeated(bucket: str, proxy: FaultyS3) -> None:
+    place = Place(bucket)
+    proxy.inject()
+    with pytest.raises(CheckpointIOError, match="chk-1"):
+        commit(open_store("s3://no-such-bucket-anywhere/state/0/3", INLINE), ONE, {b"a": b"1"})
+    assert (len(proxy.calls), take_retries()) == (1, 0)
+    with pytest.raises(FileNotFoundError):
+        open_store(place.url, INLINE).load(ONE)
+    assert take_retries() == 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", KINDS)
+def test_multipart_upload_survives_a_fault_at_any_request(bucket: str, proxy: FaultyS3, kind: str) -> None:
+    # More than one part.
+    state = os.urandom(1 << 20) * 11
+
+    def run(faults: dict[int, str]) -> int:
+        files, path = urls.open_file_system(f"{Place(bucket).url}/large")
+        files.wrapped._streams.default_block_size = 5 << 20
+        storage = FsCheckpointStorage(files, path, file_state_threshold=0)
+        location = storage.initialize_location_for_checkpoint(1)
+        stream = location.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)
+        proxy.inject(faults)
+        with stream:
+            # The driver uploads the data of one call as one part.
+            for start in range(0, len(state), 1 << 20):
+                stream.write(state[start : start + (1 << 20)])
+            handle = stream.close_and_get_handle()
+        made = len(proxy.calls)
+        proxy.inject()
+        with handle.open_input_stream() as source:
+            assert source.read() == state
+        return made
+
+    requests = run({})
+    assert requests >= 4
+    for number in range(1, requests + 1):
+        run({number: kind})

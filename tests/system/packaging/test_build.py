@@ -1,0 +1,127 @@
+"""Build of the jar: recompilation only after changes, and errors with a remedy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT, SPARK_MINOR
+
+JAR = f"spark_statestore/jars/spark-statestore-spark-{SPARK_MINOR}.jar"
+
+
+@pytest.fixture
+def checkout(built: Path, tmp_path: Path) -> Path:
+    """Return a copy of the files that the jar is built from, with the jar."""
+    copy = tmp_path / "checkout"
+    shutil.copytree(ROOT / "jvm-shim", copy / "jvm-shim", ignore=shutil.ignore_patterns("target"))
+    shutil.copytree(ROOT / "spark_statestore", copy / "spark_statestore")
+    return copy
+
+
+def build(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(checkout / "jvm-shim/build_shim.py")],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_build_skips_unchanged_sources(checkout: Path) -> None:
+    before = (checkout / JAR).stat().st_mtime_ns
+    run = build(checkout)
+    assert run.returncode == 0, run.stderr
+    assert "compiling" not in run.stderr
+    assert (checkout / JAR).stat().st_mtime_ns == before
+
+
+@pytest.mark.slow
+def test_build_includes_a_changed_option(checkout: Path) -> None:
+    options = checkout / "spark_statestore/options.py"
+    options.write_text(options.read_text().replace('"numRetained"', '"numKept"'))
+    run = build(checkout)
+    assert run.returncode == 0, run.stderr
+    assert f"compiling the shim for Spark {SPARK_MINOR}" in run.stderr
+    assert b'"numKept"' in zipfile.ZipFile(checkout / JAR).read("spark-statestore-options.json")
+
+
+@pytest.mark.slow
+def test_build_shows_compiler_errors_and_keeps_the_old_jar(checkout: Path) -> None:
+    before = (checkout / JAR).read_bytes()
+    source = checkout / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/Errors.scala"
+    source.write_text(source.read_text() + "\nobject Broken { val number: Int = true }\n")
+    run = build(checkout)
+    assert run.returncode == 1
+    assert "type mismatch" in run.stderr
+    assert (checkout / JAR).read_bytes() == before
+
+
+def test_build_error_names_a_missing_java(checkout: Path, tmp_path: Path) -> None:
+    (checkout / JAR).unlink()
+    run = build(checkout, JAVA_HOME=str(tmp_path))
+    assert run.returncode == 1
+    assert "a Java 17 runtime is needed: set JAVA_HOME" in run.stderr
+
+
+def test_build_error_names_an_old_java(checkout: Path, tmp_path: Path) -> None:
+    (checkout / JAR).unlink()
+    java = tmp_path / "bin/java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    run = build(checkout, JAVA_HOME=str(tmp_path))
+    assert run.returncode == 1
+    assert "Java 17 or newer is needed" in run.stderr
+    assert "11.0.2" in run.stderr
+
+
+def test_build_error_names_a_missing_pyspark(checkout: Path) -> None:
+    run = subprocess.run(
+        [sys.executable, "-S", str(checkout / "jvm-shim/build_shim.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 1
+    assert "pip install 'pyspark==4.3.*'" in run.stderr
+
+
+def test_wheel_leaves_out_jars_of_earlier_sources(checkout: Path) -> None:
+    def current() -> list[str]:
+        code = "import build_shim; print(*(jar.name for jar in build_shim.current_jars()))"
+        command = [sys.executable, "-c", code]
+        return subprocess.run(
+            command, cwd=checkout / "jvm-shim", capture_output=True, text=True, check=True
+        ).stdout.split()
+
+    shutil.copy(checkout / JAR, checkout / "spark_statestore/jars/spark-statestore-spark-3.5.jar")
+    assert Path(JAR).name in current()
+    source = checkout / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/Errors.scala"
+    source.write_text(source.read_text() + "\n")
+    assert Path(JAR).name not in current()
+
+
+def test_sources_of_each_minor_version_are_chosen_by_their_folders() -> None:
+    code = (
+        "import build_shim as b; "
+        "print(*(','.join(f.name for f in b.source_folders('main', s)) for s in ('4.0.5', '4.2.0', '4.3.0', '4.10.1')))"
+    )
+    command = [sys.executable, "-c", code]
+    found = subprocess.run(
+        command, cwd=ROOT / "jvm-shim", capture_output=True, text=True, check=True
+    ).stdout.split()
+    since = "spark-since-4.1,spark-since-4.2"
+    assert found == [
+        "scala,spark-until-4.0,spark-until-4.1,spark-until-4.2",
+        f"scala,{since},spark-since-4.2-until-4.2,spark-until-4.2",
+        f"scala,{since},spark-since-4.3",
+        f"scala,{since},spark-since-4.3",
+    ]

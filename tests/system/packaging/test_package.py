@@ -1,0 +1,153 @@
+"""Exports of the package, and its behaviour without optional dependencies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import spark_statestore
+
+PACKAGE = Path(spark_statestore.__file__).parent
+
+EXPORTED = [
+    "EXTENSIONS_CLASS",
+    "JOIN_PROVIDER_CLASS",
+    "PLUGIN_CLASS",
+    "PROVIDER_CLASS",
+    "AuthenticationError",
+    "BackendError",
+    "CheckpointError",
+    "CheckpointExistsError",
+    "CheckpointIOError",
+    "CheckpointNotFoundError",
+    "CorruptCheckpointError",
+    "ForeignCheckpointError",
+    "IllegalStateError",
+    "IncompatibleSparkError",
+    "MissingDriverError",
+    "OptionError",
+    "ProtocolError",
+    "QueryRunningError",
+    "RescaleError",
+    "Savepoint",
+    "SavepointError",
+    "SavepointNotFoundError",
+    "SessionError",
+    "StateLostError",
+    "StateMigrationError",
+    "StateStoreError",
+    "StateTooLargeError",
+    "StorageAccessError",
+    "StorageError",
+    "StorageURLError",
+    "StorageTimeoutError",
+    "StorageUnavailableError",
+    "UnsupportedFormatError",
+    "VersionMismatchError",
+    "__version__",
+    "attach",
+    "clone",
+    "configure",
+    "decode_rows",
+    "diff_state",
+    "dispose_savepoint",
+    "gc",
+    "iter_state",
+    "jar_path",
+    "list_savepoints",
+    "load_savepoint",
+    "read_state",
+    "repair",
+    "rescale",
+    "restore",
+    "rollback",
+    "savepoint",
+    "trigger_savepoint",
+    "verify",
+]
+
+
+def modules() -> list[str]:
+    names = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = ("spark_statestore", *path.relative_to(PACKAGE).with_suffix("").parts)
+        if parts[-1] != "__main__":
+            names.append(".".join(parts).removesuffix(".__init__"))
+    return names
+
+
+def run(program: str, *paths: Path) -> str:
+    path = os.pathsep.join([*map(str, paths), str(PACKAGE.parent)])
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_package_exports_exactly_the_documented_names() -> None:
+    assert sorted(spark_statestore.__all__) == sorted(EXPORTED)
+    assert all(hasattr(spark_statestore, name) for name in EXPORTED)
+
+
+def test_package_imports_without_spark_and_pandas(tmp_path: Path) -> None:
+    for name in ("pyspark", "pandas", "numpy", "py4j"):
+        (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not for this test')\n")
+    everything = "\n".join(f"import {name}" for name in modules())
+    run(f"{everything}\nimport sys\nassert not {{'pyspark', 'pandas', 'py4j'}} & set(sys.modules)", tmp_path)
+
+
+def test_package_import_loads_no_large_module() -> None:
+    loaded = run("import sys, spark_statestore; print(*sys.modules)").split()
+    assert not {"pyspark", "pandas", "numpy", "pyarrow", "fsspec", "s3fs"} & set(loaded)
+
+
+def test_jar_without_spark_needs_a_version(tmp_path: Path) -> None:
+    (tmp_path / "pyspark.py").write_text("raise ImportError('no pyspark')\n")
+    program = """
+import spark_statestore
+try:
+    spark_statestore.jar_path("1.2.3")
+except spark_statestore.IncompatibleSparkError as error:
+    assert "1.2.3" in str(error)
+else:
+    raise AssertionError
+"""
+    run(program, tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_modules_import_in_any_order_and_export_their_names() -> None:
+    program = f"""
+import importlib, os, sys
+import click, fsspec, pyarrow, rich.progress, rich.table
+for name in {modules()!r}:
+    child = os.fork()
+    if child == 0:
+        try:
+            module = importlib.import_module(name)
+            listed = getattr(module, "__all__", [])
+            assert len(set(listed)) == len(listed)
+            missing = [entry for entry in listed if not hasattr(module, entry)]
+            assert not missing, missing
+            os._exit(0)
+        except BaseException as error:
+            print(f"{{name}}: {{error!r}}", flush=True)
+            os._exit(1)
+    os.waitpid(child, 0)
+"""
+    assert run(program) == ""
+
+
+def test_every_module_has_a_docstring() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        first = path.read_text().lstrip().split("\n")[0]
+        assert first.startswith('"""') or path.name == "_version.py", path

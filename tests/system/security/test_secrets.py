@@ -1,0 +1,125 @@
+"""No output visible to users or other programs contains a storage password or the backend's token."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.counting import Program
+from tests.support.s3 import s3_service
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    # Short, as a socket's path is limited.
+    made = Path(tempfile.mkdtemp(prefix="secret-", dir="/tmp"))
+    yield made
+    shutil.rmtree(made)
+
+
+def listening_in(directory: Path) -> Path:
+    """Create an interpreter that records the token before it runs the backend."""
+    script = directory / "python"
+    script.write_text(
+        f'#!/bin/sh\nread -r token\necho "$token" >> {directory}/token\n'
+        f'{{ echo "$token"; exec cat; }} | {sys.executable} "$@"\n'
+    )
+    script.chmod(0o755)
+    return script
+
+
+def client_of(endpoint: str) -> Any:
+    import boto3
+
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    return boto3.client("s3", endpoint_url=endpoint, **keys)
+
+
+def stored(endpoint: str) -> dict[str, bytes]:
+    """Return the objects of the bucket."""
+    client = client_of(endpoint)
+    names = [found["Key"] for found in client.list_objects_v2(Bucket="bucket")["Contents"]]
+    return {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
+    planted = f"planted-{secrets.token_hex(12)}"
+    seen = directory / "seen"
+    for name in ("events", "tmp"):
+        (seen / name).mkdir(parents=True)
+    confs = {
+        "spark.jars": str(built),
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": f"file:{seen}/events",
+        "spark.local.dir": f"{seen}/tmp",
+        "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={seen}/tmp",
+        "spark.sql.streaming.stateStore.backend.python": str(listening_in(directory)),
+    }
+    with s3_service() as endpoint:
+        environment = {
+            "AWS_ACCESS_KEY_ID": "AKIA" + planted[-12:],
+            "AWS_SECRET_ACCESS_KEY": planted,
+            "AWS_SESSION_TOKEN": f"session-{planted}",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "FSSPEC_S3_ENDPOINT_URL": endpoint,
+        }
+        client_of(endpoint).create_bucket(Bucket="bucket")
+        wrong = ["s3://no-such-bucket/x", f"s3://me:{planted}@bucket/x", f"sftp://me:{planted}@host/x"]
+        with Program(
+            "planted_secrets",
+            environment,
+            confs=confs,
+            directory=str(seen),
+            storage="s3://bucket/state",
+            wrong=wrong,
+        ) as program:
+            output = program.next("seen")
+            program.next("stopped")
+            program.end()
+            program._errors.seek(0)
+            logs = program._errors.read()
+        objects = stored(endpoint)
+    tokens = (directory / "token").read_text().split()
+    assert tokens
+    assert all(len(token) == 64 for token in tokens)
+    # The searched outputs exist.
+    assert any("chk-" in name for name in objects)
+    assert "spark.sql.shuffle.partitions" in output["pages"]["/environment/"]
+    assert "NoSuchBucket" in "".join(output["errors"]) or "bucket does not exist" in "".join(output["errors"])
+    assert "contains a password" in "".join(output["errors"])
+    assert "state store: storage filesystem, directory s3://bucket/state, interpreter" in logs
+    # The failures are logged there.
+    assert "NoSuchBucket" in logs or "at org.apache.spark" in logs
+    places = {
+        "logs": logs,
+        **{f"error {number}": error for number, error in enumerate(output["errors"])},
+        **{f"process {number}": line for number, line in enumerate(output["processes"])},
+        **{f"page {name}": page for name, page in output["pages"].items()},
+    }
+    files = {str(path): path.read_bytes() for path in seen.rglob("*") if path.is_file()}
+    assert any("/commits/" in name for name in files)
+    assert any("/events/" in name for name in files)
+    found = [
+        (place, secret)
+        for secret in (planted, *tokens)
+        for place, content in (
+            *objects.items(),
+            *files.items(),
+            *((k, v.encode()) for k, v in places.items()),
+        )
+        if secret.encode() in content
+    ]
+    assert found == []

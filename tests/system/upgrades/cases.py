@@ -1,0 +1,164 @@
+"""The queries of the matrix of upgrades: each stateful operator, and their input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import pyarrow as pa
+
+import spark_statestore
+from tests.spark import events, processors_query, test_queries
+from tests.spark.processors import DAY, OUTPUT
+from tests.spark.processors_query import in_scala
+from tests.spark.queries import JOIN_FORMAT, Rows
+from tests.system.upgrades.processors import PlainInterpreter
+
+WRITTEN, CONTINUED = (0, 1), (3, 8)
+"""Generated batches of the two halves of a query: the gaps make watermarks pass what is in the state."""
+
+EVENTS, OPERATIONS, BY_THE_CLOCK = "events", "operations", "by-the-clock"
+"""The inputs: rows with keys of many types; operations for an `Interpreter` with timers by event time or by the clock."""
+
+SCHEMAS: Final[Mapping[str, pa.Schema]] = {
+    EVENTS: events.SCHEMA,
+    OPERATIONS: processors_query.SCHEMA,
+    BY_THE_CLOCK: processors_query.SCHEMA,
+}
+
+# By the clock, timers are due either before the next batch or long after the test.
+_TIMERS = {
+    OPERATIONS: [number * 400_000 + number % 4 for number in range(8)],
+    BY_THE_CLOCK: [1, 2, 3, DAY, 2 * DAY],
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A query.
+
+    Parameters
+    ----------
+    build
+        Builds it from the stream of its input.
+    since
+        The oldest Spark that has the operator.
+    starts_python
+        Whether Spark starts a Python process of its own for each batch: one such query runs at a time.
+    """
+
+    build: Callable[[Any], Any]
+    mode: str = "append"
+    reads: str = EVENTS
+    since: str = "4.0"
+    provider: str = spark_statestore.PROVIDER_CLASS
+    confs: Mapping[str, str] = field(default_factory=dict)
+    starts_python: bool = False
+
+
+def input_of(name: str) -> list[Rows]:
+    """Return an input, a list of rows for each micro-batch."""
+    if name == EVENTS:
+        made = events.batches(CONTINUED[-1] + 1)
+    else:
+        made = processors_query.batches(CONTINUED[-1] + 1, _TIMERS[name])
+    return [made[number] for number in WRITTEN + CONTINUED]
+
+
+def _distinct(stream: Any) -> Any:
+    # Not by numbers with fractions: Spark 4.2 and later take 0.0 and -0.0 for the same, with any state store.
+    return stream.select("k", "who", "tags").dropDuplicates(["k", "who", "tags"])
+
+
+def _distinct_by_many(stream: Any) -> Any:
+    # Spark 4.2 and before orders more than four key columns by the hashes of their names.
+    text = "concat(coalesce(k, 'none'), '{0}') as {0}"
+    names = ["second", "first", "third", "sixth", "fourth", "fifth"]
+    return stream.selectExpr(*(text.format(name) for name in names)).dropDuplicates(names)
+
+
+def _inner_join(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    seen = stream.withWatermark("ts", "2 hours")
+    left = seen.selectExpr("id % 40 as l", "ts as left_ts", "who")
+    right = seen.where("k is not null").selectExpr("id % 40 as r", "ts as right_ts", "k")
+    return left.join(right, F.expr("l = r and right_ts between left_ts and left_ts + interval 30 minutes"))
+
+
+def _outer_join(stream: Any) -> Any:
+    return test_queries.late_and_on_time(stream)
+
+
+def _named_state(processor: PlainInterpreter, time: str, *, pandas: bool) -> Callable[[Any], Any]:
+    def build(stream: Any) -> Any:
+        steps = stream.withWatermark("ts", "5 minutes") if time == "eventTime" else stream
+        groups = steps.groupBy("k")
+        run = groups.transformWithStateInPandas if pandas else groups.transformWithState
+        return run(processor, OUTPUT, "update", time)
+
+    return build
+
+
+def _in_scala(ttl: int, time: str) -> Callable[[Any], Any]:
+    build = in_scala(["one,many,named"], [""], [ttl], time, "update")
+    return lambda stream: build(stream, 0)
+
+
+def _join(build: Callable[[Any], Any], state_format: int, since: str, *, plain: bool = False) -> Case:
+    provider = spark_statestore.PROVIDER_CLASS if plain else spark_statestore.JOIN_PROVIDER_CLASS
+    return Case(build, since=since, provider=provider, confs={JOIN_FORMAT: str(state_format)})
+
+
+_PANDAS_TIMERS = PlainInterpreter("string", timers="event", pandas=True)
+_PANDAS_TTL = PlainInterpreter("string", ttl=DAY, timers="processing", pandas=True)
+# Expired when the next batch begins, which removes it.
+_PANDAS_EXPIRED = PlainInterpreter("string", ttl=1, timers="processing", pandas=True)
+
+CASES: Final[Mapping[str, Case]] = {
+    "aggregation, update mode": Case(test_queries.aggregate, "update"),
+    "aggregation, complete mode": Case(test_queries.totals, "complete"),
+    "aggregation without keys": Case(test_queries.aggregate_all, "update"),
+    "windows with watermark": Case(test_queries.windows),
+    "session windows": Case(test_queries.sessions),
+    "dropDuplicates": Case(_distinct),
+    "dropDuplicates, six columns": Case(_distinct_by_many),
+    "dropDuplicatesWithinWatermark": Case(test_queries.distinct_within_watermark),
+    "limit": Case(test_queries.first_rows),
+    "inner join": Case(_inner_join),
+    "outer join": Case(_outer_join),
+    "inner join, state format 3": _join(_inner_join, 3, "4.1"),
+    "outer join, state format 3": _join(_outer_join, 3, "4.1"),
+    "outer join, state format 3, class for all queries": _join(_outer_join, 3, "4.1", plain=True),
+    "outer join, state format 4": _join(_outer_join, 4, "4.3"),
+    "applyInPandasWithState, event time": Case(test_queries.visits_until_event_time, "update"),
+    "applyInPandasWithState, processing time": Case(test_queries.visits_until_the_next_batch),
+    "flatMapGroupsWithState, Scala": Case(test_queries.counts_in_scala),
+    "transformWithStateInPandas, timers": Case(
+        _named_state(_PANDAS_TIMERS, "eventTime", pandas=True), "update", OPERATIONS, starts_python=True
+    ),
+    "transformWithStateInPandas, TTL of a day": Case(
+        _named_state(_PANDAS_TTL, "processingTime", pandas=True), "update", BY_THE_CLOCK, starts_python=True
+    ),
+    "transformWithStateInPandas, TTL that passes": Case(
+        _named_state(_PANDAS_EXPIRED, "processingTime", pandas=True),
+        "update",
+        BY_THE_CLOCK,
+        starts_python=True,
+    ),
+    "transformWithState, rows, timers": Case(
+        _named_state(PlainInterpreter("string", timers="event"), "eventTime", pandas=False),
+        "update",
+        OPERATIONS,
+        since="4.1",
+        starts_python=True,
+    ),
+    "transformWithState, Scala, timers": Case(_in_scala(0, "eventTime"), "update", OPERATIONS),
+    "transformWithState, Scala, TTL of a day": Case(_in_scala(DAY, "processingTime"), "update", BY_THE_CLOCK),
+}
+
+
+def cases_of(minor: str) -> Sequence[str]:
+    """Return the queries that a Spark has."""
+    return [name for name, case in CASES.items() if case.since <= minor]

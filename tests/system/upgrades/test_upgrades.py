@@ -1,0 +1,134 @@
+"""Every query that one Spark wrote goes on under every later one; the way back works or has an error."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spark_statestore._version import SUPPORTED_SPARK
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.upgrades import obstacles_by_spark
+from tests.support.paths import ROOT
+from tests.system.upgrades.matrix import FORMATS, Cell, Matrix, Result, environment, site_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+UP = [(writer, reader) for writer in SUPPORTED_SPARK for reader in SUPPORTED_SPARK if writer < reader]
+BACK = list(zip(SUPPORTED_SPARK[1:], SUPPORTED_SPARK[:-1], strict=True))
+
+OK = "ok"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a query that was continued.
+
+    Attributes
+    ----------
+    verdict
+        "ok" if it went on as one that was never stopped.
+    obstacles
+        Why it could not go on, as its checkpoint told before.
+    written, continued
+        Its checkpoint before, and the copy that was continued.
+    """
+
+    verdict: str
+    obstacles: tuple[str, ...]
+    written: Path
+    continued: Path
+
+
+Outcomes = Mapping[Cell, Outcome]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
+    """Write all queries with each Spark, and continue them with the others."""
+    for minor in SUPPORTED_SPARK:
+        site = site_of(minor)
+        if site is not None and not (site / "pyspark").exists():
+            pytest.skip(f"Spark {minor} is not installed in {site}: make test-spark SPARK={minor}")
+        build = [sys.executable, str(ROOT / "jvm-shim" / "build_shim.py"), "--tests"]
+        subprocess.run(build, env=environment(minor), check=True)
+    matrix = Matrix(tmp_path_factory.mktemp("upgrades"))
+    for minor in SUPPORTED_SPARK:
+        matrix.write(minor)
+    matrix.feed_the_rest()
+    results: dict[Cell, Result] = {}
+    for minor in SUPPORTED_SPARK:
+        results |= matrix.go_on(minor, [writer for writer, reader in UP + BACK if reader == minor])
+    return {cell: outcome_of(matrix, cell, result) for cell, result in results.items()}
+
+
+def outcome_of(matrix: Matrix, cell: Cell, result: Result) -> Outcome:
+    """Compare a query with one that was not stopped."""
+    written, whole = matrix.written(cell), matrix.whole(cell)
+    assert written["error"] is None, f"{cell}: {written['error']}"
+    if result["error"]:
+        verdict = f"refused: {result['error']}"
+    elif whole is None or whole["error"]:
+        verdict = f"nothing to compare with: {whole and whole['error']}"
+    elif written["output"] + result["output"] != whole["output"]:
+        verdict = "another output"
+    elif written["rows"] + result["rows"] != whole["rows"]:
+        verdict = "other numbers of rows in the state"
+    else:
+        verdict = OK
+    obstacles = obstacles_by_spark(QueryCheckpoint(written["checkpoint"]))[cell.reader]
+    return Outcome(verdict, obstacles, Path(written["checkpoint"]), Path(result["checkpoint"]))
+
+
+def drawn(outcomes: Outcomes) -> str:
+    """Draw the matrix: a line for each query and format, a column for each pair, and the reasons below."""
+    pairs = [*UP, *BACK]
+    reasons: list[str] = []
+    lines = []
+    for case in dict.fromkeys(cell.case for cell in outcomes):
+        for number in FORMATS:
+            cells = []
+            for writer, reader in pairs:
+                found = outcomes.get(Cell(case, number, writer, reader))
+                if found is None:
+                    cells.append("-")
+                    continue
+                if found.verdict != OK and found.verdict not in reasons:
+                    reasons.append(found.verdict)
+                cells.append(OK if found.verdict == OK else f"({reasons.index(found.verdict) + 1})")
+            lines.append(f"{case:50} v{number} " + " ".join(f"{cell:>8}" for cell in cells))
+    heading = " " * 54 + " ".join(f"{writer}-{reader}".rjust(8) for writer, reader in pairs)
+    return "\n".join([heading, *lines, *(f"({number}) {reason}" for number, reason in enumerate(reasons, 1))])
+
+
+def test_later_spark_continues_what_an_earlier_one_wrote(
+    outcomes: Outcomes, record_property: Callable[[str, object], None]
+) -> None:
+    record_property("figures", drawn(outcomes))
+    up = {cell: found for cell, found in outcomes.items() if (cell.writer, cell.reader) in UP}
+    assert len({(cell.writer, cell.reader) for cell in up}) == len(UP)
+    assert {cell: found.verdict for cell, found in up.items() if found.verdict != OK} == {}
+
+
+def test_checkpoint_tells_which_spark_continues_it(outcomes: Outcomes) -> None:
+    wrong = {
+        cell: (found.verdict, found.obstacles)
+        for cell, found in outcomes.items()
+        if (found.verdict == OK) != (not found.obstacles)
+    }
+    assert wrong == {}
+    assert any(found.obstacles for found in outcomes.values())
+
+
+def test_refused_checkpoint_is_unchanged(outcomes: Outcomes) -> None:
+    refused = [found for found in outcomes.values() if found.verdict.startswith("refused")]
+    assert refused
+    for found in refused:
+        for path in found.written.rglob("*"):
+            # The copy's metadata names the files of the copy.
+            if path.is_file() and "v2" not in path.parent.name:
+                assert (found.continued / path.relative_to(found.written)).read_bytes() == path.read_bytes()

@@ -1,0 +1,314 @@
+"""The handshake of backend connections: the token, the peer's user, and timeouts."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore._version import __version__
+from spark_statestore.backend import handshake, listener
+from spark_statestore.backend.handshake import BACKEND, SHIM, handshake_response
+from spark_statestore.backend.listener import Listener
+from spark_statestore.backend.protocol import PROTOCOL_VERSION, FrameSocket, Kind
+from spark_statestore.errors import AuthenticationError
+from tests.unit.backend.backends import TOKEN, Backend, Client, commit
+from tests.unit.store.stores import attempt_id, message
+
+HEADER = struct.Struct("<BxHIQI")
+MAGIC = 0x31545353
+NOBODY = 65534
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Backend]:
+    running = Backend()
+    yield running
+    assert running.stop() == 0
+
+
+def opening(challenge: str) -> dict[str, Any]:
+    return {"challenge": challenge, "protocol": PROTOCOL_VERSION, "version": __version__}
+
+
+def framed(node: bytes) -> bytes:
+    head = HEADER.pack(Kind.CONTROL, 0, MAGIC, len(node), zlib.crc32(node))
+    return head + node + HEADER.pack(Kind.END, 0, MAGIC, 0, 0)
+
+
+@contextmanager
+def stranger(backend: Backend) -> Iterator[Client]:
+    with backend.connect() as connection:
+        yield Client(connection)
+
+
+# Clients without the token
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"response": None},
+        {"response": 3},
+        {"response": []},
+        {"response": "ä\ud800"},
+        {"response": "0" * 64},
+    ],
+)
+def test_handshake_refuses_an_invalid_response(backend: Backend, answer: dict[str, Any]) -> None:
+    with stranger(backend) as client:
+        assert client.ask(opening("ab" * 32)).error is None
+        error = client.ask(answer).error
+        assert error["type"] == "AuthenticationError"
+        assert TOKEN not in error["message"]
+        assert client.is_closed()
+
+
+def test_listener_refuses_a_request_without_a_handshake(backend: Backend, tmp_path: Path) -> None:
+    request = commit(tmp_path, 1, attempt_id())
+    with stranger(backend) as client:
+        assert client.ask(request, (Kind.DATA, message({b"a": b"1"}), 0)).error["type"] != ""
+    with stranger(backend) as client:
+        assert client.ask(opening("ab" * 32)).error is None
+        # Instead of a response.
+        client.frames.send_json(Kind.CONTROL, request)
+        client.frames.send(Kind.END)
+        assert client.answer().error["type"] == "AuthenticationError"
+        assert client.is_closed()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_handshake_sends_no_token_and_cannot_be_replayed(backend: Backend) -> None:
+    def overheard(connection: socket.socket) -> tuple[bytes, list[Any]]:
+        """The bytes of a handshake that is welcome, and what was answered."""
+        sent = b""
+        answers = []
+        challenge = secrets.token_hex(32)
+        node: dict[str, Any] = opening(challenge)
+        frames = FrameSocket(connection)
+        for _ in range(2):
+            piece = framed(json.dumps(node).encode())
+            connection.sendall(piece)
+            sent += piece
+            answers.append(frames.receive())
+            assert frames.receive().kind is Kind.END
+            if "challenge" in answers[-1].json():
+                node = {
+                    "response": handshake_response(TOKEN, SHIM, challenge, answers[-1].json()["challenge"])
+                }
+        return sent, answers
+
+    with backend.connect() as connection:
+        sent, answers = overheard(connection)
+        assert [frame.kind for frame in answers] == [Kind.CONTROL] * 2
+        received = sent + b"".join(bytes(frame.payload) for frame in answers)
+        assert TOKEN.encode() not in received
+    with stranger(backend) as client:
+        client.socket.sendall(sent)
+        assert client.answer().error is None
+        assert client.answer().error["type"] == "AuthenticationError"
+        assert client.is_closed()
+
+
+def test_handshake_response_of_the_backend_cannot_be_reflected(backend: Backend) -> None:
+    with stranger(backend) as one, stranger(backend) as other:
+        challenge = one.ask(opening("ab" * 32)).control["challenge"]
+        # The second connection answers the challenge of the first one.
+        answered = other.ask(opening(challenge)).control
+        assert one.ask({"response": answered["response"]}).error["type"] == "AuthenticationError"
+        assert other.ask({"response": answered["response"]}).error["type"] == "AuthenticationError"
+
+
+def test_handshake_refuses_the_token_of_another_backend(backend: Backend) -> None:
+    other = Backend(token=secrets.token_hex(32))
+    try:
+        with stranger(other) as client:
+            theirs = client.ask(opening("ab" * 32)).control
+            # It cannot pass for the first one either.
+            assert theirs["response"] != handshake_response(TOKEN, BACKEND, "ab" * 32, theirs["challenge"])
+            shown = handshake_response(TOKEN, SHIM, "ab" * 32, theirs["challenge"])
+            assert client.ask({"response": shown}).error["type"] == "AuthenticationError"
+    finally:
+        other.stop()
+
+
+# Another user
+
+INTRUDER = f"""
+import encodings.idna, os, socket, sys  # later imports may be readable by this user only
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+where = sys.argv[1]
+received = b""
+try:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(20)
+    connection.connect(where)
+    try:
+        connection.sendall(sys.stdin.buffer.read())
+    except BrokenPipeError:
+        pass  # refused without an answer
+    while piece := connection.recv(65536):
+        received += piece
+except OSError as error:
+    received += repr(error).encode()
+sys.stdout.buffer.write(received)
+"""
+
+
+def as_nobody(where: str, sent: bytes) -> bytes:
+    done = subprocess.run(
+        [sys.executable, "-c", INTRUDER, where], input=sent, capture_output=True, check=True, timeout=60
+    )
+    return done.stdout
+
+
+@as_root
+def test_listener_refuses_a_process_of_another_user() -> None:
+    running = Backend()
+    try:
+        directory = running.path.parent
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+        assert directory.stat().st_uid == os.geteuid()
+        assert b"PermissionError" in as_nobody(str(running.path), b"")
+        # Also if the permissions of its directory were widened.
+        directory.chmod(0o711)
+        running.path.chmod(0o666)
+        challenge = ("ab" * 32).encode()
+        sent = framed(
+            b'{"challenge":"%s","protocol":%d,"version":"%s"}'
+            % (challenge, PROTOCOL_VERSION, __version__.encode())
+        )
+        answer = as_nobody(str(running.path), sent + framed(b'{"response":"%s"}' % challenge))
+        assert b"AuthenticationError" in answer
+        assert f"user {NOBODY}".encode() in answer
+        assert TOKEN.encode() not in answer
+        with running.client() as client:
+            assert client.ask({"op": "explode"}).error["type"] == "ProtocolError"
+    finally:
+        assert running.stop() == 0
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o710, 0o701])
+def test_listener_refuses_a_directory_that_other_users_can_enter(tmp_path: Path, mode: int) -> None:
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(mode)
+    with pytest.raises(AuthenticationError, match=f"mode {mode:o}: other users could connect"):
+        Listener(str(directory / "socket"), TOKEN)
+    assert list(directory.iterdir()) == []
+
+
+# Slow clients
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a backend that gives handshake half a second, and two at a time."""
+    monkeypatch.setattr(handshake, "HANDSHAKE_TIMEOUT", 0.5)
+    monkeypatch.setattr(listener, "_MAX_HANDSHAKES", 2)
+    with tempfile.TemporaryDirectory(prefix="sst-", dir="/tmp") as directory:
+        address = f"{directory}/socket"
+        serving = Listener(address, TOKEN)
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield address
+
+
+def connect(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    connection.settimeout(20)
+    connection.connect(address)
+    return connection
+
+
+def test_handshake_times_out_although_bytes_arrive(impatient: str) -> None:
+    with connect(impatient) as slow:
+        start = time.monotonic()
+        dripped = framed(b'{"challenge": "' + b"a" * 64 + b'"}')
+        ended = False
+        for byte in dripped:
+            try:
+                slow.send(bytes([byte]))
+            except (BrokenPipeError, ConnectionResetError):
+                ended = True
+                break
+            time.sleep(0.05)
+        assert ended
+        assert time.monotonic() - start < 0.05 * len(dripped) / 2
+
+
+def test_silent_connections_block_new_ones_for_one_timeout_at_most(impatient: str) -> None:
+    silent = [connect(impatient) for _ in range(6)]
+    try:
+        with connect(impatient) as connection:
+            assert Client(connection).handshake().error is None
+            # That one may be silent now.
+            time.sleep(0.7)
+            assert Client(connection).ask({"op": "explode"}).error["type"] == "ProtocolError"
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+def test_listener_survives_a_thread_limit(
+    impatient: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    start = threading.Thread.start
+    failures = iter([RuntimeError("can't start new thread")] * 3)
+
+    def start_or_not(thread: threading.Thread) -> None:
+        for error in failures:
+            raise error
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_not)
+    for _ in range(3):
+        with connect(impatient) as refused:
+            assert Client(refused).is_closed()
+    with connect(impatient) as connection:
+        assert Client(connection).handshake().error is None
+    assert "could not serve a connection" in caplog.text
+
+
+def test_output_of_libraries_does_not_block_the_backend(tmp_path: Path) -> None:
+    done = tmp_path / "done"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import pathlib, sys, threading, time\n"
+        "def much():\n"
+        "    time.sleep(1)\n"
+        "    for _ in range(1000):\n"
+        "        print('x' * 1000)\n"
+        f"    pathlib.Path({str(done)!r}).touch()\n"
+        "if 'spark_statestore.backend' in str(sys.orig_argv):\n"
+        "    threading.Thread(target=much, daemon=True).start()\n"
+    )
+    running = Backend(environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
+    reader = threading.Thread(target=running.process.stderr.read, daemon=True)
+    reader.start()
+    deadline = time.monotonic() + 20
+    while not done.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert done.exists()
+    with running.client() as client:
+        assert client.ask({"op": "explode"}).error["type"] == "ProtocolError"
+    running.process.stdin.close()
+    assert running.process.wait(20) == 0
+    reader.join(20)
+    running.stop()

@@ -1,0 +1,137 @@
+"""The path of one commit and one load through the modules of the backend process.
+
+Followed are the calls of the thread that serves a request, between modules of `spark_statestore.backend` and
+`spark_statestore.store`; the layers below them (storage, files, formats) know of no request.
+
+A module is *entered* by a call from another one of these modules. It is *returned to* by a call that finds another
+of them entered since its last call. Each pair of calling and called function counts once, so that a loop over messages
+is one visit. Returning from a call is no return to the caller's
+module. Frames (`backend.protocol`) count as a module that is entered, but reading and writing them is
+I/O, as it is with files, and no return.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import pytest
+
+from spark_statestore.backend.handlers import Requests
+from spark_statestore.backend.protocol import FrameSocket, Kind
+from spark_statestore.testing.stores import message
+from tests.unit.backend import backends
+
+_PATH = ("spark_statestore.backend.", "spark_statestore.store.")
+_FRAMES = "spark_statestore.backend.protocol"
+
+MOST_MODULES = 8
+MOST_RETURNS = 4
+
+Call = tuple[str, str, str, str]
+"""Module and function of the caller, then those of the callee."""
+
+
+class RequestPath(NamedTuple):
+    """Modules that were entered, in order, and calls that returned to one."""
+
+    modules: list[str]
+    returns: list[Call]
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.modules)} modules: {', '.join(self.modules)}", f"{len(self.returns)} returns:"]
+        return "\n".join(lines + ["  {}.{} -> {}.{}".format(*call) for call in self.returns])
+
+
+def path_of(calls: list[Call]) -> RequestPath:
+    """Reduce calls to the modules entered and the returns to one of them."""
+    modules: list[str] = []
+    returns: list[Call] = []
+    last = ""
+    seen: set[Call] = set()
+    for call in calls:
+        module = call[2]
+        if module not in modules:
+            modules.append(module)
+        elif module not in (last, _FRAMES) and call not in seen:
+            returns.append(call)
+        seen.add(call)
+        if module != _FRAMES:
+            last = module
+    return RequestPath(modules, returns)
+
+
+def serve(
+    requests: Requests, request: dict[str, Any], *frames: tuple[Kind, bytes, int]
+) -> tuple[backends.Answer, RequestPath]:
+    """Serve one request on a thread of its own, over a socket pair."""
+    calls: list[Call] = []
+
+    def trace(frame: FrameType, event: str, _: object) -> None:
+        callee = frame.f_globals.get("__name__", "")
+        if event != "call" or not callee.startswith(_PATH):
+            return
+        caller = frame.f_back
+        while caller is not None and not caller.f_globals.get("__name__", "").startswith(_PATH):
+            caller = caller.f_back
+        module, function = (caller.f_globals["__name__"], caller.f_code.co_name) if caller else ("", "")
+        if module != callee:
+            calls.append((module, function, callee, frame.f_code.co_name))
+
+    def run() -> None:
+        received = server.receive()
+        assert received is not None
+        node = received.json()
+        sys.setprofile(trace)
+        try:
+            requests.serve(node, server)
+        finally:
+            sys.setprofile(None)
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        server = FrameSocket(theirs)
+        serving = threading.Thread(target=run)
+        serving.start()
+        answer = backends.Client(ours).ask(request, *frames)
+        serving.join()
+    assert answer.error is None
+    return answer, path_of(calls)
+
+
+def changes(key: bytes) -> tuple[Kind, bytes, int]:
+    return Kind.DATA, memoryview(message({key: b"value"})).tobytes(), 0
+
+
+@pytest.fixture
+def requests(tmp_path: Path) -> Requests:
+    """Handlers that have served the commit of version 1."""
+    served = Requests()
+    serve(served, backends.commit(tmp_path, 1, "a" * 16), changes(b"first"))
+    return served
+
+
+def commit(requests: Requests, root: Path) -> tuple[backends.Answer, RequestPath]:
+    first, _ = serve(requests, backends.commit(root, 1, "a" * 16), changes(b"first"))
+    request = backends.commit(root, 2, "b" * 16, hasParent=True, parentAttemptId="a" * 16)
+    return serve(requests, request, (Kind.HANDLE, first.of(Kind.HANDLE)[0], 0), changes(b"second"))
+
+
+def test_commit_request_stays_within_few_modules(tmp_path: Path, requests: Requests) -> None:
+    answer, path = commit(requests, tmp_path)
+    assert answer.control["chainLength"] == 2
+    assert len(path.modules) <= MOST_MODULES, path
+    assert len(path.returns) <= MOST_RETURNS, path
+
+
+@pytest.mark.parametrize("raw", [True, False], ids=["local files", "decoded"])
+def test_load_request_stays_within_few_modules(tmp_path: Path, requests: Requests, raw: bool) -> None:
+    request = {"op": "load", "store": backends.store(tmp_path), "version": 1, "raw": raw}
+    answer, path = serve(requests, request)
+    assert answer.control["chainLength"] == 1
+    assert len(path.modules) <= MOST_MODULES, path
+    assert len(path.returns) <= MOST_RETURNS, path

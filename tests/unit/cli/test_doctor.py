@@ -1,0 +1,125 @@
+"""Tests of ``doctor`` and ``jar``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore import jar_path
+from spark_statestore._version import SUPPORTED_SPARK
+from tests.unit.cli.commands import node, output_of
+from tests.unit.query.stored_query import StoredQuery
+
+CHECKS = ["Java", "Spark", "jar", "interpreter", "backend", "storage"]
+
+
+def failed(*arguments: object) -> dict[str, str]:
+    """Return the failed checks with their details."""
+    found = node("doctor", *arguments, code=1)
+    assert [check["name"] for check in found["checks"]] == CHECKS
+    return {check["name"]: check["detail"] for check in found["checks"] if not check["ok"]}
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
+    found = node("doctor", tmp_path / "state")
+    assert found["ok"]
+    assert [check["name"] for check in found["checks"]] == CHECKS
+    assert "17" in found["checks"][0]["detail"]
+    # Nothing is left of what it tried.
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_names_missing_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named pyarrow' >&2\nexit 1\n")
+    python.chmod(0o755)
+    file = tmp_path / "file"
+    file.touch()
+    found = failed(file, "--python", python)
+    assert set(found) == {"Java", "interpreter", "backend", "storage"}
+    assert "pyarrow" in found["interpreter"]
+    assert str(tmp_path) in found["Java"]
+    assert "FAILED" in output_of("doctor", file, "--python", python, code=1)
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_refuses_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert "Java 11.0.2" in failed(tmp_path / "state")["Java"]
+
+
+@pytest.mark.usefixtures("built")
+def test_jar_prints_the_path() -> None:
+    assert output_of("jar").strip() == jar_path()
+    assert node("jar", "--spark", "4.3.7")["jar"] == jar_path("4.3.7")
+    assert os.path.exists(output_of("jar").strip())
+    assert "1.2.3" in output_of("jar", "--spark", "1.2.3", code=1)
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_continues_after_an_unexpected_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho 'Welcome to this machine'\n")
+    python.chmod(0o755)
+    jar = tmp_path / "broken.jar"
+    jar.write_bytes(b"not a jar")
+    monkeypatch.setattr("spark_statestore.jar_path", lambda *_: str(jar))
+    monkeypatch.setattr("spark_statestore.cli.doctor._storage", lambda _: {}["unexpected"])
+    found = failed(tmp_path / "state", "--python", python)
+    assert set(found) == {"jar", "interpreter", "backend", "storage"}
+    assert all(found.values())
+    text = output_of("doctor", tmp_path / "state", "--python", python, code=1)
+    assert text.count("FAILED") == 4
+    assert all(check in text for check in CHECKS)
+
+
+def checkpoint_check(query: StoredQuery, *arguments: object, code: int = 0) -> tuple[str, dict[str, Any]]:
+    """Return the last check, that of the checkpoint, and what each Spark can do."""
+    found = node("doctor", query.url, *arguments, code=code)
+    assert [check["name"] for check in found["checks"]] == [*CHECKS, "checkpoint"]
+    assert found["checks"][-1]["ok"] == (code == 0)
+    return found["checks"][-1]["detail"], found["spark"]
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_lists_the_sparks_that_continue_a_query(query: StoredQuery) -> None:
+    before = query.files()
+    detail, sparks = checkpoint_check(query)
+    assert detail == f"continues on Spark {', '.join(SUPPORTED_SPARK)}"
+    assert sparks == {spark: {"continues": True, "reasons": []} for spark in SUPPORTED_SPARK}
+    assert query.files() == before
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_refuses_a_spark_that_cannot_continue_a_query(query: StoredQuery) -> None:
+    query.put("offsets/2", (query.directory / "offsets/2").read_text().replace("v1\n", "v2\n", 1))
+    detail, sparks = checkpoint_check(query, "--spark", "4.1.4", code=1)
+    assert detail.startswith(
+        "Spark 4.1 cannot continue this query: continues on Spark 4.2, 4.3; not on 4.0, 4.1:"
+    )
+    assert [spark for spark, found in sparks.items() if found["continues"]] == ["4.2", "4.3"]
+    assert all(found["reasons"] for found in sparks.values() if not found["continues"])
+    checkpoint_check(query, "--spark", "4.2")
+    assert "does not support Spark 3.5" in checkpoint_check(query, "--spark", "3.5.9", code=1)[0]
+
+
+@pytest.mark.usefixtures("built")
+def test_doctor_names_a_damaged_checkpoint(query: StoredQuery) -> None:
+    (query.directory / "offsets" / "2").write_text("v1\n[]")
+    found = node("doctor", query.url, code=1)
+    assert {check["name"] for check in found["checks"] if not check["ok"]} == {"checkpoint"}
+    assert "offsets/2" in found["checks"][-1]["detail"]
+
+
+def test_doctor_takes_a_spark_with_a_checkpoint_only(tmp_path: Path) -> None:
+    assert "checkpointLocation" in output_of("doctor", tmp_path, "--spark", "4.2", code=2)

@@ -1,0 +1,142 @@
+"""Tests of ``plot``: points, labels, scales and the PNG."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore.cli.plot import BatchPoint, PartitionSize, _unit, batch_point, cut_off, figure_of
+from spark_statestore.query.summary import StoreSummary
+from tests.unit.cli.commands import node, output_of
+from tests.unit.query.stored_query import StoredQuery
+
+
+def test_plot_draws_a_png(query: StoredQuery, tmp_path: Path) -> None:
+    file = tmp_path / "state.png"
+    found = node("plot", query.url, file)
+    assert file.read_bytes().startswith(b"\x89PNG")
+    assert [(point["batch"], point["rows"]) for point in found["batches"]] == [
+        (batch, len(left)) for batch, left in enumerate(query.left)
+    ]
+    assert [(one["partition"], one["rows"]) for one in found["partitions"]] == [
+        (partition, len(query.of(partition, query.state()))) for partition in (0, 1)
+    ]
+    assert "1 batches" in output_of("plot", query.url, file, "--batches", 1)
+
+
+def test_plot_omits_a_batch_without_retained_versions(query: StoredQuery, tmp_path: Path) -> None:
+    for path in query.directory.glob("state/0/1/chk-1_*/_metadata"):
+        path.unlink()
+    found = node("plot", query.url, tmp_path / "state.png")
+    assert [point["batch"] for point in found["batches"]] == [1, 2]
+    for path in query.directory.glob("state/0/1/chk-3_*/_metadata"):
+        path.unlink()
+    output_of("plot", query.url, tmp_path / "state.png", code=1)
+
+
+def test_batch_point_measures_from_start_to_commits() -> None:
+    stores = [
+        StoreSummary(
+            0,
+            partition,
+            "default",
+            3,
+            "a",
+            rows=10,
+            bytes=100,
+            chain_length=1,
+            base_version=1,
+            created_ms=created,
+        )
+        for partition, created in enumerate((1500, 4000, 2000))
+    ]
+    point = batch_point(2, 1000, stores)
+    assert (point.rows, point.bytes, point.first_ms, point.last_ms) == (30, 300, 500, 3000)
+
+
+def drawn(times: list[int], partitions: int) -> Any:
+    """The figure of batches that took so long, drawn, so that extents are known."""
+    pytest.importorskip("matplotlib").use("agg")
+    points = [BatchPoint(n, 100 * n, 5000 * n, ms // 2, ms) for n, ms in enumerate(times)]
+    sizes = [PartitionSize(n % 2, "default", n // 2, 10, 1000 + n) for n in range(partitions)]
+    figure = figure_of("file:///data/checkpoints/orders", points, sizes)
+    figure.savefig(io.BytesIO(), format="png")
+    return figure
+
+
+@pytest.mark.parametrize("times", [[900] * 50, [60_000, *[900] * 49], [500]])
+@pytest.mark.parametrize("partitions", [2, pytest.param(12, marks=pytest.mark.slow), 200])
+def test_legends_do_not_overlap_the_axes(times: list[int], partitions: int) -> None:
+    figure = drawn(times, partitions)
+    drawings = [axes.get_window_extent() for axes in figure.axes]
+    legends = [axes.get_legend() for axes in figure.axes if axes.get_legend() is not None]
+    assert len(legends) == 3
+    for legend in legends:
+        extent = legend.get_window_extent()
+        assert not any(extent.overlaps(drawing) for drawing in drawings)
+        assert figure.bbox.containsx(extent.x0)
+        assert figure.bbox.containsx(extent.x1)
+
+
+@pytest.mark.parametrize("partitions", [2, 12, 200])
+def test_partition_labels_are_not_decimals(partitions: int) -> None:
+    axes = drawn([1, 2], partitions).axes[2]
+    labels = [" ".join(label.get_text().split()) for label in axes.get_xticklabels()]
+    assert labels[:1] == ["operator 0, partition 0"]
+    assert 2 <= len(labels) <= 40
+    extents = [label.get_window_extent() for label in axes.get_xticklabels()]
+    assert not any(one.overlaps(two) for one, two in itertools.pairwise(extents))
+
+
+def test_slow_batch_does_not_set_the_scale() -> None:
+    axes = next(axes for axes in drawn([60_000, *[900] * 20], 2).axes if axes.get_ylabel() == "seconds")
+    assert 0.9 < axes.get_ylim()[1] < 2
+    assert [text.get_text() for text in axes.texts] == ["60 s"]
+    assert "cut off" in " ".join(text.get_text() for text in axes.get_legend().get_texts())
+    axes = next(axes for axes in drawn([2_000, *[900] * 20], 2).axes if axes.get_ylabel() == "seconds")
+    assert axes.get_ylim()[1] >= 2
+    assert not axes.texts
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [
+        ([], None),
+        ([9.0], None),
+        ([1.0, 9.0], None),
+        ([1.0, 2.0, 9.0], 2.0),
+        ([9.0, 1.0, 4.0], None),
+        ([1.0] * 38 + [50.0] * 2, 1.0),
+        ([1.0] * 37 + [50.0] * 3, None),
+        ([0.0, 0.0, 5.0], None),
+    ],
+)
+def test_cut_off_applies_to_few_large_values(values: list[float], limit: float | None) -> None:
+    assert cut_off(values) == limit
+
+
+@pytest.mark.parametrize(
+    ("largest", "unit"),
+    [(0, "bytes"), (1023, "bytes"), (1024, "KiB"), (1 << 20, "MiB"), (5 << 30, "GiB"), (1 << 60, "TiB")],
+)
+def test_unit_fits_the_largest_size(largest: int, unit: str) -> None:
+    assert _unit(largest)[1] == unit
+
+
+def test_plot_without_matplotlib_names_the_package(
+    query: StoredQuery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def no_matplotlib(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    assert "spark-statestore[plot]" in output_of("plot", query.url, tmp_path / "state.png", code=1)

@@ -1,0 +1,108 @@
+"""Tests of the commands for savepoints, copies and rollbacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.query.verify import verify
+from tests.unit.cli.commands import node, output_of
+from tests.unit.query.stored_query import StoredQuery
+
+
+def count(checkpoint: str | Path) -> dict[str, int]:
+    """Return the counts that ``get`` prints for two words."""
+    found = [node("get", str(checkpoint), f'"{word}"')["rows"] for word in ("ann", "carl")]
+    return {row["key"]["word"]: row["value"]["count"] for rows in found for row in rows}
+
+
+@pytest.mark.parametrize("kind", ["canonical", "pointer"])
+def test_savepoint_commands_cover_its_life(query: StoredQuery, tmp_path: Path, kind: str) -> None:
+    target = tmp_path / "savepoints"
+    assert f"no directory file://{target}" in output_of("savepoint", "list", target, code=1)
+    assert node("savepoint", "list", target, code=1)["error"]["type"] == "CheckpointNotFoundError"
+    target.mkdir()
+    assert "no savepoints" in output_of("savepoint", "list", target)
+    made = node("savepoint", "trigger", query.url, "--target", target, "--kind", kind)
+    assert (made["kind"], made["batch"]) == (kind, 2)
+    (listed,) = node("savepoint", "list", target)["savepoints"]
+    assert listed["path"] == made["path"]
+    assert node("savepoint", "show", made["path"])["query_id"] == made["query_id"]
+    text = output_of("savepoint", "show", made["path"])
+    assert made["path"] in text
+    assert "{" not in text
+    # A pointer savepoint has a line for each retained version of a store.
+    lines = [line.split() for line in text.splitlines()]
+    kept = [["0", "default", str(number), one.id] for number, one in enumerate(query.counted[2])]
+    assert all((line in lines) == (kind == "pointer") for line in kept)
+    assert max(map(len, text.splitlines())) < len(str(target)) + 80
+    assert node("verify", made["path"])["ok"]
+    query.run(ann=9)
+    assert count(made["path"]) == {"ann": 3, "carl": 2}
+    assert node("ls", made["path"])["batch"] == node("show", made["path"])["batch"] == 2
+    assert node("show", made["path"], "--operator", 0)["version"] == 3
+    new = tmp_path / "new"
+    assert node("savepoint", "restore", made["path"], new)["batch"] == 2
+    assert verify(str(new)).ok
+    assert count(new) == {"ann": 3, "carl": 2}
+    planned = node("savepoint", "dispose", made["path"], "--dry-run")["removed"]
+    assert planned
+    assert node("savepoint", "list", target)["savepoints"]
+    assert node("savepoint", "dispose", made["path"])["removed"] == planned
+    assert node("savepoint", "list", target)["savepoints"] == []
+    assert node("savepoint", "dispose", made["path"], code=1)["error"]["type"] == "SavepointNotFoundError"
+
+
+def test_restore_claims_a_savepoint_of_an_earlier_batch(query: StoredQuery, tmp_path: Path) -> None:
+    path = output_of(
+        "savepoint", "trigger", query.url, "--target", tmp_path / "savepoints", "--batch", 1
+    ).strip()
+    new = tmp_path / "new"
+    options = ["--claim-mode", "claim", "--partitions", 3, "--keep-query-id"]
+    assert "resumes after batch 1" in output_of("savepoint", "restore", path, new, *options)
+    assert count(new) == {"ann": 1, "carl": 2}
+    assert node("ls", new)["stores"][0]["partitions"] == 3
+    assert node("ls", new)["query_id"] == node("ls", query.url)["query_id"]
+    assert "no savepoints" in output_of("savepoint", "list", tmp_path / "savepoints")
+
+
+def test_clone_and_rescale_copy_a_checkpoint(query: StoredQuery, tmp_path: Path) -> None:
+    assert node("clone", query.url, tmp_path / "clone", "--batch", 1)["batch"] == 1
+    assert count(tmp_path / "clone") == {"ann": 1, "carl": 2}
+    assert "--stopped" in output_of("rescale", query.url, tmp_path / "wide", 5, code=1)
+    assert node("rescale", query.url, tmp_path / "wide", 5, "--stopped") == {
+        "checkpoint": str(tmp_path / "wide"),
+        "batch": 2,
+    }
+    assert len(node("ls", tmp_path / "wide", "--by-partition")["stores"]) == 5
+    assert count(tmp_path / "wide") == {"ann": 3, "carl": 2}
+    assert node("clone", query.url, tmp_path / "wide", code=1)["error"]["type"]
+
+
+def test_rollback_moves_a_query_back(query: StoredQuery) -> None:
+    before = query.files()
+    planned = node("rollback", query.url, 1, "--dry-run")["moved"]
+    assert query.files() == before
+    assert "--stopped" in output_of("rollback", query.url, 1, code=1)
+    assert query.files() == before
+    assert "moved: " in output_of("rollback", query.url, 1, "--stopped")
+    assert {Path(url).name for url in planned} == {"2"}
+    assert count(query.url) == {"ann": 1, "carl": 2}
+    assert "no batch 2" in output_of("rollback", query.url, 2, "--stopped", code=1)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["savepoint", "trigger", "c"],
+        ["savepoint", "trigger", "c", "--target", "t", "--kind", "native"],
+        ["savepoint", "restore", "s", "n", "--partitions", "0"],
+        ["rollback", "c", "-1"],
+        ["rescale", "c", "n", "none"],
+        ["savepoint", "give"],
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_invalid_arguments_are_wrong_usage(arguments: list[str]) -> None:
+    output_of(*arguments, code=2)

@@ -1,0 +1,267 @@
+"""Tests of file systems through fsspec: differences between drivers."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem as FsspecLocal
+from fsspec.implementations.memory import MemoryFileSystem as FsspecMemory
+from fsspec.spec import AbstractBufferedFile
+
+from spark_statestore.files import FsspecFileSystem, remote
+
+
+class Upload(AbstractBufferedFile):
+    """Shows its object when it is closed, as files of object stores do."""
+
+    def _initiate_upload(self) -> None:
+        pass
+
+    def _upload_chunk(self, final: bool = False) -> bool:
+        if final:
+            self.fs.pipe_file(self.path, self.buffer.getvalue())
+        return final
+
+    def discard(self) -> None:
+        self.fs.discarded.append(self.path)
+
+
+class Memory(FsspecMemory):
+    """Files of one driver object, rather than of the process."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = {}
+
+
+class Objects(Memory):
+    """A driver of an object store, which has several names."""
+
+    protocol = ("s3", "s3a")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.discarded: list[str] = []
+        self.calls: list[str] = []
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        return Upload(self, path, mode) if mode == "wb" else super()._open(path, mode, **options)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+        self.calls.append(f"put {mode}")
+        FsspecMemory._open(self, path, "xb" if mode == "create" else "wb", data=value)
+
+    def mv(self, *_: Any, **__: Any) -> None:
+        raise NotImplementedError
+
+
+class OldDriver(Memory):
+    """A driver from before fsspec knew modes of `pipe_file`."""
+
+    def pipe_file(self, path: str, value: bytes) -> None:  # type: ignore[override]
+        super().pipe_file(path, value)
+
+
+class Synced:
+    """A file that knows how to be synced, and has no descriptor."""
+
+    def __init__(self, file: Any, synced: list[str]) -> None:
+        self.file = file
+        self.sync = lambda: synced.append(file.path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+class Bare:
+    """A file that can be written, and no more."""
+
+    def __init__(self, file: Any) -> None:
+        self.write, self.flush, self.close, self.closed = file.write, file.flush, file.close, False
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files whose descriptors were synced."""
+    names: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        names.append(Path(os.readlink(f"/proc/self/fd/{fd}")).name)
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    return names
+
+
+def write_in_every_way(files: FsspecFileSystem, directory: Path) -> None:
+    files.create(str(directory / "created"), b"1")
+    files.replace(str(directory / "replaced"), b"1")
+    out = files.open_output(str(directory / "written"))
+    out.write(b"1")
+    out.close()
+
+
+def test_files_are_synced_once_with_fsync(tmp_path: Path, synced: list[str]) -> None:
+    write_in_every_way(FsspecFileSystem(FsspecLocal(), "local"), tmp_path)
+    assert synced == []
+    files = FsspecFileSystem(FsspecLocal(), "local", fsync=True)
+    (tmp_path / "created").unlink()
+    write_in_every_way(files, tmp_path)
+    created, staged, written = synced
+    assert (created, written) == ("created", "written")
+    assert staged.startswith(".inprogress.")
+    out = files.open_output(str(tmp_path / "twice"))
+    out.close()
+    out.close()
+    assert synced[3:] == ["twice"]
+
+
+def test_fsync_uses_the_sync_method_of_the_driver() -> None:
+    synced: list[str] = []
+
+    class Driver(Memory):
+        def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+            file = super()._open(path, mode, **options)
+            return Synced(file, synced) if mode != "rb" else file
+
+    FsspecFileSystem(Driver(), "memory", fsync=True).create("/drivers/synced", b"1")
+    assert synced == ["/drivers/synced"]
+
+
+def test_files_without_optional_methods_are_finished_or_abandoned() -> None:
+    class Driver(Memory):
+        def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+            file = super()._open(path, mode, **options)
+            return Bare(file) if mode != "rb" else file
+
+    files = FsspecFileSystem(Driver(), "memory", fsync=True)
+    files.create("/drivers/bare", b"1")
+    assert files.read("/drivers/bare") == b"1"
+    out = files.open_output("/drivers/abandoned")
+    out.abandon()
+    assert not files.exists("/drivers/abandoned")
+
+
+def test_create_is_one_put_on_object_stores() -> None:
+    objects = Objects()
+    # Objects need no syncing.
+    files = FsspecFileSystem(objects, "s3", fsync=True)
+    files.create("/b/object", b"one")
+    files.replace("/b/object", b"two")
+    assert objects.calls == ["put create", "put overwrite"]
+    assert files.read("/b/object") == b"two"
+    with pytest.raises(FileExistsError):
+        files.create("/b/object", b"three")
+    assert [status.path for status in files.list_files("/b")] == ["/b/object"]
+
+
+def test_abandoned_upload_never_appears() -> None:
+    objects = Objects()
+    out = FsspecFileSystem(objects, "s3").open_output("/b/object")
+    out.write(b"1")
+    out.abandon()
+    assert objects.discarded == ["/b/object"]
+    del out
+    gc.collect()
+    assert not objects.exists("/b/object")
+
+
+def test_create_with_a_driver_without_modes_checks_first_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    remote._warn_of_inexclusive_create.cache_clear()
+    files = FsspecFileSystem(OldDriver(), "memory")
+    FsspecFileSystem(OldDriver(), "memory")
+    (record,) = caplog.records
+    assert "OldDriver of memory:// cannot create files exclusively" in record.getMessage()
+    files.create("/drivers/old", b"one")
+    assert files.read("/drivers/old") == b"one"
+    with pytest.raises(FileExistsError, match="/drivers/old"):
+        files.create("/drivers/old", b"two")
+    assert files.read("/drivers/old") == b"one"
+
+
+def test_create_passes_on_a_type_error_of_the_driver(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Memory):
+        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
+            if mode == "create":
+                raise TypeError("unsupported credentials")
+            super().pipe_file(path, value)
+
+    files = FsspecFileSystem(Broken(), "memory")
+    with pytest.raises(TypeError, match="unsupported credentials"):
+        files.create("/drivers/broken", b"one")
+    assert not files.exists("/drivers/broken")
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("driver", "warnings"), [(Memory, 0), (OldDriver, 1)])
+def test_create_through_a_wrapping_driver_is_as_exclusive_as_the_driver_below(
+    driver: type[Memory], warnings: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    remote._warn_of_inexclusive_create.cache_clear()
+    files = FsspecFileSystem(DirFileSystem("/drivers", driver(), skip_instance_cache=True), "dir")
+    files.create("wrapped", b"one")
+    with pytest.raises(FileExistsError):
+        files.create("wrapped", b"two")
+    assert files.read("wrapped") == b"one"
+    assert len(caplog.records) == warnings
+
+
+def test_replace_stages_in_the_same_directory(tmp_path: Path) -> None:
+    class Driver(FsspecLocal):
+        cachable = False
+
+        def mv(self, path1: str, path2: str, **options: Any) -> None:
+            assert Path(path1).parent == Path(path2).parent == tmp_path
+            super().mv(path1, path2, **options)
+
+    FsspecFileSystem(Driver(), "local").replace(str(tmp_path / "file"), b"1")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_replace_deletes_first_with_a_driver_that_cannot_overwrite(tmp_path: Path) -> None:
+    class Driver(FsspecLocal):
+        cachable = False
+
+        def mv(self, path1: str, path2: str, **options: Any) -> None:
+            if self.exists(path2):
+                raise FileExistsError(path2)
+            super().mv(path1, path2, **options)
+
+    files = FsspecFileSystem(Driver(), "local")
+    for data in (b"one", b"two"):
+        files.replace(str(tmp_path / "file"), data)
+        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": data}
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_failed_replace_raises_its_cause_and_removes_the_staging_file(tmp_path: Path, removes: bool) -> None:
+    class Driver(FsspecLocal):
+        cachable = False
+
+        def mv(self, *_: Any, **__: Any) -> None:
+            raise PermissionError("not here")
+
+        def rm_file(self, path: str) -> None:
+            if not removes:
+                raise PermissionError("not there")
+            super().rm_file(path)
+
+    with pytest.raises(PermissionError, match="not here"):
+        FsspecFileSystem(Driver(), "local").replace(str(tmp_path / "file"), b"1")
+    assert len(list(tmp_path.iterdir())) == (0 if removes else 1)
+
+
+def test_size_of_a_directory_raises_is_a_directory(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
+        FsspecFileSystem(fsspec.filesystem("local"), "local").size(str(tmp_path))

@@ -1,0 +1,359 @@
+"""Tests of file systems: the contract on each of them, and URLs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from datetime import UTC, datetime
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
+from spark_statestore.files import (
+    FileStatus,
+    FileSystem,
+    FsspecFileSystem,
+    LocalFileSystem,
+    MemoryFileSystem,
+    check_url,
+    join,
+    open_file_system,
+    parent_of,
+    split_url,
+    urls,
+)
+from spark_statestore.files.retry import RetryingFileSystem
+from spark_statestore.testing import FileSystemTests
+
+
+def local_without(*names: str) -> LocalFileSystem:
+    files = LocalFileSystem()
+    for name in names:
+        setattr(files, name, False)
+    return files
+
+
+class LocalTests(FileSystemTests):
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> str:
+        return f"{tmp_path}/{uuid.uuid4()}"
+
+
+class TestLocalFiles(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return LocalFileSystem()
+
+
+class TestLocalFilesThatAreSynced(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return LocalFileSystem(fsync=True)
+
+
+class TestLocalFilesWithoutUnnamedOnes(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return local_without("_unnamed_files")
+
+
+class TestLocalFilesWithoutLinks(LocalTests):
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return local_without("_unnamed_files", "_hard_links")
+
+
+class TestFilesOfThisProcess(LocalTests):
+    has_directories = False
+
+    @pytest.fixture
+    def files(self) -> MemoryFileSystem:
+        return MemoryFileSystem()
+
+
+class TestFsspecMemory(LocalTests):
+    creates_exclusively = False
+    opens_exclusively = False
+
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("memory"), "memory")
+
+
+class TestFsspecLocalFiles(LocalTests):
+    creates_exclusively = False
+    opens_exclusively = False
+
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("local"), "local")
+
+
+class TestFsspecLocalFilesThatAreSynced(LocalTests):
+    opens_exclusively = False
+
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        return FsspecFileSystem(fsspec.filesystem("local"), "local", fsync=True)
+
+
+ANYWHERE = pytest.mark.parametrize(
+    "files",
+    [LocalFileSystem(), MemoryFileSystem(), FsspecFileSystem(fsspec.filesystem("memory"), "memory")],
+    ids=lambda files: files.scheme,
+)
+
+
+@ANYWHERE
+def test_read_from_an_offset(files: FileSystem, tmp_path: Path) -> None:
+    path = f"{tmp_path}/file"
+    files.create(path, b"0123")
+    assert files.read(path, 1) == b"123"
+    assert files.read(path, 0, 2) == b"01"
+
+
+@ANYWHERE
+def test_list_files_returns_the_sizes_of_this_directory_only(files: FileSystem, tmp_path: Path) -> None:
+    for name in ("dir/X", "dir/X2"):
+        files.make_directory(f"{tmp_path}/{name}")
+        files.create(f"{tmp_path}/{name}/empty", b"")
+    assert list(files.list_files(f"{tmp_path}/dir/X/")) == [FileStatus(f"{tmp_path}/dir/X/empty", 0)]
+
+
+def test_memory_file_system_errors_name_the_path() -> None:
+    files = MemoryFileSystem()
+    files.create("/d/file", b"1")
+    for error, fail in [
+        (FileNotFoundError, lambda: files.read("/d/none")),
+        (FileNotFoundError, lambda: files.delete("/d/none")),
+        (FileExistsError, lambda: files.create("/d/file", b"2")),
+        (IsADirectoryError, lambda: files.size("/d")),
+    ]:
+        with pytest.raises(error, match="/d"):
+            fail()
+
+
+def test_delete_directory_refuses_a_non_empty_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    with pytest.raises(OSError, match="not empty"):
+        LocalFileSystem().delete_directory(str(tmp_path))
+    with pytest.raises(FileExistsError):
+        LocalFileSystem().make_directory(str(tmp_path / "file"))
+
+
+def test_failed_create_leaves_no_staging_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_space(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for files in (
+        LocalFileSystem(),
+        local_without("_unnamed_files"),
+        local_without("_unnamed_files", "_hard_links"),
+    ):
+        monkeypatch.setattr(os, "write", no_space)
+        monkeypatch.setattr(os, "writev", no_space)
+        for write in (files.create, files.replace):
+            with pytest.raises(OSError, match="No space"):
+                write(str(tmp_path / "file"), b"1")
+        with pytest.raises(OSError, match="No space"):
+            files.create_of_parts(str(tmp_path / "file"), [b"1", b"2"])
+        monkeypatch.undo()
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_write_continues_after_a_short_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = os.write
+    most = 0
+
+    def some(fd: int, data: bytes) -> int:
+        return write(fd, bytes(data)[:most])
+
+    monkeypatch.setattr(os, "write", some)
+    monkeypatch.setattr(os, "writev", lambda fd, parts: some(fd, b"".join(parts)))
+    parts = [b"0", b"", b"123", b"4567", b"89"]
+    for most in range(1, 12):
+        out = LocalFileSystem().open_output(str(tmp_path / str(most)))
+        out.write_parts(parts)
+        out.write(b"".join(parts))
+        out.close()
+        assert (tmp_path / str(most)).read_bytes() == b"0123456789" * 2
+
+
+def test_create_falls_back_to_writing_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not supported")
+
+    monkeypatch.setattr(os, "link", refuse)
+    files = LocalFileSystem()
+    files.create(str(tmp_path / "file"), b"1")
+    with pytest.raises(FileExistsError):
+        files.create(str(tmp_path / "file"), b"2")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"1"
+
+
+def test_fsync_syncs_files_and_their_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def record(fd: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", record)
+    files = LocalFileSystem(fsync=True)
+    files.make_directory(str(tmp_path / "d"))
+    # Its parent is synced, too: the process that created it may not have done so.
+    assert synced[:2] == [str(tmp_path), str(tmp_path.parent)]
+    for write in (files.create, files.replace):
+        synced.clear()
+        write(str(tmp_path / "d" / write.__name__), b"1")
+        assert len(synced) == 2
+        assert synced[1] == str(tmp_path / "d")
+    synced.clear()
+    out = files.open_output(str(tmp_path / "d" / "output"))
+    out.write(b"1")
+    out.close()
+    assert synced == [str(tmp_path / "d" / "output"), str(tmp_path / "d")]
+    synced.clear()
+    LocalFileSystem().create(str(tmp_path / "unsynced"), b"1")
+    assert synced == []
+
+
+# URLs
+
+
+@pytest.mark.parametrize(
+    ("url", "split"),
+    [
+        ("/data/state", ("file", "/data/state")),
+        ("data/state", ("file", "data/state")),
+        ("file:/data/state", ("file", "/data/state")),
+        ("file:///data/state", ("file", "///data/state")),
+        ("FILE:///data", ("file", "///data")),
+        (" s3://bucket/state ", ("s3", "//bucket/state")),
+        ("s3a://bucket/state", ("s3", "//bucket/state")),
+        ("s3n://bucket/state", ("s3", "//bucket/state")),
+        ("gs://bucket/state", ("gcs", "//bucket/state")),
+        ("wasbs://c@account.blob.core.windows.net/x", ("abfs", "//c@account.blob.core.windows.net/x")),
+        ("abfss://c@account.dfs.core.windows.net/x", ("abfs", "//c@account.dfs.core.windows.net/x")),
+        ("memory:/x", ("memory", "/x")),
+        ("/data/with:colon", ("file", "/data/with:colon")),
+        ("c:/data", ("file", "c:/data")),
+        ("X", ("file", "X")),
+    ],
+)
+def test_split_url_accepts_spark_urls(url: str, split: tuple[str, str]) -> None:
+    assert split_url(url) == split
+
+
+@pytest.mark.parametrize("url", ["file:/X%20b/../c d", "file:///X%20b/../c d", "/X%20b/../c d"])
+def test_local_path_is_not_unquoted(url: str) -> None:
+    files, path = open_file_system(url)
+    assert isinstance(files, LocalFileSystem)
+    assert path == "/X%20b/../c d"
+
+
+def test_relative_path_resolves_to_the_working_directory() -> None:
+    assert open_file_system("state")[1] == str(Path.cwd() / "state")
+
+
+@pytest.mark.parametrize("url", ["", "  ", "s3://", "file:", "file:///", "/"])
+def test_url_without_a_directory_is_refused(url: str) -> None:
+    with pytest.raises(StorageURLError, match="names no directory"):
+        open_file_system(url)
+
+
+@pytest.mark.parametrize("url", ["https://host/x", "data:x", "github://a/b", "nonsense://x/y", "hfds://nn/x"])
+def test_check_url_refuses_schemes_without_writable_storage(url: str) -> None:
+    for check in (check_url, open_file_system):
+        with pytest.raises(StorageURLError, match="cannot hold state") as raised:
+            check(url)
+        assert url in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "package"),
+    [
+        ("gs://b/x", "gcsfs"),
+        ("abfss://c@a.dfs.core.windows.net/x", "adlfs"),
+        ("webdav://host/x", "webdav4"),
+    ],
+)
+def test_open_file_system_names_a_missing_driver(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = {"fsspec": object()}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else installed[name])
+    check_url("memory:/x")
+    for check in (check_url, open_file_system):
+        with pytest.raises(MissingDriverError, match=f"pip install {package}") as raised:
+            check(url)
+        assert url in str(raised.value)
+        assert isinstance(raised.value, ImportError)
+
+
+def test_open_file_system_names_the_url_of_a_failing_driver() -> None:
+    # There is no such user database, name server or key behind it.
+    with pytest.raises((StorageUnavailableError, MissingDriverError)) as raised:
+        open_file_system("sftp://nobody@localhost:1/x")
+    assert "sftp://nobody@localhost:1/x" in str(raised.value)
+
+
+def test_open_file_system_caches_by_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(urls, "_opened", {})
+    first, path = open_file_system("memory://a/x")
+    again, deeper = open_file_system("memory://a/y/z")
+    assert isinstance(first, RetryingFileSystem)
+    assert isinstance(first.wrapped, FsspecFileSystem)
+    assert first is again
+    assert (path, deeper) == ("/a/x", "/a/y/z")
+    assert first.scheme == "memory"
+    # The authority may be an account.
+    for other in ("b", "Xa"):
+        assert open_file_system(f"memory://{other}/x")[0] is not first
+    local = open_file_system("/x")[0]
+    assert isinstance(local, LocalFileSystem)
+    assert open_file_system("file:/y")[0] is local
+    for url, unsynced in (("/x", local), ("memory://a/x", first)):
+        synced = open_file_system(url, fsync=True)[0]
+        assert synced is not unsynced
+        drivers = [getattr(files, "wrapped", files) for files in (synced, unsynced)]
+        assert [driver._fsync for driver in drivers] == [True, False]
+
+
+def test_join_and_parent_of() -> None:
+    assert join("/aX/", "b", "c") == "/aX/b/c"
+    assert parent_of("/aX/b/") == parent_of("/aX/bX") == "/aX"
+    assert parent_of("/aX/X") == "/aX"
+    assert LocalFileSystem().url("/a") == "file:///a"
+    assert FsspecFileSystem(fsspec.filesystem("memory"), "s3").url("bucket/a") == "s3://bucket/a"
+
+
+def test_list_files_returns_modification_times(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"1")
+    os.utime(tmp_path / "file", (1_700_000_000, 1_700_000_000))
+    for files in (LocalFileSystem(), FsspecFileSystem(fsspec.filesystem("local"), "local")):
+        assert [status.modified for status in files.list_files(str(tmp_path))] == [1_700_000_000]
+
+
+@pytest.mark.parametrize(
+    ("detail", "modified"),
+    [
+        ({"LastModified": datetime(2024, 1, 1, tzinfo=UTC)}, 1_704_067_200),
+        ({"created": datetime(2024, 1, 1)}, 1_704_067_200),
+        ({"updated": "2024-01-01T01:00:00.000+01:00"}, 1_704_067_200),
+        ({"updated": "yesterday", "created": 1}, 1),
+        ({"mtime": None}, None),
+        ({}, None),
+    ],
+)
+def test_modification_time_is_read_from_every_driver(
+    detail: dict[str, object], modified: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fs = fsspec.filesystem("memory")
+    monkeypatch.setattr(type(fs), "find", lambda *_, **__: {"/file": {"name": "/file", "size": 1} | detail})
+    assert [status.modified for status in FsspecFileSystem(fs, "memory").list_files("/")] == [modified]

@@ -1,0 +1,215 @@
+"""Registration, restore and disposal of states."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore.errors import IllegalStateError, StateMigrationError
+from spark_statestore.operator_state import (
+    BytesSerializer,
+    DefaultOperatorStateBackend,
+    ListStateDescriptor,
+    MapStateDescriptor,
+)
+from tests.unit.operator_state.backends import (
+    FLAGS,
+    MEMORY,
+    NUMBERS,
+    OFFSETS,
+    RULES,
+    UNION,
+    Point,
+    PointSerializer,
+    backend_with,
+    written,
+)
+
+
+def test_backend_returns_the_same_state_object_for_a_name() -> None:
+    backend = DefaultOperatorStateBackend()
+    assert backend.get_list_state(NUMBERS) is backend.get_list_state(
+        ListStateDescriptor("numbers", pa.int64())
+    )
+    assert backend.get_union_list_state(UNION) is backend.get_union_list_state(UNION)
+    assert backend.get_broadcast_state(RULES) is backend.get_broadcast_state(RULES)
+
+
+def test_registered_names_are_live_views() -> None:
+    backend = DefaultOperatorStateBackend()
+    lists, broadcasts = backend.registered_state_names, backend.registered_broadcast_state_names
+    assert (list(lists), list(broadcasts)) == ([], [])
+    backend.get_list_state(NUMBERS)
+    backend.get_union_list_state(UNION)
+    backend.get_broadcast_state(RULES)
+    assert (list(lists), list(broadcasts)) == (["numbers", "union"], ["rules"])
+
+
+USES = {
+    "SPLIT_DISTRIBUTE": lambda b: b.get_list_state(ListStateDescriptor("x", pa.int64())),
+    "UNION": lambda b: b.get_union_list_state(ListStateDescriptor("x", pa.int64())),
+    "BROADCAST": lambda b: b.get_broadcast_state(MapStateDescriptor("x", pa.int64(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("restored", [False, True], ids=["registered", "restored"])
+@pytest.mark.parametrize("first", USES)
+@pytest.mark.parametrize("second", USES)
+def test_backend_refuses_a_name_of_another_kind_of_state(first: str, second: str, restored: bool) -> None:
+    backend = DefaultOperatorStateBackend()
+    state = USES[first](backend)
+    if restored:
+        backend = DefaultOperatorStateBackend([written(backend)])
+    if first == second:
+        assert restored or USES[second](backend) is state
+        return
+    with pytest.raises(IllegalStateError, match=f"'x' is {first} and cannot be used as {second}"):
+        USES[second](backend)
+    USES[first](backend)
+
+
+@pytest.mark.parametrize("wrong", [None, "numbers", FLAGS, NUMBERS])
+def test_backend_refuses_a_descriptor_of_another_kind(wrong: Any) -> None:
+    backend = DefaultOperatorStateBackend()
+    for get, right in (
+        (backend.get_list_state, NUMBERS),
+        (backend.get_union_list_state, NUMBERS),
+        (backend.get_broadcast_state, FLAGS),
+    ):
+        if wrong is not right:
+            with pytest.raises(TypeError, match="StateDescriptor, got"):
+                get(wrong)
+    assert list(backend.registered_state_names) == []
+
+
+def test_backend_refuses_another_serializer_for_an_accessed_state() -> None:
+    backend = backend_with(numbers=[1], flags={1: True})
+    with pytest.raises(StateMigrationError, match=r"each element of list state 'numbers' .* one descriptor"):
+        backend.get_list_state(ListStateDescriptor("numbers", pa.utf8()))
+    with pytest.raises(StateMigrationError, match="each key of broadcast state 'flags'"):
+        backend.get_broadcast_state(MapStateDescriptor("flags", pa.int64(), pa.bool_()))
+    with pytest.raises(StateMigrationError, match="each value of broadcast state 'flags'"):
+        backend.get_broadcast_state(MapStateDescriptor("flags", pa.int32(), pa.int8()))
+
+
+def test_restored_states_are_registered_before_access() -> None:
+    offsets = [{"topic": "a", "parts": [1, 2]}, {"topic": "b", "parts": []}]
+    backend = backend_with(
+        numbers=[3, 1, 2], offsets=offsets, union=["x", "ü"], rules={"r": [1], "s": []}, flags={}
+    )
+    restored = DefaultOperatorStateBackend([None, written(backend)])
+    assert list(restored.registered_state_names) == ["numbers", "offsets", "union"]
+    assert list(restored.registered_broadcast_state_names) == ["rules", "flags"]
+    assert restored.get_list_state(NUMBERS).get() == [3, 1, 2]
+    assert restored.get_list_state(NUMBERS) is restored.get_list_state(NUMBERS)
+    assert restored.get_list_state(OFFSETS).get() == offsets
+    assert restored.get_union_list_state(UNION).get() == ["x", "ü"]
+    assert restored.get_broadcast_state(RULES).immutable_entries == {"r": [1], "s": []}
+    assert restored.get_broadcast_state(FLAGS).immutable_entries == {}
+
+
+def test_snapshot_includes_restored_states_without_access() -> None:
+    handle = written(backend_with(numbers=[3, 1], union=[], rules={"r": [1]}, flags={}))
+    for _ in range(3):
+        backend = DefaultOperatorStateBackend([handle])
+        handle = written(backend)
+    restored = DefaultOperatorStateBackend([handle])
+    assert [*restored.registered_state_names, *restored.registered_broadcast_state_names] == [
+        "numbers", "union", "rules", "flags",
+    ]  # fmt: skip
+    assert restored.get_list_state(NUMBERS).get() == [3, 1]
+    assert restored.get_broadcast_state(RULES).immutable_entries == {"r": [1]}
+    with pytest.raises(StateMigrationError):
+        restored.get_union_list_state(ListStateDescriptor("union", pa.int64()))
+    assert restored.get_union_list_state(UNION).get() == []
+
+
+def test_broadcast_state_survives_several_restores_without_list_state() -> None:
+    backend = backend_with(rules={"a": [1], "b": [2]})
+    backend = DefaultOperatorStateBackend([written(backend)])
+    backend.get_broadcast_state(RULES).remove("a")
+    backend = DefaultOperatorStateBackend([written(backend)])
+    assert backend.get_broadcast_state(RULES).immutable_entries == {"b": [2]}
+    backend.get_broadcast_state(RULES).clear()
+    backend = DefaultOperatorStateBackend([written(backend)])
+    assert list(backend.registered_broadcast_state_names) == ["rules"]
+    assert backend.get_broadcast_state(RULES).immutable_entries == {}
+
+
+def test_backend_refuses_an_incompatible_serializer_and_keeps_the_state() -> None:
+    restored = DefaultOperatorStateBackend([written(backend_with(numbers=[1], flags={1: True}))])
+    with pytest.raises(
+        StateMigrationError,
+        match=r"each element of list state 'numbers' was written by arrow\{'type': 'int64'\}, which "
+        r"arrow\{'type': 'string'\} cannot read",
+    ):
+        restored.get_list_state(ListStateDescriptor("numbers", pa.utf8()))
+    with pytest.raises(
+        StateMigrationError, match=r"each key of broadcast state 'flags' .* bytes cannot read"
+    ):
+        restored.get_broadcast_state(MapStateDescriptor("flags", BytesSerializer(), pa.bool_()))
+    with pytest.raises(StateMigrationError, match="each value of broadcast state 'flags'"):
+        restored.get_broadcast_state(MapStateDescriptor("flags", pa.int32(), pa.int8()))
+    assert restored.get_list_state(NUMBERS).get() == [1]
+    assert restored.get_broadcast_state(FLAGS).get(1) is True
+
+
+def test_backend_migrates_a_widened_state_to_its_new_type() -> None:
+    handle = written(backend_with(flags={7: True}))
+    wide = MapStateDescriptor("flags", pa.int64(), pa.bool_())
+    restored = DefaultOperatorStateBackend([handle])
+    restored.get_broadcast_state(wide).put(2**40, False)
+    again = DefaultOperatorStateBackend([written(restored)])
+    with pytest.raises(StateMigrationError):
+        again.get_broadcast_state(FLAGS)
+    assert again.get_broadcast_state(wide).immutable_entries == {7: True, 2**40: False}
+
+
+def points(version: int) -> ListStateDescriptor[Point]:
+    return ListStateDescriptor("points", PointSerializer(version))
+
+
+def test_restore_reads_each_stream_with_its_own_serializer() -> None:
+    old, new = DefaultOperatorStateBackend(), DefaultOperatorStateBackend()
+    old.get_list_state(points(1)).update([Point(1, 2), Point(3, 4)])
+    old.get_broadcast_state(MapStateDescriptor("m", pa.int8(), pa.int8())).put_all({1: 1, 2: 2})
+    new.get_list_state(points(2)).update([Point(5, 6)])
+    new.get_broadcast_state(MapStateDescriptor("m", pa.int64(), pa.int8())).put_all({2: 3})
+    merged = DefaultOperatorStateBackend([written(old), written(new)])
+    # Neither is accessed: both serializers go into the next stream.
+    restored = DefaultOperatorStateBackend([written(merged)])
+    assert restored.get_list_state(points(2)).get() == [Point(1, 2), Point(3, 4), Point(5, 6)]
+    entries = restored.get_broadcast_state(MapStateDescriptor("m", pa.int64(), pa.int8())).immutable_entries
+    assert entries == {1: 1, 2: 3}
+    with pytest.raises(StateMigrationError):
+        DefaultOperatorStateBackend([written(merged)]).get_list_state(points(1))
+
+
+def test_backend_refuses_a_restore_into_existing_state() -> None:
+    handle = written(backend_with(numbers=[1]))
+    backend = DefaultOperatorStateBackend()
+    backend.restore(None)
+    backend.restore([])
+    backend.restore([handle])
+    with pytest.raises(IllegalStateError, match=r"has the states \['numbers'\] already"):
+        backend.restore([handle])
+    assert backend.get_list_state(NUMBERS).get() == [1]
+
+
+def test_dispose_releases_state_and_refuses_further_use() -> None:
+    backend = backend_with(numbers=[1], flags={1: True})
+    backend.dispose()
+    backend.dispose()
+    assert not backend.registered_state_names
+    assert not backend.registered_broadcast_state_names
+    for use in (
+        lambda: backend.get_list_state(NUMBERS),
+        lambda: backend.get_union_list_state(UNION),
+        lambda: backend.get_broadcast_state(FLAGS),
+        lambda: backend.snapshot(1, 0, MEMORY),
+        lambda: backend.restore(None),
+    ):
+        with pytest.raises(IllegalStateError, match="disposed of"):
+            use()

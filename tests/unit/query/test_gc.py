@@ -1,0 +1,448 @@
+"""Tests of `gc`: orphans are removed, files that are or may be needed are kept."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spark_statestore import savepoint
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, QueryRunningError
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.gc import DAY, _Collector, gc
+from spark_statestore.query.verify import verify
+from spark_statestore.savepoints.savepoint_holds import held_while, hold_of
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from tests.support.effort import EFFORT
+from tests.unit.query.stored_query import StoredQuery
+from tests.unit.store.stores import load
+
+LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
+
+
+def age(query: StoredQuery, seconds: float = 2 * DAY) -> None:
+    """Make everything that is there older."""
+    then = time.time() - seconds
+    for path in query.directory.rglob("*"):
+        os.utime(path, (then, then))
+
+
+def collected(query: StoredQuery, **options: bool | float) -> list[str]:
+    """Return the collected files by path in the checkpoint, after an equal dry run."""
+    before = query.files()
+    planned = gc(query.url, dry_run=True, **options)
+    assert query.files() == before
+    done = gc(query.url, **options)
+    assert (done.orphans, done.young) == (planned.orphans, planned.young)
+    assert done.bytes == sum(len(before[path]) for path in before.keys() - query.files().keys())
+    assert not done.skipped
+    start = f"file://{query.directory}/"
+    paths = [orphan.url.removeprefix(start) for orphan in done.orphans]
+    assert set(paths) == before.keys() - query.files().keys()
+    return paths
+
+
+def kill_in_commit(query: StoredQuery, partition: int = 0) -> None:
+    """A commit that dies when its stream is written and its metadata is not."""
+    before = query.files()
+    query.commit(partition, LARGE)
+    for path in query.files().keys() - before.keys():
+        if path.endswith("_metadata"):
+            (query.directory / path).unlink()
+
+
+@pytest.fixture(params=[1, 2])
+def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
+    return StoredQuery(tmp_path / "checkpoint", request.param)
+
+
+def test_gc_keeps_referenced_files(query: StoredQuery) -> None:
+    query.run(**LARGE)
+    query.run(word=1)
+    query.run({0: query.snapshot(0)}, **LARGE)
+    age(query)
+    assert collected(query) == collected(query, stopped=True) == []
+
+
+def test_gc_removes_an_unreferenced_stream_that_no_commit_can_use(query: StoredQuery) -> None:
+    query.run(word=1)
+    kill_in_commit(query)
+    query.run(word=2)
+    age(query)
+    # It might be a snapshot that the next commit takes up.
+    assert collected(query) == []
+    query.run({0: query.snapshot(0), 1: query.snapshot(1)}, word=3)
+    query.run({0: query.snapshot(0), 1: query.snapshot(1)}, word=4)
+    age(query)
+    (stream, *_) = collected(query)
+    assert stream.startswith("state/0/0/shared/2-")
+    assert verify(query.url).ok
+
+
+def test_gc_of_a_stopped_query_removes_every_unreferenced_stream(query: StoredQuery) -> None:
+    query.run(word=1)
+    query.snapshot(1)
+    kill_in_commit(query)
+    (first, second) = collected(query, stopped=True)
+    assert first.startswith("state/0/0/shared/2-")
+    assert second.startswith("state/0/1/shared/1-")
+    assert verify(query.url).ok
+
+
+def test_gc_keeps_young_files(query: StoredQuery) -> None:
+    query.run(word=1)
+    kill_in_commit(query)
+    query.run(word=2)
+    query.run({0: query.snapshot(0)}, word=3)
+    query.run({0: query.snapshot(0)}, word=4)
+    found = gc(query.url)
+    assert (found.orphans, found.young) == ((), 1)
+    age(query, 3600)
+    assert collected(query) == []
+    assert len(collected(query, older_than=1800)) == 1
+
+
+def test_gc_removes_a_superseded_attempt(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.begin()
+    lost = query.commit(0, LARGE)
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    (query.directory / f"state/0/0/chk-1_{lost.id}/.inprogress.0").write_bytes(b"part")
+    age(query)
+    paths = collected(query)
+    # What makes it found goes first.
+    assert paths[0] == f"state/0/0/chk-1_{lost.id}/_metadata"
+    assert [path.startswith("state/0/0/shared/1-") for path in paths] == [False, False, True]
+    assert not (query.directory / paths[0]).parent.exists()
+    assert verify(query.url).ok
+
+
+def test_gc_keeps_attempts_of_an_uncommitted_batch(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(word=1)
+    query.begin()
+    attempts = [query.commit(partition, LARGE) for partition in (0, 1)]
+    age(query)
+    assert collected(query) == []
+    query.finish(attempts, LARGE)
+    assert verify(query.url).ok
+    query.begin()
+    query.commit(0, {})
+    assert len(collected(query, stopped=True)) == 1
+
+
+def test_gc_keeps_versions_without_log_entries(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    for number in range(3):
+        query.run(ann=number)
+    # As in an old copy of the log.
+    for batch in (1, 2):
+        (query.directory / f"commits/{batch}").unlink()
+    (query.directory / "commits/.1.crc").unlink()
+    assert collected(query, stopped=True) == []
+
+
+def test_gc_keeps_versions_whose_log_entries_are_purged(query: StoredQuery) -> None:
+    for number in range(4):
+        query.run(word=number)
+    query.forget(2)
+    age(query)
+    assert collected(query, stopped=True) == []
+
+
+def test_gc_keeps_replaced_attempts_in_format_v1(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1)
+    query.begin()
+    query.commit(0, LARGE)
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    query.run(word=1)
+    age(query)
+    assert len(list(query.directory.glob("state/0/0/chk-1/_metadata.*"))) == 2
+    assert collected(query, stopped=True) == []
+
+
+def test_gc_keeps_a_held_version(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    for _ in range(2):
+        query.begin()
+        query.commit(0, LARGE)
+        query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    query.put("state/_holds/1-savepoint-abcdef-0123456789ab", "")
+    age(query)
+    paths = collected(query)
+    assert any("chk-2_" in path for path in paths)
+    assert not [path for path in paths if "/chk-1_" in path or "/1-" in path]
+
+
+def test_gc_removes_the_hold_of_a_killed_copy(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(**LARGE)
+    taken = savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
+    with held_while(QueryCheckpoint(query.url), 0, "file:///holder"):
+        assert collected(query, stopped=True) == []
+        age(query)
+        (hold,) = collected(query, stopped=True)
+        assert hold.startswith("state/_holds/1-in-use-")
+    # That of a savepoint stays.
+    assert hold_of(taken) is not None
+    assert verify(taken.path).ok
+
+
+def test_gc_keeps_rolled_back_versions(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(**LARGE)
+    query.run(word=1)
+    aside = query.directory / "rolled-back/20260101T000000Z/commits"
+    aside.mkdir(parents=True)
+    (query.directory / "commits/1").rename(aside / "1")
+    query.left.pop()
+    query.counted.pop()
+    assert collected(query, stopped=True) == []
+    moved = (aside / "1").rename(query.directory / "aside")
+    query.put("state/_holds/2-savepoint-abcdef-0123456789ab", "")
+    assert collected(query, stopped=True) == []
+    (query.directory / "state/_holds/2-savepoint-abcdef-0123456789ab").unlink()
+    moved.rename(aside / "1")
+    query.run(word=2)
+    age(query)
+    assert collected(query, stopped=True) == []
+    (aside / "1").unlink()
+    assert len(collected(query)) == 2
+
+
+def test_gc_removes_partial_files(query: StoredQuery) -> None:
+    query.run(word=1)
+    staging = next(query.directory.glob("state/0/0/chk-1*")) / ".inprogress.0"
+    staging.write_bytes(b"part")
+    (query.directory / "state/0/1/shared/.inprogress.1").write_bytes(b"part")
+    assert gc(query.url).young == 2
+    age(query)
+    assert len(collected(query)) == 2
+
+
+def test_gc_removes_an_unpublished_version(query: StoredQuery) -> None:
+    query.run(word=1)
+    part = query.directory / "state/0/0/chk-7/.inprogress.0"
+    part.parent.mkdir()
+    part.write_bytes(b"part")
+    age(query)
+    assert collected(query) == ["state/0/0/chk-7/.inprogress.0"]
+    assert not part.parent.exists()
+
+
+def test_gc_keeps_files_that_are_not_a_stores(query: StoredQuery) -> None:
+    query.run(word=1)
+    for name in (
+        "state/notes.txt",
+        "state/0/0/shared/notes.txt",
+        "state/0/_stateSchema/default/0_x",
+        "shared/1-x",
+    ):
+        query.put(name, "kept")
+    age(query)
+    assert collected(query, stopped=True) == []
+
+
+def test_gc_skips_a_store_with_unreadable_metadata(query: StoredQuery) -> None:
+    query.run(**LARGE)
+    query.run(word=1)
+    for partition in (0, 1):
+        kill_in_commit(query, partition)
+    metadata = next(query.directory.glob("state/0/0/chk-1*/_metadata"))
+    metadata.write_bytes(b"broken")
+    done = gc(query.url, stopped=True)
+    assert ["/0/1/" in orphan.url for orphan in done.orphans] == [True]
+    assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
+
+
+@pytest.mark.parametrize("damage", ["missing", "of the version before", "of the other partition"])
+def test_gc_skips_a_store_without_metadata_of_the_newest_version(query: StoredQuery, damage: str) -> None:
+    """A version restored from a backup needs all of its files."""
+    query.run(word=1)
+    query.run(**LARGE)
+    (path,) = query.directory.glob("state/0/0/chk-2*/_metadata")
+    data = path.read_bytes()
+    others = {"of the version before": "0/chk-1*", "of the other partition": "1/chk-2*"}
+    if damage in others:
+        (other,) = query.directory.glob(f"state/0/{others[damage]}/_metadata")
+        path.write_bytes(other.read_bytes())
+    else:
+        path.unlink()
+    done = gc(query.url, stopped=True)
+    assert done.orphans == ()
+    assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
+    path.write_bytes(data)
+    assert verify(query.url).ok
+
+
+def test_gc_skips_a_store_with_metadata_under_another_attempts_name(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1)
+    query.begin()
+    query.commit(0, {"ann": 1})
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    assert gc(query.url, stopped=True).skipped == ()
+    first, second = query.directory.glob("state/0/0/chk-1/_metadata.*")
+    first.write_bytes(second.read_bytes())
+    assert len(gc(query.url, stopped=True).skipped) == 1
+
+
+def test_gc_removes_nothing_if_logs_are_unreadable(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(word=1)
+    query.run(word=2)
+    kill_in_commit(query)
+    (query.directory / "commits/0").write_bytes(b"broken")
+    before = query.files()
+    with pytest.raises(CorruptCheckpointError):
+        gc(query.url, stopped=True)
+    assert query.files() == before
+    with pytest.raises(CheckpointNotFoundError):
+        gc(str(tmp_path / "nothing"))
+
+
+def test_gc_keeps_an_attempt_that_a_version_references(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.begin()
+    lost = query.commit(0, {"ann": 1})
+    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
+    counted = query.counted[-1]
+    query.counted[-1] = [lost, counted[1]]
+    query.run(word=1)
+    query.counted[-2] = counted
+    assert collected(query, stopped=True) == []
+
+
+def while_looking(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> list[dict[str, str]]:
+    """Run a function after the first scan of the first store, and record the result of each scan."""
+    looks: list[dict[str, str]] = []
+    look = _Collector._scan
+
+    def look_and_do(self: _Collector) -> dict[str, str]:
+        found = look(self)
+        if self._store.partition == 0:
+            looks.append(found)
+            if len(looks) == 1:
+                do()
+        return found
+
+    monkeypatch.setattr(_Collector, "_scan", look_and_do)
+    return looks
+
+
+def test_gc_keeps_files_referenced_since_the_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1)
+    query.run(word=1)
+    query.run(word=2)
+    query.begin()
+    waiting = query.snapshot(0)
+    looks = while_looking(monkeypatch, lambda: query.commit(0, {"ann": 3}, waiting))
+    assert gc(query.url, stopped=True).orphans == ()
+    assert [len(found) for found in looks] == [1, 0]
+
+
+def test_gc_refuses_stopped_for_a_running_query(query: StoredQuery, monkeypatch: pytest.MonkeyPatch) -> None:
+    query.run(word=1)
+    query.run(word=2)
+    waiting = query.snapshot(0)
+    while_looking(monkeypatch, lambda: query.run({0: waiting}, word=3))
+    with pytest.raises(QueryRunningError, match="runs"):
+        gc(query.url, stopped=True)
+    assert verify(query.url).ok
+
+
+class RunningQuery(RuleBasedStateMachine):
+    """A query that runs, crashes and cleans up, with orphans collected at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temporary = TemporaryDirectory(prefix="gc-")
+        self.number = 0
+
+    @initialize(checkpoint_format=st.sampled_from([1, 2]))
+    def start(self, checkpoint_format: int) -> None:
+        self.query = StoredQuery(Path(self.temporary.name, "checkpoint"), checkpoint_format)
+        self.waiting: dict[int, IncrementalStateHandle] = {}
+        self.run(large=True, take_up=False)
+
+    def changed(self, large: bool) -> dict[str, int]:
+        self.number += 1
+        return dict.fromkeys(LARGE, self.number) if large else {"ann": self.number, "carl": self.number}
+
+    @rule(large=st.booleans(), take_up=st.booleans())
+    def run(self, large: bool, take_up: bool) -> None:
+        bases = self.waiting if take_up else {}
+        self.query.run(bases, **self.changed(large))
+        if take_up:
+            for partition, base in bases.items():
+                # A snapshot that is newer than the one the chain started from was taken up.
+                metadata = self.query.stores[partition].metadata(
+                    self.name(len(self.query.left) - 1, partition)
+                )
+                assert metadata.handle.base_version >= base.version
+            self.waiting = {}
+
+    @rule(large=st.booleans(), partition=st.integers(0, 1))
+    def run_with_a_lost_attempt(self, large: bool, partition: int) -> None:
+        counts = self.changed(large)
+        self.query.begin()
+        self.query.commit(partition, self.changed(large))
+        self.query.finish([self.query.commit(p, counts) for p in (0, 1)], counts)
+
+    @rule(partition=st.integers(0, 1))
+    def die_in_a_commit(self, partition: int) -> None:
+        before = self.query.files()
+        self.query.commit(partition, self.changed(large=True))
+        for path in self.query.files().keys() - before.keys():
+            if path.endswith("_metadata"):
+                (self.query.directory / path).unlink()
+        self.query.stores = [self.query.open(0), self.query.open(1)]
+        self.waiting = {}
+
+    @rule(partition=st.integers(0, 1))
+    def snapshot(self, partition: int) -> None:
+        self.waiting[partition] = self.query.snapshot(partition)
+
+    @rule(keep=st.integers(1, 3))
+    def forget(self, keep: int) -> None:
+        self.query.forget(max(0, len(self.query.left) - keep))
+
+    @rule()
+    def collect(self) -> None:
+        # However old it is.
+        done = gc(self.query.url, older_than=-DAY)
+        assert not done.skipped
+
+    @rule()
+    def collect_while_stopped(self) -> None:
+        self.query.stores = [self.query.open(0), self.query.open(1)]
+        self.waiting = {}
+        gc(self.query.url, stopped=True)
+        assert gc(self.query.url, stopped=True).orphans == ()
+
+    def name(self, batch: int, partition: int) -> CheckpointName:
+        attempt_id = self.query.counted[batch][partition]
+        return CheckpointName(batch + 1, attempt_id.id if self.query.format == 2 else None)
+
+    @invariant()
+    def every_batch_is_whole(self) -> None:
+        if not hasattr(self, "query"):
+            return
+        for batch in range(len(self.query.left)):
+            for partition in (0, 1):
+                rows = load(self.query.open(partition), self.name(batch, partition))["default"]
+                assert rows == self.query.of(partition, self.query.left[batch])
+
+    def teardown(self) -> None:
+        self.temporary.cleanup()
+
+
+TestRunningQuery = RunningQuery.TestCase
+TestRunningQuery.settings = settings(max_examples=12 * EFFORT, stateful_step_count=12)

@@ -1,0 +1,186 @@
+"""Tests of `repair`: rollback to the newest intact batch, and no further."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    QueryRunningError,
+)
+from spark_statestore.query.repair import repair
+from spark_statestore.query.rollback import rollback
+from spark_statestore.query.verify import verify
+from tests.unit.query.stored_query import StoredQuery
+
+LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
+
+
+@pytest.fixture(params=[1, 2])
+def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
+    """Four batches, each of which wrote everything anew."""
+    made = StoredQuery(tmp_path / "checkpoint", request.param)
+    for number in range(4):
+        made.run(**dict.fromkeys(LARGE, number))
+    return made
+
+
+def spoil(query: StoredQuery, pattern: str) -> None:
+    found = list(query.directory.glob(pattern))
+    assert found
+    for path in found:
+        path.write_bytes(b"broken")
+
+
+def test_repair_changes_nothing_in_an_intact_checkpoint(query: StoredQuery) -> None:
+    before = query.files()
+    done = repair(query.url, stopped=True)
+    assert (done.batch, done.broken, done.moved) == (3, (), ())
+    assert query.files() == before
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "state/0/1/chk-4*/_metadata",
+        "state/0/0/shared/4-*",
+        "sources/0/3",
+    ],
+)
+def test_repair_rolls_back_to_the_newest_intact_batch(query: StoredQuery, broken: str) -> None:
+    spoil(query, broken)
+    before = query.files()
+    planned = repair(query.url, dry_run=True)
+    assert query.files() == before
+    done = repair(query.url, stopped=True)
+    assert (done.batch, done.moved) == (2, planned.moved)
+    assert [found.batch for found in done.broken] == [3]
+    assert {Path(url).name for url in done.moved} >= {"3"}
+    found = verify(query.url)
+    assert (found.batch, found.ok) == (2, True)
+    # The moved files still exist.
+    moved = {url.removeprefix(f"file://{query.directory}/") for url in done.moved}
+    after = query.files()
+    aside = {path.split("/", 2)[2]: data for path, data in after.items() if path.startswith("rolled-back/")}
+    assert {path: before[path] for path in moved} == aside
+    assert not moved & after.keys()
+
+
+def test_repair_passes_over_several_broken_batches(query: StoredQuery) -> None:
+    spoil(query, "state/0/1/chk-4*/_metadata")
+    spoil(query, "state/0/0/shared/3-*")
+    done = repair(query.url, stopped=True)
+    assert (done.batch, [found.batch for found in done.broken]) == (1, [3, 2])
+    assert verify(query.url).ok
+
+
+def test_repair_removes_only_a_broken_uncommitted_batch(query: StoredQuery) -> None:
+    query.begin()
+    spoil(query, "offsets/4")
+    done = repair(query.url, stopped=True)
+    assert (done.batch, [found.batch for found in done.broken]) == (3, [3])
+    assert "offsets/4" not in query.files()
+    assert verify(query.url).batch == 3
+
+
+def test_repair_changes_nothing_without_an_intact_batch(query: StoredQuery) -> None:
+    spoil(query, "metadata")
+    before = query.files()
+    with pytest.raises(CorruptCheckpointError, match="no batch"):
+        repair(query.url, stopped=True)
+    assert query.files() == before
+
+
+def test_repair_changes_nothing_if_storage_fails(query: StoredQuery) -> None:
+    for path in query.directory.glob("state/0/1/chk-4*/_metadata"):
+        path.unlink()
+        path.mkdir()
+    before = query.files()
+    with pytest.raises(CheckpointIOError, match="its damage is unknown"):
+        repair(query.url, stopped=True)
+    assert query.files() == before
+
+
+def test_repair_rolls_back_to_the_oldest_batch(query: StoredQuery) -> None:
+    query.forget(2)
+    spoil(query, "state/0/1/chk-4*/_metadata")
+    assert repair(query.url, stopped=True).batch == 2
+    found = verify(query.url)
+    assert (found.batch, found.ok) == (2, True)
+
+
+@pytest.mark.slow
+def test_repair_rolls_back_a_newest_batch_without_a_previous_offset_entry(query: StoredQuery) -> None:
+    (query.directory / "offsets/2").unlink()
+    assert not verify(query.url).ok
+    assert repair(query.url, stopped=True).batch == 1
+    assert verify(query.url).ok
+
+
+def test_repair_refuses_a_directory_without_a_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFoundError):
+        repair(str(tmp_path / "nothing"), stopped=True)
+
+
+def test_repair_finds_a_missing_stream_shared_by_batches(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(**LARGE)
+    query.run(ann=1)
+    query.run(ann=2)
+    spoil(query, "state/0/0/shared/1-*")
+    with pytest.raises(CorruptCheckpointError, match="no batch"):
+        repair(query.url, stopped=True)
+
+
+def test_repair_refuses_a_running_query(query: StoredQuery) -> None:
+    spoil(query, "state/0/1/chk-4*/_metadata")
+    before = query.files()
+    with pytest.raises(QueryRunningError, match="--stopped"):
+        repair(query.url)
+    assert query.files() == before
+
+
+def entries(query: StoredQuery, log: str) -> list[int]:
+    return sorted(int(path.name) for path in (query.directory / log).iterdir() if path.name.isdigit())
+
+
+def roll_back_as_it_runs(query: StoredQuery, batch: int) -> None:
+    """Roll a running query back without the check, and let it continue."""
+    rollback(query.url, batch, stopped=True)
+    for number in range(4, 7):
+        query.run(**dict.fromkeys(LARGE, number))
+
+
+@pytest.mark.slow
+def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None:
+    rolled_back = query.files()
+    roll_back_as_it_runs(query, 1)
+    assert entries(query, "offsets") == entries(query, "commits") == [0, 1, 4, 5, 6]
+    assert not verify(query.url).ok
+    before = query.files()
+    with pytest.raises(QueryRunningError):
+        repair(query.url)
+    planned = repair(query.url, dry_run=True)
+    assert query.files() == before
+    done = repair(query.url, stopped=True)
+    assert (done.batch, done.moved, done.undone_rollback) == (6, (), planned.undone_rollback)
+    assert done.undone_rollback is not None
+    assert rolled_back.items() <= query.files().items()
+    assert entries(query, "offsets") == entries(query, "commits") == list(range(7))
+    found = verify(query.url)
+    assert (found.batch, found.problems) == (6, ())
+    # A second repair finds nothing to do.
+    assert repair(query.url).broken == ()
+
+
+@pytest.mark.slow
+def test_repair_rolls_back_to_the_batch_before_a_gap(query: StoredQuery) -> None:
+    roll_back_as_it_runs(query, 1)
+    (query.directory / "commits/4").unlink()
+    done = repair(query.url, stopped=True)
+    assert (done.batch, done.undone_rollback) == (1, None)
+    assert verify(query.url).ok

@@ -1,0 +1,153 @@
+"""Tests of store snapshots, read from versions and written as full snapshots."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.query import QueryCheckpoint, StoreVersion
+from spark_statestore.query import store_snapshot as module
+from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
+from spark_statestore.storage import CheckpointName
+from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.lineage import apply
+from spark_statestore.store.metadata import ColumnFamily, StoreId
+from tests.support.effort import EFFORT
+from tests.unit.savepoints.written_query import unique_name
+
+STORE = StoreId(0, 0)
+FAMILIES = ("one", "many", "empty")
+Change = tuple[str, int, bytes, bytes | None]
+Rows = dict[str, dict[bytes, list[bytes]]]
+
+keys = st.sampled_from([b"", b"a", b"b", bytes(40), b"\xff" * 9])
+values = st.sampled_from([b"", b"1", b"2", bytes(900)])
+
+
+@st.composite
+def versions(draw: st.DrawFn) -> list[list[Change]]:
+    """Changes of several versions; a value is appended to keys that there are, and of one state alone."""
+    known: dict[str, set[bytes]] = defaultdict(set)
+    made = []
+    for _ in range(draw(st.integers(1, 4))):
+        changes: list[Change] = []
+        for _ in range(draw(st.integers(0, 12))):
+            state, key = draw(st.sampled_from(["one", "many"])), draw(keys)
+            op = draw(
+                st.sampled_from([PUT, DELETE] + [MERGE, MERGE] * (state == "many" and key in known[state]))
+            )
+            (known[state].discard if op == DELETE else known[state].add)(key)
+            changes.append((state, op, key, None if op == DELETE else draw(values)))
+        made.append(changes)
+    return made
+
+
+def described(rows: Rows) -> tuple[ColumnFamily, ...]:
+    return tuple(
+        ColumnFamily(
+            name,
+            len(rows[name]),
+            "{}",
+            "{}",
+            "hash",
+            0,
+            values=sum(map(len, rows[name].values())) if name == "many" else None,
+        )
+        for name in FAMILIES
+    )
+
+
+def commit_all(checkpoint: QueryCheckpoint, made: list[list[Change]]) -> Rows:
+    """Commit versions one on top of the other, and give what they leave."""
+    rows: Rows = {name: {} for name in FAMILIES}
+    store = checkpoint.open(STORE)
+    handle = None
+    for version, changes in enumerate(made, 1):
+        batches = []
+        for state, op, key, value in changes:
+            arrays = [
+                pa.array([cell], field.type)
+                for cell, field in zip((op, key, value), CHANGE_SCHEMA, strict=True)
+            ]
+            batches.append((state, pa.record_batch(arrays, schema=CHANGE_SCHEMA)))
+            apply(rows[state], batches[-1][1])
+        pending = store.begin(CheckpointName(version), f"{version:016x}", described(rows))
+        for state, batch in batches:
+            pending.write(FAMILIES.index(state), batch.serialize())
+        handle = pending.publish(handle, None, None).handle
+    return rows
+
+
+def rows_of(content: StoreSnapshot) -> Rows:
+    found: Rows = {state.name: {} for state in content.column_families}
+    for name, table in content.rows():
+        for row in table.to_pylist():
+            found[name].setdefault(row["key"], []).append(row["value"])
+    return found
+
+
+@given(made=versions())
+@settings(max_examples=60 * EFFORT)
+def test_store_snapshot_copies_the_result_of_a_changelog(
+    tmp_path_factory: pytest.TempPathFactory, made: list[list[Change]]
+):
+    directory = tmp_path_factory.mktemp("content")
+    source, target = (QueryCheckpoint(str(directory / name)) for name in ("source", "target"))
+    expected = commit_all(source, made)
+    name = CheckpointName(len(made))
+    content = read_store(source, StoreVersion(STORE, name))
+    assert rows_of(content) == expected
+    # Twice the same.
+    assert rows_of(content) == expected
+
+    attempt_id = "00000000000000aa"
+    new = CheckpointName(9, attempt_id)
+    # The numbers are counted, not believed.
+    wrong = replace(
+        content, column_families=tuple(replace(state, rows=77) for state in content.column_families)
+    )
+    write_store(target.open(STORE), new, attempt_id, wrong)
+    copied = read_store(target, StoreVersion(STORE, new))
+    assert copied.column_families == content.column_families == described(expected)
+    assert rows_of(copied) == expected
+    # In one stream that builds on nothing.
+    metadata = target.open(STORE).metadata(new)
+    assert (metadata.parent_attempt_id, metadata.handle.base_version) == (None, 9)
+    assert [entry.full for entry in metadata.handle] == [True] * any(expected.values())
+
+
+def test_write_store_splits_many_rows_into_batches(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_BATCH_ROWS", 3)
+    checkpoint = QueryCheckpoint(str(tmp_path))
+    changes = [("many", PUT, b"%d" % key, b"first") for key in range(4)]
+    changes += [("many", MERGE, b"%d" % key, b"second") for key in range(4)]
+    expected = commit_all(checkpoint, [changes])
+    content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
+    write_store(checkpoint.open(STORE), CheckpointName(2), "00000000000000aa", content)
+    copied = read_store(checkpoint, StoreVersion(STORE, CheckpointName(2)))
+    assert rows_of(copied) == expected
+    (entry,) = checkpoint.open(STORE).metadata(CheckpointName(2)).handle
+    assert len(entry.state.state_name_to_partition_offsets["many"].offsets) == 3
+
+
+def test_write_store_writes_no_version_if_the_read_fails(tmp_path):
+    checkpoint = QueryCheckpoint(str(tmp_path))
+    commit_all(checkpoint, [[("one", PUT, b"a", random.Random(1).randbytes(3_000_000))]])
+    content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
+
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        yield from content.rows()
+        raise CorruptCheckpointError("the rest cannot be read")
+
+    target = QueryCheckpoint(str(tmp_path / unique_name()))
+    with pytest.raises(CorruptCheckpointError, match="the rest"):
+        write_store(target.open(STORE), CheckpointName(1), "00000000000000aa", replace(content, rows=rows))
+    assert [path for path in (tmp_path / target.root.rpartition("/")[2]).rglob("*") if path.is_file()] == []

@@ -1,0 +1,272 @@
+"""Tests of `read_state`, `iter_state` and `diff_state` on checkpoints of every kind of state."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+import spark_statestore
+from spark_statestore import diff_state, iter_state, read_state
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
+from spark_statestore.rows.columns import StateColumns
+from spark_statestore.store.changelog_apply import ROW_SCHEMA
+from spark_statestore.store.metadata import ColumnFamily
+from tests.support.effort import EFFORT
+from tests.unit.rows.encoder import encode
+from tests.unit.rows.typed_query import KEY, VALUE, Change, Changes, State, TypedQuery, row_key
+
+keys = st.sampled_from(["", "a", "b", "a longer key", "größe"])
+put = st.tuples(st.just("put"), keys, st.integers(0, 3))
+single: st.SearchStrategy[Change] = put | st.tuples(st.just("delete"), keys, st.just(0))
+several: st.SearchStrategy[Change] = single | st.tuples(st.just("merge"), keys, st.integers(0, 3))
+in_partition = st.lists(
+    st.tuples(st.just("default"), st.lists(single, max_size=6))
+    | st.tuples(st.just("lists"), st.lists(several, max_size=6)),
+    max_size=4,
+)
+batches = st.lists(st.fixed_dictionaries({0: in_partition, 1: in_partition}), min_size=1, max_size=4)
+
+FamilyRows = dict[tuple[int, str], State]
+
+
+FAMILIES = ("default", "lists")
+
+
+@contextmanager
+def ran(made: list[Changes], **options: Any) -> Iterator[TypedQuery]:
+    """A query that has run some batches."""
+    with tempfile.TemporaryDirectory() as directory:
+        query = TypedQuery(directory, **options)
+        for changes in made:
+            query.change(changes)
+        yield query
+
+
+def rows_of(column_families: FamilyRows, family: str) -> list[dict[str, Any]]:
+    return [
+        {"key": row_key(key), "value": {"v": value}, "partition_id": partition}
+        for (partition, name), state in column_families.items()
+        for key, values in state.items()
+        for value in values
+        if name == family
+    ]
+
+
+def values_of(rows: list[dict[str, Any]], other: dict[str, Any]) -> list[Any]:
+    """The values of the same key, in their order."""
+    same = [row for row in rows if (row["partition_id"], row["key"]) == (other["partition_id"], other["key"])]
+    return [row["value"] for row in same]
+
+
+def counted(rows: list[dict[str, Any]]) -> Counter[str]:
+    return Counter(map(repr, rows))
+
+
+@given(made=batches, with_ids=st.booleans())
+@settings(max_examples=15 * EFFORT)
+def test_read_state_returns_the_state_of_each_batch(made: list[Changes], with_ids: bool) -> None:
+    with ran(made, with_ids=with_ids) as query:
+        for number, family in product(range(len(made)), FAMILIES):
+            found = read_state(query.url, column_family=family, batch=number).to_pylist()
+            expected = rows_of(query.left[number], family)
+            assert counted(found) == counted(expected)
+            # The values of a key are in their order.
+            for row in expected:
+                assert values_of(found, row) == values_of(expected, row)
+
+
+@given(made=batches, memory=st.sampled_from([1, 200, 700, 10**9]), most=st.integers(1, 5))
+@settings(max_examples=15 * EFFORT)
+def test_iter_state_reads_state_beyond_its_memory_limit(made: list[Changes], memory: int, most: int) -> None:
+    with ran(made) as query:
+        for family in FAMILIES:
+            pieces = list(iter_state(query.url, column_family=family, memory=memory, batch_rows=most))
+            schema = read_state(query.url, column_family=family).schema
+            assert all(piece.schema == schema for piece in pieces)
+            assert max(piece.num_rows for piece in pieces) <= most
+            rows = [row for piece in pieces for row in piece.to_pylist()]
+            expected = rows_of(query.left[-1], family)
+            assert counted(rows) == counted(expected)
+            for row in expected:
+                assert values_of(rows, row) == values_of(expected, row)
+
+
+@given(made=batches)
+@settings(max_examples=15 * EFFORT)
+def test_diff_state_returns_changes_by_key(made: list[Changes]) -> None:
+    with ran(made) as query:
+        ends = [(0, query.batch), (query.batch, 0), (query.batch, query.batch)]
+        for (first, second), family in product(ends, FAMILIES):
+            found = diff_state(query.url, first, second, column_family=family)
+            found.validate(full=True)
+            expected = changed(query.left[first], query.left[second], family)
+            assert counted(found.to_pylist()) == counted(expected)
+
+
+def changed(before: FamilyRows, after: FamilyRows, family: str) -> list[dict[str, Any]]:
+    def shown(values: list[int] | None) -> Any:
+        if values is None:
+            return None
+        return {"v": values[0]} if family == "default" else [{"v": value} for value in values]
+
+    rows = []
+    for partition in (0, 1):
+        one, other = before[partition, family], after[partition, family]
+        for key in one.keys() | other.keys():
+            if one.get(key) != other.get(key):
+                change = "added" if key not in one else "removed" if key not in other else "changed"
+                rows.append(
+                    {
+                        "change": change,
+                        "key": row_key(key),
+                        "before": shown(one.get(key)),
+                        "after": shown(other.get(key)),
+                        "partition_id": partition,
+                    }
+                )
+    return rows
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> TypedQuery:
+    made = TypedQuery(str(tmp_path))
+    made.change({0: [("default", [("put", "a", 1)])], 1: [("default", [("put", "b", 2), ("put", "", 3)])]})
+    made.change({1: [("default", [("delete", "b", 0)])]})
+    return made
+
+
+def test_read_state_decodes_selected_columns_and_fields(query: TypedQuery) -> None:
+    def read(*columns: str) -> list[dict[str, Any]]:
+        found = read_state(query.url, columns=columns)
+        assert found.schema == next(iter_state(query.url, columns=columns)).schema
+        return found.to_pylist()
+
+    assert read("value") == [{"value": {"v": 1}}, {"value": {"v": 3}}]
+    assert read("partition_id", "key.n") == [
+        {"partition_id": 0, "key": {"n": 1}},
+        {"partition_id": 1, "key": {"n": 0}},
+    ]
+    assert read("key.n", "value.v", "key.k")[0] == {"key": {"n": 1, "k": "a"}, "value": {"v": 1}}
+    assert read("key.n", "key") == read("key")
+    for wrong in ("k", "key.x", "value.v.w", "partition_id.x"):
+        with pytest.raises(OptionError, match="there is no column"):
+            read(wrong)
+        with pytest.raises(OptionError):
+            iter_state(query.url, columns=[wrong])
+
+
+def test_read_state_reads_one_partition(query: TypedQuery) -> None:
+    assert read_state(query.url, partition=1).to_pylist() == [
+        {"key": {"k": None, "n": 0}, "value": {"v": 3}, "partition_id": 1}
+    ]
+    assert read_state(query.url, column_family="lists").num_rows == 0
+    assert diff_state(query.url, 0, 1, partition=0).num_rows == 0
+    assert diff_state(query.url, 0, 1, partition=1)["change"].to_pylist() == ["removed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({"operator": 1}, r"no stateful operator 1, it has 0 \(stateStoreSave\)"),
+        ({"store": "left"}, "no column family 'left' in the store 'default'; it has default, lists"),
+        ({"store": "left", "column_family": "x"}, "no store 'left', it has default"),
+        ({"column_family": "x"}, "no column family 'x'"),
+        ({"batch": 7}, "no batch 7: it has the batches 0 to 1"),
+        ({"partition": 2}, "no partition 2, it has 2, from 0 on"),
+        ({"partition": -1}, "no partition -1"),
+    ],
+)
+def test_read_state_names_the_alternatives_of_an_unknown_name(
+    query: TypedQuery, arguments: dict[str, Any], expected: str
+) -> None:
+    for read in (read_state, iter_state):
+        with pytest.raises(CheckpointNotFoundError, match=expected):
+            read(query.url, **arguments)
+    if "batch" not in arguments:
+        with pytest.raises(CheckpointNotFoundError, match=expected):
+            diff_state(query.url, 0, 1, **arguments)
+
+
+def test_read_state_accepts_a_column_family_as_store(query: TypedQuery) -> None:
+    query.change({0: [("lists", [("merge", "a", 1), ("merge", "a", 2)])]})
+    assert read_state(query.url, store="lists") == read_state(query.url, column_family="lists")
+    assert read_state(query.url, store="lists").num_rows == 2
+
+
+@pytest.mark.parametrize("kind", ["canonical", "pointer"])
+def test_read_state_reads_a_savepoint(query: TypedQuery, tmp_path: Path, kind: str) -> None:
+    query.change({0: [("lists", [("merge", "a", 1), ("merge", "a", 2)])]})
+    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind)
+    query.change({0: [("lists", [("delete", "a", 0)])]})
+    for family in FAMILIES:
+        found = read_state(taken.path, column_family=family).to_pylist()
+        assert counted(found) == counted(rows_of(query.left[taken.batch], family))
+    assert read_state(taken.path, store="lists").num_rows == 2
+
+
+def test_read_state_reads_a_savepoint_whose_batch_ran_again(query: TypedQuery, tmp_path: Path) -> None:
+    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
+    query.batch -= 1
+    query.restart()
+    query.change({0: [("default", [("put", "a", 7)])]})
+    assert read_state(query.url, partition=0)["value"].to_pylist() == [{"v": 7}]
+    assert read_state(taken.path, partition=0)["value"].to_pylist() == [{"v": 1}]
+
+
+def test_read_state_decodes_fields_of_a_map_variable() -> None:
+    nodes = {"key": KEY, "userKey": VALUE}
+    fields = [{"name": name, "type": node} for name, node in nodes.items()]
+    key = {"type": "struct", "fields": fields}
+    state = ColumnFamily("m", 1, json.dumps(key), json.dumps(VALUE), "prefix", 1)
+    row = {"key": {"k": "x", "n": 1}, "userKey": {"v": 2}}
+    rows = pa.RecordBatch.from_pylist(
+        [{"key": encode(key, row), "value": encode(VALUE, {"v": 3})}], ROW_SCHEMA
+    )
+
+    def read(*columns: str) -> list[dict[str, Any]]:
+        typed = StateColumns(state, "MapState", columns or None)
+        found = typed.decode(rows, 5)
+        assert found.schema == typed.schema
+        return found.to_pylist()
+
+    whole = {
+        "key": {"k": "x", "n": 1},
+        "user_map_key": {"v": 2},
+        "user_map_value": {"v": 3},
+        "partition_id": 5,
+    }
+    assert read() == [whole]
+    assert read("user_map_key") == [{"user_map_key": {"v": 2}}]
+    assert read("user_map_key.v", "key.n") == [{"user_map_key": {"v": 2}, "key": {"n": 1}}]
+    assert read("key.n", "user_map_value", "user_map_key") == [
+        {"key": {"n": 1}, "user_map_value": {"v": 3}, "user_map_key": {"v": 2}}
+    ]
+
+
+def test_read_state_of_damaged_state_returns_no_rows(query: TypedQuery, tmp_path: Path) -> None:
+    path = tmp_path / "state" / "0" / "1" / "chk-2" / "_metadata"
+    data = bytearray(path.read_bytes())
+    data[60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpointError, match="partition 1"):
+        read_state(query.url)
+    assert read_state(query.url, partition=0).num_rows == 1
+    with pytest.raises(CorruptCheckpointError):
+        list(iter_state(query.url))
+
+
+def test_readers_are_public() -> None:
+    assert (
+        spark_statestore.decode_rows(pa.array([], pa.binary()), '{"type":"struct","fields":[]}') is not None
+    )

@@ -1,0 +1,209 @@
+"""Tests of the disposal of savepoints: order, other users of the state, failures and concurrency."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from spark_statestore import Savepoint, dispose_savepoint, list_savepoints, load_savepoint, savepoint
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    IllegalStateError,
+    SavepointError,
+    SavepointNotFoundError,
+    StateStoreError,
+)
+from spark_statestore.files import open_file_system
+from spark_statestore.query.savepoint import KINDS, Kind, open_checkpoint
+from spark_statestore.savepoints.savepoint_holds import held_while, list_holds
+from spark_statestore.store.holds import announce_holds
+from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from tests.support.trees import files_below
+from tests.unit.savepoints.written_query import (
+    SMALL,
+    content,
+    go_on,
+    grown,
+)
+
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
+def test_disposal_removes_metadata_first(tmp_path: Path, kind: Kind) -> None:
+    query = grown(str(tmp_path / "checkpoint"))
+    # Files that the first hold leaves are there before.
+    announce_holds(*open_file_system(f"{query.url}/state/_holds"))
+    source = files_below(tmp_path)
+    made = savepoint(query.url, str(tmp_path / "target"), kind)
+    before = files_below(tmp_path)
+    planned = dispose_savepoint(made.path, dry_run=True)
+    assert files_below(tmp_path) == before
+    assert dispose_savepoint(made.path) == planned
+    assert planned[0] == f"{made.path}/_metadata"
+    assert {url.removeprefix(f"file://{tmp_path}/") for url in planned} == before.keys() - source.keys()
+    assert files_below(tmp_path) == source
+    assert list((tmp_path / "target").iterdir()) == []
+    for again in (load_savepoint, dispose_savepoint):
+        with pytest.raises(SavepointNotFoundError, match="its file '_metadata' does not exist"):
+            again(made.path)
+
+
+def test_disposal_of_the_last_pointer_releases_its_state(tmp_path: Path) -> None:
+    query = grown(str(tmp_path / "checkpoint"))
+    made = [savepoint(query.url, str(tmp_path / "target"), "pointer", batch=1) for _ in range(2)]
+    go_on(query)
+    wanted = content(made[0].checkpoint())
+    # Also of a savepoint another one can be taken, even if its batch could not be held any more.
+    made += [
+        savepoint(source, str(tmp_path / "target"), "pointer", batch=1)
+        for source in (made[0].path, query.url)
+    ]
+    for gone, left in pairwise(made):
+        dispose_savepoint(gone.path)
+        go_on(query)
+        assert content(left.checkpoint()) == wanted
+    dispose_savepoint(made[-1].path)
+    query.kept = 1
+    go_on(query)
+    with pytest.raises(CheckpointNotFoundError, match="has no batch 1"):
+        savepoint(query.url, str(tmp_path / "target"), "pointer", batch=1)
+    with pytest.raises(CheckpointNotFoundError):
+        content(made[-1].checkpoint())
+
+
+def test_disposal_refuses_a_savepoint_that_others_need(tmp_path: Path) -> None:
+    query = grown(str(tmp_path / "checkpoint"))
+    canonical = savepoint(query.url, str(tmp_path / "target"))
+    pointer = savepoint(canonical.path, str(tmp_path / "target"), "pointer")
+    wanted = content(canonical.checkpoint())
+    with pytest.raises(IllegalStateError, match=f"is needed by {pointer.path}"):
+        dispose_savepoint(canonical.path)
+    with pytest.raises(IllegalStateError, match=f"is needed by {pointer.path}"):
+        dispose_savepoint(canonical.path, dry_run=True)
+    assert (load_savepoint(canonical.path), content(pointer.checkpoint())) == (canonical, wanted)
+    dispose_savepoint(pointer.path)
+    in_use = held_while(canonical.checkpoint(), canonical.batch, "file:///new")
+    with in_use, pytest.raises(IllegalStateError, match="is needed by file:///new"):
+        dispose_savepoint(canonical.path)
+    dispose_savepoint(canonical.path)
+
+
+def test_disposal_and_a_concurrent_copy_exclude_each_other() -> None:
+    def disposed(at: int | None) -> tuple[str, int]:
+        fs = FaultInjectingFileSystem()
+        query = grown(fs.url("checkpoint"))
+        canonical = savepoint(query.url, fs.url("target"))
+        taken: list[Savepoint | StateStoreError] = []
+
+        def take() -> None:
+            try:
+                taken.append(savepoint(canonical.path, fs.url("others"), "pointer"))
+            except StateStoreError as error:
+                taken.append(error)
+
+        fs.inject(*([] if at is None else [Fault("run", at, function=take)]))
+        try:
+            dispose_savepoint(canonical.path)
+            refused = False
+        except IllegalStateError:
+            refused = True
+        calls = len(fs.calls)
+        fs_calls = fs.calls
+        fs.inject()
+        pointers = list_savepoints(fs.url("others"))
+        if refused != bool(pointers):
+            print("AT", at, [str(c) for c in fs_calls], taken)
+        assert refused == bool(pointers)
+        for pointer in pointers:
+            assert content(pointer.checkpoint()) == content(load_savepoint(canonical.path).checkpoint())
+            dispose_savepoint(pointer.path)
+            dispose_savepoint(canonical.path)
+        assert not [path for path in fs.wrapped.find("") if "target/" in path]
+        return ("refused" if refused else "disposed"), calls
+
+    _, calls = disposed(None)
+    assert {disposed(at)[0] for at in range(1, calls + 1)} == {"refused", "disposed"}
+
+
+def test_interrupted_disposal_leaves_no_checkpoint(tmp_path: Path) -> None:
+    made = savepoint(grown(str(tmp_path / "checkpoint")).url, str(tmp_path / "target"))
+    directory = Path(made.path.removeprefix("file://"))
+    (directory / "_metadata").rename(directory / "_disposing")
+    shutil.rmtree(directory / "state")
+    with pytest.raises(SavepointError, match="is being disposed of"):
+        open_checkpoint(made.path)
+    dispose_savepoint(made.path)
+    assert not directory.exists()
+
+
+@each_kind
+def test_disposal_continues_after_a_failed_removal(kind: Kind) -> None:
+    fs = FaultInjectingFileSystem()
+    query = grown(fs.url("checkpoint"), operators=SMALL)
+
+    def taken() -> Savepoint:
+        fs.inject()
+        made = savepoint(query.url, fs.url("target"), kind)
+        fs.inject()
+        return made
+
+    dispose_savepoint(taken().path)
+    removals = [
+        call.number for call in fs.calls if call.operation == "rm_file" and "_metadata" not in call.path
+    ]
+    assert len(removals) > 1
+    # The last one ends the disposal.
+    for at in removals[:-1]:
+        made = taken()
+        fs.inject(Fault("fail", at))
+        with pytest.raises(CheckpointIOError, match="files of it remain"):
+            dispose_savepoint(made.path)
+        left = [path for path in fs.find(made.path) if not path.endswith("_disposing")]
+        assert len(left) + len(list_holds(open_checkpoint(query.url))) <= 1
+        fs.inject()
+        dispose_savepoint(made.path)
+        assert fs.find(made.path) == []
+
+
+@pytest.mark.slow
+@each_kind
+def test_read_during_a_disposal_is_complete_or_fails(kind: Kind) -> None:
+    def taken(at: int | None) -> tuple[str, int]:
+        fs = FaultInjectingFileSystem()
+        query = grown(fs.url("checkpoint"), operators=SMALL)
+        canonical = savepoint(query.url, fs.url("target"))
+        wanted = content(canonical.checkpoint())
+
+        def dispose() -> None:
+            with contextlib.suppress(IllegalStateError):
+                dispose_savepoint(canonical.path)
+
+        fs.inject(*([] if at is None else [Fault("run", at, function=dispose)]))
+        with contextlib.suppress(StateStoreError):
+            savepoint(canonical.path, fs.url("others"), kind)
+        calls = len(fs.calls)
+        fs.inject()
+        found = list_savepoints(fs.url("others"))
+        for one in found:
+            assert content(one.checkpoint()) == wanted
+        return ("taken" if found else "refused"), calls
+
+    _, calls = taken(None)
+    assert {taken(at)[0] for at in range(1, calls + 1)} == {"taken", "refused"}
+
+
+def test_disposal_leaves_files_of_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    query = grown(str(tmp_path / "checkpoint"))
+    made = savepoint(query.url, str(tmp_path / "target"))
+    notes = Path(made.path.removeprefix("file://")) / "notes" / "why.txt"
+    notes.parent.mkdir()
+    notes.write_text("before the upgrade")
+    dispose_savepoint(made.path)
+    assert files_below(tmp_path / "target") == {f"{made.name}/notes/why.txt": b"before the upgrade"}
+    assert "as it has other files" in caplog.text

@@ -1,0 +1,339 @@
+"""Tests of faults and power losses at every call of savepoints, restores, copies and rollbacks.
+
+The query keeps its state; a savepoint or new checkpoint is complete or does not exist; the operation can be repeated.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.errors import (
+    CheckpointNotFoundError,
+    SavepointNotFoundError,
+    StateStoreError,
+)
+from spark_statestore.options import StorageOptions
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.savepoint import KINDS as KINDS_OF_SAVEPOINTS
+from spark_statestore.savepoints.api import (
+    Kind,
+    clone,
+    dispose_savepoint,
+    list_savepoints,
+    load_savepoint,
+    restore,
+    rollback,
+    savepoint,
+)
+from spark_statestore.savepoints.savepoint_holds import list_holds
+from spark_statestore.store.holds import is_temporary_hold
+from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from tests.support.effort import EFFORT
+from tests.support.figures import count
+from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content
+from tests.unit.store.fault_bench import KINDS, READ_ONLY, Model, faults_at, some
+
+OPERATORS = {0: ("dedupe", 2, ("default",))}
+SYNCED = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+
+_numbers = itertools.count()
+
+
+class Scene:
+    """A query after two batches, and a savepoint of the last one."""
+
+    def __init__(self, model: Model, kind: Kind) -> None:
+        self.fs = model.fs
+        self.fs.restart()
+        self.model = model
+        self.root = self.fs.url(f"scene-{next(_numbers)}")
+        self.query = WrittenQuery(f"{self.root}/checkpoint", True, operators=OPERATORS, options=SYNCED)
+        self.contents: list[Content] = []
+        for batch in range(2):
+            self.query.run(put={b"large": LARGE, b"batch": b"%d" % batch})
+            self.contents.append(dict(self.query.rows))
+        self.target = f"{self.root}/savepoints"
+        self.saved = savepoint(self.query.url, self.target, kind).path
+        self.new = ""
+        self.log = self.log_entries()
+
+    def log_entries(self) -> dict[str, bytes]:
+        """Return Spark's log entries by path."""
+        checkpoint = self.query.checkpoint
+        found = {}
+        for status in checkpoint.files.list_files(checkpoint.root):
+            name = status.path[len(checkpoint.root) + 1 :]
+            if name.startswith("rolled-back/"):
+                name = name.split("/", 2)[2]
+            if name.startswith(("offsets/", "commits/", "sources/")):
+                data = checkpoint.files.read(status.path)
+                # Of a copy that is not whole there is the original.
+                if len(data) >= len(found.get(name, b"")):
+                    found[name] = data
+        return found
+
+    def crash(self) -> None:
+        self.fs.crash()
+        self.fs.restart()
+
+    def free(self) -> None:
+        """Remove holds of processes that are dead, as a user does after their report."""
+        for checkpoint in (self.query.checkpoint, *map(QueryCheckpoint, _living(self.target))):
+            for hold in list_holds(checkpoint):
+                if is_temporary_hold(hold.name):
+                    hold.remove()
+
+    def new_location(self) -> str:
+        self.new = f"{self.root}/new-{next(_numbers)}"
+        return self.new
+
+    def remove(self) -> None:
+        self.fs.restart()
+        self.fs.wrapped.rm(self.root.removeprefix("faulty://"), recursive=True)
+
+
+def _living(target: str) -> list[str]:
+    return [found.path for found in list_savepoints(target) if found.kind == "canonical"]
+
+
+def made(url: str) -> Content | None:
+    """Return the rows of a checkpoint, None if there is none."""
+    try:
+        checkpoint = QueryCheckpoint(url)
+        _ = checkpoint.query_id
+    except CheckpointNotFoundError:
+        return None
+    return content(checkpoint)
+
+
+def exists(path: str) -> bool:
+    try:
+        load_savepoint(path)
+    except SavepointNotFoundError:
+        return False
+    return True
+
+
+# Interrupted operations, and the checks that must pass afterwards
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on a query or a savepoint.
+
+    Attributes
+    ----------
+    operate
+        Runs the operation; called again, it is a retry.
+    check
+        Check of the result, given True if the operation returned.
+    kind
+        Of the savepoint that is there.
+    """
+
+    operate: Callable[[Scene], object]
+    check: Callable[[Scene, bool], None]
+    kind: Kind = "canonical"
+
+
+def query_is_whole(scene: Scene) -> None:
+    for batch, rows in enumerate(scene.contents):
+        assert content(scene.query.checkpoint, batch) == rows, batch
+
+
+def savepoints_are_whole(scene: Scene, at_least: int) -> None:
+    found = list_savepoints(scene.target)
+    for one in found:
+        assert content(one.checkpoint()) == scene.contents[1], one
+    assert len(found) >= at_least
+
+
+def takes(kind: Kind) -> Operation:
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        savepoints_are_whole(scene, 2 if done else 1)
+
+    return Operation(lambda scene: savepoint(scene.query.url, scene.target, kind), check, kind)
+
+
+def disposes(kind: Kind) -> Operation:
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        savepoints_are_whole(scene, 0)
+
+    def operate(scene: Scene) -> None:
+        if exists(scene.saved):
+            dispose_savepoint(scene.saved)
+
+    return Operation(operate, check, kind)
+
+
+def restores(kind: Kind) -> Operation:
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        savepoints_are_whole(scene, 1)
+        assert made(scene.new) in ([scene.contents[1]] if done else [None, scene.contents[1]])
+
+    return Operation(lambda scene: restore(scene.saved, scene.new_location()), check, kind)
+
+
+def claims(kind: Kind) -> Operation:
+    def operate(scene: Scene) -> None:
+        if exists(scene.saved):
+            restore(scene.saved, scene.new_location(), claim_mode="claim")
+
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        # One of the two is there at any moment.
+        if exists(scene.saved):
+            savepoints_are_whole(scene, 1)
+        else:
+            assert made(scene.new) == scene.contents[1]
+        assert not done or not exists(scene.saved) or scene.model.fsync
+
+    return Operation(operate, check, kind)
+
+
+def rolls_back(by: Callable[[str], object]) -> Operation:
+    def operate(scene: Scene) -> None:
+        by(scene.query.url)
+
+    def check(scene: Scene, done: bool) -> None:
+        checkpoint = scene.query.checkpoint
+        newest = checkpoint.newest_batch()
+        assert not done or newest == 0
+        for batch in checkpoint.batches():
+            assert content(checkpoint, batch) == scene.contents[batch]
+        # Every log entry exists, in place or moved.
+        assert scene.log_entries() == scene.log
+        savepoints_are_whole(scene, 1)
+
+    return Operation(operate, check)
+
+
+OPERATIONS = {
+    "a-savepoint": takes("canonical"),
+    "a-pointer": takes("pointer"),
+    "disposal": disposes("canonical"),
+    "disposal-of-a-pointer": disposes("pointer"),
+    "a-restore": restores("canonical"),
+    "a-restore-of-a-pointer": restores("pointer"),
+    "a-claim": claims("canonical"),
+    "a-claim-of-a-pointer": claims("pointer"),
+    "a-clone": Operation(
+        lambda scene: clone(scene.query.url, scene.new_location()), restores("canonical").check
+    ),
+    "a-rollback": rolls_back(lambda url: rollback(url, 0, stopped=True)),
+}
+
+
+def faults(model: Model, operation: Operation) -> Iterator[Fault]:
+    scene = Scene(model, operation.kind)
+    scene.fs.inject()
+    operation.operate(scene)
+    calls = scene.fs.calls
+    scene.fs.inject()
+    operation.check(scene, True)
+    scene.remove()
+    if EFFORT == 1:
+        # What is read in vain changes nothing.
+        calls = [call for call in calls if call.operation not in READ_ONLY or call.number % 5 == 0]
+    return faults_at(calls, model.kinds)
+
+
+def run(model: Model, operation: Operation, fault: Fault) -> None:
+    count(f"savepoint, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
+    scene = Scene(model, operation.kind)
+    scene.fs.inject(fault)
+    done = False
+    message = ""
+    calls: list[str] = []
+    try:
+        try:
+            operation.operate(scene)
+            done = True
+        except StateStoreError as error:
+            message = str(error)
+        except CrashedError as error:
+            message = str(error)
+        calls = [str(call) for call in scene.fs.calls[-20:]]
+        scene.fs.restart()
+        operation.check(scene, done)
+        # What was done, or is done now, outlives what comes.
+        if model.fsync:
+            scene.crash()
+            operation.check(scene, done)
+        scene.free()
+        operation.operate(scene)
+        operation.check(scene, True)
+        if model.fsync:
+            scene.crash()
+            operation.check(scene, True)
+    except BaseException as error:
+        error.add_note(f"{fault}; error: {message or 'nothing'}")
+        error.add_note("; ".join(calls))
+        raise
+    scene.remove()
+
+
+# One of each kind is in the first tier: a write, a removal, a copy, a rollback.
+EACH_OPERATION = [
+    name
+    if name in ("a-pointer", "disposal", "a-restore", "a-rollback")
+    else pytest.param(name, marks=pytest.mark.slow)
+    for name in OPERATIONS
+]
+
+
+@pytest.mark.parametrize("operation", EACH_OPERATION)
+def test_interrupted_operation_on_an_object_store_is_atomic(operation: str) -> None:
+    model = Model(FaultInjectingFileSystem(), False, False, (*KINDS[:3], "kill"))
+    for _, fault in some(faults(model, OPERATIONS[operation]), 19):
+        run(model, OPERATIONS[operation], fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+@pytest.mark.parametrize("kind", KINDS_OF_SAVEPOINTS)
+def test_savepoint_of_a_query_without_fsync_survives_a_power_loss(
+    tmp_path: Path, kind: Kind, with_ids: bool, loss: str
+) -> None:
+    disk = LocalDisk(tmp_path)
+    with installed(disk):
+        query = WrittenQuery(disk.url("checkpoint"), with_ids, operators=OPERATORS)
+        query.run(put={b"large": LARGE})
+        if not with_ids:
+            # Another attempt takes the name of one that the next version builds on.
+            query.begin(put={b"small": b"1"})
+            query.restart()
+            query.done(query.begin(put={b"small": b"1"}), {b"small": b"1"})
+        query.run(put={b"small": b"2"})
+        taken = savepoint(query.url, disk.url("savepoints"), kind)
+        disk.loss = LOSSES[loss]
+        disk.crash()
+        disk.restart()
+        assert content(load_savepoint(taken.path).checkpoint()) == query.rows
+        assert restore(taken.path, disk.url("new")) == query.batch
+        assert made(disk.url("new")) == query.rows
+        disk.restart()
+
+
+@pytest.mark.parametrize("operation", EACH_OPERATION)
+def test_operation_on_local_files_survives_a_power_loss(tmp_path: Path, operation: str) -> None:
+    disk = LocalDisk(tmp_path)
+    disk.loss = LOSSES["nothing"]
+    model = Model(disk, True, False, (*KINDS, "kill"))
+    with installed(disk):
+        for number, fault in some(faults(model, OPERATIONS[operation]), 41):
+            losses = list(LOSSES) if EFFORT > 1 else [list(LOSSES)[number // 41 % len(LOSSES)]]
+            for loss in losses if fault.kind == "lose_unsynced" else ["nothing"]:
+                disk.loss = LOSSES[loss]
+                run(model, OPERATIONS[operation], fault)
+        disk.restart()

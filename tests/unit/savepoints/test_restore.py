@@ -1,0 +1,297 @@
+"""Tests of `restore` and `clone`: a complete checkpoint or none, without shared files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    IllegalStateError,
+    OptionError,
+    SavepointNotFoundError,
+    clone,
+    load_savepoint,
+    restore,
+    rollback,
+    savepoint,
+)
+from spark_statestore.files import LocalFileSystem
+from spark_statestore.operator_state import MapStateDescriptor, QueryOperatorState
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.savepoint import Kind
+from spark_statestore.store.metadata import StoreId
+from tests.unit.savepoints.written_query import QUERY_ID, WrittenQuery, content
+
+both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+both_kinds = pytest.mark.parametrize("kind", ["canonical", "pointer"])
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> WrittenQuery:
+    """A query after two batches, of which the first one is to be copied."""
+    query = WrittenQuery(str(tmp_path / "checkpoint"))
+    query.run(put={b"large": bytes(700), b"small": b"1"})
+    query.run(put={b"small": b"2"})
+    return query
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@both_formats
+@both_kinds
+def test_restored_query_resumes_after_the_savepoint(tmp_path: Path, kind: Kind, with_ids: bool):
+    query = WrittenQuery(str(tmp_path / "checkpoint"), with_ids)
+    for _ in range(2):
+        query.run()
+    taken = savepoint(query.url, str(tmp_path), kind)
+    rows = dict(query.rows)
+    query.run()
+    made = WrittenQuery(str(tmp_path / "unused"), with_ids)
+    made.checkpoint = QueryCheckpoint(str(tmp_path / "new"))
+    assert restore(taken, made.checkpoint.url) == 1
+    # From here on it needs nothing of the other one.
+    shutil.rmtree(query.url)
+    shutil.rmtree(taken.path.removeprefix("file://"))
+    assert content(made.checkpoint) == rows
+    assert made.checkpoint.batches() == [1]
+    assert made.checkpoint.query_id != QUERY_ID
+    assert made.checkpoint.offsets(1).sources == ('{"logOffset": 1}',)
+    assert sorted(files(tmp_path / "new" / "sources" / "0")) == ["0", "1"]
+    assert sorted(files(tmp_path / "new" / "offsets")) == ["0", "1"]
+    made.batch, made.rows = 1, rows
+    made.restart()
+    made.run(put={b"new": b"row"})
+    assert content(made.checkpoint) == {store: {**old, b"new": b"row"} for store, old in rows.items()}
+
+
+@both_kinds
+def test_restore_moves_state_between_directories(tmp_path: Path, kind: Kind):
+    query = WrittenQuery(str(tmp_path / "checkpoint"), checkpoints_dir=str(tmp_path / "state"))
+    query.run()
+    taken = savepoint(query.url, str(tmp_path), kind, checkpoints_dir=str(tmp_path / "state"))
+    restore(taken, str(tmp_path / "new"), checkpoints_dir=str(tmp_path / "other"), keep_query_id=True)
+    made = QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=str(tmp_path / "other"))
+    assert made.query_id == QUERY_ID
+    assert content(made) == query.rows
+    assert not list((tmp_path / "new" / "state").rglob("chk-*"))
+    # Spark counts partitions by these.
+    assert {path.name for path in (tmp_path / "new" / "state" / "0").iterdir()} == {"_metadata", "0", "1"}
+    with pytest.raises(CheckpointExistsError, match="is not empty"):
+        restore(taken, str(tmp_path / "newer"), checkpoints_dir=str(tmp_path / "state"), keep_query_id=True)
+    assert content(query.checkpoint) == query.rows
+    assert not (tmp_path / "newer").exists()
+
+
+@both_kinds
+def test_claim_disposes_of_the_savepoint_after_the_copy(tmp_path: Path, query: WrittenQuery, kind: Kind):
+    taken = savepoint(query.url, str(tmp_path / "savepoints"), kind)
+    restore(taken, str(tmp_path / "first"))
+    assert load_savepoint(taken.path) == taken
+    restore(taken.path, str(tmp_path / "second"), claim_mode="claim")
+    with pytest.raises(SavepointNotFoundError):
+        load_savepoint(taken.path)
+    with pytest.raises(SavepointNotFoundError):
+        restore(taken, str(tmp_path / "third"))
+    for name in ("first", "second"):
+        assert content(QueryCheckpoint(str(tmp_path / name))) == query.rows
+
+
+def test_claim_refuses_a_savepoint_that_others_need(tmp_path: Path, query: WrittenQuery):
+    taken = savepoint(query.url, str(tmp_path))
+    pointer = savepoint(taken.path, str(tmp_path), "pointer")
+    with pytest.raises(IllegalStateError, match=pointer.name):
+        restore(taken, str(tmp_path / "new"), claim_mode="claim")
+    assert not (tmp_path / "new").exists()
+    assert restore(pointer, str(tmp_path / "new")) == 1
+
+
+def test_clone_copies_an_older_batch(tmp_path: Path, query: WrittenQuery):
+    query.run(put={b"small": b"3"})
+    older = content(query.checkpoint, 1)
+    # As Spark purges its logs.
+    (tmp_path / "checkpoint" / "offsets" / "0").unlink()
+    assert clone(query.url, str(tmp_path / "new"), batch=1) == 1
+    made = QueryCheckpoint(str(tmp_path / "new"))
+    assert content(made) == older
+    # Spark wants an entry for the batch before as well.
+    assert made.offsets(0) == made.offsets(1) == query.checkpoint.offsets(1)
+    with pytest.raises(CheckpointNotFoundError, match="it has the batches 1 to 2"):
+        clone(query.url, str(tmp_path / "newer"), batch=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("metadata", "Use an empty location"),
+        ("state/0/0/x", "Use an empty location"),
+        ("_in-progress", "was killed while it did"),
+    ],
+)
+def test_restore_refuses_a_location_that_is_not_empty(
+    tmp_path: Path, query: WrittenQuery, name: str, advice: str
+):
+    present = tmp_path / "new" / name
+    present.parent.mkdir(parents=True)
+    present.write_bytes(b"here")
+    with pytest.raises(CheckpointExistsError, match=f"it has {name}, .*{advice}"):
+        clone(query.url, str(tmp_path / "new"))
+    assert files(tmp_path / "new") == {name: b"here"}
+
+
+def test_clone_refuses_a_location_inside_its_source(query: WrittenQuery):
+    with pytest.raises(CheckpointExistsError, match="is inside its source"):
+        clone(query.url, f"{query.url}/new")
+
+
+def test_failed_copy_leaves_no_files(tmp_path: Path, query: WrittenQuery):
+    damaged = next((tmp_path / "checkpoint" / "state" / "1" / "0" / "right" / "shared").iterdir())
+    data = damaged.read_bytes()
+    damaged.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    before = files(tmp_path / "checkpoint")
+    with pytest.raises(CorruptCheckpointError, match="does not match its checksum"):
+        clone(query.url, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    # After the first hold, cleanups list holds.
+    assert files(tmp_path / "checkpoint").keys() - before.keys() == {"state/_holds/held"}
+    assert before.items() <= files(tmp_path / "checkpoint").items()
+
+
+def test_failed_copy_removes_no_files_of_others(
+    tmp_path: Path, query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
+):
+    create: Callable[..., None] = LocalFileSystem.create
+
+    def fail(self: LocalFileSystem, path: str, data: bytes) -> None:
+        create(self, path, data)
+        if path.endswith("/new/metadata"):
+            # Another process uses the location during the copy.
+            create(self, str(tmp_path / "new" / "theirs"), b"theirs")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(LocalFileSystem, "create", fail)
+    with pytest.raises(KeyboardInterrupt):
+        clone(query.url, str(tmp_path / "new"))
+    assert files(tmp_path / "new") == {"theirs": b"theirs"}
+
+
+def test_copy_is_no_checkpoint_before_its_last_file(
+    tmp_path: Path, query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
+):
+    create: Callable[..., None] = LocalFileSystem.create
+    found = []
+
+    def watched(self: LocalFileSystem, path: str, data: bytes) -> None:
+        if path.startswith(str(tmp_path / "new")):
+            with pytest.raises(CheckpointNotFoundError, match="is not a checkpoint location"):
+                _ = QueryCheckpoint(str(tmp_path / "new")).query_id
+            # Another one is not written beside it.
+            if found:
+                with pytest.raises(CheckpointExistsError, match="is not empty"):
+                    clone(query.url, str(tmp_path / "new"))
+            found.append(path.removeprefix(f"{tmp_path}/new/"))
+        create(self, path, data)
+
+    monkeypatch.setattr(LocalFileSystem, "create", watched)
+    clone(query.url, str(tmp_path / "new"))
+    assert found[0] == "_in-progress"
+    assert found[-4:] == ["offsets/0", "offsets/1", "commits/1", "metadata"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
+        "commits",
+        "metadata",
+        "offsets",
+        "sources",
+        "state",
+    ]
+
+
+def test_restore_copies_operator_state(tmp_path: Path, query: WrittenQuery):
+    last = MapStateDescriptor("last", pa.string(), pa.int64())
+    own = QueryOperatorState(query.url, "own")
+    for batch in range(2):
+        with own.batch(batch) as store:
+            store.get_broadcast_state(last).put("batch", batch)
+    with QueryOperatorState(query.url, "later").batch(1):
+        pass
+    clone(query.url, str(tmp_path / "new"), batch=0)
+    copied = QueryOperatorState(str(tmp_path / "new"), "own")
+    assert copied.batches() == [0]
+    assert copied.read().get_broadcast_state(last).get("batch") == 0
+    assert QueryOperatorState(str(tmp_path / "new"), "later").batches() == []
+
+
+def test_restore_rewrites_urls_of_schema_files(tmp_path: Path, query: WrittenQuery):
+    path = "state/0/_metadata/metadata"
+    description = query.checkpoint.files.read(query.checkpoint.path(path))
+    query.checkpoint.files.delete(query.checkpoint.path(path))
+    node = json.loads(description.partition(b"\n")[2])
+    node["stateStoreInfo"][0]["stateSchemaFilePaths"] = [
+        f"s3a://bucket/before it was moved/state/0/_stateSchema/default/{name}" for name in ("0_a", "1_b")
+    ]
+    for run in (0, 1):
+        query.write(f"state/0/_metadata/v2/{run}", b"v2\n" + json.dumps(node).encode())
+    for name in ("0_a", "1_b", "9_c"):
+        query.write(f"state/0/_stateSchema/default/{name}", name.encode())
+    clone(query.url, f"file://{tmp_path}/new")
+    made = QueryCheckpoint(str(tmp_path / "new"))
+    assert [path.rpartition("/new/")[2] for path, _ in made.operator_files()] == [
+        "state/0/_metadata/v2/1",
+        "state/1/_metadata/metadata",
+    ]
+    # Without a scheme, which Spark may call otherwise.
+    assert made.operator(0).schema_files == tuple(
+        f"{tmp_path}/new/state/0/_stateSchema/default/{name}" for name in ("0_a", "1_b")
+    )
+    assert [Path(name).read_text() for name in made.operator(0).schema_files] == ["0_a", "1_b"]
+
+
+def test_clone_copies_a_query_without_state(tmp_path: Path):
+    query = WrittenQuery(str(tmp_path / "checkpoint"), operators={})
+    query.run()
+    assert clone(query.url, str(tmp_path / "new")) == 0
+    assert QueryCheckpoint(str(tmp_path / "new")).stores() == []
+
+
+def test_clone_refuses_a_wrong_number_of_values(tmp_path: Path, query: WrittenQuery):
+    # Two keys, three in the metadata.
+    query.rows[StoreId(0, 1)] = {**query.rows[StoreId(0, 1)], b"never written": b""}
+    query.run(put={b"small": b"3"})
+    with pytest.raises(
+        CorruptCheckpointError, match="has 2 values in the state 'default', but 3 in its metadata"
+    ):
+        clone(query.url, str(tmp_path / "new"))
+
+
+@pytest.mark.parametrize("mode", ["legacy", "", None])
+def test_restore_refuses_an_unknown_claim_mode(tmp_path: Path, query: WrittenQuery, mode: str):
+    with pytest.raises(OptionError, match="it must be one of no_claim, claim"):
+        restore(savepoint(query.url, str(tmp_path)), str(tmp_path / "new"), claim_mode=mode)  # type: ignore[arg-type]
+
+
+def test_restore_refuses_less_than_one_partition(tmp_path: Path, query: WrittenQuery):
+    with pytest.raises(ValueError, match="is 0, but it must be at least 1"):
+        clone(query.url, str(tmp_path / "new"), partitions=0)
+
+
+@pytest.mark.parametrize(
+    "change", [clone, lambda url, _: rollback(url, 1, stopped=True)], ids=["clone", "rollback"]
+)
+def test_copy_and_rollback_refuse_an_operator_without_metadata(
+    tmp_path: Path, query: WrittenQuery, change: Callable[[str, str], object]
+):
+    (tmp_path / "checkpoint" / "state" / "1" / "_metadata" / "metadata").unlink()
+    with pytest.raises(CorruptCheckpointError, match=r"the stateful operator 1 of .* has the directory"):
+        change(query.url, str(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
+    assert query.checkpoint.batches() == [0, 1]

@@ -1,0 +1,347 @@
+"""Tests of holds against cleanups before, during and after them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    SavepointError,
+)
+from spark_statestore.savepoints.savepoint_holds import Hold, hold, list_holds
+from spark_statestore.store.holds import holds_directory_of
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from tests.support.trees import files_below
+from tests.unit.savepoints.written_query import LARGE, STORES, WrittenQuery, content
+
+HOLDER = "file:///savepoints/x"
+
+both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+
+
+def names(holds: list[Hold]) -> list[str]:
+    return [hold.name for hold in holds]
+
+
+@both_formats
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_hold_retains_a_version_with_all_its_streams(tmp_path: Path, with_ids: bool, elsewhere: bool) -> None:
+    directory = str(tmp_path / "state") if elsewhere else None
+    query = WrittenQuery(str(tmp_path / "checkpoint"), with_ids, directory)
+    # A base in a file of its own, and changes inside of other versions' metadata.
+    query.run(put={b"large": LARGE})
+    for _ in range(3):
+        query.run()
+    wanted = {store: dict(rows) for store, rows in query.rows.items()}
+    held = hold(query.checkpoint, 3, "mine", HOLDER)
+    assert held.version == 4
+    assert (names(list_holds(query.checkpoint)), held.holder()) == (["4-mine"], HOLDER)
+    for _ in range(4):
+        query.run(whole=True)
+        query.clean_up(1)
+    # Also for a new instance.
+    query.restart()
+    query.clean_up(1)
+    assert content(query.checkpoint, 3) == wanted
+    with pytest.raises(CheckpointNotFoundError):
+        content(query.checkpoint, 5)
+    held.remove()
+    query.run()
+    assert query.clean_up(1) > 0
+    with pytest.raises(CheckpointNotFoundError):
+        content(query.checkpoint, 3)
+    query.restart()
+    assert query.clean_up(1) == 0
+
+
+def test_cleanup_retains_streams_of_a_version_held_and_written_by_others(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(3):
+        query.run()
+    store = STORES[0]
+    mine = query.instances[store]
+    query.clean_up(2)
+    # Another executor runs the same batch again, and its attempt counts: its state is in a file of its own.
+    other = query.open(store)
+    metadata = other.store.load(mine.name)
+    query.batch -= 1
+    other.handle, other.attempt_id = metadata.handle, metadata.parent_attempt_id
+    query.commit_store(store, {b"large": LARGE}, instance=other, whole=True)
+    query.batch += 1
+    held = hold(query.checkpoint, 2, "mine", HOLDER)
+    assert held.attempts[store] == other.attempt_id
+    wanted = content(query.checkpoint, 2)
+    assert wanted[store][b"large"] == LARGE
+    for _ in range(4):
+        query.run(whole=True)
+    query.clean_up(1)
+    assert content(query.checkpoint, 2) == wanted
+
+
+def test_cleanup_retains_streams_of_a_late_attempt(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(3):
+        query.run()
+    store = STORES[0]
+    late = query.open(store)
+    late.handle, late.attempt_id = query.instances[store].handle, query.instances[store].attempt_id
+    query.run(whole=True)
+    query.run()
+    # Now this instance knows that its attempts count, and what they use.
+    query.clean_up(4, store)
+    query.batch = 2
+    query.commit_store(store, {b"batch": b"3"}, instance=late)
+    query.batch = 4
+    held = hold(query.checkpoint, 3, "mine", HOLDER)
+    assert held.attempts[store] == late.attempt_id
+    wanted = content(query.checkpoint, 3)
+    for _ in range(3):
+        query.run(whole=True)
+    query.clean_up(1)
+    # It is made of older versions' changes, and the attempt whose name it took was not.
+    assert content(query.checkpoint, 3) == wanted
+
+
+def test_hold_retains_a_replaced_attempt_in_format_v1(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    query.run(put={b"large": LARGE})
+    query.run()
+    held = hold(query.checkpoint, 1, "mine", HOLDER)
+    # The query is set back, and the batch has other rows this time.
+    query.checkpoint.files.delete(query.checkpoint.path("commits/1"))
+    query.batch, query.rows = 0, content(query.checkpoint, 0)
+    query.restart()
+    query.run(put={b"another": b"1"})
+    for _ in range(4):
+        query.run(whole=True)
+        query.clean_up(1)
+    query.restart()
+    query.clean_up(1)
+    for store, attempt_id in held.attempts.items():
+        assert (
+            query.checkpoint.open(store).metadata(query.checkpoint.stores(1)[0].name, attempt_id).version == 2
+        )
+    from spark_statestore.query import QueryCheckpoint
+
+    view = QueryCheckpoint(str(tmp_path), attempts=held.attempts)
+    assert all(rows == {b"large": LARGE, b"batch": b"1"} for rows in content(view, 1).values())
+    assert all(b"another" in rows for rows in content(query.checkpoint, 1).values())
+
+
+@both_formats
+def test_hold_refuses_a_version_that_may_be_discarded(tmp_path: Path, with_ids: bool) -> None:
+    query = WrittenQuery(str(tmp_path), with_ids)
+    for _ in range(6):
+        query.run()
+    # Version 3 exists, but cleanups retain one version before the newest.
+    query.clean_up(1, STORES[0])
+    before = files_below(tmp_path)
+    for batch in (0, 2, 3):
+        with pytest.raises(SavepointError, match=r"cannot be held: .* the state of batch 4 and later ones"):
+            hold(query.checkpoint, batch, "mine", HOLDER)
+    with pytest.raises(CheckpointNotFoundError, match="has no batch 6: it has the batches 0 to 5"):
+        hold(query.checkpoint, 6, "mine", HOLDER)
+    # From now on cleanups list holds.
+    assert files_below(tmp_path).keys() - before.keys() == {"state/_holds/held"}
+
+
+def test_hold_accepts_any_version_before_the_first_cleanup(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(4):
+        query.run()
+    assert [hold(query.checkpoint, batch, "mine", HOLDER).version for batch in range(4)] == [1, 2, 3, 4]
+
+
+def test_hold_counts_rolled_back_batches(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(6):
+        query.run()
+    query.clean_up(3)
+    for batch in (4, 5):
+        query.write(f"rolled-back/20260101T000000Z/commits/{batch}", b"")
+        query.checkpoint.files.delete(query.checkpoint.path(f"commits/{batch}"))
+    assert hold(query.checkpoint, 2, "mine", HOLDER).version == 3
+    with pytest.raises(SavepointError, match="batch 2 and later"):
+        hold(query.checkpoint, 1, "mine", HOLDER)
+
+
+@pytest.mark.parametrize("of", ["metadata", "shared"])
+def test_hold_refuses_an_incomplete_version(tmp_path: Path, of: str) -> None:
+    query = WrittenQuery(str(tmp_path))
+    query.run(put={b"large": LARGE})
+    query.run()
+    (victim,) = (
+        (tmp_path / "state/0/1/shared").glob("1-*")
+        if of == "shared"
+        else (tmp_path / "state/0/1/chk-2").iterdir()
+    )
+    victim.unlink()
+    error = CorruptCheckpointError if of == "shared" else CheckpointNotFoundError
+    with pytest.raises(error, match="operator 0, partition 1, store default, version 2"):
+        hold(query.checkpoint, 1, "mine", HOLDER)
+    assert list_holds(query.checkpoint) == []
+
+
+def test_store_outside_of_a_query_has_no_holds() -> None:
+    assert holds_directory_of("/c/state/0/3", StoreId(0, 3)) == "/c/state/_holds"
+    assert holds_directory_of("/c/state/0/3/left/", StoreId(0, 3, "left")) == "/c/state/_holds"
+    assert holds_directory_of("/c/state/0/3", StoreId(0, 3, "left")) is None
+    assert holds_directory_of("/c/state/0/4", StoreId(0, 3)) is None
+
+
+def test_cleanup_without_holds_writes_and_lists_nothing(tmp_path: Path) -> None:
+    fs = FaultInjectingFileSystem()
+    query = WrittenQuery(fs.url("checkpoint"))
+    for _ in range(3):
+        query.run()
+    store = STORES[0]
+    query.clean_up(1, store)
+    query.run(whole=True)
+    query.run()
+    fs.inject()
+    assert query.clean_up(1, store) > 0
+    calls = [(call.operation, call.path.partition("checkpoint/state/")[2]) for call in fs.calls]
+    assert [path for operation, path in calls if operation == "cat_file" and "_holds" in path] == [
+        "_holds/held"
+    ]
+    assert {operation for operation, _ in calls} == {"cat_file", "rm_file", "rmdir"}
+
+
+@pytest.mark.parametrize("marked", ["", "by another store", "by this store"])
+def test_cleanup_discards_nothing_if_holds_cannot_be_listed(marked: str) -> None:
+    fs = FaultInjectingFileSystem()
+    query = WrittenQuery(fs.url("checkpoint"))
+    for _ in range(4):
+        query.run(whole=True)
+    if marked:
+        query.clean_up(1, STORES[marked == "by this store"])
+    # In a trial run: the calls that list holds or write the horizon marker.
+    fs.inject()
+    query.clean_up(1, STORES[1])
+    looks = [call.number for call in fs.calls if "_holds" in call.path and call.operation != "makedirs"]
+    assert len(looks) == (1 if marked else 3)
+    for at in looks:
+        query.run(whole=True)
+        if marked != "by this store":
+            query.restart()
+        if not marked:
+            for marker in [path for path in fs.wrapped.find("") if "horizon-" in path]:
+                fs.wrapped.rm(marker)
+        chosen = set(fs.wrapped.find(""))
+        fs.inject(Fault("fail", at))
+        with pytest.raises(CheckpointIOError, match="no retained version was changed"):
+            query.clean_up(1, STORES[1])
+        fs.inject()
+        assert chosen <= set(fs.wrapped.find(""))
+
+
+class Meeting:
+    """A cleanup and a concurrent hold, either of which may be delayed between any two storage calls."""
+
+    def __init__(self, with_ids: bool, batch: int, marked: str) -> None:
+        self.fs = FaultInjectingFileSystem()
+        self.batch = batch
+        # One store cleans up; the other one, or itself, has done so before.
+        operators = {0: ("stateStoreSave", 2, ("default",))}
+        self.query = WrittenQuery(self.fs.url("checkpoint"), with_ids, operators=operators)
+        wanted = []
+        for whole in (False, True, False, False):
+            self.query.run(put={b"large": LARGE + bytes([len(wanted)])}, whole=whole)
+            wanted.append(dict(self.query.rows))
+        if marked:
+            self.query.clean_up(2, STORES[marked == "by another store"])
+        self.wanted = wanted[batch]
+        self.held: Hold | None = None
+        self.refused = ""
+
+    def clean_up(self) -> None:
+        self.query.clean_up(2, STORES[0])
+
+    def hold(self) -> None:
+        try:
+            self.held = hold(self.query.checkpoint, self.batch, "mine", HOLDER)
+        except (SavepointError, CheckpointNotFoundError, CorruptCheckpointError) as error:
+            self.refused = str(error)
+
+    def check(self) -> None:
+        assert (self.held is None) == bool(self.refused)
+        for _ in range(2):
+            self.query.run(whole=True)
+        self.query.clean_up(2)
+        if self.held is not None:
+            assert content(self.query.checkpoint, self.batch) == self.wanted
+        else:
+            assert list_holds(self.query.checkpoint) == []
+
+
+def meet(
+    fs: FaultInjectingFileSystem, first: Callable[[], None], second: Callable[[], None], at: int, until: int
+) -> None:
+    """Hold the first one up at a call; the second one comes and is held up at a call itself until the first has ended."""
+    stopped, go_on = threading.Event(), threading.Event()
+    failed: list[BaseException] = []
+
+    def other() -> None:
+        try:
+            second()
+        except BaseException as error:  # noqa: BLE001 - raised below
+            failed.append(error)
+        finally:
+            stopped.set()
+
+    thread = threading.Thread(target=other)
+
+    def wait() -> None:
+        if threading.current_thread() is thread:
+            stopped.set()
+            assert go_on.wait(30)
+
+    def come() -> None:
+        fs.inject_more(Fault("run", at + until, function=wait))
+        thread.start()
+        assert stopped.wait(30)
+
+    fs.inject(Fault("run", at, function=come))
+    first()
+    go_on.set()
+    if thread.ident is not None:
+        thread.join(30)
+    else:
+        second()
+    fs.inject()
+    if failed:
+        raise failed[0]
+
+
+def calls_of(meeting: Meeting, do: Callable[[], None]) -> int:
+    meeting.fs.inject()
+    do()
+    return len(meeting.fs.calls)
+
+
+@pytest.mark.parametrize("marked", ["", "by another store", "by this store"])
+@pytest.mark.parametrize("batch", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_hold_and_concurrent_cleanup_are_consistent(batch: int, marked: str) -> None:
+    cleaning = calls_of(one := Meeting(True, batch, marked), one.clean_up)
+    holding = calls_of(one := Meeting(True, batch, marked), one.hold)
+    outcomes = set()
+    for at in range(1, cleaning + 1):
+        for until in (1, holding // 2, holding + 1):
+            meeting = Meeting(True, batch, marked)
+            meet(meeting.fs, meeting.clean_up, meeting.hold, at, until)
+            meeting.check()
+            outcomes.add(meeting.held is not None)
+    for at in range(1, holding + 1):
+        meeting = Meeting(True, batch, marked)
+        meet(meeting.fs, meeting.hold, meeting.clean_up, at, cleaning + 1)
+        meeting.check()
+        outcomes.add(meeting.held is not None)
+    # Of the oldest batch the state may be on its way out, of the next one it is not yet.
+    assert outcomes == ({True} if batch else {False} if marked else {False, True})

@@ -1,0 +1,194 @@
+"""Tests of state handles: content, equality and discarding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.errors import CheckpointIOError
+from spark_statestore.files import FileSystem, LocalFileSystem, MemoryFileSystem
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
+from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.shared_state_registry import SharedStateRegistry
+from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StreamStateHandle
+
+FILES = MemoryFileSystem()
+
+
+def test_handles_are_equal_if_their_ids_are() -> None:
+    assert ByteStreamStateHandle("s", b"1") == ByteStreamStateHandle("s", b"2")
+    assert ByteStreamStateHandle("s", b"1") != ByteStreamStateHandle("t", b"1")
+    assert FileStateHandle(FILES, "/a", 1) == FileStateHandle(FILES, "/a", 2)
+    assert FileStateHandle(FILES, "/a", 1) != FileStateHandle(LocalFileSystem(), "/a", 1)
+    assert ByteStreamStateHandle("process-memory:///a", b"") != FileStateHandle(FILES, "/a", 1)
+    assert SegmentFileStateHandle(FILES, "/a", 0, 1, "x") != SegmentFileStateHandle(FILES, "/a", 0, 1, "y")
+
+
+def test_handles_refuse_invalid_arguments() -> None:
+    with pytest.raises(TypeError, match="needs a name and data"):
+        ByteStreamStateHandle("s", None)
+    with pytest.raises(ValueError, match="-1"):
+        FileStateHandle(FILES, "/a", -2)
+    with pytest.raises(ValueError, match="negative"):
+        SegmentFileStateHandle(FILES, "/a", -1, 1, "o")
+    with pytest.raises(TypeError, match="needs the handle"):
+        OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=None)
+
+
+def test_discard_is_idempotent_and_keeps_the_directory(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"1")
+    handle = FileStateHandle(LocalFileSystem(), str(tmp_path / "state"), 1)
+    handle.discard_state()
+    handle.discard_state()
+    assert list(tmp_path.iterdir()) == []
+    assert tmp_path.exists()
+
+
+def test_discard_error_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointIOError, match="could not be deleted") as raised:
+        FileStateHandle(LocalFileSystem(), str(tmp_path), 1).discard_state()
+    assert str(tmp_path) in str(raised.value)
+
+
+def test_chain_sizes_are_those_of_its_streams(tmp_path: Path) -> None:
+    files: FileSystem = LocalFileSystem()
+    entries = []
+    for version, size in ((1, 10), (2, 3), (4, 5)):
+        (tmp_path / str(version)).write_bytes(bytes(size))
+        stream = FileStateHandle(files, str(tmp_path / str(version)), size)
+        operator = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=stream)
+        entries.append(ChainEntry(version, version == 1, operator))
+    handle = IncrementalStateHandle(4, 1, entries)
+    assert (handle.base_size, handle.delta_size, handle.state_size) == (10, 8, 18)
+
+
+def test_segment_is_read_from_the_copy_of_replaced_metadata() -> None:
+    from tests.unit.store.test_metadata import SAMPLE
+
+    attempt_id, files = "0123456789abcdef", MemoryFileSystem()
+    segment = SegmentFileStateHandle(files, "/s/_metadata", 40, 6, attempt_id)
+    with pytest.raises(FileNotFoundError, match="process-memory:///s/_metadata"):
+        segment.open_input_stream()
+    files.create(f"/s/_metadata.{attempt_id}", SAMPLE)
+    files.create("/s/_metadata", SAMPLE.replace(bytes.fromhex(attempt_id), bytes(8)))
+    assert segment.open_input_stream().read() == SAMPLE[40:46]
+    segment.discard_state()
+    assert files.exists("/s/_metadata")
+    files.replace("/s/_metadata", b"")
+    files.delete(f"/s/_metadata.{attempt_id}")
+    with pytest.raises(FileNotFoundError):
+        segment.open_input_stream()
+
+
+# Discarding a file
+
+
+class Watched(LocalFileSystem):
+    """File system that fails to delete, and counts calls of `exists`."""
+
+    def __init__(self, error: OSError | None = None, unsure: bool = False) -> None:
+        super().__init__()
+        self.error, self.unsure, self.exists_calls = error, unsure, 0
+
+    def delete(self, path: str) -> None:
+        if self.error:
+            raise self.error
+        super().delete(path)
+
+    def exists(self, path: str) -> bool:
+        self.exists_calls += 1
+        if self.unsure:
+            raise PermissionError(path)
+        return super().exists(path)
+
+
+def test_discard_checks_for_the_file_only_after_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "state").write_bytes(b"1")
+    files = Watched()
+    FileStateHandle(files, str(tmp_path / "state"), 1).discard_state()
+    FileStateHandle(files, str(tmp_path / "state"), 1).discard_state()
+    assert files.exists_calls == 0
+    files.error = PermissionError("no")
+    FileStateHandle(files, str(tmp_path / "state"), 1).discard_state()
+    assert files.exists_calls == 1
+
+
+@pytest.mark.parametrize("unsure", [False, True])
+def test_discard_raises_if_the_file_may_still_exist(tmp_path: Path, unsure: bool) -> None:
+    (tmp_path / "state").write_bytes(b"1")
+    with pytest.raises(CheckpointIOError, match="could not be deleted: no"):
+        FileStateHandle(Watched(PermissionError("no"), unsure), str(tmp_path / "state"), 1).discard_state()
+    assert (tmp_path / "state").exists()
+
+
+# Placeholders and chains with a registry
+
+
+def entry(stream: StreamStateHandle, version: int, full: bool = False) -> ChainEntry:
+    meta = {"default": StateMetaInfo((0,))}
+    state = OperatorStreamStateHandle(state_name_to_partition_offsets=meta, delegate_state_handle=stream)
+    return ChainEntry(version, full, state)
+
+
+def file(directory: Path, name: str) -> FileStateHandle:
+    (directory / name).write_bytes(b"12345")
+    return FileStateHandle(LocalFileSystem(), str(directory / name), 5)
+
+
+def test_registry_discards_the_streams_of_a_registered_chain(tmp_path: Path) -> None:
+    registry = SharedStateRegistry()
+    chain = IncrementalStateHandle(2, 1, [entry(file(tmp_path, "1"), 1, True), entry(file(tmp_path, "2"), 2)])
+    chain.register_shared_states(registry)
+    registry.unregister_unused_state(2)
+    assert len(list(tmp_path.iterdir())) == 2
+    registry.unregister_unused_state(3)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_chain_registers_once_with_each_registry(tmp_path: Path) -> None:
+    old, new = SharedStateRegistry(), SharedStateRegistry()
+    chain = IncrementalStateHandle(1, 1, [entry(file(tmp_path, "1"), 1, True)])
+    chain.register_shared_states(old)
+    old.unregister_unused_state(2)
+    assert list(tmp_path.iterdir()) == []
+    # The discarded stream is not registered again.
+    chain.register_shared_states(old)
+    assert len(old) == 0
+    chain.register_shared_states(new)
+    assert len(new) == 1
+
+
+def test_segment_keeps_its_version_in_use() -> None:
+    registry = SharedStateRegistry()
+    segment = SegmentFileStateHandle(FILES, "/store/chk-1/_metadata", 40, 5, "0123456789abcdef")
+    IncrementalStateHandle(3, 1, [entry(segment, 1, True)]).register_shared_states(registry)
+    assert registry.checkpoints_in_use(2) == {1}
+
+
+def test_mode_numbers_are_stable() -> None:
+    assert {mode.name: int(mode) for mode in Mode} == {"SPLIT_DISTRIBUTE": 0, "UNION": 1, "BROADCAST": 2}
+
+
+def test_operator_handle_delegates_to_its_stream() -> None:
+    delegate = ByteStreamStateHandle("s", b"123", 7)
+    handle = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=delegate)
+    assert handle.as_bytes_if_in_memory() == b"123"
+    assert (handle.stream_state_handle_id, handle.state_size, handle.checksum) == ("s", 3, 7)
+    with handle.open_input_stream() as stream:
+        assert stream.read() == b"123"
+    assert handle != delegate
+
+
+def test_handles_are_unequal_to_other_objects() -> None:
+    file = FileStateHandle(FILES, "/a", 1)
+    segment = SegmentFileStateHandle(FILES, "/a", 0, 1, "o")
+    for handle in (
+        file,
+        segment,
+        ByteStreamStateHandle("/a", b""),
+        IncrementalStateHandle(1, 1, []),
+    ):
+        assert handle != "/a"
+    assert file.as_bytes_if_in_memory() is segment.as_bytes_if_in_memory() is None

@@ -1,0 +1,226 @@
+"""Tests of the shared state registry: the life of a stream, and its deletion."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from spark_statestore.errors import IllegalStateError
+from spark_statestore.files import LocalFileSystem
+from spark_statestore.storage.file_handles import FileStateHandle
+from spark_statestore.storage.shared_state_registry import SharedStateRegistry
+from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StreamStateHandle
+
+
+def handle(name: str) -> ByteStreamStateHandle:
+    return ByteStreamStateHandle(name, b"")
+
+
+def file(directory: Path, name: str, files: LocalFileSystem | None = None) -> FileStateHandle:
+    (directory / name).write_bytes(b"1")
+    return FileStateHandle(files or LocalFileSystem(), str(directory / name), 1)
+
+
+class StubbornFiles(LocalFileSystem):
+    """A file system that refuses to delete while `stubborn` is set."""
+
+    stubborn = True
+
+    def delete(self, path: str) -> None:
+        if self.stubborn:
+            raise PermissionError(path)
+        super().delete(path)
+
+
+def names(directory: Path) -> set[str]:
+    return {path.name for path in directory.iterdir()}
+
+
+def test_registry_keeps_a_stream_until_its_newest_user_in_any_order() -> None:
+    registry = SharedStateRegistry()
+    registry.register_reference(handle("s"), 5)
+    registry.register_reference(handle("s"), 3)
+    registry.unregister_unused_state(5)
+    assert "s" in registry
+    registry.unregister_unused_state(6)
+    assert len(registry) == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcd"), st.integers(1, 9), st.integers(0, 3), st.booleans()), max_size=30
+    ),
+    st.integers(0, 11),
+    st.sets(st.integers(0, 10), max_size=3),
+)
+def test_registry_discards_what_no_kept_checkpoint_uses(
+    uses: list[tuple[str, int, int, bool]], lowest: int, held: set[int]
+) -> None:
+    discarded: list[str] = []
+    registry = SharedStateRegistry(on_discarded=lambda h: discarded.append(h.stream_state_handle_id))
+    created: dict[str, tuple[int, bool]] = {}
+    users: dict[str, set[int]] = {}
+    for key, version, age, keeps in uses:
+        created.setdefault(key, (version - age, keeps))
+        users.setdefault(key, set()).add(version)
+        registry.register_reference(handle(key), version, created_by=version - age, keeps_creator=keeps)
+    kept = {key for key in users if max(users[key]) >= lowest or users[key] & held}
+    used = {created[key][0] for key in kept if created[key][1]}
+    assert registry.checkpoints_in_use(lowest, held) == {creator for creator in used if creator < lowest}
+    assert registry.unregister_unused_state(lowest, held) == used
+    assert sorted(discarded) == sorted(users.keys() - kept)
+    assert {key for key in users if key in registry} == kept
+
+
+@pytest.mark.parametrize("lowest", [-1, 0, 2**63 - 1])
+def test_registry_accepts_ids_of_unknown_checkpoints(lowest: int) -> None:
+    assert SharedStateRegistry().unregister_unused_state(lowest) == set()
+    registry = SharedStateRegistry()
+    registry.register_reference(handle("s"), 1)
+    assert registry.unregister_unused_state(lowest) == set()
+    assert ("s" in registry) == (lowest < 2)
+
+
+@pytest.mark.parametrize("numbers", [range(1, 9), range(8, 0, -1)])
+def test_registry_stores_consecutive_users_as_one_run(numbers: range) -> None:
+    registry = SharedStateRegistry()
+    for number in numbers:
+        registry.register_reference(handle("s"), number)
+    assert registry._entries["s"].users == [(1, 8)]
+
+
+@pytest.mark.parametrize("numbers", [(3, 5), (5, 3)])
+def test_registry_does_not_count_a_checkpoint_between_two_users(numbers: tuple[int, int]) -> None:
+    registry = SharedStateRegistry()
+    for number in numbers:
+        registry.register_reference(handle("s"), number, created_by=1, keeps_creator=True)
+    assert [registry.checkpoints_in_use(9, [number]) for number in (2, 3, 4, 5, 6)] == [
+        set(), {1}, set(), {1}, set()
+    ]  # fmt: skip
+    assert registry.checkpoints_in_use(1) == set()
+    assert registry.checkpoints_in_use(2) == {1}
+
+
+def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
+    registry = SharedStateRegistry()
+    first = file(tmp_path, "s")
+    registry.register_reference(first, 1)
+    registry.register_reference(first, 1)
+    registry.register_reference(FileStateHandle(LocalFileSystem(), first.path, -1), 2)
+    assert len(registry) == 1
+    assert first.stream_state_handle_id in registry
+    registry.unregister_unused_state(2)
+    assert names(tmp_path) == {"s"}
+    registry.unregister_unused_state(3)
+    assert names(tmp_path) == set()
+
+
+def test_registry_keeps_a_base_while_a_newer_version_uses_it(tmp_path: Path) -> None:
+    registry = SharedStateRegistry()
+    base = file(tmp_path, "base")
+    for number in (1, 2, 3):
+        registry.register_reference(base, number)
+        registry.register_reference(file(tmp_path, f"{number}"), number)
+    assert registry.unregister_unused_state(3) == set()
+    assert names(tmp_path) == {"base", "3"}
+    registry.unregister_unused_state(4)
+    assert names(tmp_path) == set()
+
+
+def test_registry_discards_an_orphan_after_its_last_possible_user(tmp_path: Path) -> None:
+    registry = SharedStateRegistry()
+    orphan, known = file(tmp_path, "orphan"), file(tmp_path, "known")
+    registry.register_reference(known, 9)
+    for stream in (orphan, known):
+        registry.register_orphan(stream, 4)
+    registry.unregister_unused_state(4)
+    assert names(tmp_path) == {"orphan", "known"}
+    registry.unregister_unused_state(5)
+    assert names(tmp_path) == {"known"}
+
+
+def test_registry_retries_a_deletion_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    files = StubbornFiles()
+    registry = SharedStateRegistry()
+    state = file(tmp_path, "s", files)
+    registry.register_reference(state, 1)
+    registry.unregister_unused_state(2)
+    assert "the next cleanup retries" in caplog.text
+    assert state.stream_state_handle_id not in registry
+    assert registry.is_discarding(state.stream_state_handle_id)
+    files.stubborn = False
+    registry.unregister_unused_state(0)
+    assert names(tmp_path) == set()
+    assert not registry.is_discarding(state.stream_state_handle_id)
+
+
+@pytest.mark.parametrize("orphan", [False, True])
+def test_registry_cancels_a_pending_deletion_when_the_stream_is_used_again(
+    tmp_path: Path, orphan: bool
+) -> None:
+    files = StubbornFiles()
+    registry = SharedStateRegistry()
+    state = file(tmp_path, "s", files)
+    registry.register_reference(state, 1)
+    registry.unregister_unused_state(2)
+    if orphan:
+        registry.register_orphan(state, 3)
+    else:
+        registry.register_reference(state, 3)
+    files.stubborn = False
+    registry.unregister_unused_state(3)
+    assert names(tmp_path) == {"s"}
+    registry.unregister_unused_state(4)
+    assert names(tmp_path) == set()
+
+
+def test_registry_refuses_a_stream_that_is_being_deleted(tmp_path: Path) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    class SlowFiles(LocalFileSystem):
+        def delete(self, path: str) -> None:
+            begun.set()
+            assert go_on.wait(60)
+            super().delete(path)
+
+    registry = SharedStateRegistry()
+    state = file(tmp_path, "s", SlowFiles())
+    registry.register_reference(state, 1)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(registry.unregister_unused_state, 2)
+        assert begun.wait(60)
+        # The deletion holds no lock.
+        registry.register_reference(handle("t"), 3)
+        with pytest.raises(IllegalStateError, match=r"checkpoint 3 uses .*/s, which is being deleted"):
+            registry.register_reference(state, 3)
+        registry.unregister_unused_state(2)
+        assert registry.is_discarding(state.stream_state_handle_id)
+        go_on.set()
+    assert names(tmp_path) == set()
+    registry.register_reference(state, 3)
+
+
+def test_registry_discards_each_stream_once_with_several_threads(tmp_path: Path) -> None:
+    discarded: list[StreamStateHandle] = []
+    registry = SharedStateRegistry(on_discarded=discarded.append)
+    files = LocalFileSystem()
+
+    def checkpoints(worker: int) -> None:
+        for number in range(1, 41):
+            registry.register_reference(handle("all"), number)
+            own = FileStateHandle(files, str(tmp_path / f"{worker}-{number}"), 1)
+            files.create(own.path, b"1")
+            registry.register_reference(own, number)
+            registry.unregister_unused_state(number - 10)
+
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(checkpoints, worker) for worker in range(4)]:
+            done.result()
+    registry.unregister_unused_state(36)
+    assert names(tmp_path) == {f"{worker}-{number}" for worker in range(4) for number in range(36, 41)}
+    assert len({id(stream) for stream in discarded}) == len(discarded) == 4 * 35

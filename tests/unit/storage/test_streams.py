@@ -1,0 +1,348 @@
+"""Tests of checkpoint streams: the contracts on every file system, and failures."""
+
+from __future__ import annotations
+
+import errno
+import tempfile
+import uuid
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from spark_statestore.errors import CheckpointExistsError, CheckpointIOError, StateTooLargeError
+from spark_statestore.files import FileOutput, FileSystem, LocalFileSystem, MemoryFileSystem, join
+from spark_statestore.files.base import Buffer
+from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream, FsCheckpointStreamFactory
+from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory, MemoryCheckpointOutputStream
+from spark_statestore.storage.metadata_streams import (
+    FsCheckpointMetadataOutputStream,
+    MemoryCheckpointMetadataOutputStream,
+)
+from spark_statestore.storage.streams import CheckpointedStateScope
+from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests, MemoryCheckpointStreamTests
+from tests.support.effort import EFFORT
+from tests.support.machines.streams import CheckpointStreamMachine
+from tests.unit.file_system_fixtures import (
+    FsspecMemoryFiles,
+    LocalFiles,
+    ProcessMemoryFiles,
+    SyncedLocalFiles,
+)
+
+
+class TestLocalStreams(LocalFiles, FsCheckpointStreamTests):
+    examples = 100
+
+
+class TestSyncedStreams(SyncedLocalFiles, FsCheckpointStreamTests):
+    examples = 5
+
+
+class TestStreamsOfThisProcess(ProcessMemoryFiles, FsCheckpointStreamTests):
+    examples = 100
+
+
+class TestFsspecMemoryStreams(FsspecMemoryFiles, FsCheckpointStreamTests):
+    pass
+
+
+class TestMemoryStreams(ProcessMemoryFiles, MemoryCheckpointStreamTests):
+    pass
+
+
+def fs_machine(
+    files: FileSystem, directory: str, threshold: int, buffer_size: int
+) -> CheckpointStreamMachine:
+    for name in ("chk-1", "shared"):
+        files.make_directory(join(directory, name))
+    factory = FsCheckpointStreamFactory(
+        files, join(directory, "chk-1"), join(directory, "shared"), threshold, buffer_size, "1-"
+    )
+    return CheckpointStreamMachine(factory, files, directory)
+
+
+MACHINES: dict[str, Callable[[Path], CheckpointStreamMachine]] = {
+    "memory": lambda _: CheckpointStreamMachine(
+        MemCheckpointStreamFactory(1 << 30), MemoryFileSystem(), "/d", an_empty_write_counts=True
+    ),
+    "files": lambda path: fs_machine(LocalFileSystem(), tempfile.mkdtemp(dir=path), 1000, 4096),
+    "synced": lambda path: fs_machine(LocalFileSystem(fsync=True), tempfile.mkdtemp(dir=path), 100, 100),
+    "unbuffered": lambda path: fs_machine(LocalFileSystem(), tempfile.mkdtemp(dir=path), 0, 0),
+    "large buffer": lambda _: fs_machine(MemoryFileSystem(), "/d", 30, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
+def test_streams_against_plain_bytes(
+    machine: Callable[[Path], CheckpointStreamMachine], tmp_path: Path
+) -> None:
+    run_state_machine_as_test(
+        lambda: machine(tmp_path), settings=settings(max_examples=25 * EFFORT, stateful_step_count=30)
+    )
+
+
+# Failures
+
+
+class RecordingFileSystem(MemoryFileSystem):
+    """File system that records its calls, and fails at a chosen one."""
+
+    def __init__(self, *failing: str) -> None:
+        super().__init__()
+        self.failing = failing
+        self.calls: list[str] = []
+
+    def record(self, call: str) -> None:
+        self.calls.append(call)
+        if call in self.failing:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    def open_output(self, path: str) -> FileOutput:
+        self.record("open")
+        return NotingOutput(self, super().open_output(path))
+
+
+class NotingOutput(FileOutput):
+    def __init__(self, files: RecordingFileSystem, out: FileOutput) -> None:
+        self._files = files
+        self._out = out
+
+    def write(self, data: Buffer) -> None:
+        self._files.record("write")
+        self._out.write(data)
+
+    def close(self) -> None:
+        self._files.record("close")
+        self._out.close()
+
+    def abandon(self) -> None:
+        self._files.record("abandon")
+        self._out.abandon()
+
+
+def test_state_stream_tries_ten_names() -> None:
+    files = RecordingFileSystem("open")
+    out = FsCheckpointStateOutputStream(files, "/d", 10, 10)
+    out.write(bytes(10))
+    with pytest.raises(
+        CheckpointIOError, match=r"in 10 attempts: .*no space left.*directory exists"
+    ) as raised:
+        out.write(b"1")
+    assert isinstance(raised.value.__cause__, OSError)
+    assert files.calls == ["open"] * 10
+    out.close()
+    assert files.calls == ["open"] * 10
+
+
+class TwoNamesTaken(RecordingFileSystem):
+    """File system in which the first names are taken."""
+
+    def open_output(self, path: str) -> FileOutput:
+        if len(self.calls) < 2:
+            self.create(path, b"of others")
+            self.calls.append("open")
+            raise FileExistsError(path)
+        return super().open_output(path)
+
+
+def test_state_stream_retries_taken_names() -> None:
+    files = TwoNamesTaken()
+    out = FsCheckpointStateOutputStream(files, "/d", 0, 0)
+    out.write(b"1")
+    assert out.close_and_get_handle().open_input_stream().read() == b"1"
+    assert files.calls.count("open") == 3
+
+
+def test_state_stream_keeps_the_files_of_other_writers() -> None:
+    files = TwoNamesTaken()
+    with FsCheckpointStateOutputStream(files, "/d", 0, 0) as out:
+        out.write(b"1")
+    assert [files.read(status.path) for status in files.list_files("/d")] == [b"of others"] * 2
+
+
+def test_state_stream_that_fails_to_close_removes_and_names_its_file() -> None:
+    files = RecordingFileSystem("close")
+    out = FsCheckpointStateOutputStream(files, "/d", 0, 0, name_prefix="7-")
+    out.write(b"1")
+    with pytest.raises(CheckpointIOError, match=r"process-memory:///d/7-.*no space left") as raised:
+        out.close_and_get_handle()
+    assert isinstance(raised.value.__cause__, OSError)
+    assert files.calls[-2:] == ["close", "abandon"]
+    assert list(files.list_files("/d")) == []
+    with pytest.raises(CheckpointIOError, match="closed"):
+        out.close_and_get_handle()
+
+
+@pytest.mark.parametrize("size", [1, 1_000_000])
+def test_state_stream_that_fails_to_write_removes_its_file(size: int) -> None:
+    files = RecordingFileSystem("write")
+    out = FsCheckpointStateOutputStream(files, "/d", 0, 0)
+    with pytest.raises(CheckpointIOError, match=r"process-memory:///d/.*no space left"):
+        out.write(bytes(size))
+    assert files.calls[-1] == "abandon"
+    for again in (lambda: out.write(b"1"), out.close_and_get_handle, out.flush_to_file):
+        with pytest.raises(CheckpointIOError, match=r"process-memory:///d .*closed"):
+            again()
+    assert files.calls.count("abandon") == 1
+
+
+def test_abandoned_state_stream_removes_its_file_once() -> None:
+    files = RecordingFileSystem()
+    with FsCheckpointStateOutputStream(files, "/d", 0, 0) as out:
+        out.write(b"1")
+        out.close()
+    assert files.calls.count("abandon") == 1
+
+
+def test_failed_abandon_keeps_the_original_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    files = RecordingFileSystem("close", "abandon")
+    out = FsCheckpointStateOutputStream(files, "/d", 0, 0)
+    out.write(b"1")
+    with pytest.raises(CheckpointIOError, match="could not finish"):
+        out.close_and_get_handle()
+    assert "could not remove the abandoned state file process-memory:///d/" in caplog.text
+    with FsCheckpointStateOutputStream(files, "/d", 0, 0) as other:
+        other.write(b"1")
+    assert caplog.text.count("could not remove") == 2
+
+
+def test_state_stream_makes_and_removes_no_directory(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    out = FsCheckpointStateOutputStream(LocalFileSystem(), str(gone), 0, 0)
+    with pytest.raises(CheckpointIOError, match=r"Check that the directory exists") as raised:
+        out.write(b"1")
+    assert str(gone) in str(raised.value)
+    assert not gone.exists()
+    gone.mkdir()
+    for finish in (True, False):
+        with FsCheckpointStateOutputStream(LocalFileSystem(), str(gone), 0, 0) as out:
+            out.write(b"1")
+            if finish:
+                out.close_and_get_handle().discard_state()
+    assert gone.exists()
+
+
+def test_memory_stream_releases_state_beyond_its_limit() -> None:
+    out = MemoryCheckpointOutputStream(1000)
+    for _ in range(100):
+        out.write(bytes(1000))
+    assert out.get_pos() == 100_000
+    assert out._buffer.getbuffer().nbytes <= 1000
+    with pytest.raises(StateTooLargeError, match="storage=filesystem"):
+        out.close_and_get_handle()
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(1, 20))
+def test_memory_stream_refuses_large_state_when_finished(pieces: list[bytes], most: int) -> None:
+    out = MemCheckpointStreamFactory(most).create_checkpoint_state_output_stream(
+        CheckpointedStateScope.SHARED
+    )
+    for piece in pieces:
+        out.write(piece)
+    size = sum(map(len, pieces))
+    if not pieces:
+        assert out.close_and_get_handle() is None
+    elif size <= most:
+        assert out.close_and_get_handle().data == b"".join(pieces)
+    else:
+        with pytest.raises(StateTooLargeError, match=rf"a state of {size} bytes .*maxStateSize={most} bytes"):
+            out.close_and_get_handle()
+
+
+# Metadata
+
+
+def test_metadata_stream_publishes_atomically_and_exclusively(tmp_path: Path) -> None:
+    files, path = LocalFileSystem(), str(tmp_path / "_metadata")
+    with FsCheckpointMetadataOutputStream(files, path) as out:
+        out.write(b"one")
+        out.write(memoryview(b" two"))
+        assert out.get_pos() == 7
+        assert list(tmp_path.iterdir()) == []
+        handle = out.close_and_finalize_checkpoint()
+    assert handle.stream_state_handle_id == f"file://{path}"
+    assert (handle.state_size, handle.checksum) == (7, zlib.crc32(b"one two"))
+    again = FsCheckpointMetadataOutputStream(files, path)
+    again.write(b"other")
+    with pytest.raises(CheckpointExistsError, match="never replaced"):
+        again.close_and_finalize_checkpoint()
+    assert (tmp_path / "_metadata").read_bytes() == b"one two"
+    with pytest.raises(CheckpointIOError, match="closed"):
+        again.close_and_finalize_checkpoint()
+
+
+def test_metadata_stream_abandoned_leaves_nothing(tmp_path: Path) -> None:
+    with FsCheckpointMetadataOutputStream(LocalFileSystem(), str(tmp_path / "_metadata")) as out:
+        out.write(b"one")
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(CheckpointIOError, match="closed"):
+        out.write(b"two")
+    gone = FsCheckpointMetadataOutputStream(LocalFileSystem(), f"{tmp_path}/gone/_metadata")
+    with pytest.raises(CheckpointIOError, match="could not publish"):
+        gone.close_and_finalize_checkpoint()
+
+
+def test_metadata_stream_that_fails_leaves_nothing() -> None:
+    class Full(MemoryFileSystem):
+        def create(self, path: str, data: Buffer) -> None:
+            raise OSError(errno.ENOSPC, "no space left")
+
+    files = Full()
+    out = FsCheckpointMetadataOutputStream(files, "/d/_metadata")
+    out.write(b"one")
+    with pytest.raises(CheckpointIOError, match=r"process-memory:///d/_metadata: .*no space left") as raised:
+        out.close_and_finalize_checkpoint()
+    assert isinstance(raised.value.__cause__, OSError)
+    assert not files.exists("/d")
+    with pytest.raises(CheckpointIOError, match="closed"):
+        out.close_and_finalize_checkpoint()
+
+
+def test_memory_metadata_stream_returns_its_handle() -> None:
+    with MemoryCheckpointMetadataOutputStream() as out:
+        out.write(b"zero")
+        handle = out.close_and_finalize_checkpoint()
+    assert handle.data == b"zero"
+    assert handle.checksum == zlib.crc32(b"zero")
+    nameless = MemoryCheckpointMetadataOutputStream().close_and_finalize_checkpoint()
+    assert nameless.stream_state_handle_id != handle.stream_state_handle_id
+    with pytest.raises(CheckpointIOError, match="closed"):
+        out.close_and_finalize_checkpoint()
+    other = MemoryCheckpointMetadataOutputStream()
+    other.write(b"one")
+    other.close()
+    assert other.get_pos() == 3
+    with pytest.raises(CheckpointIOError, match="closed"):
+        other.close_and_finalize_checkpoint()
+
+
+def test_state_file_has_a_random_uuid_as_its_name(tmp_path: Path) -> None:
+    factory = FsCheckpointStreamFactory(LocalFileSystem(), str(tmp_path), str(tmp_path), 0, 0)
+    out = factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
+    out.write(b"1")
+    handle = out.close_and_get_handle()
+    (path,) = tmp_path.iterdir()
+    assert handle.path == str(path)
+    assert str(uuid.UUID(path.name)) == path.name
+
+
+def test_state_stream_flushes_a_full_buffer(tmp_path: Path) -> None:
+    with FsCheckpointStateOutputStream(LocalFileSystem(), str(tmp_path), 10, 0) as out:
+        out.write(bytes(6))
+        out.write(bytes(4))
+        assert list(tmp_path.iterdir()) == []
+        out.write(bytes(5))
+        (path,) = tmp_path.iterdir()
+        assert str(uuid.UUID(path.name)) == path.name
+        assert path.stat().st_size == 10
+        out.write(bytes(6))
+        assert path.stat().st_size == 15
+        out.flush_to_file()
+        assert path.stat().st_size == 21

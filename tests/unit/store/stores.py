@@ -1,0 +1,37 @@
+"""Version stores for tests, with rows as dicts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from spark_statestore.files import MemoryFileSystem
+from spark_statestore.options import StorageOptions
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
+from spark_statestore.testing.stores import attempt_id, commit, load, message, named, rows_of, snapshot
+
+__all__ = [
+    "SMALL_FILES",
+    "STORE",
+    "attempt_id",
+    "commit",
+    "load",
+    "message",
+    "named",
+    "open_store",
+    "rows_of",
+    "snapshot",
+]
+
+STORE = StoreId(0, 3)
+SMALL_FILES = StorageOptions(file_state_threshold=512, compression=None)
+
+
+def open_store(
+    directory: Path | str,
+    options: StorageOptions = SMALL_FILES,
+    memory: MemoryFileSystem | None = None,
+    store: StoreId = STORE,
+) -> VersionStore:
+    """One instance of the store in a directory."""
+    return VersionStore(store, str(directory), options, memory or MemoryFileSystem())

@@ -1,0 +1,84 @@
+"""Handles of versions are chains of streams: started, extended and rebased."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
+from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.stream_handles import ByteStreamStateHandle
+from spark_statestore.store.commit import extend_chain, rebase_chain, start_chain
+
+# Changes of a number by a stream; None is no change.
+changes = st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8)
+
+
+def stream(text: str) -> OperatorStreamStateHandle:
+    return OperatorStreamStateHandle(
+        state_name_to_partition_offsets={"default": StateMetaInfo((0,))},
+        delegate_state_handle=ByteStreamStateHandle(text, text.encode()),
+    )
+
+
+def names(handle: IncrementalStateHandle) -> list[str]:
+    return [entry.state.stream_state_handle_id for entry in handle]
+
+
+def test_start_chain_without_rows_has_no_entries() -> None:
+    start = start_chain(3, None)
+    assert (start.version, start.base_version, len(start)) == (3, 3, 0)
+    later = extend_chain(extend_chain(start, 4, None), 5, stream("5"))
+    assert (later.version, later.base_version, names(later)) == (5, 3, ["5"])
+
+
+def test_extend_chain_appends_the_changes_to_the_parent() -> None:
+    parent = start_chain(1, stream("1"))
+    child = extend_chain(parent, 2, stream("2"))
+    assert names(child) == ["1", "2"]
+    assert [entry.full for entry in child] == [True, False]
+    assert names(parent) == ["1"]
+
+
+def test_rebase_chain_replaces_older_entries_with_the_snapshot() -> None:
+    handle = start_chain(1, stream("1"))
+    for version in (2, 3, 4, 5):
+        handle = extend_chain(handle, version, stream(str(version)))
+    rebased = rebase_chain(handle, start_chain(3, stream("base")))
+    assert (rebased.version, rebased.base_version) == (5, 3)
+    assert names(rebased) == ["base", "4", "5"]
+    assert [entry.full for entry in rebased] == [True, False, False]
+
+
+@given(changes=changes, data=st.data())
+def test_rebase_chain_keeps_every_later_change_once(changes: list[int | None], data: st.DataObject) -> None:
+    handle = start_chain(1, stream("1"))
+    for version, change in enumerate(changes, 2):
+        handle = extend_chain(handle, version, None if change is None else stream(f"{version}"))
+    base = data.draw(st.integers(1, handle.version))
+    empty = data.draw(st.booleans())
+    rebased = rebase_chain(handle, start_chain(base, None if empty else stream("base")))
+    later = [
+        f"{version}" for version, change in enumerate(changes, 2) if version > base and change is not None
+    ]
+    assert names(rebased) == [*([] if empty else ["base"]), *later]
+    assert (rebased.version, rebased.base_version) == (handle.version, base)
+
+
+@pytest.mark.parametrize("version", [2, 6])
+def test_rebase_chain_refuses_a_snapshot_outside_the_chain(version: int) -> None:
+    handle = extend_chain(start_chain(3, stream("3")), 5, stream("5"))
+    with pytest.raises(ValueError, match=f"a snapshot of version {version}"):
+        rebase_chain(handle, start_chain(version, stream("base")))
+
+
+def test_handle_refuses_entries_out_of_order() -> None:
+    full = ChainEntry(1, True, stream("1"))
+    delta = ChainEntry(2, False, stream("2"))
+    for entries in ([delta, full], [full, full], [delta, ChainEntry(1, False, stream("1"))]):
+        with pytest.raises(ValueError, match="a chain is"):
+            IncrementalStateHandle(2, 1, entries)
+    for version, base in ((1, 1), (2, 2)):
+        with pytest.raises(ValueError, match="does not start"):
+            IncrementalStateHandle(version, base, [full, delta])

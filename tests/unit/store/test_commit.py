@@ -1,0 +1,220 @@
+"""Commits: their results, their calls to storage, and their errors."""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore import __version__
+from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
+from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, InlineState
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.handle_codec import decode_handle
+from spark_statestore.store.metadata import encode_metadata
+from tests.support.trees import files_below
+from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
+from tests.unit.store.test_version_store import LARGE, grow, v1
+
+# Cost that a commit reports
+
+
+def test_commit_returns_bytes_and_objects_written(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    parent = None
+    for version, put in ((1, {b"a": b"1"}), (2, LARGE), (3, {})):
+        before = files_below(tmp_path)
+        done = commit(store, v1(version), put, parent=parent)
+        written = [data for name, data in files_below(tmp_path).items() if name not in before]
+        assert done.objects_written == len(written) == (2 if put == LARGE else 1)
+        assert done.bytes_written == sum(map(len, written))
+        parent = done.handle
+        assert len(decode_handle(done.encoded_handle, store.context).entries) == len(parent.entries)
+
+
+def test_commit_that_replaces_metadata_counts_the_copies(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path), attempt_id()
+    commit(store, v1(1), {b"a": b"1"})
+    assert commit(store, v1(1), {b"a": b"2"}, by=mine).objects_written == 3
+    assert commit(store, v1(1), {b"a": b"2"}, by=mine).objects_written == 1
+
+
+def test_commit_metadata_has_parent_time_and_package_version(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path), attempt_id()
+    first = commit(store, v1(1), {b"a": b"1"}, by=mine).handle
+    pending = store.begin(v1(2), attempt_id(), named())
+    pending.write(0, message(LARGE))
+    done = pending.publish(first, mine, None)
+    metadata = store.load(v1(2))
+    assert metadata.parent_attempt_id == mine
+    assert metadata.written_by == __version__
+    assert isinstance(metadata.created_ms, int)
+    assert abs(metadata.created_ms - time.time() * 1000) < 60_000
+    # The state is in a file, and the metadata is nothing but metadata.
+    assert (tmp_path / "chk-2" / "_metadata").read_bytes() == bytes(
+        encode_metadata(metadata, InlineState(), done.encoded_handle)
+    )
+
+
+def test_write_encoded_of_many_batches_writes_one_object(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path, StorageOptions()), attempt_id()
+    pending = store.begin(v1(1), mine, named())
+    rows = [{bytes([i]): bytes([i]) * 100_000} for i in range(100)]
+    encoded = [message(batch) for batch in rows]
+    pending.write_encoded(("default", batch, zlib.crc32(batch)) for batch in encoded)
+    done = pending.publish(None, None, None)
+    assert set(files_below(tmp_path)) == {"chk-1/_metadata"}
+    assert (done.objects_written, done.bytes_written) == (
+        1,
+        (tmp_path / "chk-1" / "_metadata").stat().st_size,
+    )
+    assert done.bytes_written > 10_000_000
+    assert rows_of(open_store(tmp_path), v1(1)) == {k: v for batch in rows for k, v in batch.items()}
+
+
+def test_inline_state_has_its_own_checksum(tmp_path: Path) -> None:
+    (entry,) = commit(open_store(tmp_path), v1(1), {b"a": b"1"}).handle.entries
+    with entry.state.delegate_state_handle.open_input_stream() as stream:
+        assert entry.state.checksum == zlib.crc32(stream.read())
+
+
+def test_commit_compresses_according_to_the_option(tmp_path: Path) -> None:
+    sizes = {}
+    for codec in (None, "zstd"):
+        directory = tmp_path / str(codec)
+        store = open_store(directory, StorageOptions(file_state_threshold=0, compression=codec))
+        commit(store, v1(1), LARGE)
+        snapshot(store, 1, LARGE)
+        sizes[codec] = [path.stat().st_size for path in (directory / "shared").iterdir()]
+    assert min(sizes[None]) > 2000
+    assert max(sizes["zstd"]) < 1500
+
+
+@pytest.mark.parametrize("fsync", [False, True])
+def test_commit_syncs_according_to_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsync: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    commit(open_store(tmp_path, StorageOptions(fsync=fsync)), v1(1), LARGE)
+    assert bool(synced) == fsync
+
+
+# Calls of the storage
+
+
+def test_commit_and_cleanup_list_nothing_in_steady_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, mine = open_store(tmp_path), attempt_id()
+    third = grow(store, 3, by=mine)
+    store.cleanup(v1(3), mine, 1, 0)
+    calls: list[tuple[object, ...]] = []
+
+    def noting(call: Callable[..., Any]) -> Callable[..., Any]:
+        def record(*args: object, **options: bool) -> Any:
+            calls.append((call.__name__, *args))
+            return call(*args, **options)
+
+        return record
+
+    for name in ("list_files", "make_directory", "read"):
+        monkeypatch.setattr(store.files, name, noting(getattr(store.files, name)))
+    commit(store, v1(4), {b"k4": b"v"}, parent=third, by=mine)
+    assert calls == [("make_directory", str(tmp_path / "chk-4"))]
+    calls.clear()
+    for version in (2, 3):
+        store.cleanup(v1(4), mine, version, 0)
+    # One read of the attempt id of each version that could have been replaced, not of the whole metadata.
+    look = ("read", str(tmp_path / "chk-4" / "_metadata"), 0, INLINE_STATE_OFFSET)
+    assert calls == [look] * 3
+
+
+def test_commit_rebases_on_an_uploaded_snapshot(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    second = grow(store, 2)
+    base = snapshot(store, 2, {b"k1": b"v", b"k2": b"v"} | LARGE)
+    done = commit(store, v1(3), {b"k3": b"v"}, parent=second, base=base).handle
+    assert done.base_version == 2
+    assert rows_of(open_store(tmp_path), v1(3)) == {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE
+
+
+def test_snapshot_without_rows_writes_no_file(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    first = commit(store, v1(1), {b"a": b"1"}).handle
+    second = commit(store, v1(2), {}, [b"a"], parent=first).handle
+    base = store.begin_snapshot(2, named()).finish()
+    assert not any((tmp_path / "shared").iterdir())
+    done = commit(store, v1(3), {b"b": b"3"}, parent=second, base=base).handle
+    assert done.base_version == 2
+    assert rows_of(open_store(tmp_path), v1(3)) == {b"b": b"3"}
+
+
+def test_memory_storage_with_a_directory_keeps_the_last_attempt(tmp_path: Path) -> None:
+    options = StorageOptions(storage="memory", checkpoints_dir="given")
+    first = commit(open_store(tmp_path, options), v1(1), {b"a": b"first"}).handle
+    store = open_store(tmp_path, options)
+    commit(store, v1(1), {b"a": b"second"})
+    commit(store, v1(2), {b"b": b"2"}, parent=first)
+    assert rows_of(open_store(tmp_path, options), v1(1)) == {b"a": b"second"}
+    assert rows_of(open_store(tmp_path, options), v1(2)) == {b"a": b"first", b"b": b"2"}
+
+
+# What goes wrong
+
+
+def test_commit_rewrites_a_truncated_copy_of_metadata(tmp_path: Path) -> None:
+    store, mine, other = open_store(tmp_path), attempt_id(), attempt_id()
+    commit(store, v1(1), {b"a": b"first"}, by=other)
+    whole = (tmp_path / "chk-1" / "_metadata").read_bytes()
+    for by in (mine, other):
+        (tmp_path / "chk-1" / f"_metadata.{by}").write_bytes(b"a part")
+    commit(store, v1(1), {b"a": b"second"}, by=mine)
+    assert (tmp_path / "chk-1" / f"_metadata.{other}").read_bytes() == whole
+    metadata = (tmp_path / "chk-1" / "_metadata").read_bytes()
+    assert (tmp_path / "chk-1" / f"_metadata.{mine}").read_bytes() == metadata
+
+
+def test_commit_error_of_a_failed_replacement_names_the_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    commit(store, v1(1), {b"a": b"1"})
+
+    def refuse(path: str, data: bytes) -> None:
+        raise PermissionError(f"not {path}")
+
+    monkeypatch.setattr(store.files, "replace", refuse)
+    with pytest.raises(CheckpointIOError, match=rf"version 1 at .*{tmp_path}/chk-1 cannot be written: not /"):
+        commit(store, v1(1), {b"a": b"2"})
+
+
+def test_load_error_of_unreadable_metadata_names_the_version(tmp_path: Path) -> None:
+    (tmp_path / "chk-1" / "_metadata").mkdir(parents=True)
+    with pytest.raises(
+        CheckpointIOError, match=rf"version 1 at .*{tmp_path}/chk-1 cannot be read: .*directory"
+    ):
+        open_store(tmp_path).load(v1(1))
+
+
+def test_read_error_of_a_damaged_stream_names_the_version(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    commit(store, v1(1), LARGE)
+    (shared,) = (tmp_path / "shared").iterdir()
+    shared.write_bytes(shared.read_bytes()[:-1] + b"?")
+    with pytest.raises(CorruptCheckpointError, match=r"partition 3.* version 1"):
+        rows_of(store, v1(1))
+
+
+def test_abandon_keeps_files_of_others(tmp_path: Path) -> None:
+    store, mine = open_store(tmp_path), attempt_id()
+    pending = store.begin(CheckpointName(1, mine), mine, named())
+    (tmp_path / f"chk-1_{mine}" / "notes").write_bytes(b"mine")
+    pending.abandon()
+    assert files_below(tmp_path) == {f"chk-1_{mine}/notes": b"mine"}

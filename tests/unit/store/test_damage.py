@@ -1,0 +1,265 @@
+"""Damaged, missing and exchanged files of a store are detected: no reader returns wrong rows."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.errors import (
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+)
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName, metadata_streams
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.commit import Committed
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.reader import stored_messages
+from spark_statestore.store.version_store import VersionStore
+from tests.support.damage import Damage, cuts, damaged, flips, others
+from tests.support.effort import EFFORT
+from tests.unit.store.stores import attempt_id, commit, open_store, rows_of, snapshot
+
+Rows = dict[bytes, bytes]
+
+# Damage never raises UnsupportedFormatError, whose remedy would not help.
+DETECTED = (CorruptCheckpointError, CheckpointNotFoundError)
+REMEDY = re.compile(r"from a backup|[Uu]pgrade|[Ss]tart from|Check that")
+
+
+def _messages(store: VersionStore, name: CheckpointName) -> None:
+    """Read a version as for a JVM, which decodes the messages itself."""
+    for _ in stored_messages(store, name, store.load(name)):
+        pass
+
+
+Reader = Callable[[VersionStore, CheckpointName], Rows | None]
+READERS: list[Reader] = [rows_of, _messages]
+
+
+@dataclass
+class Stored:
+    """A store of five versions: two files of its own, a version that was committed twice, a rebased chain."""
+
+    directory: Path
+    options: StorageOptions
+    ids: bool
+    partition: int = 3
+
+    def __post_init__(self) -> None:
+        self.names: dict[int, CheckpointName] = {}
+        self.rows: dict[int, Rows] = {}
+        done: dict[int, Committed] = {}
+        self.handles = done
+
+        def add(version: int, put: Rows, base: IncrementalStateHandle | None = None) -> None:
+            by = attempt_id()
+            name = CheckpointName(version, by if self.ids else None)
+            parent = done[version - 1].handle if version > 1 else None
+            done[version] = commit(self.open(), name, put, parent=parent, base=base, by=by)
+            self.names[version] = name
+            self.rows[version] = self.rows.get(version - 1, {}) | put
+
+        which = b"%d" % self.partition
+        add(1, {b"a": which, b"large": which * 200})
+        add(2, {b"b": b"2"})
+        add(3, {b"c": b"an older attempt"})
+        if not self.ids:
+            self.older = self.metadata(3).read_bytes()
+        add(3, {b"c": b"3", b"more": which * 150})
+        # Builds on inline changes of a version that is committed again afterwards.
+        add(4, {b"d": b"4"})
+        add(5, {b"e": b"5"}, base=snapshot(self.open(), 2, self.rows[2]))
+
+    def open(self) -> VersionStore:
+        return open_store(self.directory, self.options, store=StoreId(0, self.partition))
+
+    def metadata(self, version: int) -> Path:
+        return self.directory / self.names[version].directory / "_metadata"
+
+    def files(self) -> list[Path]:
+        return sorted(path for path in self.directory.rglob("*") if path.is_file())
+
+    def needed(self) -> list[Path]:
+        """Return the files of the store, except those of superseded attempts and copies of their metadata."""
+        own = {"shared", *(name.directory for name in self.names.values())}
+        return [p for p in self.files() if p.parent.name in own and not p.name.startswith("_metadata.")]
+
+    def check(self, versions: Iterable[int], readers: Sequence[Reader] = READERS) -> int:
+        """Check that each version is unchanged or refused with its name and a remedy; return the number of refused ones."""
+        refused = 0
+        for version in versions:
+            store, name = self.open(), self.names[version]
+            for read in readers:
+                try:
+                    found = read(store, name)
+                except DETECTED as error:
+                    refused += 1
+                    text = str(error)
+                    assert f"operator 0, partition {self.partition}, store default" in text, text
+                    assert f"version {version}" in text, text
+                    assert str(self.directory) in text, text
+                    assert REMEDY.search(text), text
+                    continue
+                assert found is None or found == self.rows[version], found
+        return refused
+
+    def check_damages(self, damages: Iterable[Damage], *, all_matter: bool, thorough: bool = False) -> None:
+        """Check several damages; for `thorough` ones with one version and one reader, except in soak."""
+        for damage in damages:
+            with damaged(damage):
+                versions = self.versions_of(damage.path)
+                if EFFORT > 1 or not thorough:
+                    refused = self.check(versions)
+                else:
+                    refused = self.check(versions[:1], READERS[:1])
+                assert refused or not all_matter, "the damage was not detected"
+
+    def versions_of(self, path: Path) -> list[int]:
+        """Return the versions that need a file; those that need only its inline state come last."""
+        own = {version for version, name in self.names.items() if name.directory == path.parent.name}
+        start = f"/{path.parent.name}/{path.name.partition('.')[0]}"
+        using = [
+            version
+            for version, done in self.handles.items()
+            if any(start in entry.state.stream_state_handle_id for entry in done.handle)
+        ]
+        return sorted(own) + [version for version in using if version not in own]
+
+
+@pytest.fixture(params=["v1", "v2", "v1-compressed"])
+def stored(tmp_path: Path, request: pytest.FixtureRequest) -> Stored:
+    codec = "zstd" if "compressed" in request.param else None
+    options = StorageOptions(file_state_threshold=400, compression=codec)
+    made = Stored(tmp_path / "state" / "0" / "3", options, "v2" in request.param)
+    assert made.check(made.names) == 0
+    assert [path for path in made.files() if path.parent.name == "shared"]
+    return made
+
+
+# Metadata is read in one or in two pieces.
+both_ways = pytest.mark.parametrize(
+    "first_read", [64, metadata_streams._FIRST_READ], ids=["two-reads", "one-read"]
+)
+
+
+@both_ways
+def test_read_detects_damage_at_every_byte_of_every_file(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, first_read: int
+) -> None:
+    monkeypatch.setattr(metadata_streams, "_FIRST_READ", first_read)
+    check_flips(stored, 1 if EFFORT > 1 else 23)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", ["v1"], indirect=True)
+def test_read_detects_damage_in_every_field(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third byte hits every field, while a sample of bytes may miss one."""
+    monkeypatch.setattr(metadata_streams, "_FIRST_READ", 64)
+    check_flips(stored, 3)
+
+
+def check_flips(stored: Stored, stride: int) -> None:
+    for path in stored.files():
+        damages = flips(path, stride=stride, bits=8 if EFFORT > 1 else 1)
+        stored.check_damages(damages, all_matter=path in stored.needed(), thorough=True)
+
+
+@both_ways
+def test_read_detects_truncation_of_every_file(
+    stored: Stored, monkeypatch: pytest.MonkeyPatch, first_read: int
+) -> None:
+    monkeypatch.setattr(metadata_streams, "_FIRST_READ", first_read)
+    for path in stored.files():
+        damages = cuts(path, stride=1 if EFFORT > 1 else 29)
+        stored.check_damages(damages, all_matter=path in stored.needed(), thorough=True)
+
+
+def test_read_detects_missing_and_exchanged_files(stored: Stored) -> None:
+    other = Stored(stored.directory.parent / "4", stored.options, stored.ids, partition=4)
+    files = stored.files() + other.files()
+    kept = set(stored.files()) - set(stored.needed())
+    for path in stored.needed():
+        from_elsewhere = [file for file in files if not _is_attempt(path, file, kept)]
+        stored.check_damages(others(path, from_elsewhere), all_matter=True)
+    for path in kept:
+        stored.check_damages(others(path, files), all_matter=False)
+    stored.check(stored.names)
+
+
+def _is_attempt(path: Path, other: Path, kept: set[Path]) -> bool:
+    """Return True if another file is another attempt at the same version, which is equally valid."""
+    return other in kept and path.parent == other.parent
+
+
+def test_load_refuses_exchanged_stores(stored: Stored) -> None:
+    other = Stored(stored.directory.parent / "4", stored.options, stored.ids, partition=4)
+    aside = stored.directory.with_name("aside")
+    stored.directory.rename(aside)
+    other.directory.rename(stored.directory)
+    aside.rename(other.directory)
+    for one in (stored, other):
+        assert one.check(one.names) == 2 * len(one.names)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_read_error_names_a_path_that_is_no_file(stored: Stored, link: bool) -> None:
+    """A directory, or a link that leads nowhere."""
+    for path in stored.needed():
+        aside = path.rename(path.with_name("aside"))
+        if link:
+            path.symlink_to("nowhere")
+        else:
+            path.mkdir()
+        refused, text = 0, []
+        for version in stored.versions_of(path):
+            try:
+                assert rows_of(stored.open(), stored.names[version]) == stored.rows[version]
+            except (*DETECTED, CheckpointIOError) as error:
+                refused += 1
+                text.append(str(error))
+        assert refused
+        assert all(str(stored.directory) in one and REMEDY.search(one) for one in text), text
+        path.unlink() if link else path.rmdir()
+        aside.rename(path)
+
+
+def test_load_refuses_metadata_of_a_recreated_store(tmp_path: Path) -> None:
+    """Metadata of a removed store is accepted neither as a parent nor as state of the new one."""
+    options = StorageOptions(file_state_threshold=400, compression=None)
+    old = Stored(tmp_path / "0" / "3", options, ids=False)
+    shutil.copytree(old.directory, tmp_path / "backup")
+    shutil.rmtree(old.directory)
+    new = Stored(tmp_path / "0" / "3", options, ids=False)
+    for version in new.names:
+        path = new.metadata(version)
+        data = (tmp_path / "backup" / path.parent.name / "_metadata").read_bytes()
+        with damaged(Damage(path, "of before", data)):
+            # Its children lack its inline state, and it lacks its parents' files.
+            assert new.check(new.names) >= 2
+
+
+def test_older_attempt_restored_in_format_v1_is_read_as_that_version(
+    tmp_path: Path,
+) -> None:
+    """It is intact, and only its time distinguishes it from the last one. In format v2 its name does."""
+    options = StorageOptions(file_state_threshold=400, compression=None)
+    stored = Stored(tmp_path / "0" / "3", options, ids=False)
+    stored.metadata(3).write_bytes(stored.older)
+    assert stored.check([1, 2, 4, 5]) == 0
+    assert rows_of(stored.open(), stored.names[3]) == stored.rows[2] | {b"c": b"an older attempt"}
+
+
+def test_older_attempt_restored_in_format_v2_is_refused(tmp_path: Path) -> None:
+    options = StorageOptions(file_state_threshold=400, compression=None)
+    stored = Stored(tmp_path / "0" / "3", options, ids=True)
+    (older,) = (p for p in stored.directory.glob("chk-3_*/_metadata") if p != stored.metadata(3))
+    stored.metadata(3).write_bytes(older.read_bytes())
+    assert stored.check([3]) == 2
+    assert stored.check([1, 2, 5]) == 0

@@ -1,0 +1,105 @@
+"""Faults and power losses at the system calls of every operation of a store on local files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.errors import CheckpointNotFoundError
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from tests.support.effort import EFFORT
+from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+from tests.unit.store.fault_bench import ABSENT, KINDS, OPERATIONS, TORN, Bench, Model, every_operation, some
+from tests.unit.store.stores import commit, open_store, rows_of
+
+STRIDE = 7
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[LocalDisk]:
+    disk = LocalDisk(tmp_path)
+    with installed(disk):
+        yield disk
+        disk.restart()
+
+
+@every_operation
+def test_killed_or_failed_process_damages_no_version(disk: LocalDisk, operation: str) -> None:
+    model = Model(disk, False, False, ("fail", "fail_after", "tear", "kill"), outlives_crashes=False)
+    for _, fault in some(OPERATIONS[operation].faults(model, survives=False), STRIDE):
+        OPERATIONS[operation].run(model, fault, survives=fault.kind != "kill")
+
+
+@every_operation
+def test_synced_version_survives_a_power_loss_at_every_call(disk: LocalDisk, operation: str) -> None:
+    """Whatever of the rest survives it, and in whatever order; also after the process was killed or met errors before."""
+    model = Model(disk, True, False, (*KINDS, "kill"))
+    disk.loss = LOSSES["nothing"]
+    for number, fault in some(OPERATIONS[operation].faults(model, survives=False), STRIDE):
+        if EFFORT > 1:
+            losses = list(LOSSES)
+        elif fault.kind == "lose_unsynced":
+            losses = [list(LOSSES)[number // STRIDE % len(LOSSES)]]
+        else:
+            losses = ["nothing"]
+        for loss in losses:
+            disk.loss = LOSSES[loss]
+            survives = fault.kind not in ("kill", "lose_unsynced")
+            OPERATIONS[operation].run(model, fault, survives=survives, power_fails=True)
+
+
+@pytest.mark.parametrize("operation", ["small-commit", "large-commit", "replacing-commit-retried", "cleanup"])
+@pytest.mark.parametrize("lacks", [{"tmpfile"}, {"tmpfile", "link"}], ids=["hidden-names", "in-place"])
+def test_synced_version_survives_a_power_loss_without_tmpfile_and_link(
+    tmp_path: Path, operation: str, lacks: set[str]
+) -> None:
+    disk = LocalDisk(tmp_path, lacks=frozenset(lacks))
+    disk.loss = LOSSES["nothing"]
+    # Without links a file is visible while it is written; its checksum shows that it is partial.
+    model = Model(disk, True, "link" in lacks, (*KINDS, "kill"))
+    with installed(disk):
+        for number, fault in some(OPERATIONS[operation].faults(model, survives=False), STRIDE):
+            if fault.kind == "lose_unsynced":
+                disk.loss = LOSSES[list(LOSSES)[number // STRIDE % len(LOSSES)]]
+            survives = fault.kind not in ("kill", "lose_unsynced")
+            OPERATIONS[operation].run(model, fault, survives=survives, power_fails=True)
+        disk.restart()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("ids", [False, True], ids=["v1", "v2"])
+def test_power_loss_without_fsync_loses_versions_and_changes_none(
+    disk: LocalDisk, ids: bool, loss: str
+) -> None:
+    disk.loss = LOSSES[loss]
+    bench = Bench(Model(disk, False, False), ids=ids)
+    for version in range(1, 7):
+        bench.commit(version, {b"%d" % version: b"x" * (900 * (version % 2))}, on=version - 1 or None)
+    bench.cleanup(3, 6)
+    bench.fs.crash()
+    bench.fs.restart()
+    outcomes = {bench.found(name, bench.instance()) != rows for name, rows in bench.promised.items()}
+    for name, rows in bench.promised.items():
+        assert bench.found(name, bench.instance()) in (rows, ABSENT, TORN), name
+    assert outcomes == {True} or loss not in ("nothing", "names", "halves")
+    bench.remove()
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("fsync", [False, True])
+def test_power_loss_loses_unsynced_files(disk: LocalDisk, fsync: bool, loss: str) -> None:
+    """The tests above would pass if a power loss had no effect; this one would not."""
+    disk.loss = LOSSES[loss]
+    url, options = disk.url("0/3"), StorageOptions(file_state_threshold=512, fsync=fsync)
+    name, rows = CheckpointName(1), {b"small": b"1", b"large": b"x" * 600}
+    commit(open_store(url, options), name, rows)
+    disk.crash()
+    disk.restart()
+    if fsync:
+        assert rows_of(open_store(url, options), name) == rows
+    elif loss == "nothing":
+        with pytest.raises(CheckpointNotFoundError):
+            rows_of(open_store(url, options), name)

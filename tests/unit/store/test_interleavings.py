@@ -1,0 +1,218 @@
+"""Late commits and cleanups of old instances, interleaved with other operations at every call to storage.
+
+Each counterexample that tests/model finds for a missing precaution is replayed here on the real store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from spark_statestore.errors import CheckpointExistsError
+from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from tests.unit.store.interleaving import LARGE, Pair, Rows, World, interleavings
+from tests.unit.store.stores import attempt_id, rows_of, snapshot
+
+RETAINED = 1
+
+FS = FaultInjectingFileSystem()
+
+both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+both_sizes = pytest.mark.parametrize("put", [{b"n": b"1"}, {b"n": LARGE}], ids=["small", "large"])
+
+
+def went_well(build: Callable[[], Pair], since: int = 1) -> int:
+    """Let two operations meet in every way; returns in how many."""
+    met = 0
+    for pair, _, _ in interleavings(build):
+        assert not pair.failed
+        pair.world.check(since)
+        met += 1
+    assert met
+    return met
+
+
+# A slow executor
+
+
+def slow_task(put: Rows, with_ids: bool) -> Pair:
+    """Build a pair: a suspended task of batch 1, and the query that continues without it."""
+    world = World(with_ids, FS)
+    world.batch(world.instance(), 1, {b"a": LARGE})
+    slow = world.instance()
+    slow.load(world.names[1])
+
+    def continue_query() -> None:
+        store = world.instance()
+        for version in (2, 3):
+            world.batch(store, version, {b"new": b"%d" % version})
+
+    return Pair(world, lambda: world.commit(slow, 2, put), continue_query)
+
+
+@both_sizes
+@both_formats
+def test_resumed_task_of_a_committed_batch_changes_nothing(put: Rows, with_ids: bool) -> None:
+    outcomes = []
+    for pair, first, _ in interleavings(lambda: slow_task(put, with_ids)):
+        world = pair.world
+        late = rows_of(world.instance(), world.names[2]) != world.found[2]
+        if late:
+            # The remaining window: it was suspended between the check of the commit log and the write.
+            stopped = pair.calls[first - 1]
+            assert not with_ids
+            assert (stopped.operation, stopped.path.rpartition("/")[2]) == ("pipe_file", METADATA_FILE_NAME)
+            world.found[2] = world.rows[CheckpointName(2)]
+        assert set(pair.failed) <= {"first"}
+        assert all(isinstance(error, CheckpointExistsError) for error in pair.failed.values())
+        outcomes.append("late" if late else "refused" if pair.failed else "in time")
+        world.check()
+    assert "in time" in outcomes
+    assert ("refused" in outcomes) == (not with_ids)
+    assert outcomes.count("late") <= len(outcomes) // 5
+
+
+# Cleanups of another instance
+
+
+def old_instance(world: World, *, knows_all: bool) -> Callable[[], int]:
+    """Return the cleanup of an instance whose last version is 3."""
+    old = world.instance()
+    name = world.names[3]
+    old.load(name)
+    by = world.attempts[name]
+    if knows_all:
+        old.cleanup(name, by, 1, 0)
+    return lambda: old.cleanup(name, by, 3 - RETAINED, 0)
+
+
+def three_batches(with_ids: bool, *, whole: int = 0) -> World:
+    world = World(with_ids, FS)
+    store = world.instance()
+    for version, put in enumerate(({b"a": LARGE}, {b"b": b"2"}, {b"c": LARGE}), 1):
+        world.batch(store, version, put, whole=version == whole)
+    return world
+
+
+def slow_snapshot(with_ids: bool, retained: int | None) -> Pair:
+    """A commit takes up a snapshot that was begun when it was not old yet, while another executor cleans up."""
+    world = World(with_ids, FS)
+    store = world.instance()
+    world.batch(store, 1, {b"a": LARGE})
+    world.batch(store, 2, {b"b": b"2"})
+    base = snapshot(store, 2, world.found[2])
+    for version in (3, 4):
+        world.batch(store, version, {b"c": b"%d" % version})
+    other = world.instance()
+    name = world.names[4]
+    other.load(name)
+    newest_by = world.attempts[name]
+
+    def commits() -> None:
+        by = attempt_id()
+        world.commit(store, 5, {b"d": b"5"}, base=base, retained=retained, by=by)
+        world.log_commit(CheckpointName(5, by if with_ids else None))
+
+    return Pair(world, lambda: other.cleanup(name, newest_by, 4 - RETAINED, 0), commits)
+
+
+@both_formats
+def test_cleanup_of_another_instance_discards_no_snapshot_in_use(with_ids: bool) -> None:
+    went_well(lambda: slow_snapshot(with_ids, RETAINED), since=4 - RETAINED)
+
+
+def test_commit_without_oldest_base_could_lose_its_snapshot() -> None:
+    lost = 0
+    for pair, _, _ in interleavings(lambda: slow_snapshot(False, None), 2):
+        try:
+            pair.world.check(5)
+        except Exception:  # noqa: BLE001 - any error counts
+            lost += 1
+    assert lost
+
+
+@both_sizes
+@both_formats
+@pytest.mark.parametrize("knows_all", [False, True], ids=["lists", "knows"])
+def test_cleanup_of_an_old_instance_spares_a_concurrent_commit(
+    put: Rows, with_ids: bool, knows_all: bool
+) -> None:
+    def build() -> Pair:
+        world = three_batches(with_ids, whole=3)
+        cleans = old_instance(world, knows_all=knows_all)
+        new = world.instance()
+
+        def commits() -> None:
+            for version in (4, 5):
+                world.batch(new, version, put)
+
+        return Pair(world, cleans, commits)
+
+    went_well(build, since=3 - RETAINED)
+
+
+@both_sizes
+def test_cleanup_of_an_old_instance_spares_a_retried_commit(put: Rows) -> None:
+    """In checkpoint format v1 two attempts take the name of one version in turn."""
+
+    def build() -> Pair:
+        world = three_batches(False, whole=3)
+        cleans = old_instance(world, knows_all=True)
+        world.commit(world.instance(), 4, {b"failed": LARGE})
+
+        def commits() -> None:
+            new = world.instance()
+            new.load(world.names[3])
+            for version in (4, 5):
+                world.batch(new, version, put)
+
+        return Pair(world, cleans, commits)
+
+    went_well(build, since=3 - RETAINED)
+
+
+@both_formats
+def test_concurrent_cleanups_keep_retained_versions(with_ids: bool) -> None:
+    def build() -> Pair:
+        world = three_batches(with_ids, whole=3)
+        cleans = old_instance(world, knows_all=False)
+        new = world.instance()
+        for version in (4, 5):
+            world.batch(new, version, {b"n": LARGE}, whole=version == 5)
+        newest = world.names[5]
+        return Pair(world, cleans, lambda: new.cleanup(newest, world.attempts[newest], 5 - RETAINED, 0))
+
+    went_well(build, since=5 - RETAINED)
+
+
+@both_formats
+def test_retained_version_can_be_read_during_a_cleanup(with_ids: bool) -> None:
+    def build() -> Pair:
+        world = three_batches(with_ids, whole=3)
+        reader = world.instance()
+
+        def reads() -> None:
+            for version in (2, 3):
+                assert rows_of(reader, world.names[version]) == world.found[version]
+
+        return Pair(world, old_instance(world, knows_all=False), reads)
+
+    went_well(build, since=3 - RETAINED)
+
+
+@both_sizes
+def test_version_can_be_read_while_another_attempt_replaces_it(put: Rows) -> None:
+    def build() -> Pair:
+        world = three_batches(False)
+        world.commit(world.instance(), 4, {b"old": LARGE}, by="00000000000000aa")
+        name = CheckpointName(4)
+        reader, old = world.instance(), world.rows[name]
+
+        def reads() -> None:
+            assert rows_of(reader, name) in (old, world.found[3] | put)
+
+        return Pair(world, reads, lambda: world.commit(world.instance(), 4, put))
+
+    went_well(build)

@@ -1,0 +1,360 @@
+"""Lineage, replay and the net changes of each commit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, IllegalStateError
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.lineage import (
+    PastVersion,
+    apply,
+    changes,
+    column_family_of,
+    lineage,
+    past_version,
+    replay,
+)
+from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily
+from spark_statestore.store.version_store import VersionStore
+from tests.support.effort import EFFORT
+from tests.unit.store.stores import attempt_id, open_store
+
+FamilyRows = dict[str, dict[bytes, list[bytes]]]
+Change = tuple[int, bytes, bytes | None]
+
+keys = st.sampled_from([b"a", b"b"])
+# The large ones go to files of their own.
+values = st.one_of(st.binary(max_size=3), st.just(b"x" * 600))
+drafts = st.lists(st.tuples(st.sampled_from([PUT, DELETE, MERGE, MERGE]), keys, values), max_size=6)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One batch: what it does to each state; None leaves the state out, or removes it."""
+
+    changed: dict[str, list[Change] | None]
+    anew: frozenset[str] = frozenset()
+    whole: bool = False
+    rebased: bool = False
+    attempts: int = 1
+
+
+steps = st.builds(
+    Step,
+    st.fixed_dictionaries({"default": drafts, "list": st.one_of(st.none(), drafts)}),
+    st.sampled_from([frozenset(), frozenset(), frozenset(["list"])]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 2),
+)
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version as its writer knows it."""
+
+    number: int
+    attempt_id: str | None
+    column_families: FamilyRows
+    created_at_version: dict[str, int]
+    handle: IncrementalStateHandle | None
+
+
+EMPTY = Version(0, None, {}, {}, None)
+
+
+def batch(found: list[Change]) -> pa.RecordBatch:
+    columns = list(zip(*found, strict=True))
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, CHANGE_SCHEMA, strict=True)]
+    return pa.record_batch(arrays, schema=CHANGE_SCHEMA)
+
+
+def all_of(rows: dict[bytes, list[bytes]]) -> list[Change]:
+    return [
+        (MERGE if i else PUT, key, value) for key, values_ in rows.items() for i, value in enumerate(values_)
+    ]
+
+
+def effective(rows: dict[bytes, list[bytes]], drafted: list[Change]) -> list[Change]:
+    """Apply changes to rows; return those that have an effect."""
+    done = []
+    for op, key, value in drafted:
+        if op == DELETE and key not in rows:
+            continue
+        change = (op, key, None if op == DELETE else value)
+        apply(rows, batch([change]))
+        done.append(change)
+    return done
+
+
+def commit(store: VersionStore, parent: Version, step: Step, *, with_ids: bool) -> Version:
+    number = parent.number + 1
+    column_families: FamilyRows = {}
+    created_at_version: dict[str, int] = {}
+    sent: dict[str, list[Change]] = {}
+    for name, drafted in step.changed.items():
+        if drafted is None:
+            continue
+        kept = name in parent.column_families and name not in step.anew
+        created_at_version[name] = parent.created_at_version[name] if kept else number
+        column_families[name] = {k: list(v) for k, v in parent.column_families[name].items()} if kept else {}
+        sent[name] = effective(column_families[name], drafted)
+        if step.whole or parent.handle is None:
+            sent[name] = all_of(column_families[name])
+    by = attempt_id()
+    base = None
+    if step.rebased and parent.handle is not None:
+        snapshot = store.begin_snapshot(
+            parent.number, described(parent.column_families, parent.created_at_version)
+        )
+        for i, rows in enumerate(parent.column_families.values()):
+            if rows:
+                snapshot.write(i, batch(all_of(rows)).serialize())
+        base = snapshot.finish()
+    pending = store.begin(
+        CheckpointName(number, by if with_ids else None), by, described(column_families, created_at_version)
+    )
+    for i, found in enumerate(sent.values()):
+        if found:
+            pending.write(i, batch(found).serialize())
+    whole = step.whole or parent.handle is None
+    done = pending.publish(None if whole else parent.handle, parent.attempt_id, None if whole else base)
+    return Version(number, by, column_families, created_at_version, done.handle)
+
+
+def described(column_families: FamilyRows, created_at_version: dict[str, int]) -> tuple[ColumnFamily, ...]:
+    return tuple(
+        ColumnFamily(
+            name,
+            len(rows),
+            "{}",
+            "{}",
+            "hash",
+            0,
+            values=sum(map(len, rows.values())),
+            created_at_version=created_at_version[name],
+        )
+        for name, rows in column_families.items()
+    )
+
+
+def write(store: VersionStore, history: list[Step], *, with_ids: bool) -> list[Version]:
+    """Commit all steps; of several attempts the last one counts."""
+    versions = [EMPTY]
+    for step in history:
+        tried = [commit(store, versions[-1], step, with_ids=with_ids) for _ in range(step.attempts)]
+        versions.append(tried[-1])
+    return versions
+
+
+def name_of(version: Version, *, with_ids: bool) -> CheckpointName:
+    return CheckpointName(version.number, version.attempt_id if with_ids else None)
+
+
+def rows_of(store: VersionStore, name: CheckpointName, metadata: CheckpointMetadata) -> FamilyRows:
+    found: FamilyRows = {state.name: {} for state in metadata.column_families}
+    for state, changed in store.read(name, metadata):
+        apply(found[state], changed)
+    return found
+
+
+def after(store: VersionStore, version: PastVersion, before: FamilyRows) -> FamilyRows:
+    """Apply the changes of a commit to the rows before it."""
+    names = {"default", "list", "never"}
+    found: FamilyRows = {name: {k: list(v) for k, v in before.get(name, {}).items()} for name in names}
+    for state, changed in changes(store, version, names):
+        apply(found[state], changed)
+    return {name: rows for name, rows in found.items() if rows}
+
+
+def nonempty(column_families: FamilyRows) -> FamilyRows:
+    return {name: rows for name, rows in column_families.items() if rows}
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+@settings(max_examples=40 * EFFORT)
+@given(history=st.lists(steps, min_size=1, max_size=6))
+def test_changes_applied_to_the_parent_give_the_version(with_ids: bool, history: list[Step]) -> None:
+    with TemporaryDirectory() as directory:
+        store = open_store(directory)
+        written = write(store, history, with_ids=with_ids)
+        past = lineage(store, name_of(written[-1], with_ids=with_ids), 1)
+        assert [version.metadata.attempt_id for version in past] == [
+            version.attempt_id for version in written[1:]
+        ]
+        for version, (before, now) in zip(past, pairwise(written), strict=True):
+            assert after(store, version, before.column_families) == nonempty(now.column_families)
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+@settings(max_examples=40 * EFFORT)
+@given(history=st.lists(steps, min_size=1, max_size=6))
+def test_replay_from_any_ancestor_gives_the_version(with_ids: bool, history: list[Step]) -> None:
+    with TemporaryDirectory() as directory:
+        store = open_store(directory)
+        written = write(store, history, with_ids=with_ids)
+        end = name_of(written[-1], with_ids=with_ids)
+        for start in written[1:]:
+            metadata = replay(store, name_of(start, with_ids=with_ids), end)
+            assert rows_of(store, end, metadata) == written[-1].column_families
+            # Only a commit that wrote everything may have a newer snapshot.
+            whole = [i for i, step in enumerate(history, 1) if step.whole]
+            bases = [entry.version for entry in metadata.handle if entry.full]
+            assert all(version <= start.number or version in whole for version in bases)
+
+
+def puts(**rows: bytes) -> Step:
+    return Step({"default": [(PUT, key.encode(), value) for key, value in rows.items()]})
+
+
+def test_replay_reads_no_newer_snapshot(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    rebased = Step({"default": [(PUT, b"c", b"3")]}, rebased=True)
+    end = name_of(write(store, [puts(a=b"1"), puts(b=b"2"), rebased], with_ids=False)[-1], with_ids=False)
+    (snapshot,) = (tmp_path / "shared").iterdir()
+    snapshot.unlink()
+    with pytest.raises(CorruptCheckpointError):
+        rows_of(store, end, store.load(end))
+    rows = rows_of(store, end, replay(store, CheckpointName(2), end))
+    assert rows == {"default": {b"a": [b"1"], b"b": [b"2"], b"c": [b"3"]}}
+
+
+def test_lineage_follows_the_attempt_that_was_built_on(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    first = commit(store, EMPTY, puts(a=b"first"), with_ids=False)
+    built = commit(store, first, puts(b=b"1"), with_ids=False)
+    # Later, and of no consequence for the version that was built already.
+    commit(store, EMPTY, puts(a=b"second"), with_ids=False)
+    past = lineage(store, CheckpointName(2), 1)
+    assert [version.metadata.attempt_id for version in past] == [first.attempt_id, built.attempt_id]
+    assert after(store, past[0], {}) == {"default": {b"a": [b"first"]}}
+    assert past_version(store, CheckpointName(1)).metadata.attempt_id != first.attempt_id
+
+
+@pytest.mark.parametrize("with_ids", [False, True])
+def test_lineage_error_names_the_version_that_is_not_retained(tmp_path: Path, with_ids: bool) -> None:
+    store = open_store(tmp_path)
+    written = write(
+        store, [puts(a=b"1"), puts(b=b"2"), Step(puts(c=b"3").changed, whole=True)], with_ids=with_ids
+    )
+    end = name_of(written[-1], with_ids=with_ids)
+    store.load(end)
+    assert store.cleanup(end, str(written[-1].attempt_id), 3, 0) > 0
+    past = lineage(store, end, 3)
+    for request in (
+        lambda: lineage(store, end, 2),
+        lambda: replay(store, CheckpointName(2), end),
+        # The commit wrote everything: what it changed shows only beside the version before.
+        lambda: list(changes(store, past[0], ["default"])),
+    ):
+        with pytest.raises(
+            CheckpointNotFoundError,
+            match=r"operator 0, partition 3.* 2\b.* does not exist; .* versions 3 to 3",
+        ):
+            request()
+    assert rows_of(store, end, replay(store, CheckpointName(3), end)) == written[-1].column_families
+
+
+def test_replay_refuses_an_attempt_that_is_no_ancestor(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    one, other = (commit(store, EMPTY, puts(a=b"1"), with_ids=True) for _ in range(2))
+    end = name_of(commit(store, one, puts(b=b"2"), with_ids=True), with_ids=True)
+    with pytest.raises(CheckpointNotFoundError, match=rf"{other.attempt_id}\), but on .*{one.attempt_id}"):
+        replay(store, name_of(other, with_ids=True), end)
+
+
+def test_lineage_error_of_a_version_without_parent(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    start = Version(4, None, {}, {}, None)
+    end = name_of(commit(store, start, puts(a=b"1"), with_ids=True), with_ids=True)
+    with pytest.raises(CheckpointNotFoundError, match="has no parent"):
+        lineage(store, end, 4)
+
+
+@pytest.mark.parametrize("oldest", [0, 3])
+def test_lineage_refuses_a_version_that_is_no_ancestor(tmp_path: Path, oldest: int) -> None:
+    store = open_store(tmp_path)
+    write(store, [puts(a=b"1"), puts(b=b"2")], with_ids=False)
+    with pytest.raises(IllegalStateError, match=f"version {oldest} is not an ancestor"):
+        lineage(store, CheckpointName(2), oldest)
+
+
+def test_changes_of_a_full_snapshot_come_in_several_batches(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    large = {f"k{i}": bytes([i]) * 400_000 for i in range(8)}
+    write(store, [puts(**large)], with_ids=False)
+    found = list(changes(store, past_version(store, CheckpointName(1)), ["default"]))
+    assert [changed.num_rows for _, changed in found] == [3, 3, 2]
+
+
+def test_column_family_of_is_that_of_the_newest_version_that_has_it(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    both = Step({"default": [], "list": [(PUT, b"a", b"1")]})
+    write(store, [both, both, puts(a=b"1")], with_ids=False)
+    past = lineage(store, CheckpointName(3), 1)
+    assert column_family_of(store, past, "list") == past[1].metadata.column_families[1]
+    with pytest.raises(
+        CheckpointNotFoundError, match=r"version 3 .* no column family 'lists', only default, list\."
+    ):
+        column_family_of(store, past, "lists")
+
+
+def test_changes_distinguish_added_values_from_replaced_ones(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    first = [(PUT, key, b"1") for key in (b"longer", b"other", b"same", b"gone")]
+    then = [
+        (MERGE, b"longer", b"2"),
+        (MERGE, b"longer", b"3"),
+        (PUT, b"other", b"2"),
+        (MERGE, b"other", b"3"),
+    ]
+    then += [(DELETE, b"gone", b""), (PUT, b"new", b"1"), (MERGE, b"new", b"1")]
+    write(store, [Step({"default": first}), Step({"default": then}, whole=True)], with_ids=False)
+    ((_, found),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
+    actual = [tuple(row.values()) for row in found.to_pylist()]
+    expected = [(op, key, value or None) for op, key, value in then]
+    assert sorted(actual, key=lambda change: change[1]) == sorted(expected, key=lambda change: change[1])
+
+
+def test_changes_of_a_full_snapshot_merge_to_keys_without_values(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    first = [(PUT, key, b"1") for key in (b"longer", b"anew")]
+    then = [
+        (MERGE, b"longer", b"2"),
+        (DELETE, b"anew", b""),
+        (MERGE, b"anew", b"3"),
+        (MERGE, b"new", b"1"),
+        (MERGE, b"new", b"2"),
+    ]
+    expected = [(op, key, value or None) for op, key, value in then]
+    rows: dict[bytes, list[bytes]] = {b"longer": [b"1"], b"anew": [b"1"]}
+    for change in expected:
+        apply(rows, batch([change]))
+    assert rows == {b"longer": [b"1", b"2"], b"anew": [b"3"], b"new": [b"1", b"2"]}
+    parent = commit(store, EMPTY, Step({"default": first}), with_ids=False)
+    # The snapshot of the shim keeps the record type of a key's first value.
+    snapshot = [
+        (PUT, b"longer", b"1"),
+        (MERGE, b"longer", b"2"),
+        (MERGE, b"anew", b"3"),
+        (MERGE, b"new", b"1"),
+        (MERGE, b"new", b"2"),
+    ]
+    by = attempt_id()
+    pending = store.begin(CheckpointName(2), by, described({"default": rows}, {"default": 1}))
+    pending.write(0, batch(snapshot).serialize())
+    pending.publish(None, parent.attempt_id, None)
+    ((_, found),) = changes(store, past_version(store, CheckpointName(2)), ["default"])
+    actual = [tuple(row.values()) for row in found.to_pylist()]
+    assert sorted(actual, key=lambda change: change[1]) == sorted(expected, key=lambda change: change[1])

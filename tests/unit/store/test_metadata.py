@@ -1,0 +1,463 @@
+"""Metadata objects of versions and operators: round trips, and detection of every kind of damage."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.files import MemoryFileSystem
+from spark_statestore.formats.metadata import (
+    INLINE_STATE_OFFSET,
+    METADATA_FORMAT_VERSION,
+    InlineState,
+    attempt_id_of,
+)
+from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators, encode_operators
+from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.storage.handle_codec import HandleContext, encode_handle
+from spark_statestore.storage.metadata_streams import read_without_state
+from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.stream_handles import ByteStreamStateHandle
+from spark_statestore.store.commit import extend_chain, start_chain
+from spark_statestore.store.metadata import (
+    CheckpointMetadata,
+    ColumnFamily,
+    StoreId,
+    decode_metadata,
+    encode_metadata,
+)
+from tests.unit.store.stores import attempt_id, commit, open_store
+
+CONTEXT = HandleContext(MemoryFileSystem(), "/store")
+
+texts = st.text(max_size=20)
+attempts = st.binary(min_size=8, max_size=8).map(bytes.hex)
+column_families = st.builds(
+    ColumnFamily,
+    name=texts,
+    rows=st.integers(0, 2**62),
+    key_schema=texts,
+    value_schema=texts,
+    key_encoder=st.sampled_from(["hash", "prefix", "range", "timestampPrefix", "timestampPostfix"]),
+    prefix_columns=st.integers(0, 9),
+    ordering_columns=st.lists(st.integers(0, 9), max_size=3).map(tuple),
+    values=st.none() | st.integers(0, 2**62),
+    internal=st.booleans(),
+    created_at_version=st.integers(0, 2**62),
+)
+metadatas = st.builds(
+    CheckpointMetadata,
+    store=st.builds(StoreId, st.integers(0, 99), st.integers(0, 99), texts),
+    version=st.integers(0, 2**62),
+    attempt_id=attempts,
+    parent_attempt_id=st.one_of(st.none(), attempts),
+    created_ms=st.integers(0, 2**62),
+    written_by=texts,
+    column_families=st.lists(column_families, max_size=3).map(tuple),
+    handle=st.just(start_chain(4, None)),
+)
+
+
+def sample(inline: bytes = b"") -> bytes:
+    """Metadata of a base in a file and changes inside."""
+    column_families = {"default": StateMetaInfo((16, 900)), "timers": StateMetaInfo((400,))}
+    path = "/store/chk-7/_metadata"
+    base = OperatorStreamStateHandle(
+        state_name_to_partition_offsets=column_families,
+        delegate_state_handle=FileStateHandle(CONTEXT.files, "/store/shared/5-x", 1000, 77),
+    )
+    changes = OperatorStreamStateHandle(
+        state_name_to_partition_offsets={"default": StateMetaInfo((16,))},
+        delegate_state_handle=SegmentFileStateHandle(
+            CONTEXT.files, path, INLINE_STATE_OFFSET, len(inline), "0123456789abcdef", zlib.crc32(inline)
+        ),
+    )
+    metadata = CheckpointMetadata(
+        store=StoreId(1, 2),
+        version=7,
+        attempt_id="0123456789abcdef",
+        parent_attempt_id="fedcba9876543210",
+        created_ms=1,
+        written_by="0.1",
+        column_families=(
+            ColumnFamily("default", 3, "{}", "{}", "prefix", 1),
+            ColumnFamily("timers", 0, "{}", "{}", "hash", 0),
+        ),
+        handle=extend_chain(start_chain(5, base), 7, changes),
+    )
+    return bytes(encode_metadata(metadata, InlineState.of(inline), encode_handle(metadata.handle, CONTEXT)))
+
+
+def operators_sample() -> bytes:
+    """Metadata of two operators, of three and of no subtasks with state."""
+    lists = OperatorStreamStateHandle(
+        state_name_to_partition_offsets={"offsets": StateMetaInfo((9, 20), Mode.UNION)},
+        delegate_state_handle=FileStateHandle(CONTEXT.files, "/store/3-x", 100, 5),
+    )
+    operators = {
+        "source": OperatorState(
+            "source",
+            4,
+            128,
+            {
+                2: lists,
+                0: ByteStreamStateHandle("inline", b"state", zlib.crc32(b"state")),
+                3: FileStateHandle(CONTEXT.files, "/store/file", 7),
+            },
+        ),
+        "sink": OperatorState("sink", 1, 1, {}),
+    }
+    metadata = OperatorsMetadata(3, "0123456789abcdef", 1, operators, "0.2")
+    return encode_operators(metadata, CONTEXT)
+
+
+Decode = Callable[[bytes, HandleContext, str], object]
+
+SAMPLE = sample(b"inline state, which is part of the object")
+OPERATORS = operators_sample()
+BOTH = pytest.mark.parametrize(
+    ("data", "decode"), [(SAMPLE, decode_metadata), (OPERATORS, decode_operators)], ids=["store", "operators"]
+)
+
+
+@given(metadatas, st.binary(max_size=100))
+def test_metadata_round_trip(metadata: CheckpointMetadata, inline: bytes) -> None:
+    data = bytes(encode_metadata(metadata, InlineState.of(inline), encode_handle(metadata.handle, CONTEXT)))
+    assert decode_metadata(data, CONTEXT, "here") == metadata
+    assert data[INLINE_STATE_OFFSET:][: len(inline)] == inline
+    assert attempt_id_of(data) == metadata.attempt_id
+
+
+@pytest.mark.parametrize("size", [0, 100, 262_144 - len(sample(b"")), 262_145 - len(sample(b"")), 5_000_000])
+def test_read_without_state_returns_the_same_metadata(size: int) -> None:
+    files = MemoryFileSystem()
+    files.create("/m", data := sample(bytes(size)))
+    read = read_without_state(files, "/m")
+    assert len(read) <= 262_144
+    assert decode_metadata(read, CONTEXT, "here", without_state=True) == decode_metadata(
+        data, CONTEXT, "here"
+    )
+
+
+@pytest.mark.parametrize("size", [100, 1_000_000])
+def test_read_without_state_detects_damage_outside_of_the_state(size: int) -> None:
+    data = sample(bytes(size))
+    damaged = [data[:-1], data + b"x", data[:100], data[:-300]]
+    damaged += [data[:24] + b"\xff" * 8 + data[32:], data[:32] + b"\xff" * 8 + data[40:]]
+    damaged += [data[:i] + bytes([data[i] ^ 1]) + data[i + 1 :] for i in range(40 + size, len(data) - 8)]
+    found = 0
+    for one in damaged:
+        files = MemoryFileSystem()
+        files.create("/m", one)
+        try:
+            read = decode_metadata(read_without_state(files, "/m"), CONTEXT, "here", without_state=True)
+        except CorruptCheckpointError:
+            found += 1
+        else:
+            # A flipped bit of compressed data may decompress to the same bytes.
+            assert read == decode_metadata(data, CONTEXT, "here")
+    assert found > len(damaged) * 0.95
+
+
+@st.composite
+def operator_states(draw: st.DrawFn, name: str) -> OperatorState:
+    parallelism = draw(st.one_of(st.integers(1, 5), st.just(300)))
+    subtasks = draw(st.lists(st.integers(0, parallelism - 1), unique=True, max_size=5))
+    streams = st.one_of(
+        st.builds(ByteStreamStateHandle, texts, st.binary(max_size=20)),
+        st.builds(
+            FileStateHandle,
+            st.just(CONTEXT.files),
+            st.from_regex(r"/store/[a-z]{1,9}", fullmatch=True),
+            st.integers(0, 2**62),
+        ),
+    )
+    infos = st.builds(
+        StateMetaInfo, st.lists(st.integers(0, 2**62), max_size=4).map(tuple), st.sampled_from(Mode)
+    )
+    handles = st.builds(
+        lambda column_families, stream: OperatorStreamStateHandle(
+            state_name_to_partition_offsets=column_families, delegate_state_handle=stream
+        ),
+        st.dictionaries(texts, infos, max_size=3),
+        streams,
+    )
+    return OperatorState(
+        name,
+        parallelism,
+        draw(st.integers(parallelism, 2**15)),
+        {subtask: draw(st.one_of(handles, streams)) for subtask in subtasks},
+    )
+
+
+@st.composite
+def operators_metadatas(draw: st.DrawFn) -> OperatorsMetadata:
+    names = draw(st.lists(texts, unique=True, max_size=4))
+    return OperatorsMetadata(
+        checkpoint_id=draw(st.integers(0, 2**62)),
+        attempt_id=draw(attempts),
+        created_ms=draw(st.integers(0, 2**62)),
+        operator_states={name: draw(operator_states(name)) for name in names},
+        written_by=draw(texts),
+    )
+
+
+def described(handle: object) -> object:
+    """Return all attributes of a handle, of which equality compares only some."""
+    if isinstance(handle, OperatorStreamStateHandle):
+        column_families = list(handle.state_name_to_partition_offsets.items())
+        return (column_families, described(handle.delegate_state_handle))
+    attributes = {name: value for name, value in vars(handle).items() if name != "files"}
+    return (type(handle), attributes)
+
+
+@given(operators_metadatas())
+def test_operators_metadata_round_trip(metadata: OperatorsMetadata) -> None:
+    data = encode_operators(metadata, CONTEXT)
+    found = decode_operators(data, CONTEXT, "here")
+    assert found == metadata
+    assert list(found.operator_states) == list(metadata.operator_states)
+    for name, state in metadata.operator_states.items():
+        again = found.operator_states[name].subtasks
+        assert [(n, described(h)) for n, h in again.items()] == [
+            (n, described(h)) for n, h in state.subtasks.items()
+        ]
+    assert attempt_id_of(data) == metadata.attempt_id
+
+
+def test_decoded_metadata_has_the_streams_of_the_version() -> None:
+    handle = decode_metadata(SAMPLE, CONTEXT, "here").handle
+    base, changes = handle.entries
+    assert (base.version, base.full, base.state.checksum) == (5, True, 77)
+    assert base.state.delegate_state_handle.path == "/store/shared/5-x"
+    assert base.state.state_name_to_partition_offsets["timers"].offsets == (400,)
+    assert (changes.version, changes.full) == (7, False)
+    assert changes.state.delegate_state_handle.attempt_id == "0123456789abcdef"
+
+
+@BOTH
+def test_decode_detects_every_bit_flip(data: bytes, decode: Decode) -> None:
+    for at, bit in itertools.product(range(len(data)), range(8)):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << bit
+        with pytest.raises(CorruptCheckpointError, match="at the sea"):
+            decode(bytes(damaged), CONTEXT, "the one at the sea")
+
+
+@BOTH
+def test_decode_detects_every_truncation(data: bytes, decode: Decode) -> None:
+    for length in range(len(data)):
+        with pytest.raises(CorruptCheckpointError, match="at the sea"):
+            decode(data[:length], CONTEXT, "the one at the sea")
+    for more in (b"\0", data, bytes(1000)):
+        with pytest.raises(CorruptCheckpointError, match="not the length"):
+            decode(data + more, CONTEXT, "here")
+
+
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda tail: SAMPLE[:12] + tail)))
+def test_decode_refuses_arbitrary_bytes(data: bytes) -> None:
+    for decode in (decode_metadata, decode_operators):
+        with pytest.raises(CorruptCheckpointError):
+            decode(data, CONTEXT, "here")
+
+
+@BOTH
+def test_decode_error_names_the_damage(data: bytes, decode: Decode) -> None:
+    for damaged, what in [
+        (b"", "is empty"),
+        (b"PK" + data[2:], "does not start with the magic number of metadata"),
+        (data[:-4] + b"SSTX", "does not match its checksum"),
+        (data[:-8] + bytes(4) + data[-4:], "does not match its checksum"),
+        (data[:-1], "not the length"),
+    ]:
+        with pytest.raises(CorruptCheckpointError, match=what):
+            decode(damaged, CONTEXT, "here")
+
+
+def test_decode_refuses_metadata_of_another_kind() -> None:
+    with pytest.raises(CorruptCheckpointError, match="describes OPERATORS, not a version of a store"):
+        decode_metadata(OPERATORS, CONTEXT, "here")
+    with pytest.raises(CorruptCheckpointError, match="describes STORE_VERSION, not the state of operators"):
+        decode_operators(SAMPLE, CONTEXT, "here")
+
+
+def encoded(body: bytes, version: int = METADATA_FORMAT_VERSION, kind: int = 0) -> bytes:
+    """Return a metadata object with a valid checksum around any body."""
+    header = struct.pack("<8sHHI8sQQ", SAMPLE[:8], version, kind, 0, bytes(8), 0, len(body))
+    data = header + body
+    return data + struct.pack("<I4s", zlib.crc32(data), b"SSTE")
+
+
+def body_of(properties: object, *handles: bytes, count: int | None = None) -> bytes:
+    """Return a metadata body with this count of handles in its header."""
+    described = json.dumps(properties).encode()
+    lengths = [len(described), len(handles) if count is None else count, *map(len, handles)]
+    return zlib.compress(struct.pack(f"<{len(lengths)}I", *lengths) + described + b"".join(handles))
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=60),
+        st.binary(max_size=60).map(zlib.compress),
+        st.sampled_from([b"[]", b"{}", b"null", b"[" * 5000, b'{"operator":1}', b"\xff"]).map(
+            lambda json: zlib.compress(struct.pack("<II", len(json), 0) + json)
+        ),
+    )
+)
+def test_decode_refuses_an_invalid_body_with_a_valid_checksum(body: bytes) -> None:
+    for kind, decode in enumerate((decode_metadata, decode_operators)):
+        with pytest.raises(CorruptCheckpointError):
+            decode(encoded(body, kind=kind), CONTEXT, "here")
+
+
+def test_decode_refuses_an_unknown_kind() -> None:
+    for decode in (decode_metadata, decode_operators):
+        with pytest.raises(CorruptCheckpointError, match=r"at the sea .*99 is not a valid MetadataKind"):
+            decode(encoded(body_of({}), kind=99), CONTEXT, "the one at the sea")
+
+
+def operators_of(handles: int = 2, **changes: object) -> bytes:
+    """Metadata of one operator with two subtasks, with other numbers or handles than it should have."""
+    node: dict[str, object] = {"operator": "o", "parallelism": 2, "maxParallelism": 4, "subtasks": [0, 1]}
+    properties: dict[str, object] = {
+        "checkpoint": 1, "createdMs": 1, "writtenBy": "0.2", "operators": [node]
+    }  # fmt: skip
+    for name, value in changes.items():
+        (node if name in node else properties)[name] = value
+    stored = [encode_handle(ByteStreamStateHandle(str(n), b"x"), CONTEXT) for n in range(handles)]
+    return encoded(body_of(properties, *stored), kind=1)
+
+
+def test_decode_operators_validates_numbers() -> None:
+    assert decode_operators(operators_of(), CONTEXT, "here").operator_states["o"].parallelism == 2
+    for changes in [
+        {"checkpoint": -1},
+        {"checkpoint": "1"},
+        {"parallelism": -1},
+        {"parallelism": 0},
+        {"parallelism": 1},
+        {"maxParallelism": 1},
+        {"subtasks": [0, -1]},
+        {"subtasks": [0, 2]},
+        {"subtasks": [0]},
+        {"subtasks": [0, 1, 1]},
+        {"handles": 1},
+        {"handles": 3},
+        {"operators": {}},
+        {"operators": [None]},
+        {"operator": ["o"]},
+    ]:
+        with pytest.raises(CorruptCheckpointError, match=r"at the sea cannot be read"):
+            decode_operators(operators_of(**changes), CONTEXT, "the one at the sea")
+
+
+def test_decode_metadata_requires_one_incremental_handle() -> None:
+    handle = encode_handle(start_chain(4, None), CONTEXT)
+    properties = {
+        "operator": 0, "partition": 0, "store": "default", "version": 1, "parentAttemptId": None, "createdMs": 1,
+        "writtenBy": "0.2", "columnFamilies": [],
+    }  # fmt: skip
+    assert decode_metadata(encoded(body_of(properties, handle)), CONTEXT, "here").version == 1
+    for handles in ([], [handle, handle], [encode_handle(ByteStreamStateHandle("a", b""), CONTEXT)]):
+        with pytest.raises(CorruptCheckpointError, match="at the sea"):
+            decode_metadata(encoded(body_of(properties, *handles)), CONTEXT, "the one at the sea")
+    with pytest.raises(CorruptCheckpointError):
+        decode_metadata(encoded(body_of(properties, b"x")), CONTEXT, "here")
+    # Compressed data that lacks its own checksum has all of the body.
+    with pytest.raises(CorruptCheckpointError, match="cut off"):
+        decode_metadata(encoded(body_of(properties, handle)[:-1]), CONTEXT, "here")
+
+
+@pytest.mark.parametrize("count", [0, 2, 3, 1000, 2**32 - 1])
+def test_decode_refuses_a_wrong_count_of_handles(count: int) -> None:
+    for kind, decode in enumerate((decode_metadata, decode_operators)):
+        with pytest.raises(CorruptCheckpointError):
+            decode(encoded(body_of({}, b"handle", count=count), kind=kind), CONTEXT, "here")
+
+
+def test_decode_bounds_the_size_of_the_body(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_statestore.formats.metadata.LARGEST_BODY", 10_000)
+    with pytest.raises(CorruptCheckpointError, match="larger than the limit of metadata"):
+        decode_metadata(encoded(zlib.compress(bytes(20_000))), CONTEXT, "here")
+
+
+@pytest.mark.parametrize("length", [65_535, 65_536, 200_000])
+def test_operators_metadata_keeps_names_longer_than_flinks(length: int) -> None:
+    name = "\u00e4" * length
+    handle = OperatorStreamStateHandle(
+        state_name_to_partition_offsets={name: StateMetaInfo((0,))},
+        delegate_state_handle=ByteStreamStateHandle(name, b"x"),
+    )
+    column_families = {name: OperatorState(name, 1, 1, {0: handle})}
+    found = decode_operators(
+        encode_operators(OperatorsMetadata(1, "0" * 16, 1, column_families), CONTEXT), CONTEXT, "here"
+    )
+    assert found.operator_states == column_families
+    assert found.operator_states[name].subtasks[0].state_name_to_partition_offsets[name].offsets == (0,)
+
+
+def test_operators_metadata_round_trip_of_many_subtasks() -> None:
+    column_families = {
+        f"operator {o}": OperatorState(
+            f"operator {o}", 20, 128, {n: ByteStreamStateHandle(f"{o}/{n}", bytes([o, n])) for n in range(20)}
+        )
+        for o in range(50)
+    }
+    data = encode_operators(OperatorsMetadata(1, "0" * 16, 1, column_families), CONTEXT)
+    found = decode_operators(data, CONTEXT, "here")
+    assert found.operator_states == column_families
+    assert found.operator_states["operator 7"].subtasks[9].data == bytes([7, 9])
+
+
+def test_newer_format_is_refused_with_both_versions() -> None:
+    newer = SAMPLE[:8] + struct.pack("<H", 99) + b"whatever a later release makes of the rest"
+    for decode in (decode_metadata, decode_operators):
+        with pytest.raises(
+            UnsupportedFormatError, match=rf"format 99, .* up to {METADATA_FORMAT_VERSION}\."
+        ) as raised:
+            decode(newer.ljust(100, b"\0"), CONTEXT, "the one at the sea")
+        assert "the one at the sea" in str(raised.value)
+        assert "Upgrade" in str(raised.value)
+
+
+def test_format_version_zero_is_refused() -> None:
+    for decode, data in ((decode_metadata, SAMPLE), (decode_operators, OPERATORS)):
+        changed = data[:8] + bytes(2) + data[10:-8]
+        changed += struct.pack("<I4s", zlib.crc32(changed), b"SSTE")
+        with pytest.raises(CorruptCheckpointError, match="does not match its checksum"):
+            decode(changed, CONTEXT, "here")
+
+
+def test_load_error_of_damaged_metadata_names_the_file_and_keeps_it(tmp_path: Path) -> None:
+    commit(open_store(tmp_path), CheckpointName(1), {b"a": b"1"}, by=attempt_id())
+    path = tmp_path / "chk-1" / "_metadata"
+    damaged = path.read_bytes()[:-20]
+    path.write_bytes(damaged)
+    with pytest.raises(CorruptCheckpointError) as raised:
+        open_store(tmp_path).load(CheckpointName(1))
+    for part in ("operator 0, partition 3", "version 1", str(path.parent), "backup"):
+        assert part in str(raised.value)
+    assert path.read_bytes() == damaged
+
+
+def test_encode_writes_zero_into_reserved_fields() -> None:
+    operators = operators_sample()
+    assert [struct.unpack_from("<I", data, 12) for data in (sample(b"inside"), operators)] == [(0,)] * 2
+    assert struct.unpack_from("<Q", operators, 24) == (0,)
+
+
+def test_attempt_id_of_other_bytes_is_none() -> None:
+    assert attempt_id_of(SAMPLE) == "0123456789abcdef"
+    assert attempt_id_of(SAMPLE[: INLINE_STATE_OFFSET - 1]) is None
+    assert attempt_id_of(b"\0" + SAMPLE[1:]) is None

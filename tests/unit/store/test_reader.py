@@ -1,0 +1,177 @@
+"""Raw messages and local file ranges of a version's streams."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.files import LocalFileSystem
+from spark_statestore.formats.metadata import INLINE_STATE_OFFSET
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName, metadata_streams
+from spark_statestore.store.changelog import CHANGE_SCHEMA
+from spark_statestore.store.reader import is_read_newest_first, local_streams, stored_messages
+from spark_statestore.store.version_store import VersionStore
+from tests.unit.store.stores import commit, message, open_store, rows_of
+
+
+def chain(directory: Path) -> VersionStore:
+    """Three versions: in a file, inside of the metadata, in a file."""
+    store = open_store(directory)
+    parent = commit(store, CheckpointName(1), {b"a": bytes(1_000)}).handle
+    parent = commit(store, CheckpointName(2), {b"b": b"2"}, parent=parent).handle
+    commit(store, CheckpointName(3), {b"c": bytes(2_000)}, [b"a"], parent=parent)
+    return store
+
+
+def keys_of(data: bytes) -> list[bytes]:
+    return pa.ipc.read_record_batch(pa.py_buffer(data), CHANGE_SCHEMA)["key"].to_pylist()
+
+
+def test_stored_messages_are_raw_and_newest_stream_first(tmp_path: Path) -> None:
+    store = chain(tmp_path)
+    name = CheckpointName(3)
+    metadata = store.load(name)
+    found = list(stored_messages(store, name, metadata))
+    assert [part and (part[0], keys_of(part[1])) for part in found] == [
+        ("default", [b"c", b"a"]),
+        None,
+        ("default", [b"b"]),
+        None,
+        ("default", [b"a"]),
+        None,
+    ]
+    assert found[2] == ("default", message({b"b": b"2"}).to_pybytes())
+
+
+def test_stored_messages_are_oldest_first_for_keys_with_several_values(tmp_path: Path) -> None:
+    store = chain(tmp_path)
+    name = CheckpointName(3)
+    metadata = store.load(name)
+    assert is_read_newest_first(metadata)
+    lists = replace(
+        metadata, column_families=tuple(replace(state, values=3) for state in metadata.column_families)
+    )
+    assert not is_read_newest_first(lists)
+    found = [keys_of(part[1]) for part in stored_messages(store, name, lists) if part is not None]
+    assert found == [[b"a"], [b"b"], [b"c", b"a"]]
+    starts = [stream["start"] for stream in local_streams(store, name, lists) or []]
+    assert starts == [0, 40, 0]
+
+
+def test_recreated_column_family_has_no_older_changes(tmp_path: Path) -> None:
+    store = chain(tmp_path)
+    name = CheckpointName(3)
+    metadata = store.load(name)
+    anew = replace(
+        metadata,
+        column_families=tuple(replace(state, created_at_version=2) for state in metadata.column_families),
+    )
+    found = [part and keys_of(part[1]) for part in stored_messages(store, name, anew)]
+    assert found == [[b"c", b"a"], None, [b"b"], None, None]
+    files = local_streams(store, name, anew)
+    assert files is not None
+    assert [[state for state, _ in stream["parts"]] for stream in files] == [[0], [0], [-1]]
+
+
+def test_local_streams_have_ranges_and_checksums(tmp_path: Path) -> None:
+    store = chain(tmp_path)
+    name = CheckpointName(3)
+    files = local_streams(store, name, store.load(name))
+    assert files is not None
+    assert [stream["isWhole"] for stream in files] == [True, False, True]
+    for stream in files:
+        size = 16 + sum(size for _, size in stream["parts"])
+        data = Path(stream["path"]).read_bytes()
+        assert stream["isWhole"] == (len(data) == size)
+        assert zlib.crc32(data[stream["start"] : stream["start"] + size]) == stream["checksum"]
+
+
+def test_local_streams_find_the_segment_of_a_replaced_attempt(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    first = commit(store, CheckpointName(1), {b"a": b"1"}, by="1" * 16)
+    commit(store, CheckpointName(2), {b"b": b"2"}, parent=first.handle)
+    commit(open_store(tmp_path), CheckpointName(1), {b"a": b"other"}, by="2" * 16)
+    name = CheckpointName(2)
+    files = local_streams(store, name, store.load(name))
+    assert files is not None
+    assert [Path(stream["path"]).name for stream in files] == ["_metadata", f"_metadata.{'1' * 16}"]
+    (tmp_path / "chk-1" / files[1]["path"].rpartition("/")[2]).unlink()
+    with pytest.raises(CorruptCheckpointError, match="which is missing"):
+        local_streams(store, name, store.load(name))
+
+
+def test_local_streams_is_none_for_other_storage(tmp_path: Path) -> None:
+    store = chain(tmp_path)
+    name = CheckpointName(3)
+    metadata = store.load(name)
+    metadata.handle.entries[0].state.checksum = None
+    assert local_streams(store, name, metadata) is None
+    remote = open_store("memory://stored")
+    commit(remote, CheckpointName(1), {b"a": b"1"})
+    assert local_streams(remote, CheckpointName(1), remote.load(CheckpointName(1))) is None
+
+
+# A version is loaded without reading what others read
+
+
+LARGE = {b"key %d" % number: bytes([number]) * 900 for number in range(4)}
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The metadata of a version with its state inside, more than is read at once."""
+    monkeypatch.setattr(metadata_streams, "_FIRST_READ", 256)
+    inside = StorageOptions(file_state_threshold=1 << 20, compression=None)
+    commit(open_store(tmp_path, inside), CheckpointName(1), LARGE)
+    return tmp_path / "chk-1" / "_metadata"
+
+
+def test_load_does_not_read_inline_state(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranges: list[tuple[int, int | None]] = []
+    read = LocalFileSystem.read
+
+    def record(self: LocalFileSystem, path: str, start: int = 0, size: int | None = None) -> bytes:
+        ranges.append((start, size))
+        return read(self, path, start, size)
+
+    monkeypatch.setattr(LocalFileSystem, "read", record)
+    store = open_store(large.parent.parent)
+    metadata = store.load(CheckpointName(1))
+    assert all(size is not None and size < 1_000 for _, size in ranges)
+    assert rows_of(store, CheckpointName(1)) == LARGE
+    assert metadata == store.metadata(CheckpointName(1))
+
+
+def test_load_detects_damage_before_rows_are_used(large: Path) -> None:
+    whole = large.read_bytes()
+    unread = 0
+    state = range(INLINE_STATE_OFFSET, INLINE_STATE_OFFSET + 4 * 900)
+    for at in (at for at in range(len(whole)) if at not in state or at % 40 == 0):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1 << at % 8
+        large.write_bytes(damaged)
+        store = open_store(large.parent.parent)
+        try:
+            metadata = store.load(CheckpointName(1))
+        except (CorruptCheckpointError, UnsupportedFormatError, CheckpointIOError):
+            continue
+        # Damage in the state is detected by reading the state.
+        assert INLINE_STATE_OFFSET <= at < INLINE_STATE_OFFSET + metadata.handle.state_size
+        unread += 1
+        with pytest.raises((CorruptCheckpointError, UnsupportedFormatError)):
+            list(store.read(CheckpointName(1), metadata))
+    assert unread >= len(state) / 40
+
+
+def test_load_refuses_truncated_metadata(large: Path) -> None:
+    whole = large.read_bytes()
+    for length in (*range(0, len(whole), 50), *range(len(whole) - 20, len(whole))):
+        large.write_bytes(whole[:length])
+        with pytest.raises(CorruptCheckpointError):
+            open_store(large.parent.parent).load(CheckpointName(1))

@@ -1,0 +1,155 @@
+"""Stores behave like a dict of versions, on several storages and with faults."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import rule, run_state_machine_as_test
+
+from spark_statestore.errors import CheckpointNotFoundError
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
+from spark_statestore.testing.faults import Fault
+from spark_statestore.testing.version_machine import VersionStoreMachine
+from tests.support.effort import EFFORT
+from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])]
+
+IN_MEMORY = StorageOptions(storage="memory", checkpoints_dir="given")
+
+
+class FsspecMemoryMachine(VersionStoreMachine):
+    """A store in fsspec's ``memory://``."""
+
+    def make_directory(self) -> str:
+        self.root = f"memory://{uuid.uuid4()}"
+        return f"{self.root}/0/3"
+
+    def remove_directory(self) -> None:
+        fs, path = fsspec.core.url_to_fs(self.root)
+        if fs.exists(path):
+            fs.rm(path, recursive=True)
+
+
+class SyncedMachine(VersionStoreMachine):
+    """A store in local files that are synced."""
+
+    options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+
+
+class MemoryStorageMachine(VersionStoreMachine):
+    """Memory storage with its metadata in local files."""
+
+    options = IN_MEMORY
+
+
+class CrashingMemoryStorageMachine(CrashingVersionStoreMachine):
+    """Memory storage with its metadata in files that fail."""
+
+    options = IN_MEMORY
+
+
+class PowerLossMachine(CrashingVersionStoreMachine):
+    """A store in local files that are synced, on a machine that loses power, also while nothing is done."""
+
+    options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+
+    def make_file_system(self) -> LocalDisk:  # type: ignore[override]
+        self.resources = contextlib.ExitStack()
+        scratch = self.resources.enter_context(tempfile.TemporaryDirectory())
+        disk = LocalDisk(Path(scratch))
+        disk.loss = LOSSES["nothing"]
+        self.resources.enter_context(installed(disk))
+        return disk
+
+    def remove_directory(self) -> None:
+        super().remove_directory()
+        self.resources.close()
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Content of unacknowledged commits, and the alternatives after a power loss.
+        self.unsure: dict[CheckpointName, tuple[Any, list[Any]]] = {}
+
+    def look_at(self, name: CheckpointName, rows: Any, attempt_id: str) -> None:
+        before = self.stored.get(name)
+        super().look_at(name, rows, attempt_id)
+        found = self.stored.get(name)
+        if found is not before:
+            seen, others = self.unsure.get(name, (None, []))
+            self.unsure[name] = (found, [before, *(others if seen is before else [])])
+
+    @rule(at=st.integers(1, 20))
+    def end_ahead(self, at: int) -> None:
+        """The process ends in the middle of the next operation; the machine does not."""
+        self.fault = Fault("kill", at)
+
+    @rule(loss=st.sampled_from(list(LOSSES)))
+    def another_loss(self, loss: str) -> None:
+        self.fs.loss = LOSSES[loss]
+
+    @rule()
+    def lose_power(self) -> None:
+        self.fs.crash()
+        self.fs.restart()
+        self.instances = [self.new_instance()]
+        self.see_what_is_left()
+        self.unsure = {}
+
+    def perform(self, operation: Callable[[], Any]) -> Any:
+        fault = self.fault
+        done = super().perform(operation)
+        if fault is not None and fault.kind == "lose_unsynced":
+            self.see_what_is_left()
+        return done
+
+    def see_what_is_left(self) -> None:
+        """Of what was found but never acknowledged, the power may have taken any part."""
+        for name, (seen, others) in self.unsure.copy().items():
+            if self.stored.get(name) is not seen:
+                # Another attempt was acknowledged since.
+                del self.unsure[name]
+                continue
+            try:
+                found = self.instances[0].store.load(name).attempt_id
+            except CheckpointNotFoundError:
+                assert None in others, f"{name} is gone"
+                del self.stored[name], self.unsure[name]
+            else:
+                left = [one for one in (seen, *others) if one is not None and one[1] == found]
+                if left:
+                    # Otherwise it is of the commit that was just cut short.
+                    self.stored[name] = left[0]
+                    self.unsure[name] = (left[0], others)
+
+
+@pytest.mark.parametrize(
+    ("machine", "examples"),
+    [
+        (VersionStoreMachine, 100),
+        (SyncedMachine, 20),
+        (MemoryStorageMachine, 40),
+        (FsspecMemoryMachine, 60),
+        (CrashingVersionStoreMachine, 100),
+        (CrashingMemoryStorageMachine, 40),
+        (PowerLossMachine, 15),
+    ],
+)
+def test_store_behaves_like_a_dict_of_versions(
+    machine: type[VersionStoreMachine], examples: int, with_ids: bool
+) -> None:
+    run_state_machine_as_test(
+        type(machine.__name__, (machine,), {"with_ids": with_ids}),
+        settings=settings(max_examples=examples * EFFORT, stateful_step_count=40),
+    )

@@ -1,0 +1,214 @@
+"""Tests that README and docs agree with the code: options, metrics, formats, classes, tests and links."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from spark_statestore import options
+from spark_statestore.backend.protocol import PROTOCOL_VERSION
+from spark_statestore.formats.metadata import METADATA_FORMAT_VERSION
+from spark_statestore.operator_state.stream_format import OPERATOR_STATE_FORMAT_VERSION
+from spark_statestore.storage.handle_codec import HANDLE_SCHEMA
+from spark_statestore.store.changelog import CHANGE_FORMAT_VERSION, CHANGE_SCHEMA
+from tests.support.paths import ROOT
+
+SCALA = ROOT / "jvm-shim/src/main"
+SHIM = SCALA / "scala/org/apache/spark/sql/statestore"
+README = (ROOT / "README.md").read_text()
+FORMAT = (ROOT / "docs/format.md").read_text()
+MODEL = (ROOT / "docs/storage-model.md").read_text()
+OPERATORS = (ROOT / "docs/operators.md").read_text()
+SAVEPOINTS = (ROOT / "docs/savepoints.md").read_text()
+READING = (ROOT / "docs/reading.md").read_text()
+
+
+def test_readme_has_the_options_table() -> None:
+    assert options.as_markdown() in README
+
+
+def test_readme_lists_every_metric() -> None:
+    source = (SHIM / "provider/StoreMetrics.scala").read_text()
+    named = re.findall(r'Metric\(\s*"(\w+)"', source)
+    section = README.partition("## Metrics")[2].partition("\n## ")[0]
+    listed = re.findall(r"`(\w+)`", section.replace("…", "checkpointCommit"))
+    assert len(named) >= 15
+    assert set(named) <= set(listed)
+
+
+def test_readme_names_existing_make_targets() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`?make ([a-z]+)", README):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/architecture.md",
+        "docs/format.md",
+        "docs/performance.md",
+        "docs/reliability.md",
+        "docs/storage-model.md",
+        "docs/operators.md",
+        "docs/cli.md",
+        "docs/rescaling.md",
+        "docs/reading.md",
+        "docs/savepoints.md",
+        "docs/security.md",
+        "docs/troubleshooting.md",
+        "examples/README.md",
+        "conf/README.md",
+    ],
+)
+def test_links_have_targets(path: str) -> None:
+    document = ROOT / path
+    for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
+        assert (document.parent / target).exists(), target
+
+
+@pytest.mark.parametrize(
+    ("name", "version"),
+    [
+        ("metadata object", METADATA_FORMAT_VERSION),
+        ("changelog stream", CHANGE_FORMAT_VERSION),
+        ("operator state stream", OPERATOR_STATE_FORMAT_VERSION),
+        ("wire protocol", PROTOCOL_VERSION),
+    ],
+)
+def test_format_page_has_current_versions(name: str, version: int) -> None:
+    assert f"| {name} | {version} |" in FORMAT
+
+
+def test_format_page_has_every_column() -> None:
+    for column in [*CHANGE_SCHEMA.names, *HANDLE_SCHEMA.names]:
+        assert f"| `{column}` |" in FORMAT, column
+
+
+def test_protocol_version_is_the_same_in_python_and_scala() -> None:
+    frames = (SHIM / "backend/Frames.scala").read_text()
+    assert f"ProtocolVersion = {PROTOCOL_VERSION}\n" in frames
+
+
+def test_storage_model_names_existing_classes_and_tests() -> None:
+    sources = "\n".join(path.read_text() for path in (ROOT / "spark_statestore").rglob("*.py"))
+    rows = [line.split("|") for line in MODEL.splitlines() if line.startswith("| `")]
+    assert len(rows) > 25
+    for _, names, features, tests, *_ in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert re.search(rf"^(class|def) {name}\b", sources, re.MULTILINE), name
+        paths = re.findall(r"`([\w/.]+)`", tests)
+        assert paths or features.strip() == "constants", names
+        for path in paths:
+            base = ROOT / "spark_statestore" if path.startswith("testing/") else ROOT
+            assert (base / path).exists(), path
+
+
+def named_tests(page: str) -> dict[str, tuple[Path, str]]:
+    """Return the tests listed by a page: file and function by short name."""
+    rows = re.findall(r"^\| ([\w-]+) \| `([\w/.]+)::(\w+)` \|$", page, re.MULTILINE)
+    return {name: (ROOT / path, function) for name, path, function in rows}
+
+
+def cells(page: str, section: str) -> list[list[str]]:
+    """Return the rows of the tables below a heading, without the header rows."""
+    lines = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0].splitlines()
+    rows = [line for number, line in enumerate(lines[:-1]) if not lines[number + 1].startswith("|--")]
+    rows = [line for line in [*rows, lines[-1]] if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("|").split(" |")] for line in rows]
+
+
+pages = pytest.mark.parametrize("page", [OPERATORS, SAVEPOINTS], ids=["operators", "savepoints"])
+
+
+@pages
+def test_page_lists_existing_tests(page: str) -> None:
+    tests = named_tests(page)
+    assert len(tests) == len(cells(page, "Tests")) > 10
+    for path, function in tests.values():
+        assert f"\ndef {function}(" in path.read_text(), f"{path}::{function}"
+
+
+def test_every_operator_refers_to_an_existing_test_case() -> None:
+    tests = named_tests(OPERATORS)
+    rows = cells(OPERATORS, "Operators")
+    assert len(rows) > 20
+    assert {len(row) for row in rows} == {9}
+    assert all(cell == "yes" or cell.startswith("no: ") for row in rows for cell in row[2:6])
+    named = [cell for first, *others in (row[6:] for row in rows) for cell in (first, *filter(None, others))]
+    named += [cell for *_, cell in cells(OPERATORS, "Features of Spark") if re.search(r": \S+", cell)]
+    for cell in named:
+        found = re.search(rf"(?:^|: )({'|'.join(tests)})(?:: (.+))?$", cell)
+        assert found, cell
+        source = tests[found[1]][0].read_text()
+        for case in (found[2] or "").split("; "):
+            assert not case or f'"{re.sub(r" .v[12].$", "", case)}"' in source, cell
+
+
+def test_every_promise_of_savepoints_refers_to_a_test() -> None:
+    rows = cells(SAVEPOINTS, "Where a query can resume, and how")
+    assert [row[0].partition(" ")[0] for row in rows] == ["relocate", *["change"] * 4]
+    for _, *kinds in rows:
+        assert len(kinds) == 3
+        for cell in kinds:
+            if cell.startswith("yes"):
+                assert cell.rpartition(": ")[2] in named_tests(SAVEPOINTS), cell
+            else:
+                assert re.match(r"(no|works)\b", cell), cell
+
+
+def test_security_page_names_existing_tests() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/security.md").read_text())
+    assert len(named) > 20
+    for path, function in named:
+        assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
+
+
+@pages
+def test_every_listed_test_is_referred_to(page: str) -> None:
+    text = page.partition("\n## Tests\n")[0]
+    for name in named_tests(page):
+        assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
+
+
+def test_reading_page_has_every_type() -> None:
+    from spark_statestore.rows.types import KNOWN
+
+    listed = dict(
+        re.findall(r"^\| `([\w -]+)` \| `(.+?)` \|", READING.partition("| Spark | Arrow |")[2], re.MULTILINE)
+    )
+    assert {name: str(kind) for name, kind in KNOWN.items()}.items() <= listed.items()
+    assert listed.keys() - KNOWN.keys() == {"decimal", "array", "map", "struct"}
+
+
+def test_architecture_page_names_existing_files_classes_and_functions() -> None:
+    page = (ROOT / "docs/architecture.md").read_text()
+    assert len(page.splitlines()) <= 150
+    package = ROOT / "spark_statestore"
+    sources = [path.read_text() for path in [*package.rglob("*.py"), *SCALA.rglob("*.scala")]]
+    quoted = re.findall(r"`([^`\n]+)`", page)
+    paths = [name for name in quoted if re.fullmatch(r"[\w./-]+(\.py|\.scala|/)", name)]
+    assert len(paths) > 50
+    rooms = [folder / SHIM.relative_to(SCALA / "scala") for folder in SCALA.iterdir()]
+    for path in paths:
+        # Directories of a checkpoint are the only other names that end so.
+        known = path in {"shared/"} or any((base / path).exists() for base in (ROOT, package, *rooms))
+        assert known, path
+    classes = [name for name in quoted if re.fullmatch(r"[A-Z][a-z]\w+(\.[a-z]\w+)?", name)]
+    assert len(classes) > 30
+    for name in classes:
+        owner, _, method = name.partition(".")
+        found = [code for code in sources if re.search(rf"\b(class|object|trait) {owner}\b", code)]
+        assert found, name
+        assert not method or any(re.search(rf"\bdef {method}\b", code) for code in found), name
+    functions = [name for name in quoted if re.fullmatch(r"[a-z]+(_[a-z]+)*|[a-z]+([A-Z][a-z]+)+", name)]
+    functions = [
+        name for name in functions if name not in {"metadata", *(option.name for option in options.OPTIONS)}
+    ]
+    assert len(functions) > 20
+    for name in functions:
+        assert any(re.search(rf"\bdef {name}\b", code) for code in sources), name

@@ -1,0 +1,67 @@
+"""Tests of the error hierarchy and its exports."""
+
+from __future__ import annotations
+
+import builtins
+import pickle
+import re
+
+import pytest
+
+import spark_statestore
+from spark_statestore import errors
+
+CLASSES = [getattr(errors, name) for name in errors.__all__]
+
+
+def drawn() -> dict[str, tuple[str | None, str | None]]:
+    """Parent and builtin base of each class in the module's drawing."""
+    tree: dict[str, tuple[str | None, str | None]] = {}
+    above: list[str] = []
+    for line in errors.__doc__.splitlines():
+        match = re.match(r"    ([│├└─ ]*)([A-Z]\w+Error)(?: +\((\w+)\))?(?: {2,}\S|$)", line)
+        if match is None:
+            continue
+        depth = len(match[1]) // 4
+        above = [*above[:depth], match[2]]
+        tree[match[2]] = (above[depth - 1] if depth else None, match[3])
+    return tree
+
+
+def test_error_tree_equals_the_module_docstring() -> None:
+    tree = {}
+    for kind in CLASSES:
+        own = [base.__name__ for base in kind.__bases__ if base.__module__ == errors.__name__]
+        builtin = [base.__name__ for base in kind.__bases__ if base.__module__ == "builtins"]
+        assert len(own) <= 1
+        tree[kind.__name__] = (own[0] if own else None, builtin[0] if builtin and own else None)
+    assert drawn() == tree
+    assert len(tree) > 20
+
+
+def test_errors_module_lists_every_error() -> None:
+    found = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.StateStoreError)
+    }
+    assert found == set(errors.__all__)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_errors_are_importable_from_the_package(kind: type[Exception]) -> None:
+    assert getattr(spark_statestore, kind.__name__) is kind
+    assert kind.__name__ in spark_statestore.__all__
+    assert kind.__doc__
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_error_message_does_not_depend_on_its_bases(kind: type[Exception]) -> None:
+    assert str(kind("what happened")) == "what happened"
+    assert str(kind()) == kind.__name__
+    again = pickle.loads(pickle.dumps(kind("what happened")))
+    assert (type(again), str(again)) == (kind, "what happened")
+
+
+def test_error_names_shadow_no_builtin() -> None:
+    assert not set(errors.__all__) & set(dir(builtins))

@@ -1,0 +1,99 @@
+"""Tests of the settings that `configure` adds to a session builder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_statestore
+from spark_statestore.options import OPTION_PREFIX
+
+ANOTHER = "com.example.AnotherPlugin"
+PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+
+
+@pytest.fixture
+def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new builder, in the environment of spark-submit, where no JVM is required."""
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    fresh = SparkSession.Builder()
+    monkeypatch.setattr(fresh, "_options", {}, raising=False)
+    return fresh
+
+
+def test_configure_adds_plugin_for_memory_without_a_directory(builder: Any) -> None:
+    spark_statestore.configure(builder, storage="memory")
+    assert builder._options["spark.plugins"] == spark_statestore.PLUGIN_CLASS
+
+
+def test_configure_keeps_other_plugins(builder: Any) -> None:
+    builder.config("spark.plugins", ANOTHER)
+    for _ in range(2):
+        spark_statestore.configure(builder, storage="memory")
+    assert builder._options["spark.plugins"] == f"{ANOTHER},{spark_statestore.PLUGIN_CLASS}"
+
+
+@pytest.mark.parametrize("options", [{}, {"storage": "memory", "checkpoints_dir": "/somewhere"}])
+def test_configure_adds_no_plugin_for_state_in_files(builder: Any, options: dict[str, str]) -> None:
+    spark_statestore.configure(builder, **options)
+    assert "spark.plugins" not in builder._options
+
+
+def test_configure_adds_no_plugin_if_a_directory_is_set_on_the_builder(builder: Any) -> None:
+    builder.config(OPTION_PREFIX + "checkpointsDir", "/somewhere")
+    spark_statestore.configure(builder, storage="memory")
+    assert "spark.plugins" not in builder._options
+
+
+def test_configure_sets_the_main_provider_by_default(builder: Any) -> None:
+    spark_statestore.configure(builder)
+    assert builder._options[PROVIDER] == spark_statestore.PROVIDER_CLASS
+
+
+def test_configure_keeps_the_join_provider(builder: Any) -> None:
+    builder.config(PROVIDER, spark_statestore.JOIN_PROVIDER_CLASS)
+    spark_statestore.configure(builder)
+    assert builder._options[PROVIDER] == spark_statestore.JOIN_PROVIDER_CLASS
+
+
+def test_configure_keeps_the_join_provider_of_spark_defaults(
+    builder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(f"{PROVIDER} {spark_statestore.JOIN_PROVIDER_CLASS}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    spark_statestore.configure(builder)
+    assert builder._options[PROVIDER] == spark_statestore.JOIN_PROVIDER_CLASS
+
+
+def test_configure_refuses_another_provider(builder: Any) -> None:
+    builder.config(PROVIDER, "com.example.AnotherProvider")
+    with pytest.raises(spark_statestore.SessionError, match="AnotherProvider"):
+        spark_statestore.configure(builder)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("3.5.6", r"does not support Spark 3\.5\.6, only Spark 4\.0, 4\.1, 4\.2, 4\.3"),
+        ("4.0.0", r"Spark 4\.0\.0 lacks an interface .*pip install 'pyspark>=4\.0\.1,<4\.1'"),
+        ("4.4.0", r"does not support Spark 4\.4\.0"),
+    ],
+)
+def test_unsupported_spark_is_rejected(version: str, message: str) -> None:
+    with pytest.raises(spark_statestore.IncompatibleSparkError, match=message):
+        spark_statestore.jar_path(version)
+
+
+def test_jar_that_was_not_built_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "jars").mkdir()
+    (tmp_path / "jars" / "spark-statestore-spark-4.3.jar").touch()
+    monkeypatch.setattr("spark_statestore.session.__file__", str(tmp_path / "session.py"))
+    assert spark_statestore.jar_path("4.3.0").startswith(str(tmp_path))
+    with pytest.raises(
+        spark_statestore.IncompatibleSparkError,
+        match=r"jars for Spark 4\.3 alone, not for Spark 4\.1\.4.*make wheel",
+    ):
+        spark_statestore.jar_path("4.1.4")

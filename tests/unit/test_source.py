@@ -1,0 +1,99 @@
+"""Tests that the sources never deserialise objects, evaluate data or run a shell."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import ROOT
+
+PYTHON = sorted((ROOT / "spark_statestore").rglob("*.py"))
+SCALA = sorted((ROOT / "jvm-shim/src/main/scala").rglob("*.scala"))
+
+# Each creates objects or code from bytes.
+MODULES = {
+    "pickle",
+    "cPickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "marshal",
+    "shelve",
+    "jsonpickle",
+    "joblib",
+    "yaml",
+}
+BUILTINS = {"eval", "exec", "compile", "__import__"}
+CALLS = {
+    "os.system",
+    "os.popen",
+    "subprocess.getoutput",
+    "subprocess.getstatusoutput",
+    "pty.spawn",
+    "commands",
+}
+# Unsafe entry points of Arrow and pandas.
+ATTRIBUTES = {"read_pickle", "to_pickle", "deserialize_pandas", "PyExtensionType", "unpickle", "loads_pickle"}
+
+# Modules that may start processes, by a list of arguments.
+MAY_START = {"cli/doctor.py"}
+
+
+def found(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Import(names):
+                yield from (name.name for name in names if name.name.partition(".")[0] in MODULES)
+            case ast.ImportFrom(module=str(module)) if module.partition(".")[0] in MODULES:
+                yield module
+            case ast.Call(func=ast.Name(name)) if name in BUILTINS:
+                yield name
+            case ast.Call(func=ast.Attribute() as called) if ast.unparse(called) in CALLS:
+                yield ast.unparse(called)
+            case ast.Attribute(attr=name) if name in ATTRIBUTES:
+                yield name
+            case ast.keyword(arg="shell"):
+                yield "shell"
+            case ast.keyword(arg="allow_pickle"):
+                yield "allow_pickle"
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
+def test_python_sources_have_no_pickle_eval_or_shell(path: Path) -> None:
+    source = path.read_text()
+    assert list(found(source)) == []
+    if str(path.relative_to(ROOT / "spark_statestore")) not in MAY_START:
+        assert not re.search(r"^\s*(import|from) (subprocess|multiprocessing|pty)\b", source, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "eval('1')",
+        "os.system('x')",
+        "subprocess.run('x', shell=True)",
+        "numpy.load(f, allow_pickle=True)",
+        "pandas.read_pickle(f)",
+        "def f():\n    import marshal as m",
+    ],
+)
+def test_unsafe_python_is_found(source: str) -> None:
+    assert len(list(found(source))) == 1
+
+
+def test_scala_sources_have_no_java_serialisation_or_shell() -> None:
+    forbidden = re.compile(
+        r"ObjectInputStream|readObject|ObjectOutputStream|writeObject|ScriptEngine|Runtime\.getRuntime\.exec|sys\.process"
+        r"|ToolBox|enableDefaultTyping|activateDefaultTyping|\"sh\"|\"-c\"|Kryo|JavaSerializer"
+    )
+    for path in SCALA:
+        source = path.read_text()
+        assert not forbidden.search(source), path
+    starts = [path.name for path in SCALA if "ProcessBuilder" in path.read_text()]
+    assert starts == ["BackendProcess.scala"]

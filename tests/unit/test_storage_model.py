@@ -1,0 +1,168 @@
+"""Tests that docs/storage-model.md names, for each class, the features that run it, by a trace of each feature."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import spark_statestore
+from spark_statestore import dispose_savepoint, list_savepoints, load_savepoint, restore, savepoint
+from spark_statestore.operator_state import (
+    BytesSerializer,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    QueryOperatorState,
+)
+from spark_statestore.options import StorageOptions
+from spark_statestore.query.verify import verify
+from spark_statestore.storage import CheckpointName
+from tests.unit.savepoints.written_query import LARGE, WrittenQuery, content
+from tests.unit.store.stores import commit, load, open_store
+
+PACKAGE = Path(spark_statestore.__file__).parent
+PAGE = PACKAGE.parent / "docs" / "storage-model.md"
+
+# As the page's second column calls them.
+FEATURES = ("state", "memory state", "cleanup", "operator state", "savepoints")
+
+# Called by users only; values without code of their own; what needs a running query.
+UNTRACED = ("API", "constants", "Spark")
+
+
+def state(directory: Path) -> None:
+    """Commit and load versions, whose state is in files and inside of metadata."""
+    query = WrittenQuery(str(directory / "state"))
+    query.run(put={b"large": LARGE})
+    query.run()
+    query.restart()
+    content(query.checkpoint)
+
+
+def memory_state(directory: Path) -> None:
+    """Commit a version that the driver keeps, and one whose metadata with the state is a file, and load that."""
+    on_driver = StorageOptions(storage="memory", compression=None)
+    commit(open_store(directory / "driver", on_driver), CheckpointName(1), {b"key": b"value"})
+    in_files = StorageOptions(storage="memory", compression=None, checkpoints_dir=str(directory))
+    store = open_store(directory / "memory", in_files)
+    commit(store, CheckpointName(1), {b"key": b"value"})
+    load(store, CheckpointName(1))
+
+
+def clean_up(directory: Path) -> None:
+    """Discard old versions."""
+    query = WrittenQuery(str(directory / "cleaned"))
+    for _ in range(5):
+        query.run(put={b"large": LARGE}, whole=True)
+    assert query.clean_up(1)
+
+
+def operator_state(directory: Path) -> None:
+    """Checkpoint the state of a query's own code, and read it back."""
+    for batch in range(3):
+        own = QueryOperatorState(str(directory / "own"), "own", num_retained=2)
+        with own.batch(batch) as store:
+            store.get_list_state(ListStateDescriptor("list", pa.int64())).add(batch)
+            store.get_list_state(ListStateDescriptor("raw", BytesSerializer())).add(b"raw")
+            store.get_broadcast_state(MapStateDescriptor("map", pa.utf8(), pa.int64())).put("a", batch)
+    assert own.read().get_list_state(ListStateDescriptor("list", pa.int64())).get() == [0, 1, 2]
+    second = QueryOperatorState(str(directory / "own"), "own", subtask=1, parallelism=2)
+    assert second.read().get_list_state(ListStateDescriptor("list", pa.int64())).get() == [2]
+
+
+def savepoints(directory: Path) -> None:
+    """Take, list, load, verify, restore and dispose of savepoints, in files and in memory."""
+    query = WrittenQuery(str(directory / "query"))
+    for _ in range(2):
+        query.run(put={b"large": LARGE})
+    for target in (str(directory / "target"), f"memory://{directory.name}/target"):
+        for kind in ("canonical", "pointer"):
+            made = savepoint(query.url, target, kind)
+            assert list_savepoints(target) == [load_savepoint(made.path)]
+            verify(made.path)
+            restore(made, str(directory / f"{kind}-{target[:6].strip('/:')}"))
+            dispose_savepoint(made.path)
+
+
+RUNS: dict[str, Callable[[Path], None]] = dict(
+    zip(FEATURES, (state, memory_state, clean_up, operator_state, savepoints), strict=True)
+)
+
+
+def trace(run: Callable[[], None]) -> set[str]:
+    """Return the names of the package's classes and functions that a call enters, base classes included."""
+    entered: set[str] = set()
+
+    def profile(frame: FrameType, event: str, arg: Any) -> None:
+        if event != "call":
+            return
+        known = frame.f_locals.get("self")
+        if known is not None:
+            for parent in type(known).__mro__:
+                if parent.__module__.startswith("spark_statestore."):
+                    entered.add(parent.__name__)
+        if frame.f_code.co_filename.startswith(str(PACKAGE)):
+            # A function, or the class of a method, static ones included.
+            entered.add(frame.f_code.co_qualname.partition(".")[0])
+
+    threading.setprofile(profile)
+    sys.setprofile(profile)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return entered
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    return {
+        feature: trace(lambda run=run: run(tmp_path_factory.mktemp("trace"))) for feature, run in RUNS.items()
+    }
+
+
+def rows() -> list[tuple[list[str], list[str]]]:
+    """Return the names and the features of each row of the page's tables."""
+    found = []
+    for line in PAGE.read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        names = re.findall(r"`(\w+)`", cells[0])
+        if line.startswith("| `") and names:
+            found.append((names, [feature.strip() for feature in cells[1].split(",")]))
+    return found
+
+
+def test_page_names_the_features_that_run_each_class(traces: dict[str, set[str]]) -> None:
+    wrong = []
+    for names, features in rows():
+        for name in names:
+            traced = [feature for feature in FEATURES if name in traces[feature]]
+            wanted = list(FEATURES) if features == ["all"] else [f for f in features if f not in UNTRACED]
+            if traced != wanted:
+                wrong.append(f"{name}: the page has {features}, and the trace {traced}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_page_has_every_public_class_of_the_model() -> None:
+    named = {name for names, _ in rows() for name in names}
+    classes = set()
+    for package in ("storage", "operator_state", "savepoints"):
+        for path in (PACKAGE / package).glob("*.py"):
+            tree = ast.parse(path.read_text())
+            classes |= {
+                node.name
+                for node in tree.body
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+            }
+    assert classes - named == set()
+    assert inspect.isclass(spark_statestore.Savepoint)

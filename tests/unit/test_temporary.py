@@ -1,0 +1,206 @@
+"""Tests of temporary directories of killed and of living processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.temporary import keep_while_alive, remove_abandoned
+
+ARCHIVE = "spark_statestore-0.1.0.zip"
+
+HOLD = """
+import sys, tempfile
+from spark_statestore.temporary import keep_while_alive
+directory = tempfile.mkdtemp(prefix="spark-statestore-", dir=sys.argv[1])
+keep_while_alive(directory)
+open(directory + "/socket", "w").close()
+print(directory, flush=True)
+sys.stdin.readline()
+"""
+
+# Waits for the end of its input, so that all of them start at about the same time.
+SWEEP = """
+import sys
+from spark_statestore.temporary import remove_abandoned
+print("ready", flush=True)
+sys.stdin.readline()
+print(len(remove_abandoned(sys.argv[1])), flush=True)
+"""
+
+
+def start(code: str, directory: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(directory)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+@contextmanager
+def holder(parent: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    with start(HOLD, parent) as process:
+        try:
+            yield process, Path(process.stdout.readline().strip())
+        finally:
+            process.kill()
+
+
+def killed(parent: Path) -> Path:
+    """A directory whose process was killed."""
+    with holder(parent) as (process, directory):
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    return directory
+
+
+def test_directory_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+    directory = killed(tmp_path)
+    assert sorted(os.listdir(directory)) == ["lock", "socket"]
+    assert remove_abandoned(str(tmp_path)) == [str(directory)]
+    assert not directory.exists()
+
+
+def test_directory_of_a_living_process_is_kept(tmp_path: Path) -> None:
+    with holder(tmp_path) as (process, directory):
+        assert remove_abandoned(str(tmp_path)) == []
+        assert (directory / "socket").exists()
+        # One that is stopped lives.
+        process.send_signal(signal.SIGSTOP)
+        assert remove_abandoned(str(tmp_path)) == []
+    assert remove_abandoned(str(tmp_path)) == [str(directory)]
+
+
+def test_directory_of_this_process_is_kept(tmp_path: Path) -> None:
+    directory = tmp_path / "spark-statestore-abcdefgh"
+    directory.mkdir(0o700)
+    keep_while_alive(str(directory))
+    assert remove_abandoned(str(tmp_path)) == []
+    assert directory.exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs namespaces of its own")
+def test_directory_of_a_process_in_another_pid_namespace_is_kept(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", HOLD, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        directory = Path(process.stdout.readline().strip())
+        if not directory.name:
+            pytest.skip("namespaces cannot be made here")
+        assert remove_abandoned(str(tmp_path)) == []
+        process.stdin.close()
+        process.wait()
+    assert remove_abandoned(str(tmp_path)) == [str(directory)]
+
+
+def test_directory_without_a_lock_is_kept(tmp_path: Path) -> None:
+    # Its process may be about to lock it.
+    directory = tmp_path / "spark-statestore-abcdefgh"
+    directory.mkdir(0o700)
+    (directory / "socket").touch()
+    assert remove_abandoned(str(tmp_path)) == []
+    (directory / "lock.new").touch()
+    assert remove_abandoned(str(tmp_path)) == []
+
+
+@pytest.mark.parametrize("other", ["notes.txt", "spark_statestore-.zip", "socket.old"])
+def test_directory_with_something_else_in_it_is_kept_whole(tmp_path: Path, other: str) -> None:
+    directory = killed(tmp_path)
+    (directory / other).touch()
+    assert remove_abandoned(str(tmp_path)) == []
+    assert sorted(os.listdir(directory)) == sorted(["lock", "socket", other])
+
+
+def test_directory_with_a_directory_in_it_is_kept(tmp_path: Path) -> None:
+    directory = killed(tmp_path)
+    (directory / ARCHIVE).mkdir()
+    (directory / ARCHIVE / "precious").touch()
+    assert remove_abandoned(str(tmp_path)) == []
+    assert (directory / ARCHIVE / "precious").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["spark-statestore-", "spark-statestore-abc", "spark-statestore-doctor-abcdef", "x"]
+)
+def test_directory_of_another_name_is_kept(tmp_path: Path, name: str) -> None:
+    directory = killed(tmp_path).rename(tmp_path / name)
+    assert remove_abandoned(str(tmp_path)) == []
+    assert directory.exists()
+
+
+def test_directory_that_others_can_enter_is_kept(tmp_path: Path) -> None:
+    directory = killed(tmp_path)
+    directory.chmod(0o755)
+    assert remove_abandoned(str(tmp_path)) == []
+    assert directory.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_directory_of_another_user_is_kept(tmp_path: Path) -> None:
+    directory = killed(tmp_path)
+    os.chown(directory, 12345, 12345)
+    assert remove_abandoned(str(tmp_path)) == []
+    assert directory.exists()
+
+
+def test_links_are_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "temporary").mkdir()
+    target = killed(tmp_path / "elsewhere")
+    (tmp_path / "temporary" / target.name).symlink_to(target)
+    # The lock of another directory, and a file that a link names.
+    linked = killed(tmp_path / "temporary")
+    (linked / "lock").unlink()
+    (linked / "lock").symlink_to(target / "lock")
+    assert remove_abandoned(str(tmp_path / "temporary")) == []
+    assert sorted(os.listdir(target)) == ["lock", "socket"]
+    precious = tmp_path / "precious"
+    precious.touch()
+    third = killed(tmp_path / "temporary")
+    (third / "socket").unlink()
+    (third / "socket").symlink_to(precious)
+    assert remove_abandoned(str(tmp_path / "temporary")) == [str(third)]
+    assert precious.exists()
+
+
+def test_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
+    directory = killed(tmp_path)
+    (directory / "lock").unlink()
+    os.mkfifo(directory / "lock")
+    assert remove_abandoned(str(tmp_path)) == []
+
+
+def test_starts_at_the_same_time_remove_each_directory_once_and_none_that_is_used(tmp_path: Path) -> None:
+    with holder(tmp_path) as (_, living):
+        for _ in range(5):
+            abandoned = [killed(tmp_path) for _ in range(4)]
+            sweeps = [start(SWEEP, tmp_path) for _ in range(4)]
+            for sweep in sweeps:
+                assert sweep.stdout.readline() == "ready\n"
+            for sweep in sweeps:
+                sweep.stdin.close()
+            counts = [int(sweep.stdout.readline()) for sweep in sweeps]
+            for sweep in sweeps:
+                assert sweep.wait() == 0
+                sweep.stdout.close()
+            assert sum(counts) == 4
+            assert not any(directory.exists() for directory in abandoned)
+            assert sorted(os.listdir(living)) == ["lock", "socket"]
+
+
+def test_removal_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
+    directory = killed(tmp_path)
+    (directory / "socket").unlink()
+    assert remove_abandoned(str(tmp_path)) == [str(directory)]
+
+
+def test_parent_that_does_not_exist_is_no_error(tmp_path: Path) -> None:
+    assert remove_abandoned(str(tmp_path / "nowhere")) == []

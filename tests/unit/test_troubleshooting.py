@@ -1,0 +1,167 @@
+"""Tests that messages quoted in docs/troubleshooting.md are raised."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import spark_statestore
+from spark_statestore.backend.__main__ import _missing
+from spark_statestore.files import check_url, open_file_system
+from spark_statestore.files.access import access_error
+from spark_statestore.options import check
+from spark_statestore.storage import CheckpointName
+from spark_statestore.store.errors import missing_on_driver, missing_version
+from tests.support.paths import ROOT
+from tests.unit.files.test_access import raised_by
+from tests.unit.query.stored_query import StoredQuery
+
+PAGE = (ROOT / "docs/troubleshooting.md").read_text()
+QUOTED = re.findall(r"```text\n(.*?)\n```", PAGE, re.DOTALL)
+SHIM = ROOT / "jvm-shim/src/main/scala"
+
+NO_JAR = """
+import sys
+from pyspark.sql import SparkSession
+import spark_statestore
+from tests.support.sessions import local_builder
+
+provider = "spark.sql.streaming.stateStore.providerClass"
+spark = local_builder("no jar", "1g", "local[1]").config(provider, spark_statestore.PROVIDER_CLASS).getOrCreate()
+spark.sparkContext.setLogLevel("OFF")
+writer = spark.readStream.format("rate").load().groupBy("value").count().writeStream.outputMode("complete")
+
+def run():
+    writer.format("noop").option("checkpointLocation", sys.argv[1]).start().processAllAvailable()
+
+for call in (run, lambda: spark_statestore.attach(spark), lambda: spark_statestore.configure(SparkSession.builder)):
+    try:
+        call()
+    except Exception as error:
+        print(error)
+"""
+
+
+def pattern(quoted: str) -> re.Pattern[str]:
+    """Return the pattern of a quoted message, in which `…` matches anything."""
+    return re.compile(".+?".join(map(re.escape, quoted.split("…"))), re.DOTALL)
+
+
+def message(call: Callable[[], Any]) -> str:
+    """Return the message of the error that a call raises or returns."""
+    try:
+        return str(call())
+    except Exception as error:  # noqa: BLE001 - any error is compared with the page
+        return str(error)
+
+
+@pytest.fixture(scope="module")
+def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Messages of errors, without a session."""
+    tmp_path = tmp_path_factory.mktemp("raised")
+    foreign, files, empty = (tmp_path / name for name in ("foreign", "files", "empty"))
+    for path in (foreign, empty):
+        path.mkdir(parents=True)
+    (foreign / "1.delta").touch()
+    query = StoredQuery(files)
+    query.run(ann=1)
+    store = str(files / "state/0/0")
+    running, gaps = StoredQuery(tmp_path / "running"), StoredQuery(tmp_path / "gaps")
+    for _ in range(3):
+        running.run(ann=1)
+        gaps.run(ann=1)
+    for log in ("offsets", "commits"):
+        (tmp_path / "gaps" / log / "1").unlink()
+    no_credentials = raised_by("botocore.exceptions", "NoCredentialsError", "Unable to locate credentials")
+    no_bucket = raised_by(
+        "botocore.errorfactory", "Missing", "gone", response={"Error": {"Code": "NoSuchBucket"}}
+    )
+    where = "operator 0, partition 0, store default, version 1"
+    local, _ = open_file_system(str(empty))
+    return [
+        message(call)
+        for call in (
+            lambda: access_error(no_credentials, "s3://bucket/x"),
+            lambda: access_error(PermissionError("Access Denied."), "s3://bucket/x"),
+            lambda: access_error(no_bucket, "s3://bucket/x"),
+            lambda: check_url("oci://bucket/x"),
+            lambda: _missing(ModuleNotFoundError("No module named 'pyarrow'")),
+            lambda: check("checkpoints_Dir", "x"),
+            lambda: missing_version(local, str(foreign), where, CheckpointName(1)),
+            lambda: missing_version(local, str(empty), where, CheckpointName(1)),
+            lambda: missing_on_driver(where, CheckpointName(1), None, str(empty)),
+            lambda: missing_on_driver(where, CheckpointName(1), None, store),
+            lambda: check("checkpointsDir", "bucket/x"),
+            lambda: spark_statestore.rollback(running.url, 0),
+            lambda: spark_statestore.verify(gaps.url).problems,
+        )
+    ]
+
+
+def of_the_jar() -> str:
+    """The text of the jar's messages: literals that the sources join are joined."""
+    sources = "\n".join(path.read_text() for path in SHIM.rglob("*.scala"))
+    return re.sub(r'"\s*\+\s*s?"', "", sources)
+
+
+def is_quoted(quoted: str, messages: list[str]) -> bool:
+    return any(pattern(quoted).search(one) for one in messages)
+
+
+def is_of_the_jar(quoted: str, jar: str) -> bool:
+    return all(part.strip(" .'") in jar for part in quoted.split("…"))
+
+
+@pytest.fixture(scope="module")
+def without_jar(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the messages of a session without the jar."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_JAR, str(tmp_path_factory.mktemp("no-jar"))],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# The first three need a session.
+OF_A_SESSION = QUOTED[:3]
+
+
+def test_troubleshooting_page_quotes_messages() -> None:
+    assert len(QUOTED) >= 14
+    assert all("\n" not in quoted for quoted in QUOTED)
+
+
+@pytest.mark.parametrize("quoted", QUOTED[3:], ids=lambda quoted: quoted[:40])
+def test_quoted_message_is_raised(quoted: str, raised: list[str]) -> None:
+    assert is_quoted(quoted, raised) or is_of_the_jar(quoted, of_the_jar())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("quoted", OF_A_SESSION, ids=["query", "attach", "configure"])
+@pytest.mark.usefixtures("built")
+def test_session_without_the_jar_raises_the_quoted_message(quoted: str, without_jar: str) -> None:
+    assert pattern(quoted).search(without_jar)
+
+
+def test_changed_message_fails_the_comparison(raised: list[str]) -> None:
+    for quoted in QUOTED[3:]:
+        longest = max(re.findall(r"\w+", quoted), key=len)
+        changed = quoted.replace(longest, f"{longest}x")
+        assert not is_quoted(changed, raised)
+        assert not is_of_the_jar(changed, of_the_jar())
+
+
+def test_troubleshooting_page_is_linked() -> None:
+    for name in ("README.md", "docs/cli.md"):
+        assert "troubleshooting.md)" in (ROOT / name).read_text(), name
+    assert spark_statestore.PROVIDER_CLASS in (ROOT / "README.md").read_text()

@@ -1,0 +1,363 @@
+"""Tests of the fault-injecting file system: effect of each fault, content after a crash, visibility."""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import gc
+import threading
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from spark_statestore.files import FsspecFileSystem, open_file_system
+from spark_statestore.testing import faults
+from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+
+
+@pytest.fixture(params=["memory", "local"])
+def wrapped(request: pytest.FixtureRequest, tmp_path: Path) -> object:
+    if request.param == "memory":
+        return None
+    return DirFileSystem(path=str(tmp_path), fs=LocalFileSystem())
+
+
+def disk(wrapped: object = None, **given: object) -> FaultInjectingFileSystem:
+    return FaultInjectingFileSystem(wrapped, durability="synced", **given)
+
+
+def test_faults_docstring_example_runs() -> None:
+    found = doctest.testmod(faults)
+    assert found.attempted > 10
+    assert not found.failed
+
+
+def test_file_system_without_faults_fulfils_the_contract(wrapped: object) -> None:
+    fs = FaultInjectingFileSystem(wrapped)
+    fs.makedirs("a/b", exist_ok=True)
+    with pytest.raises(FileExistsError):
+        fs.makedirs("a/b")
+    fs.pipe_file("a/b/one", b"0123456789")
+    with fs.open("a/two", "xb") as file:
+        assert file.write(b"01") == 2
+        file.write(b"23")
+    with pytest.raises(FileExistsError):
+        fs.pipe_file("a/two", b"", mode="create")
+    with pytest.raises(FileExistsError):
+        fs.open("a/two", "xb")
+    assert fs.cat_file("a/b/one", start=2, end=4) == b"23"
+    with fs.open("a/b/one") as file:
+        assert file.read(3) == b"012"
+        assert file.seek(8) == 8
+        assert file.read() == b"89"
+    with fs.open("a/text", "w") as text:
+        text.write("line\n")
+    assert fs.cat_file("a/text") == b"line\n"
+    assert sorted(fs.find("a")) == ["a/b/one", "a/text", "a/two"]
+    assert fs.find("a", detail=True)["a/two"]["size"] == 4
+    assert sorted(fs.ls("a", detail=False)) == ["a/b", "a/text", "a/two"]
+    assert {entry["name"] for entry in fs.ls("a")} == {"a/b", "a/text", "a/two"}
+    assert fs.info("a/two")["type"] == "file"
+    assert fs.isdir("a/b")
+    assert fs.isfile("a/two")
+    with pytest.raises(OSError, match="not empty"):
+        fs.rmdir("a/b")
+    fs.cp_file("a/two", "a/three")
+    fs.mv("a/three", "a/b/four")
+    assert sorted(fs.find("")) == ["a/b/four", "a/b/one", "a/text", "a/two"]
+    fs.rm_file("a/two")
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("a/two")
+    fs.rm("a/b", recursive=True)
+    assert fs.find("a") == ["a/text"]
+    assert not fs.exists("a/b")
+
+
+def test_calls_are_counted_and_logged() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.inject(Fault("fail", at=3))
+    with fs.open("a", "wb") as file:
+        file.write(b"1")
+        with pytest.raises(OSError, match="fail at call 3 flush a"):
+            file.flush()
+        file.sync()
+    fs.exists("a")
+    fs.mkdir("d")
+    fs.rmdir("d")
+    with fs.open("a") as file:
+        file.read()
+    assert [str(call) for call in fs.calls] == [
+        "1 open a", "2 write a", "3 flush a: fail", "4 sync a", "5 close a", "6 info a", "7 mkdir d", "8 rmdir d",
+        "9 open a", "10 read a",
+    ]  # fmt: skip
+    fs.inject()
+    assert fs.calls == []
+
+
+def test_fail_has_no_effect(wrapped: object) -> None:
+    fs = disk(wrapped)
+    fs.inject(Fault("fail", at=1), Fault("fail", at=3))
+    for _ in range(2):
+        with pytest.raises(OSError, match="injected fault: fail at call"):
+            fs.pipe_file("a", b"1234")
+        assert not fs.exists("a")
+    fs.pipe_file("a", b"1234")
+    assert fs.cat_file("a") == b"1234"
+
+
+def test_fail_after_takes_effect(wrapped: object) -> None:
+    fs = disk(wrapped)
+    fs.inject(Fault("fail_after", at=1), Fault("fail_after", at=3))
+    with pytest.raises(OSError, match="the answer to call 1 pipe_file a was lost"):
+        fs.pipe_file("a", b"1234", mode="create")
+    assert fs.cat_file("a") == b"1234"
+    with pytest.raises(OSError, match="the answer to call 3 rm_file a was lost"):
+        fs.rm_file("a")
+    assert not fs.exists("a")
+
+
+def test_fail_after_keeps_the_error_of_the_call() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.inject(Fault("fail_after", at=1))
+    with pytest.raises(FileNotFoundError):
+        fs.cat_file("missing")
+
+
+def test_tear_writes_a_part_on_a_disk_only() -> None:
+    on_disk, in_store = disk(), FaultInjectingFileSystem()
+    for fs in (on_disk, in_store):
+        fs.inject(Fault("tear", at=1))
+        with pytest.raises(OSError, match="tear at call 1 pipe_file a"):
+            fs.pipe_file("a", b"1234")
+    assert on_disk.cat_file("a") == b"12"
+    assert not in_store.exists("a")
+
+
+def test_tear_of_an_open_file_writes_a_part(wrapped: object) -> None:
+    fs = FaultInjectingFileSystem(wrapped)
+    fs.inject(Fault("tear", at=3))
+    file = fs.open("a", "wb")
+    file.write(b"12")
+    with pytest.raises(OSError, match="tear"):
+        file.write(b"3456")
+    file.close()
+    assert fs.cat_file("a") == b"1234"
+
+
+def test_tear_of_a_recursive_removal_removes_a_part(wrapped: object) -> None:
+    fs = FaultInjectingFileSystem(wrapped)
+    fs.makedirs("d")
+    for name in "abcd":
+        fs.pipe_file(f"d/{name}", b"")
+    fs.inject(Fault("tear", at=1))
+    with pytest.raises(OSError, match="tear"):
+        fs.rm("d", recursive=True)
+    assert len(fs.find("d")) == 2
+
+
+def test_tear_of_a_read_fails() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.pipe_file("a", b"1")
+    fs.inject(Fault("tear", at=1))
+    with pytest.raises(OSError, match="tear"):
+        fs.rm_file("a")
+    assert fs.exists("a")
+
+
+def test_open_file_is_visible_on_a_disk_only() -> None:
+    for fs, seen in ((FaultInjectingFileSystem(), None), (disk(), b"12")):
+        file = fs.open("a", "wb")
+        file.write(b"12")
+        assert (fs.cat_file("a") if fs.exists("a") else None) == seen
+        file.close()
+        assert fs.cat_file("a") == b"12"
+
+
+def test_lose_unsynced_restores_the_synced_content(wrapped: object) -> None:
+    fs = disk(wrapped)
+    with fs.open("synced", "wb") as file:
+        file.write(b"12")
+        file.sync()
+        file.write(b"34")
+    fs.pipe_file("never", b"1")
+    with fs.open("moved", "wb") as file:
+        file.write(b"5")
+        file.sync()
+    fs.mv("moved", "target")
+    fs.pipe_file("unsynced", b"6")
+    fs.mv("unsynced", "elsewhere")
+    fs.crash()
+    fs.restart()
+    assert {name: fs.cat_file(name) for name in fs.find("")} == {"synced": b"12", "target": b"5"}
+
+
+def test_lose_unsynced_restores_a_replaced_file() -> None:
+    fs = disk()
+    with fs.open("a", "wb") as file:
+        file.write(b"old")
+        file.sync()
+    fs.pipe_file("a", b"new")
+    fs.pipe_file("b", b"new")
+    fs.rm_file("b")
+    fs.crash()
+    fs.restart()
+    assert fs.cat_file("a") == b"old"
+    assert fs.find("") == ["a"]
+
+
+def test_lose_unsynced_may_keep_empty_files() -> None:
+    fs = disk(empty_names=True)
+    fs.pipe_file("a", b"1234")
+    fs.crash()
+    fs.restart()
+    assert fs.cat_file("a") == b""
+
+
+def test_lose_unsynced_keeps_finished_objects() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.pipe_file("finished", b"1")
+    file = fs.open("open", "wb")
+    file.write(b"2")
+    fs.crash()
+    fs.restart()
+    assert fs.find("") == ["finished"]
+
+
+def test_calls_after_a_crash_fail_until_restart() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.pipe_file("a", b"1")
+    reading, writing = fs.open("a"), fs.open("b", "wb")
+    fs.inject(Fault("lose_unsynced", at=2))
+    fs.cat_file("a")
+    with pytest.raises(CrashedError, match="rm_file of a fails"):
+        fs.rm_file("a")
+    for call in (lambda: fs.cat_file("a"), lambda: fs.exists("a"), reading.read, lambda: writing.write(b"2")):
+        with pytest.raises(CrashedError, match="restart"):
+            call()
+    fs.restart()
+    assert fs.cat_file("a") == b"1"
+    for stale in (reading.read, lambda: writing.write(b"2"), writing.close):
+        with pytest.raises(CrashedError, match="opened before a crash"):
+            stale()
+    assert fs.find("") == ["a"]
+
+
+def test_kill_keeps_unsynced_content_unsynced() -> None:
+    fs = disk()
+    fs.inject(Fault("kill", at=2))
+    fs.pipe_file("a", b"1")
+    with pytest.raises(CrashedError, match="rm_file of a fails"):
+        fs.rm_file("a")
+    with pytest.raises(CrashedError):
+        fs.exists("a")
+    fs.restart()
+    assert fs.cat_file("a") == b"1"
+    fs.crash()
+    fs.restart()
+    assert not fs.exists("a")
+
+
+def test_crashed_error_is_no_exception() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.crash()
+    with pytest.raises(CrashedError), contextlib.suppress(Exception):
+        fs.exists("a")
+
+
+def test_discarded_file_is_not_published() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.open("a", "wb").write(b"1")
+    discarded = fs.open("b", "wb")
+    discarded.write(b"1")
+    discarded.discard()
+    discarded.close()
+    gc.collect()
+    assert fs.find("") == []
+
+
+def test_predicates_raise_injected_errors() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.inject(*(Fault("fail", at=n) for n in (1, 2, 3)))
+    for question in (fs.exists, fs.isdir, fs.isfile):
+        with pytest.raises(OSError, match="fail at call"):
+            question("a")
+
+
+def test_delay_blocks_only_its_call() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.inject(Fault("delay", at=1, seconds=0.2))
+    started = time.monotonic()
+    slow = threading.Thread(target=fs.pipe_file, args=("a", b"slow"))
+    slow.start()
+    while not fs.calls:
+        time.sleep(0.001)
+    fs.pipe_file("a", b"fast")
+    assert time.monotonic() - started < 0.2
+    slow.join()
+    assert time.monotonic() - started >= 0.2
+    assert fs.cat_file("a") == b"slow"
+
+
+def test_run_calls_a_function_between_two_calls() -> None:
+    fs = FaultInjectingFileSystem()
+    fs.inject(Fault("run", at=2, function=lambda: fs.pipe_file("a", b"other", mode="create")))
+    assert not fs.exists("a")
+    with pytest.raises(FileExistsError):
+        fs.pipe_file("a", b"mine", mode="create")
+    assert [call.operation for call in fs.calls] == ["info", "pipe_file", "pipe_file"]
+
+
+def test_concurrent_creates_have_one_winner_with_faults() -> None:
+    fs = FaultInjectingFileSystem()
+    made: list[int] = []
+
+    def make(number: int) -> None:
+        for file in range(50):
+            try:
+                fs.pipe_file(str(file), b"%d" % number, mode="create")
+            except FileExistsError:
+                continue
+            made.append(file)
+
+    threads = [threading.Thread(target=make, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(made) == list(range(50))
+    assert sorted(call.number for call in fs.calls) == list(range(1, 201))
+
+
+def test_file_systems_are_shared_by_name() -> None:
+    fs, other = FaultInjectingFileSystem(), FaultInjectingFileSystem()
+    with fsspec.open(fs.url("d/a"), "wb") as file:
+        file.write(b"1")
+    assert fs.find("") == [fs.url("d/a").removeprefix("faulty://")]
+    assert other.find("") == []
+    assert not [path for path in fsspec.filesystem("memory").find("/") if path.endswith("/d/a")]
+    fs.inject(Fault("fail", at=1))
+    files, path = open_file_system(fs.url("d"))
+    with pytest.raises(OSError, match="fail at call 1 cat_file"):
+        files.read(f"{path}/a")
+    assert files.read(f"{path}/a") == b"1"
+
+
+def test_package_storage_syncs_files() -> None:
+    fs = disk()
+    for fsync in (True, False):
+        FsspecFileSystem(fs, "faulty", fsync=fsync).create(f"synced-{fsync}", b"1")
+    fs.crash()
+    fs.restart()
+    assert fs.find("") == ["synced-True"]
+
+
+@pytest.mark.parametrize(
+    "given", [("never", 1), ("fail", 0), ("run", 1)], ids=["kind", "number", "nothing-to-run"]
+)
+def test_invalid_fault_is_refused(given: tuple[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Fault(*given)
