@@ -114,12 +114,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 FIRST_TIER_SECONDS = 20
-"""A file of the first tier that takes longer fails the run: some of its tests belong to the second."""
+"""A file of the first tier that takes longer fails the run: some of its tests belong to the second.
+
+In a run of several processes it fails only if it takes longer alone, too: the machine may have stalled.
+"""
 
 FIRST_TIER_SECONDS_WITH_SPARK = 40
 """The same for files below tests/spark or tests/system, whose first queries compile code in each session."""
 
 _seconds: Counter[str] = Counter()
+
+_too_slow: list[str] = []
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -128,10 +133,13 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _seconds[report.nodeid.partition("::")[0]] += report.duration
 
 
-def _too_slow(config: pytest.Config) -> list[str]:
-    if config.getoption("--tier") != "first":
-        return []
-    return [file for file, seconds in _seconds.items() if seconds > _limit_of(file)]
+def _is_too_slow(file: str, config: pytest.Config) -> bool:
+    if _seconds[file] <= _limit_of(file):
+        return False
+    if not config.pluginmanager.has_plugin("dsession"):
+        return True
+    alone = [sys.executable, "-m", "pytest", "-q", "--tier", "first", "-m", config.getoption("-m"), file]
+    return subprocess.run(alone, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode != 0
 
 
 def _limit_of(file: str) -> int:
@@ -141,7 +149,11 @@ def _limit_of(file: str) -> int:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Fail the first tier's run if one of its files is too slow."""
-    if not hasattr(session.config, "workerinput") and session.exitstatus == 0 and _too_slow(session.config):
+    config = session.config
+    if hasattr(config, "workerinput") or session.exitstatus != 0 or config.getoption("--tier") != "first":
+        return
+    _too_slow.extend(file for file in list(_seconds) if _is_too_slow(file, config))
+    if _too_slow:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -150,7 +162,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("slowest files")
     for file, seconds in _seconds.most_common(10):
         terminalreporter.line(f"{seconds:7.1f} s  {file}")
-    for file in _too_slow(config):
+    for file in _too_slow:
         terminalreporter.line(
             f"{file} took more than {_limit_of(file)} s: mark its longest tests as slow, which moves them to the second tier",
             red=True,

@@ -44,21 +44,21 @@ private[statestore] object Newest {
       interface.cast(of)
     } else {
       interface.cast(Proxy.newProxyInstance(interface.getClassLoader, Array[Class[_]](interface),
-        (_: Any, method: Method, given: Array[AnyRef]) => forward(of, method, Option(given).getOrElse(Array.empty))))
+        (_: Any, method: Method, arguments: Array[AnyRef]) => forward(of, method, Option(arguments).getOrElse(Array.empty))))
     }
 
-  private def forward(of: AnyRef, method: Method, given: Array[AnyRef]): AnyRef = {
+  private def forward(of: AnyRef, method: Method, arguments: Array[AnyRef]): AnyRef = {
     // Parameters that a later release added may be omitted if they are unset.
-    val required = given.lastIndexWhere(value => value != None && value != false) + 1
+    val required = arguments.lastIndexWhere(value => value != None && value != false) + 1
     val names = Seq(method.getName) ++ predecessors.get(method.getName)
     val found = for {
       name <- names.iterator
-      count <- given.length to required by -1
+      count <- arguments.length to required by -1
       method <- declared(of.getClass, name, method.getParameterTypes.take(count))
     } yield (method, count)
     val (target, count) = found.nextOption().getOrElse(throw new MissingInSparkException(method.getName))
     target.setAccessible(true)
-    try target.invoke(of, given.take(count): _*) catch {
+    try target.invoke(of, arguments.take(count): _*) catch {
       case e: InvocationTargetException => throw e.getCause
     }
   }
