@@ -164,6 +164,21 @@ def test_family_with_rows_rejects_another_schema(instance: Open, other: Family) 
 
 
 @ours_alone
+def test_family_with_rows_rejects_keys_whose_columns_are_in_another_order(instance: Open) -> None:
+    family = Family("pairs", key="a bigint, b bigint")
+    store = created(instance().open(0), family)
+    store.put((1, 2), value(1), "pairs")
+    store.commit()
+    opened = instance().open(1)
+    refused = opened.refusal("create", Family("pairs", key="b bigint, a bigint"))
+    assert refused is not None
+    assert "the columns of the key are in another order" in refused.message
+    # Other names are not another order.
+    renamed = created(opened, Family("pairs", key="b bigint, c bigint"))
+    assert numbers(renamed.rows("pairs")) == [1]
+
+
+@ours_alone
 def test_join_side_with_a_doubled_event_time_is_only_iterated(instance: Open) -> None:
     lists = Family("events", spec=("timestampPostfix",), multiple=True)
     # Spark's state data source declares the keys so for the option joinSide and state format 4.

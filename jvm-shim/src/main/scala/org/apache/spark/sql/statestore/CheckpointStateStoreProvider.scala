@@ -362,8 +362,10 @@ class CheckpointStateStoreProvider
       val found = client.load(version, ckptId, from, columnFamilies => {
         families.foreach(_.table.discard())
         families = columnFamilies.map { stored =>
-          // The schema of the default family comes from the operator.
-          val described = if (stored.path("name").asText == schema.name) schema else FamilySchema.read(stored)
+          val isDefault = stored.path("name").asText == schema.name
+          // With column families the schema that the operator declares for the default family is a dummy.
+          if (isDefault && !hasFamilies) FamilySchema.read(stored).requireKeyOrder(schema, toString)
+          val described = if (isDefault) schema else FamilySchema.read(stored)
           ColumnFamily.empty(described, stored.path("createdAtVersion").asLong)
         }
         families.map(_.table)

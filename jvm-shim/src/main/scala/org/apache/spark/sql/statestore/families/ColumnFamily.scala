@@ -42,6 +42,7 @@ private[statestore] final class ColumnFamily private (
   /** Adopts the schema that an operator declares now. */
   def adopt(wanted: FamilySchema, store: String): Unit =
     if (!described.isSame(wanted)) {
+      described.requireKeyOrder(wanted, store)
       if (!described.fits(wanted)) {
         throw new UnsupportedFeatureException(
           s"the column family $name has $described, but the query declares it with $wanted. Its rows cannot be " +

@@ -53,8 +53,23 @@ private[statestore] final class FamilySchema(
   /** True if keys of the other schema, and their numbers of values, are valid for this one. */
   def hasKeysOf(other: FamilySchema): Boolean =
     (spec == other.spec || encoder == other.encoder && prefixColumns == other.prefixColumns &&
-      orderingColumns == other.orderingColumns && sameTypes(keySchema, other.keySchema)) &&
+      orderingColumns == other.orderingColumns && sameTypes(keySchema, other.keySchema) && !reordersKeysOf(other)) &&
       hasLists == other.hasLists
+
+  /** Fails if an operator declares the columns of this stored key in another order: no row would be found. */
+  def requireKeyOrder(declared: FamilySchema, store: String): Unit = if (reordersKeysOf(declared)) {
+    throw new UnsupportedFeatureException(
+      s"the column family $name has $this, but the query declares it with $declared: the columns of the key are in another " +
+        "order, and no row would be found. Restore their order in the query. dropDuplicates by more than four columns " +
+        "that began on Spark 4.3 does not continue on an earlier one, which orders them by itself: use 4.3, or a savepoint " +
+        s"from before. Nothing was changed: $store")
+  }
+
+  private def reordersKeysOf(other: FamilySchema): Boolean = {
+    val names = keySchema.fieldNames
+    val others = other.keySchema.fieldNames
+    names.distinct.length == names.length && !names.sameElements(others) && names.sorted.sameElements(others.sorted)
+  }
 
   private def hasValuesOf(other: FamilySchema): Boolean =
     valueSchema == other.valueSchema || sameTypes(valueSchema, other.valueSchema)

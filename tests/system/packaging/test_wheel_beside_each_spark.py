@@ -1,0 +1,74 @@
+"""The wheel of all jars, in an empty environment with each PySpark, runs the examples."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from spark_statestore._version import SUPPORTED_SPARK
+from tests.support.paths import ROOT
+from tests.system.examples.test_examples import OUTPUT, OUTPUT_TWICE, READ
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
+
+# Python's transformWithState by rows.
+NOT_ON = {"4.0": {"transform_with_state.py"}}
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    """Build the wheel with the jars of all minor versions."""
+    subprocess.run(["make", "wheel"], cwd=ROOT, check=True)
+    (found,) = (ROOT / "dist").glob("*.whl")
+    return found
+
+
+@pytest.fixture(params=SUPPORTED_SPARK)
+def python(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> tuple[str, Path]:
+    """Return a minor version, and the interpreter of an environment with its PySpark and the wheel."""
+    minor = request.param
+    directory = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
+    python = directory / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile"]
+    subprocess.run([*install, f"{wheel}[demo]", f"pyspark=={minor}.*", "duckdb"], check=True)
+    return minor, python
+
+
+def run(python: Path, cwd: Path, example: str, *arguments: str) -> list[str]:
+    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME")}
+    done = subprocess.run(
+        [str(python), str(ROOT / "examples" / example), *arguments],
+        cwd=cwd,
+        env=kept,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, f"{example}: {done.stderr[-5000:]}"
+    return done.stdout.splitlines()
+
+
+def test_examples_print_their_results(python: tuple[str, Path], tmp_path: Path) -> None:
+    minor, interpreter = python
+    shown = subprocess.run(
+        [str(interpreter), "-c", "import spark_statestore, pyspark; print(spark_statestore.jar_path())"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout.startswith(str(tmp_path))
+    assert f"spark-{minor}.jar" in shown.stdout
+    for example in sorted(OUTPUT.keys() - NOT_ON.get(minor, set())):
+        assert run(interpreter, tmp_path, example) == OUTPUT[example], example
+    for example, outputs in OUTPUT_TWICE.items():
+        for output in outputs:
+            assert run(interpreter, tmp_path, example, example + "-files") == output, example
+    for example, (reader, output) in READ.items():
+        assert run(interpreter, tmp_path, reader, f"{example}-files/checkpoint") == output, reader
