@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from spark_statestore._version import SUPPORTED_SPARK, __version__, minor_of
 from spark_statestore.errors import IncompatibleSparkError, OptionError, SessionError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EXTENSIONS_CLASS",
+    "FILE_MANAGER_CLASS",
     "JOIN_PROVIDER_CLASS",
     "PLUGIN_CLASS",
     "PROVIDER_CLASS",
@@ -49,10 +50,15 @@ PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
 """For ``spark.plugins``: starts each executor's backend with the executor. On a cluster
 ``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state."""
 
+FILE_MANAGER_CLASS: Final = "org.apache.spark.sql.statestore.BackendCheckpointFileManager"
+"""For ``spark.sql.streaming.checkpointFileManagerClass``: Spark's own files of a checkpoint, its logs and metadata,
+are read and written by the driver's backend, as state is."""
+
 _SHIPPED: Final = ("backend", "files", "formats", "operator_state", "storage", "store")
 """Subpackages in the archive for executors: those that the backend and `QueryOperatorState` import."""
 
 _PROVIDERS = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
+_FILE_MANAGER_KEY = "spark.sql.streaming.checkpointFileManagerClass"
 _PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 _JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
 
@@ -103,7 +109,13 @@ def jar_path(spark_version: str | None = None) -> str:
     return jar
 
 
-def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> Builder:
+def configure(
+    builder: Builder,
+    storage: str = "filesystem",
+    *,
+    spark_files: Literal["backend", "hadoop"] = "backend",
+    **options: Any,
+) -> Builder:
     """Configure a session builder to keep streaming state in this store.
 
     Adds the jar and an archive of the backend to the files that the session ships, and sets provider,
@@ -121,6 +133,11 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
         ``SparkSession.builder``, with everything else set.
     storage
         ``filesystem`` or ``memory``.
+    spark_files
+        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits: the
+        ``backend``, so that any fsspec URL is valid there, or ``hadoop``, which needs a Hadoop connector for the URL.
+        Either continues what the other wrote. A ``spark.sql.streaming.checkpointFileManagerClass`` that is set
+        is kept.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
         ``checkpoints_dir="s3://bucket/checkpoints"``.
@@ -133,7 +150,7 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
     Raises
     ------
     OptionError
-        If an option is unknown or its value invalid.
+        If an option is unknown or its value invalid, or `spark_files` is.
     StorageURLError, MissingDriverError
         If the URL of a directory is invalid, or its fsspec driver is not installed.
     IncompatibleSparkError
@@ -148,6 +165,8 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
     >>> builder = spark_statestore.configure(SparkSession.builder.master("local[2]"))
     """
     values = _check_options({"storage": storage} | options)
+    if spark_files not in ("backend", "hadoop"):
+        raise OptionError(f"spark_files is {spark_files!r}, but it must be 'backend' or 'hadoop'.")
     given: dict[str, Any] = builder._options
     if "spark.remote" in given or "SPARK_REMOTE" in os.environ:
         raise SessionError(
@@ -169,6 +188,8 @@ def configure(builder: Builder, storage: str = "filesystem", **options: Any) -> 
                 "one of the two."
             )
         builder.config(key, value)
+    if spark_files == "backend" and _FILE_MANAGER_KEY not in given | defaults:
+        builder.config(_FILE_MANAGER_KEY, FILE_MANAGER_CLASS)
     _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
     directory = OPTION_PREFIX + "checkpointsDir"
     if storage == "memory" and directory not in settings | given | defaults:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from spark_statestore.backend.checkpoint_files import FILE_HANDLERS
 from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.backend.supervision import LARGE_BYTES, Permit, Supervisor
 from spark_statestore.errors import ProtocolError
@@ -57,6 +58,7 @@ class Requests:
             "snapshot": self._upload_snapshot,
             "cleanup": self._cleanup,
             "check": self._check,
+            **FILE_HANDLERS,
         }
 
     def serve(self, request: dict[str, Any], connection: FrameSocket) -> None:
@@ -379,10 +381,6 @@ def _is_options(value: Any) -> bool:
     return isinstance(value, dict) and all(_is_text(text) for text in value.values())
 
 
-def _is_range(value: Any) -> bool:
-    return _is_list(_is_count)(value) and len(value) == 2
-
-
 _Fields = Mapping[str, Callable[[Any], bool]]
 
 _STORE: Final[_Fields] = {
@@ -398,7 +396,7 @@ _STORE_OPTIONAL: Final[_Fields] = {"commits": lambda value: value is None or _is
 _VERSION: Final[_Fields] = {"version": _is_count, "attemptId": is_attempt_id, "idInPath": _is_flag}
 _COLUMN_FAMILIES: Final[_Fields] = {"columnFamilies": _is_list(lambda value: isinstance(value, dict))}
 
-_WITHOUT_STORE: Final = frozenset({"check"})
+_FILE: Final[_Fields] = {"path": _is_text, "options": _is_options}
 
 # Required and optional fields of each request.
 _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
@@ -410,7 +408,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
             "fromId": _is_id,
             "raw": _is_flag,
             "metadataPaths": _is_list(_is_text),
-            "driverRange": _is_range,
+            "driverRange": lambda value: _is_list(_is_count)(value) and len(value) == 2,
         },
     ),
     "lineage": ({"version": _is_count, "oldest": _is_count, "columnFamily": _is_text}, {"id": _is_id}),
@@ -424,6 +422,12 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     ),
     "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {}),
     "check": ({"options": _is_options}, {}),
+    "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
+    "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),
+    "fileStatus": ({**_FILE, "isFile": _is_flag}, {}),
+    "listDirectory": (_FILE, {}),
+    "deleteFile": ({**_FILE, "isFile": _is_flag}, {}),
+    "makeDirectory": (_FILE, {}),
     "cleanup": ({**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number}, {}),
 }
 
@@ -439,9 +443,10 @@ def check_request(request: Mapping[str, Any]) -> None:
     op = request.get("op")
     if not isinstance(op, str) or op not in _FIELDS:
         raise ProtocolError(f"unknown request {op!r:.40}")
-    if op not in _WITHOUT_STORE:
+    required, optional = _FIELDS[op]
+    if "options" not in required:
         _check_store(op, request.get("store"))
-    _check(op, request, *_FIELDS[op])
+    _check(op, request, required, optional)
     if op == "cleanup" and request["retainFrom"] > request["version"]:
         raise ProtocolError(
             f"the request 'cleanup' would discard the newest version, {request['version']}: it retains versions from "

@@ -168,7 +168,8 @@ def _once(function: Callable[[], None]) -> Callable[[], None]:
 def _timeout_of(request: dict[str, Any]) -> float:
     """Return the seconds that a request may wait for storage."""
     try:
-        return max(1.0, float(request["store"]["options"]["storageTimeoutSeconds"]))
+        options = request["options"] if "options" in request else request["store"]["options"]
+        return max(1.0, float(options["storageTimeoutSeconds"]))
     except (KeyError, TypeError, ValueError):
         # Serving the request reports what is wrong with it.
         return float(DEFAULT_STORAGE_TIMEOUT)
@@ -191,12 +192,20 @@ def _answer(one: _Supervised, connection: FrameSocket) -> None:
 
 def _message_of(one: _Supervised) -> str:
     request = one.request
+    return (
+        f"storage did not answer within {one.context.limit:.0f} s, and the request {request.get('op')!r} of "
+        f"{_subject_of(request)} was cancelled. It publishes nothing; a retried task starts from the previous version. Check "
+        "that the storage is reachable; if its calls may take longer, raise the option storageTimeoutSeconds."
+    )
+
+
+def _subject_of(request: dict[str, Any]) -> str:
+    if "path" in request:
+        return f"the file {request['path']}"
     store = request.get("store")
     store = store if isinstance(store, dict) else {}
     which = f", version {request['version']}" if "version" in request else ""
     return (
-        f"storage did not answer within {one.context.limit:.0f} s, and the request {request.get('op')!r} of operator "
-        f"{store.get('operator')}, partition {store.get('partition')}, store {store.get('name')}{which} at "
-        f"{store.get('root')} was cancelled. It publishes nothing; a retried task starts from the previous version. Check "
-        "that the storage is reachable; if its calls may take longer, raise the option storageTimeoutSeconds."
+        f"operator {store.get('operator')}, partition {store.get('partition')}, store {store.get('name')}{which} at "
+        f"{store.get('root')}"
     )

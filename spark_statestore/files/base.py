@@ -34,11 +34,14 @@ class FileStatus:
         Size in bytes.
     modified
         Time of the last write in seconds since 1970; None where the file system does not provide it.
+    is_directory
+        Whether it is a directory; its size is 0.
     """
 
     path: str
     size: int
     modified: float | None = field(default=None, compare=False)
+    is_directory: bool = False
 
 
 class FileOutput(ABC):
@@ -181,3 +184,19 @@ class FileSystem(ABC):
     @abstractmethod
     def list_files(self, path: str) -> Iterator[FileStatus]:
         """List every file below a directory, at any depth; yield nothing if the directory does not exist."""
+
+    def list_directory(self, path: str) -> list[FileStatus]:
+        """List the files and directories of a directory, not those below.
+
+        Raises
+        ------
+        FileNotFoundError
+            If the directory does not exist. Object stores have no directories: there the list is empty.
+        """
+        start = len(path.rstrip("/")) + 1
+        found: dict[str, FileStatus] = {}
+        for status in self.list_files(path):
+            name, below, _ = status.path[start:].partition("/")
+            whole = join(path, name)
+            found.setdefault(whole, FileStatus(whole, 0, is_directory=True) if below else status)
+        return list(found.values())

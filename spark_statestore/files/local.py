@@ -345,6 +345,20 @@ class LocalFileSystem(FileSystem):
             except (FileNotFoundError, NotADirectoryError):
                 continue
 
+    def list_directory(self, path: str) -> list[FileStatus]:
+        found = []
+        with os.scandir(path) as entries:
+            for entry in entries:
+                # Deleted since, or a link to a missing file.
+                with contextlib.suppress(FileNotFoundError):
+                    status = entry.stat()
+                    is_directory = stat.S_ISDIR(status.st_mode)
+                    size = 0 if is_directory else status.st_size
+                    found.append(
+                        FileStatus(f"{path.rstrip('/')}/{entry.name}", size, status.st_mtime, is_directory)
+                    )
+        return found
+
     def _create_unnamed(self, path: str, parts: Sequence[Buffer]) -> bool:
         preallocated = self._preallocated.take()
         # Its directory may be on another device than this path, or be removed.

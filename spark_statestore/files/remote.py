@@ -265,6 +265,26 @@ class FsspecFileSystem(FileSystem):
         for name, detail in found.items():
             yield FileStatus(name, int(detail.get("size") or 0), _modified(detail))
 
+    def list_directory(self, path: str) -> list[FileStatus]:
+        self._fs.invalidate_cache(path)
+        try:
+            found: list[dict[str, Any]] = self._fs.ls(path, detail=True)
+        except FileNotFoundError as error:
+            if (refused := access_error(error, self.url(path))) is not None:
+                raise refused from error
+            if self._has_directories:
+                raise
+            return []
+        statuses = []
+        for detail in found:
+            name = detail["name"].rstrip("/")
+            # Object stores may have an object for the directory itself.
+            if name != self._fs._strip_protocol(path).rstrip("/"):
+                is_directory = detail["type"] == "directory"
+                size = 0 if is_directory else int(detail.get("size") or 0)
+                statuses.append(FileStatus(name, size, _modified(detail), is_directory))
+        return statuses
+
     def _write_synced(self, path: str, data: Buffer, mode: str) -> None:
         write_whole(_FsspecOutput(self._fs, path, self.url(path), mode, fsync=True), data)
 

@@ -203,6 +203,9 @@ class RetryingFileSystem(FileSystem):
     def list_files(self, path: str) -> Iterator[FileStatus]:
         yield from self._run("listing", path, lambda: list(self.wrapped.list_files(path)))
 
+    def list_directory(self, path: str) -> list[FileStatus]:
+        return self._run("listing", path, lambda: self.wrapped.list_directory(path))
+
     def read_at(self, path: str, source: BinaryIO | None, position: int, size: int) -> tuple[BinaryIO, bytes]:
         """Read from an open file, reopening it after a transient failure.
 

@@ -157,6 +157,22 @@ class FileSystemTests:
             assert one.read() == b""
             assert other.read() == b"3456789"
 
+    def test_list_directory_lists_its_files_and_directories(self, files: FileSystem, root: str) -> None:
+        files.make_directory(join(root, "log", "below"))
+        files.create(join(root, "log", "1"), b"12")
+        files.create(join(root, "log", "below", "2"), b"3")
+        files.create(join(root, "log-of-another"), b"4")
+        entries = {
+            status.path.rpartition("/")[2]: (status.size, status.is_directory)
+            for status in files.list_directory(join(root, "log"))
+        }
+        assert entries == {"1": (2, False), "below": (0, True)}
+        if self.has_directories:
+            with pytest.raises(FileNotFoundError):
+                files.list_directory(join(root, "missing"))
+        else:
+            assert files.list_directory(join(root, "missing")) == []
+
     def test_missing_file_raises_file_not_found(self, files: FileSystem, root: str) -> None:
         path = join(root, "missing")
         for ask in (files.read, files.open_input, files.size):

@@ -27,6 +27,10 @@ private[statestore] final class TaskReadStores {
 private[statestore] object Since41 {
   type StatefulOperator = org.apache.spark.sql.execution.streaming.operators.stateful.StatefulOperator
 
+  type CheckpointFileManager = org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
+
+  type CancellableOutput = org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.CancellableFSDataOutputStream
+
   /** Local property with the id of the running query. */
   val QueryIdKey: String = org.apache.spark.sql.execution.streaming.runtime.StreamExecution.QUERY_ID_KEY
 

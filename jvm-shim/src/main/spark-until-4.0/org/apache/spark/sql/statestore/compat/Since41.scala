@@ -71,6 +71,10 @@ private[statestore] final class TaskReadStores {
 private[statestore] object Since41 {
   type StatefulOperator = org.apache.spark.sql.execution.streaming.StatefulOperator
 
+  type CheckpointFileManager = org.apache.spark.sql.execution.streaming.CheckpointFileManager
+
+  type CancellableOutput = org.apache.spark.sql.execution.streaming.CheckpointFileManager.CancellableFSDataOutputStream
+
   /** Local property with the id of the running query. */
   val QueryIdKey: String = org.apache.spark.sql.execution.streaming.StreamExecution.QUERY_ID_KEY
 

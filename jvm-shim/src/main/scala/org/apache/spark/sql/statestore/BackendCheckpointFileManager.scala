@@ -1,0 +1,101 @@
+package org.apache.spark.sql.statestore
+
+import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.{FSDataInputStream, FileStatus, FileSystem, Path, PathFilter}
+
+import org.apache.spark.sql.statestore.backend.{Backend, FileClient, PythonInterpreter}
+import org.apache.spark.sql.statestore.compat.Since41
+import org.apache.spark.sql.statestore.driver.{BackendInput, FileContent}
+import org.apache.spark.sql.statestore.provider.BackendOptions
+
+/**
+ * Checkpoint file manager, set as `spark.sql.streaming.checkpointFileManagerClass`: Spark's own files of a
+ * checkpoint (logs of offsets and commits, metadata of queries, operators and schemas) are read and written by
+ * this JVM's backend, as state is. The URL of a checkpoint may be any that fsspec knows, without a file system
+ * of Hadoop for it.
+ *
+ * Guarantees: a file appears whole or not at all, also on object stores, and without a rename. A file that
+ * exists is replaced only if Spark allows it.
+ */
+class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extends Since41.CheckpointFileManager {
+  private val root = BackendCheckpointFileManager.qualify(path, hadoopConf)
+  private val isLog = BackendCheckpointFileManager.isLog(root)
+  private val files = BackendCheckpointFileManager.clientOf(hadoopConf)
+
+  override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput =
+    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent)
+
+  override def open(path: Path): FSDataInputStream = new FSDataInputStream(new BackendInput(files, qualified(path)))
+
+  override def list(path: Path, filter: PathFilter): Array[FileStatus] =
+    files.list(qualified(path)).filter(status => filter.accept(status.getPath)).toArray
+
+  override def mkdirs(path: Path): Unit = files.makeDirectory(qualified(path))
+
+  override def exists(path: Path): Boolean = {
+    val target = qualified(path)
+    files.status(target, isBatch(target)).isDefined
+  }
+
+  override def delete(path: Path): Unit = {
+    val target = qualified(path)
+    files.delete(target, isBatch(target))
+  }
+
+  override def isLocal: Boolean = root.toUri.getScheme == "file"
+
+  override def createCheckpointDirectory(): Path = {
+    files.makeDirectory(root)
+    root
+  }
+
+  // Each log has a manager for its directory, and a file for each batch there.
+  private def isBatch(path: Path): Boolean = isLog && path.getName.toLongOption.isDefined && path.getParent == root
+
+  private def qualified(path: Path): Path = BackendCheckpointFileManager.qualify(path, hadoopConf)
+}
+
+/** A file that appears when the stream is closed, unless it is cancelled before. */
+private final class AtomicOutput(files: FileClient, path: Path, overwrite: Boolean, content: FileContent)
+  extends Since41.CancellableOutput(content) {
+  private var isDone = false
+
+  override def close(): Unit = synchronized {
+    if (!isDone) {
+      isDone = true
+      try {
+        flush()
+        files.create(path, () => content.parts(), overwrite)
+      } finally {
+        content.discard()
+      }
+    }
+  }
+
+  override def cancel(): Unit = synchronized {
+    if (!isDone) {
+      isDone = true
+      content.discard()
+    }
+  }
+}
+
+private[statestore] object BackendCheckpointFileManager {
+  private val Logs = Set("offsets", "commits", "_spark_metadata")
+
+  private def isLog(directory: Path): Boolean =
+    Logs(directory.getName) || directory.getParent != null && directory.getParent.getName == "sources"
+
+  /** Returns a path with the scheme that Hadoop gives to paths without one. */
+  def qualify(path: Path, hadoopConf: Configuration): Path =
+    if (path.toUri.getScheme != null && path.isAbsolute) path
+    else path.makeQualified(FileSystem.getDefaultUri(hadoopConf), new Path(System.getProperty("user.dir")))
+
+  /** Returns a client with the options of the session that a configuration was made for. */
+  def clientOf(hadoopConf: Configuration): FileClient = {
+    import scala.jdk.CollectionConverters._
+    val settings = hadoopConf.getPropsWithPrefix(BackendOptions.Prefix).asScala
+    val options = BackendOptions.parse(settings.map { case (name, value) => BackendOptions.Prefix + name -> value }.toMap)
+    new FileClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), options)
+  }
+}

@@ -1,0 +1,122 @@
+package org.apache.spark.sql.statestore.backend
+
+import java.io.FileNotFoundException
+
+import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
+import com.fasterxml.jackson.databind.node.ObjectNode
+import org.apache.hadoop.fs.{FileAlreadyExistsException, FileStatus, Path}
+
+import org.apache.spark.sql.statestore.BackendException
+import org.apache.spark.sql.statestore.provider.BackendOptions
+
+/**
+ * Client of the backend for files that Spark writes itself. Each call is one exchange and blocks until the
+ * backend has answered; the options of the state store for storage apply.
+ *
+ * Guarantees: a created file appears whole or not at all, and replaces another one only if asked to.
+ */
+private[statestore] final class FileClient(backend: Backend, options: BackendOptions) {
+  import FileClient._
+
+  private val timeout = new RequestTimeout(options.storageTimeoutSeconds.getOrElse(RequestTimeout.DefaultSeconds))
+
+  /** Reads up to `size` bytes from an offset; fewer at the end of the file. */
+  def read(path: Path, start: Long, size: Int): Array[Byte] = {
+    val request = newRequest("readFile", path).put("start", start).put("size", size)
+    exchange { connection =>
+      send(connection, request)
+      Backend.answer(connection)
+      connection.receive()
+      if (connection.kind != Frames.Object) throw unexpected(connection)
+      val bytes = connection.payload()
+      expectEnd(connection)
+      bytes
+    }
+  }
+
+  /**
+   * Creates a file.
+   *
+   * @param parts      its content, asked for again if the connection broke
+   * @param overwrite  replaces a file that exists; otherwise such a file is a `FileAlreadyExistsException`
+   */
+  def create(path: Path, parts: () => Iterator[Array[Byte]], overwrite: Boolean): Unit = {
+    val request = newRequest("createFile", path).put("overwrite", overwrite)
+    var tries = 0
+    exchange { connection =>
+      request.put("repeated", tries > 0)
+      tries += 1
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      parts().foreach(connection.sendNow(Frames.Object, _))
+      connection.end()
+      Backend.answer(connection)
+      expectEnd(connection)
+    }
+  }
+
+  /**
+   * Returns the status of a file or directory, if it exists.
+   *
+   * @param isFile  true if it is no directory: on object stores the search for a directory is a listing
+   */
+  def status(path: Path, isFile: Boolean): Option[FileStatus] =
+    entries(ask(newRequest("fileStatus", path).put("isFile", isFile)), _ => path).headOption
+
+  /** Lists a directory. */
+  def list(path: Path): Seq[FileStatus] = entries(ask(newRequest("listDirectory", path)), new Path(path, _))
+
+  /** Removes a file, or a directory with all that is in it; does nothing if there is none. */
+  def delete(path: Path, isFile: Boolean): Unit = ask(newRequest("deleteFile", path).put("isFile", isFile))
+
+  /** Makes a directory and those above it; does nothing on object stores. */
+  def makeDirectory(path: Path): Unit = ask(newRequest("makeDirectory", path))
+
+  private def ask(request: ObjectNode): JsonNode = exchange { connection =>
+    send(connection, request)
+    val answer = Backend.answer(connection)
+    expectEnd(connection)
+    answer
+  }
+
+  private def exchange[T](body: BackendConnection => T): T =
+    try backend.exchange(timeout)(body) catch {
+      case e: BackendException if e.kind == "CheckpointNotFoundError" =>
+        throw new FileNotFoundException(e.getMessage)
+      case e: BackendException if e.kind == "CheckpointExistsError" =>
+        throw new FileAlreadyExistsException(e.getMessage)
+    }
+
+  private def send(connection: BackendConnection, request: ObjectNode): Unit = {
+    connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+    connection.end()
+  }
+
+  private def expectEnd(connection: BackendConnection): Unit = {
+    connection.receive()
+    if (connection.kind != Frames.End) throw unexpected(connection)
+  }
+
+  // The error that the backend sent instead, if it did.
+  private def unexpected(connection: BackendConnection): BackendException =
+    if (connection.kind == Frames.Error) Backend.failure(Backend.readNode(connection))
+    else new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
+
+  private def newRequest(op: String, path: Path): ObjectNode = {
+    val request = mapper.createObjectNode().put("op", op).put("path", path.toString)
+    options.addTo(request.putObject("options"))
+    request
+  }
+}
+
+private object FileClient {
+  private val mapper = new ObjectMapper
+
+  private def entries(answer: JsonNode, pathOf: String => Path): Seq[FileStatus] = {
+    val found = answer.path("entries")
+    Seq.tabulate(found.size)(found.get).map { entry =>
+      new FileStatus(
+        entry.path("size").asLong, entry.path("isDirectory").asBoolean, 1, 0L, entry.path("modified").asLong,
+        pathOf(entry.path("name").asText))
+    }
+  }
+}

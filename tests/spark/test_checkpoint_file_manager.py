@@ -1,0 +1,170 @@
+"""Spark's own files of a checkpoint, read and written through the backend."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from py4j.protocol import Py4JJavaError
+
+import spark_statestore
+from tests.spark.counting import backend_of, finish, run_to, start_counting, wait_for_batch, wait_until
+from tests.spark.queries import configured
+from tests.support.spark_versions import is_since
+
+pytestmark = pytest.mark.spark
+
+KEY = "spark.sql.streaming.checkpointFileManagerClass"
+OURS = spark_statestore.FILE_MANAGER_CLASS
+HADOOPS = "org.apache.spark.sql.execution.streaming.{}FileContextBasedCheckpointFileManager".format(
+    "checkpointing." if is_since("4.1") else ""
+)
+
+CHUNK = 8 << 20
+"""Bytes of one request."""
+
+
+class Manager:
+    """The file manager of a directory, called as Spark calls it."""
+
+    def __init__(self, spark: Any, directory: str) -> None:
+        self._spark = spark
+        self._jvm = spark._jvm
+        hadoop = spark._jsparkSession.sessionState().newHadoopConf()
+        self.directory = directory
+        self.of = self._jvm.org.apache.spark.sql.statestore.BackendCheckpointFileManager(
+            self.path(""), hadoop
+        )
+
+    def path(self, name: str) -> Any:
+        return self._jvm.org.apache.hadoop.fs.Path(f"{self.directory}/{name}" if name else self.directory)
+
+    def write(self, name: str, *parts: bytes, overwrite: bool = False, cancel: bool = False) -> None:
+        out = self.of.createAtomic(self.path(name), overwrite)
+        for part in parts:
+            out.write(bytearray(part))
+        if cancel:
+            out.cancel()
+        out.close()
+
+    def read(self, name: str, start: int = 0) -> bytes:
+        source = self.of.open(self.path(name))
+        source.seek(start)
+        return bytes(source.readAllBytes())
+
+    def names(self) -> dict[str, int]:
+        found = self.of.list(self.path(""))
+        return {one.getPath().getName(): -1 if one.isDirectory() else one.getLen() for one in found}
+
+
+@pytest.fixture
+def manager(spark: Any, tmp_path: Path) -> Manager:
+    return Manager(spark, f"file:{tmp_path}/offsets")
+
+
+def test_file_appears_whole_when_it_is_closed(manager: Manager, tmp_path: Path) -> None:
+    manager.of.mkdirs(manager.path(""))
+    out = manager.of.createAtomic(manager.path("0"), False)
+    out.write(bytearray(b"one"))
+    assert manager.names() == {}
+    out.close()
+    out.close()
+    assert manager.names() == {"0": 3}
+    assert manager.read("0", 1) == b"ne"
+    manager.write("1", b"never", cancel=True)
+    assert [path.name for path in (tmp_path / "offsets").iterdir()] == ["0"]
+
+
+def test_existing_file_is_replaced_only_if_allowed(manager: Manager) -> None:
+    manager.write("0", b"first")
+    with pytest.raises(Py4JJavaError, match="FileAlreadyExistsException"):
+        manager.write("0", b"second")
+    assert manager.read("0") == b"first"
+    manager.write("0", b"third", overwrite=True)
+    assert manager.read("0") == b"third"
+
+
+def test_missing_files(manager: Manager) -> None:
+    assert not manager.of.exists(manager.path("0"))
+    manager.of.delete(manager.path("0"))
+    for call in (manager.of.open, manager.of.list):
+        with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
+            call(manager.path("0"))
+
+
+def test_directory_with_a_number_for_its_name_exists(manager: Manager) -> None:
+    log = Manager(manager._spark, manager.directory.replace("offsets", "sources/0"))
+    assert not log.of.exists(log.path(""))
+    log.write("0", b"x")
+    assert log.of.exists(log.path(""))
+    assert log.of.exists(log.path("0"))
+    log.of.delete(log.path(""))
+    assert not log.of.exists(log.path(""))
+
+
+@pytest.mark.parametrize("size", [0, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
+def test_file_of_any_size(manager: Manager, size: int) -> None:
+    data = os.urandom(size)
+    manager.write("0", data[: size // 2], data[size // 2 :])
+    assert manager.read("0") == data
+    assert manager.read("0", size // 3) == data[size // 3 :]
+
+
+def test_paths_without_a_scheme_are_those_of_hadoops_default(manager: Manager, tmp_path: Path) -> None:
+    plain = Manager(manager._spark, f"{tmp_path}/a b%20c")
+    assert plain.of.createCheckpointDirectory().toString() == f"file:{tmp_path}/a b%20c"
+    assert plain.of.isLocal()
+    plain.write("0", b"x")
+    assert (tmp_path / "a b%20c" / "0").read_bytes() == b"x"
+
+
+def test_query_goes_on_with_either_file_manager(spark: Any, tmp_path: Path) -> None:
+    session = spark.newSession()
+    newest = 0
+    for manager in (HADOOPS, OURS, HADOOPS, OURS):
+        with configured(session, {KEY: manager}):
+            # It compares the counts of all batches.
+            run_to(session, tmp_path, newest + 2)
+        newest = max(int(path.name) for path in (tmp_path / "offsets").iterdir() if path.name.isdigit())
+        assert (tmp_path / "offsets" / f".{newest}.crc").exists() == (manager == HADOOPS)
+
+
+def test_entry_of_another_query_ends_the_query(spark: Any, tmp_path: Path) -> None:
+    session = spark.newSession()
+    query = start_counting(session, tmp_path)
+    wait_for_batch(query, 1)
+    # Written ahead of it, as if another query was faster.
+    ahead = int(query.lastProgress["batchId"]) + 5
+    (tmp_path / "offsets" / str(ahead)).write_text("of another query")
+    with pytest.raises(Exception, match="Multiple streaming"):
+        query.awaitTermination(60)
+    assert (tmp_path / "offsets" / str(ahead)).read_text() == "of another query"
+    assert max(int(path.name) for path in (tmp_path / "commits").iterdir()) < ahead
+
+
+def test_query_goes_on_after_kills_of_the_backend_that_writes_its_logs(spark: Any, tmp_path: Path) -> None:
+    session = spark.newSession()
+    query = start_counting(session, tmp_path)
+    for _ in range(3):
+        wait_for_batch(query, (query.lastProgress or {"batchId": 0})["batchId"] + 2)
+        backend = backend_of(session)
+        backend.kill()
+        assert wait_until(lambda: not backend.is_running(), 20)  # noqa: B023
+    finish(session, query, query.lastProgress["batchId"] + 2)
+    for entry in (tmp_path / "offsets").iterdir():
+        json.loads(entry.read_text().splitlines()[1])
+
+
+def test_whole_checkpoint_in_memory_without_hadoop(spark: Any) -> None:
+    session = spark.newSession()
+    url = f"memory://whole-checkpoint-{os.getpid()}/here"
+    for batch in (2, 5):
+        run_to(session, url, batch)
+    metadata = session.read.format("state-metadata").load(url).collect()
+    assert [row.numPartitions for row in metadata] == [2]
+    assert session.read.format("statestore").load(url).count() > 0
+    with pytest.raises(Exception, match="no connector for memory"):
+        session.range(1).write.parquet(f"{url}/data")

@@ -1,0 +1,67 @@
+"""Test program: queries whose whole checkpoint is at a URL, one after another, over files of input.
+
+    python -m tests.system.object_stores.whole_checkpoint CHECKPOINTS INPUT OUTPUT FORMAT
+
+Each batch's output is appended to the file OUTPUT, as a line of JSON: the query, the batch, its rows.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import spark_statestore
+from tests.spark.processors_query import NO_EMPTY_BATCHES
+from tests.spark.queries import STATE_STORE
+from tests.support.sessions import local_builder
+from tests.system.upgrades.cases import CASES
+
+QUERIES = ("aggregation, update mode", "outer join", "transformWithState, Scala, timers")
+
+
+def main(checkpoints: str, given: Path, output: Path, checkpoint_format: str) -> None:
+    """Run the queries to the end of their input."""
+    builder = local_builder("whole-checkpoint", memory="1g").config("spark.jars", os.environ["TEST_JAR"])
+    settings = {
+        **NO_EMPTY_BATCHES,
+        STATE_STORE + "checkpointFormatVersion": checkpoint_format,
+        "spark.sql.shuffle.partitions": "2",
+    }
+    for key, value in settings.items():
+        builder.config(key, value)
+    spark = spark_statestore.configure(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    assert loader.getResource("org/apache/hadoop/fs/s3a/S3AFileSystem.class") is None
+    print(json.dumps({"jvm": spark._jvm.java.lang.ProcessHandle.current().pid()}), flush=True)
+    for name in QUERIES:
+        run(spark, name, f"{checkpoints}/{QUERIES.index(name)}", given, output)
+    spark.stop()
+
+
+def run(spark: Any, name: str, checkpoint: str, given: Path, output: Path) -> None:
+    case = CASES[name]
+    source = str(given / case.reads)
+
+    def sink(batch: Any, number: int) -> None:
+        rows = sorted(map(repr, batch.collect()))
+        with output.open("a") as file:
+            file.write(json.dumps([name, number, rows]) + "\n")
+
+    stream = spark.readStream.schema(spark.read.parquet(source).schema).option("maxFilesPerTrigger", 1)
+    query = (
+        case.build(stream.parquet(source))
+        .writeStream.outputMode(case.mode)
+        .option("checkpointLocation", checkpoint)
+        .foreachBatch(sink)
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -1,0 +1,228 @@
+"""Requests for the files that Spark writes itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from spark_statestore.backend.protocol import Kind
+from tests.support.effort import EFFORT
+from tests.unit.backend.backends import Answer, Backend, Client
+
+MISSING, EXISTS = "CheckpointNotFoundError", "CheckpointExistsError"
+
+
+@pytest.fixture(scope="module")
+def backend() -> Iterator[Backend]:
+    running = Backend()
+    yield running
+    assert running.stop() == 0
+
+
+@pytest.fixture
+def client(backend: Backend) -> Iterator[Client]:
+    with backend.client() as connected:
+        yield connected
+
+
+def ask(client: Client, op: str, path: Any, *parts: bytes, **fields: Any) -> Answer:
+    needed: dict[str, Any] = {
+        "readFile": {"start": 0, "size": 1 << 20},
+        "createFile": {"overwrite": False, "repeated": False},
+        "fileStatus": {"isFile": False},
+        "deleteFile": {"isFile": False},
+    }.get(op, {})
+    request = {"op": op, "path": str(path), "options": {}} | needed | fields
+    return client.ask(request, *((Kind.OBJECT, part, 0) for part in parts))
+
+
+def content(client: Client, path: Any) -> bytes:
+    answer = ask(client, "readFile", path)
+    assert answer.error is None
+    return b"".join(answer.of(Kind.OBJECT))
+
+
+def names(answer: Answer) -> dict[str, bool]:
+    return {entry["name"]: entry["isDirectory"] for entry in answer.control["entries"]}
+
+
+def error_of(answer: Answer) -> str:
+    assert answer.error is not None
+    return str(answer.error["type"])
+
+
+def test_file_has_all_parts_and_makes_its_directory(client: Client, tmp_path: Path) -> None:
+    assert ask(client, "createFile", tmp_path / "offsets" / "0", b"one", b"two").error is None
+    assert (tmp_path / "offsets" / "0").read_bytes() == b"onetwo"
+    assert ask(client, "readFile", tmp_path / "offsets" / "0", start=2, size=3).of(Kind.OBJECT) == [b"etw"]
+    assert ask(client, "readFile", tmp_path / "offsets" / "0", start=6, size=3).of(Kind.OBJECT) == [b""]
+
+
+def test_existing_file_is_not_changed(client: Client, tmp_path: Path) -> None:
+    path = tmp_path / "0"
+    ask(client, "createFile", path, b"first")
+    answer = ask(client, "createFile", path, b"second")
+    assert error_of(answer) == EXISTS
+    assert "another query" in answer.error["message"]
+    assert str(path) in answer.error["message"]
+    assert path.read_bytes() == b"first"
+    assert ask(client, "createFile", path, b"second", overwrite=True).error is None
+    assert path.read_bytes() == b"second"
+
+
+def test_repeated_request_accepts_its_own_file_only(client: Client, tmp_path: Path) -> None:
+    ask(client, "createFile", tmp_path / "0", b"first")
+    assert ask(client, "createFile", tmp_path / "0", b"first", repeated=True).error is None
+    assert error_of(ask(client, "createFile", tmp_path / "0", b"other", repeated=True)) == EXISTS
+    assert error_of(ask(client, "createFile", tmp_path / "0", b"first")) == EXISTS
+
+
+def test_missing_file_and_directory_are_reported(client: Client, tmp_path: Path) -> None:
+    assert error_of(ask(client, "readFile", tmp_path / "x")) == MISSING
+    assert error_of(ask(client, "listDirectory", tmp_path / "x")) == MISSING
+    assert names(ask(client, "fileStatus", tmp_path / "x")) == {}
+    assert ask(client, "deleteFile", tmp_path / "x").error is None
+
+
+def test_listing_has_files_and_directories_without_hadoops_checksums(client: Client, tmp_path: Path) -> None:
+    ask(client, "makeDirectory", tmp_path / "d" / "below")
+    for name in ("0", "1", ".0.crc", "below/2"):
+        (tmp_path / "d" / name).write_bytes(b"12")
+    answer = ask(client, "listDirectory", tmp_path / "d")
+    assert names(answer) == {"0": False, "1": False, "below": True}
+    assert {entry["size"] for entry in answer.control["entries"]} == {0, 2}
+    assert all(entry["modified"] > 1_000_000_000_000 for entry in answer.control["entries"])
+
+
+def test_hadoops_checksum_of_a_changed_file_is_removed(client: Client, tmp_path: Path) -> None:
+    for name in ("replaced", "removed", "created"):
+        (tmp_path / f".{name}.crc").write_bytes(b"crc")
+    (tmp_path / "removed").write_bytes(b"old")
+    ask(client, "createFile", tmp_path / "replaced", b"new", overwrite=True)
+    ask(client, "createFile", tmp_path / "created", b"new")
+    ask(client, "deleteFile", tmp_path / "removed")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["created", "replaced"]
+
+
+def test_unwritable_directory_is_an_error_with_its_path(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    answer = ask(client, "createFile", tmp_path / "file" / "0", b"x")
+    assert error_of(answer) == "CheckpointIOError"
+    assert str(tmp_path / "file") in answer.error["message"]
+
+
+def test_path_with_blanks_and_percent_signs(client: Client, tmp_path: Path) -> None:
+    path = f"file:{tmp_path}/a b%20c/0"
+    assert ask(client, "createFile", path, b"x").error is None
+    assert (tmp_path / "a b%20c" / "0").read_bytes() == b"x"
+
+
+def test_unknown_scheme_is_refused(client: Client) -> None:
+    answer = ask(client, "createFile", "gopher://host/x", b"x")
+    assert error_of(answer) == "StorageURLError"
+
+
+@pytest.mark.parametrize("field", ["path", "options", "overwrite", "repeated"])
+def test_missing_field_is_a_protocol_error(client: Client, tmp_path: Path, field: str) -> None:
+    request: dict[str, Any] = {
+        "op": "createFile",
+        "path": f"{tmp_path}/x",
+        "options": {},
+        "overwrite": True,
+        "repeated": False,
+    }
+    del request[field]
+    assert error_of(client.ask(request)) == "ProtocolError"
+    assert list(tmp_path.iterdir()) == []
+
+
+batches = st.integers(0, 4).map(str)
+logs = st.sampled_from(["offsets", "commits", "sources/0"])
+contents = st.binary(max_size=20)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """Spark's logs as a dict of their files."""
+
+    client: Client
+    root: str
+
+    @initialize()
+    def begin(self) -> None:
+        self.model: dict[str, bytes] = {}
+        ask(self.client, "deleteFile", self.root)
+
+    @rule(log=logs, batch=batches, data=contents, overwrite=st.booleans(), repeated=st.booleans())
+    def create(self, log: str, batch: str, data: bytes, overwrite: bool, repeated: bool) -> None:
+        name = f"{log}/{batch}"
+        answer = ask(
+            self.client, "createFile", f"{self.root}/{name}", data, overwrite=overwrite, repeated=repeated
+        )
+        taken = name in self.model and not overwrite
+        if taken and not (repeated and self.model[name] == data):
+            assert error_of(answer) == EXISTS
+        else:
+            assert answer.error is None
+            self.model[name] = data
+
+    @rule(log=logs, batch=batches)
+    def delete(self, log: str, batch: str) -> None:
+        self.model.pop(f"{log}/{batch}", None)
+        assert ask(self.client, "deleteFile", f"{self.root}/{log}/{batch}", isFile=True).error is None
+
+    @rule(log=logs)
+    def delete_log(self, log: str) -> None:
+        self.model = {name: data for name, data in self.model.items() if not name.startswith(log + "/")}
+        assert ask(self.client, "deleteFile", f"{self.root}/{log}").error is None
+
+    @rule(log=logs, batch=batches, is_file=st.booleans())
+    def status(self, log: str, batch: str, is_file: bool) -> None:
+        found = ask(self.client, "fileStatus", f"{self.root}/{log}/{batch}", isFile=is_file)
+        sizes = [entry["size"] for entry in found.control["entries"]]
+        assert sizes == [len(self.model[name]) for name in [f"{log}/{batch}"] if name in self.model]
+
+    @invariant()
+    def files_are_those_of_the_model(self) -> None:
+        for log in ("offsets", "commits", "sources/0"):
+            answer = ask(self.client, "listDirectory", f"{self.root}/{log}")
+            found = {} if answer.error else names(answer)
+            inside = {name.rpartition("/")[2] for name in self.model if name.startswith(log + "/")}
+            assert set(found) == inside
+            for name in inside:
+                assert content(self.client, f"{self.root}/{log}/{name}") == self.model[f"{log}/{name}"]
+
+
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_logs_are_a_dict(client: Client, tmp_path: Path, scheme: str) -> None:
+    machine = type("Machine", (LogMachine,), {"client": client, "root": f"{scheme}://{tmp_path}/checkpoint"})
+    test = machine.TestCase
+    test.settings = settings(max_examples=25 * EFFORT, stateful_step_count=20, deadline=None)
+    test().runTest()
+
+
+def test_backend_of_a_killed_driver_leaves_whole_files(tmp_path: Path) -> None:
+    backend = Backend()
+    with backend.client() as client:
+        for batch in range(3):
+            ask(client, "createFile", tmp_path / str(batch), bytes(100_000))
+        client.frames.send_json(
+            Kind.CONTROL,
+            {
+                "op": "createFile",
+                "path": str(tmp_path / "3"),
+                "options": {},
+                "overwrite": False,
+                "repeated": False,
+            },
+        )
+        client.frames.send(Kind.OBJECT, bytes(200_000))
+    backend.stop()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+    assert fsspec.filesystem("file").du(str(tmp_path)) == 300_000
