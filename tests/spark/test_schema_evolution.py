@@ -164,8 +164,14 @@ def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
-@pytest.mark.parametrize("kind", ["task fails", "batch repeated", "former code"])
+@pytest.mark.parametrize(
+    ("kind", "checkpoint_format"),
+    [
+        pytest.param(kind, checkpoint_format, marks=[pytest.mark.soak] * ((number + checkpoint_format) % 2))
+        for number, kind in enumerate(["task fails", "batch repeated", "former code"], 1)
+        for checkpoint_format in (1, 2)
+    ],
+)
 def test_interrupted_evolution_changes_no_result(
     spark: Any, tmp_path: Path, kind: str, checkpoint_format: int
 ) -> None:

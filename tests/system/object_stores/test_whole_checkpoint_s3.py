@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import fsspec
@@ -63,21 +64,29 @@ def outputs(file: Path) -> dict[tuple[str, int], list[str]]:
     return found
 
 
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+@pytest.mark.parametrize(
+    ("checkpoint_format", "killed"),
+    [
+        pytest.param(2, QUERIES[1:2], id="v2"),
+        pytest.param(1, QUERIES, id="v1, each", marks=pytest.mark.soak),
+        pytest.param(2, QUERIES, id="v2, each", marks=pytest.mark.soak),
+    ],
+)
 def test_killed_queries_resume_from_s3(
     built: Path,
     bucket: str,  # noqa: F811
     given: Path,
     tmp_path: Path,
     checkpoint_format: int,
+    killed: Sequence[str],
 ) -> None:
     local, remote = tmp_path / "local.jsonl", tmp_path / "remote.jsonl"
     finish(start(str(tmp_path / "checkpoints"), given, local, checkpoint_format))
     expected = outputs(local)
     assert {name for name, _ in expected} == set(QUERIES)
     url = f"s3://{bucket}/checkpoints"
-    # Killed while each of the queries runs.
-    for query in QUERIES:
+    # Killed after a batch of the query.
+    for query in killed:
         program = start(url, given, remote, checkpoint_format)
         assert program.stdout is not None
         jvm = json.loads(program.stdout.readline())["jvm"]
