@@ -59,6 +59,10 @@ CLASSES = (
     "org.apache.spark.sql.execution.python.streaming.TransformWithStateInPySparkExec",
     "org.apache.spark.sql.execution.streaming.operators.stateful.StatefulOperator",
     "org.apache.spark.sql.execution.streaming.operators.stateful.transformwithstate.TransformWithStateExec",
+    # Before 4.1 the first package, then the second.
+    "org.apache.spark.sql.execution.streaming.CheckpointFileManager",
+    "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager",
+    "org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager$CancellableFSDataOutputStream",
     "org.apache.spark.sql.connector.metric.CustomMetric",
     "org.apache.spark.sql.SparkSessionExtensions",
 )
