@@ -11,6 +11,7 @@ from spark_statestore.backend.supervision import LARGE_BYTES, Permit
 from spark_statestore.errors import CheckpointExistsError, CheckpointNotFoundError, ProtocolError
 from spark_statestore.files import FileStatus, FileSystem, LocalFileSystem, join, open_file_system, parent_of
 from spark_statestore.files.failures import failing_to
+from spark_statestore.files.request_context import check_cancelled
 from spark_statestore.options import StorageOptions
 
 __all__ = ["FILE_HANDLERS"]
@@ -66,6 +67,7 @@ def _create(request: dict[str, Any], connection: FrameSocket, permit: Permit) ->
     data = parts[0] if len(parts) == 1 else memoryview(b"".join(parts))
     with failing_to("write", files, path):
         files.make_directory(parent_of(path))
+        check_cancelled()
         _remove_hadoops_checksum(files, path)
         if request["overwrite"]:
             files.replace(path, data)

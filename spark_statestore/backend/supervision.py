@@ -192,20 +192,20 @@ def _answer(one: _Supervised, connection: FrameSocket) -> None:
 
 def _message_of(one: _Supervised) -> str:
     request = one.request
-    return (
-        f"storage did not answer within {one.context.limit:.0f} s, and the request {request.get('op')!r} of "
-        f"{_subject_of(request)} was cancelled. It publishes nothing; a retried task starts from the previous version. Check "
-        "that the storage is reachable; if its calls may take longer, raise the option storageTimeoutSeconds."
-    )
-
-
-def _subject_of(request: dict[str, Any]) -> str:
     if "path" in request:
-        return f"the file {request['path']}"
-    store = request.get("store")
-    store = store if isinstance(store, dict) else {}
-    which = f", version {request['version']}" if "version" in request else ""
+        what = f"the file {request['path']}"
+        outcome = "It may take effect later: the query fails, and its next start continues from the files that are there"
+    else:
+        store = request.get("store")
+        store = store if isinstance(store, dict) else {}
+        which = f", version {request['version']}" if "version" in request else ""
+        what = (
+            f"operator {store.get('operator')}, partition {store.get('partition')}, store {store.get('name')}{which} at "
+            f"{store.get('root')}"
+        )
+        outcome = "It publishes nothing; a retried task starts from the previous version"
     return (
-        f"operator {store.get('operator')}, partition {store.get('partition')}, store {store.get('name')}{which} at "
-        f"{store.get('root')}"
+        f"storage did not answer within {one.context.limit:.0f} s, and the request {request.get('op')!r} of {what} was "
+        f"cancelled. {outcome}. Check that the storage is reachable; if its calls may take longer, raise the option "
+        "storageTimeoutSeconds."
     )

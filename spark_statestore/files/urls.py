@@ -160,7 +160,9 @@ def open_file_system(
     # The authority of abfss:// names the account, so it belongs to the file system.
     authority = rest.lstrip("/").partition("/")[0]
     key = (f"{scheme}://{authority}", fsync, retries)
-    mapped = f"{scheme}:{rest}"
+    # Hadoop writes hdfs:///x as hdfs:/x, which fsspec would take for a local path.
+    has_no_host = rest.startswith("/") and not rest.startswith("//")
+    mapped = f"{scheme}://{rest}" if has_no_host else f"{scheme}:{rest}"
     try:
         fs, path = fsspec.core.url_to_fs(mapped)
     except ImportError as error:

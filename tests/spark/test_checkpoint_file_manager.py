@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import spark_statestore
+from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import backend_of, finish, run_to, start_counting, wait_for_batch, wait_until
 from tests.spark.queries import configured
+from tests.support.slow import SlowStorage
 from tests.support.spark_versions import is_since
 
 pytestmark = pytest.mark.spark
@@ -156,6 +159,32 @@ def test_query_goes_on_after_kills_of_the_backend_that_writes_its_logs(spark: An
     finish(session, query, query.lastProgress["batchId"] + 2)
     for entry in (tmp_path / "offsets").iterdir():
         json.loads(entry.read_text().splitlines()[1])
+
+
+def test_stopped_query_waits_for_the_file_that_it_writes(spark: Any, tmp_path: Path) -> None:
+    storage = SlowStorage(tmp_path)
+    session = spark.newSession()
+    session.conf.set(OPTION_PREFIX + "python", storage.interpreter())
+    checkpoint = f"{storage.url}/checkpoint"
+    query = start_counting(session, checkpoint)
+    wait_for_batch(query, 1)
+    with storage.hanging("write", "/offsets/") as hang:
+        hang.wait()
+        stopping = threading.Thread(target=query.stop)
+        stopping.start()
+        stopping.join(1.5)
+        assert stopping.is_alive()
+        hang.release()
+        stopping.join(60)
+        assert not stopping.is_alive()
+    entries = [int(path.name) for path in (storage.directory / "checkpoint" / "offsets").iterdir()]
+    # Otherwise the file could appear after the next run has looked for it.
+    run_to(session, checkpoint, max(entries) + 1)
+
+
+def test_missing_driver_is_an_error_with_the_way_back_to_hadoop(spark: Any) -> None:
+    with pytest.raises(Exception, match=r"pip install paramiko.*spark_files='hadoop'"):
+        start_counting(spark.newSession(), "sftp://host/checkpoint").awaitTermination(30)
 
 
 def test_whole_checkpoint_in_memory_without_hadoop(spark: Any) -> None:

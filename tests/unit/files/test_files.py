@@ -303,6 +303,18 @@ def test_open_file_system_names_the_url_of_a_failing_driver() -> None:
     assert "sftp://nobody@localhost:1/x" in str(raised.value)
 
 
+def test_open_file_system_accepts_urls_without_a_host_as_hadoop_writes_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files, path = open_file_system("memory:/without/host")
+    files.replace(path, b"1")
+    same, where = open_file_system("memory:///without/host")
+    assert same.read(where) == b"1"
+    # fsspec would take it for a local path.
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_open_file_system_caches_by_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(urls, "_opened", {})
     first, path = open_file_system("memory://a/x")

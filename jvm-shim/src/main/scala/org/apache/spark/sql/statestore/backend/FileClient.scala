@@ -8,12 +8,14 @@ import org.apache.hadoop.fs.{FileAlreadyExistsException, FileStatus, Path}
 
 import org.apache.spark.sql.statestore.BackendException
 import org.apache.spark.sql.statestore.provider.BackendOptions
+import org.apache.spark.util.UninterruptibleThread
 
 /**
  * Client of the backend for files that Spark writes itself. Each call is one exchange and blocks until the
  * backend has answered; the options of the state store for storage apply.
  *
- * Guarantees: a created file appears whole or not at all, and replaces another one only if asked to.
+ * Guarantees: a created file appears whole or not at all, and replaces another one only if asked to. A change is
+ * done or has failed when its call ends, also if a query is stopped meanwhile, which interrupts its thread.
  */
 private[statestore] final class FileClient(backend: Backend, options: BackendOptions) {
   import FileClient._
@@ -43,7 +45,7 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
   def create(path: Path, parts: () => Iterator[Array[Byte]], overwrite: Boolean): Unit = {
     val request = newRequest("createFile", path).put("overwrite", overwrite)
     var tries = 0
-    exchange { connection =>
+    uninterrupted(exchange { connection =>
       request.put("repeated", tries > 0)
       tries += 1
       connection.send(Frames.Control, mapper.writeValueAsBytes(request))
@@ -51,7 +53,7 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
       connection.end()
       Backend.answer(connection)
       expectEnd(connection)
-    }
+    })
   }
 
   /**
@@ -66,10 +68,11 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
   def list(path: Path): Seq[FileStatus] = entries(ask(newRequest("listDirectory", path)), new Path(path, _))
 
   /** Removes a file, or a directory with all that is in it; does nothing if there is none. */
-  def delete(path: Path, isFile: Boolean): Unit = ask(newRequest("deleteFile", path).put("isFile", isFile))
+  def delete(path: Path, isFile: Boolean): Unit =
+    uninterrupted(ask(newRequest("deleteFile", path).put("isFile", isFile)))
 
   /** Makes a directory and those above it; does nothing on object stores. */
-  def makeDirectory(path: Path): Unit = ask(newRequest("makeDirectory", path))
+  def makeDirectory(path: Path): Unit = uninterrupted(ask(newRequest("makeDirectory", path)))
 
   private def ask(request: ObjectNode): JsonNode = exchange { connection =>
     send(connection, request)
@@ -84,7 +87,17 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
         throw new FileNotFoundException(e.getMessage)
       case e: BackendException if e.kind == "CheckpointExistsError" =>
         throw new FileAlreadyExistsException(e.getMessage)
+      case e: BackendException if Unusable(e.kind) =>
+        throw new BackendException(e.kind, s"${e.getMessage} On the driver the backend reads and writes Spark's own files " +
+          "of a checkpoint; configure(..., spark_files='hadoop'), or a session without " +
+          "spark.sql.streaming.checkpointFileManagerClass, leaves them to Hadoop.", e)
     }
+
+  // The backend would go on after an interrupt, and the next run of the query meet a file that it does not expect.
+  private def uninterrupted[T](body: => T): T = Thread.currentThread match {
+    case query: UninterruptibleThread => query.runUninterruptibly(body)
+    case _ => body
+  }
 
   private def send(connection: BackendConnection, request: ObjectNode): Unit = {
     connection.send(Frames.Control, mapper.writeValueAsBytes(request))
@@ -110,6 +123,9 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
 
 private object FileClient {
   private val mapper = new ObjectMapper
+
+  // This machine lacks what the backend needs for the URL, or the backend itself.
+  private val Unusable = Set("StorageURLError", "MissingDriverError", "Start")
 
   private def entries(answer: JsonNode, pathOf: String => Path): Seq[FileStatus] = {
     val found = answer.path("entries")
