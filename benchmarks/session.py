@@ -44,8 +44,7 @@ def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
     )
     for key, value in confs.items():
         builder.config("spark." + key.replace("__", "."), value)
-    # The other stores write their files with it, too.
-    spark = spark_statestore.configure(builder, spark_files="hadoop").getOrCreate()
+    spark = spark_statestore.configure(builder).getOrCreate()
     try:
         spark.sparkContext.setLogLevel("ERROR")
         # It starts the coordinator on the driver, to which every commit reports.

@@ -197,6 +197,12 @@ OPTIONS: tuple[Option, ...] = (
         "Python interpreter of the backend, at the same path on every executor",
     ),
     Option(
+        "driverPython",
+        "text",
+        "the interpreter that calls `configure`, else that of `python`",
+        "Python interpreter of the driver's backend, which reads and writes Spark's own files of a checkpoint",
+    ),
+    Option(
         "realTimeMode",
         "boolean",
         "false",

@@ -113,7 +113,7 @@ def configure(
     builder: Builder,
     storage: str = "filesystem",
     *,
-    spark_files: Literal["backend", "hadoop"] = "backend",
+    spark_files: Literal["hadoop", "backend"] = "hadoop",
     **options: Any,
 ) -> Builder:
     """Configure a session builder to keep streaming state in this store.
@@ -134,9 +134,9 @@ def configure(
     storage
         ``filesystem`` or ``memory``.
     spark_files
-        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits: the
-        ``backend``, so that any fsspec URL is valid there, or ``hadoop``, which needs a Hadoop connector for the URL.
-        Either continues what the other wrote. A ``spark.sql.streaming.checkpointFileManagerClass`` that is set
+        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits:
+        ``hadoop``, which needs a connector for the URL, or the ``backend`` of the driver, with which any fsspec URL
+        is valid. Either continues what the other wrote. A ``spark.sql.streaming.checkpointFileManagerClass`` that is set
         is kept.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
@@ -166,7 +166,7 @@ def configure(
     """
     values = _check_options({"storage": storage} | options)
     if spark_files not in ("backend", "hadoop"):
-        raise OptionError(f"spark_files is {spark_files!r}, but it must be 'backend' or 'hadoop'.")
+        raise OptionError(f"spark_files is {spark_files!r}, but it must be 'hadoop' or 'backend'.")
     given: dict[str, Any] = builder._options
     if "spark.remote" in given or "SPARK_REMOTE" in os.environ:
         raise SessionError(
@@ -190,6 +190,9 @@ def configure(
         builder.config(key, value)
     if spark_files == "backend" and _FILE_MANAGER_KEY not in given | defaults:
         builder.config(_FILE_MANAGER_KEY, FILE_MANAGER_CLASS)
+        driver_python = OPTION_PREFIX + "driverPython"
+        if sys.executable and driver_python not in settings | given | defaults:
+            builder.config(driver_python, sys.executable)
     _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
     directory = OPTION_PREFIX + "checkpointsDir"
     if storage == "memory" and directory not in settings | given | defaults:

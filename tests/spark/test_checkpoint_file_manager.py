@@ -30,6 +30,13 @@ CHUNK = 8 << 20
 """Bytes of one request."""
 
 
+def session_of(spark: Any) -> Any:
+    """Return a new session with the file manager."""
+    session = spark.newSession()
+    session.conf.set(KEY, OURS)
+    return session
+
+
 class Manager:
     """The file manager of a directory, called as Spark calls it."""
 
@@ -125,7 +132,7 @@ def test_paths_without_a_scheme_are_those_of_hadoops_default(manager: Manager, t
 
 
 def test_query_goes_on_with_either_file_manager(spark: Any, tmp_path: Path) -> None:
-    session = spark.newSession()
+    session = session_of(spark)
     newest = 0
     for manager in (HADOOPS, OURS, HADOOPS, OURS):
         with configured(session, {KEY: manager}):
@@ -136,7 +143,7 @@ def test_query_goes_on_with_either_file_manager(spark: Any, tmp_path: Path) -> N
 
 
 def test_entry_of_another_query_ends_the_query(spark: Any, tmp_path: Path) -> None:
-    session = spark.newSession()
+    session = session_of(spark)
     query = start_counting(session, tmp_path)
     wait_for_batch(query, 1)
     # Written ahead of it, as if another query was faster.
@@ -149,7 +156,7 @@ def test_entry_of_another_query_ends_the_query(spark: Any, tmp_path: Path) -> No
 
 
 def test_query_goes_on_after_kills_of_the_backend_that_writes_its_logs(spark: Any, tmp_path: Path) -> None:
-    session = spark.newSession()
+    session = session_of(spark)
     query = start_counting(session, tmp_path)
     for _ in range(3):
         wait_for_batch(query, (query.lastProgress or {"batchId": 0})["batchId"] + 2)
@@ -163,8 +170,9 @@ def test_query_goes_on_after_kills_of_the_backend_that_writes_its_logs(spark: An
 
 def test_stopped_query_waits_for_the_file_that_it_writes(spark: Any, tmp_path: Path) -> None:
     storage = SlowStorage(tmp_path)
-    session = spark.newSession()
-    session.conf.set(OPTION_PREFIX + "python", storage.interpreter())
+    session = session_of(spark)
+    for option in ("python", "driverPython"):
+        session.conf.set(OPTION_PREFIX + option, storage.interpreter())
     checkpoint = f"{storage.url}/checkpoint"
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 1)
@@ -182,13 +190,21 @@ def test_stopped_query_waits_for_the_file_that_it_writes(spark: Any, tmp_path: P
     run_to(session, checkpoint, max(entries) + 1)
 
 
+def test_missing_interpreter_is_an_error_with_the_way_back_to_hadoop(spark: Any, tmp_path: Path) -> None:
+    session = session_of(spark)
+    session.conf.set(OPTION_PREFIX + "driverPython", "/nowhere/python3")
+    with pytest.raises(Exception, match=r"'/nowhere/python3' cannot be run.*spark_files='hadoop'"):
+        start_counting(session, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_missing_driver_is_an_error_with_the_way_back_to_hadoop(spark: Any) -> None:
     with pytest.raises(Exception, match=r"pip install paramiko.*spark_files='hadoop'"):
-        start_counting(spark.newSession(), "sftp://host/checkpoint").awaitTermination(30)
+        start_counting(session_of(spark), "sftp://host/checkpoint").awaitTermination(30)
 
 
 def test_whole_checkpoint_in_memory_without_hadoop(spark: Any) -> None:
-    session = spark.newSession()
+    session = session_of(spark)
     url = f"memory://whole-checkpoint-{os.getpid()}/here"
     for batch in (2, 5):
         run_to(session, url, batch)

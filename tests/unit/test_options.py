@@ -65,6 +65,7 @@ GOOD = {
     "storageRetries": ["0", 5, "20"],
     "maxHeapBytes": ["0", "2g"],
     "python": ["/usr/bin/python3"],
+    "driverPython": ["/usr/bin/python3"],
     "realTimeMode": ["true", "false", True],
 }
 BAD = {
@@ -81,6 +82,7 @@ BAD = {
     "storageRetries": ["-1", "21", "many"],
     "maxHeapBytes": ["-1", "half"],
     "python": [""],
+    "driverPython": [""],
     "realTimeMode": ["", "yes", "on"],
 }
 CASES = [(name, value, True) for name in GOOD for value in GOOD[name]] + [

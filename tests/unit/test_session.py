@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_statestore
+from spark_statestore.errors import OptionError
 from spark_statestore.options import OPTION_PREFIX
 
 ANOTHER = "com.example.AnotherPlugin"
@@ -97,3 +99,30 @@ def test_jar_that_was_not_built_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         match=r"jars for Spark 4\.3 alone, not for Spark 4\.1\.4.*make wheel",
     ):
         spark_statestore.jar_path("4.1.4")
+
+
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+def test_configure_leaves_sparks_files_to_hadoop_by_default(builder: Any) -> None:
+    spark_statestore.configure(builder)
+    assert FILE_MANAGER not in builder._options
+    assert OPTION_PREFIX + "driverPython" not in builder._options
+
+
+def test_configure_sets_file_manager_and_the_drivers_interpreter(builder: Any) -> None:
+    spark_statestore.configure(builder, spark_files="backend")
+    assert builder._options[FILE_MANAGER] == spark_statestore.FILE_MANAGER_CLASS
+    assert builder._options[OPTION_PREFIX + "driverPython"] == sys.executable
+
+
+def test_configure_keeps_another_file_manager(builder: Any) -> None:
+    builder.config(FILE_MANAGER, "com.example.Manager")
+    spark_statestore.configure(builder, spark_files="backend")
+    assert builder._options[FILE_MANAGER] == "com.example.Manager"
+
+
+def test_configure_rejects_unknown_spark_files(builder: Any) -> None:
+    with pytest.raises(OptionError, match="spark_files is 'fsspec', but it must be 'hadoop' or 'backend'"):
+        spark_statestore.configure(builder, spark_files="fsspec")
+    assert builder._options == {}

@@ -96,6 +96,6 @@ private[statestore] object BackendCheckpointFileManager {
     import scala.jdk.CollectionConverters._
     val settings = hadoopConf.getPropsWithPrefix(BackendOptions.Prefix).asScala
     val options = BackendOptions.parse(settings.map { case (name, value) => BackendOptions.Prefix + name -> value }.toMap)
-    new FileClient(Backend.of(PythonInterpreter.choose(options, hadoopConf)), options)
+    new FileClient(Backend.of(PythonInterpreter.chooseForFiles(options, hadoopConf)), options)
   }
 }

@@ -19,9 +19,7 @@ import org.apache.spark.sql.statestore.transform.TransformWithStateRule
 class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
   override def apply(extensions: SparkSessionExtensions): Unit = {
     BuildInfo.requireSpark(SPARK_VERSION)
-    SparkContext.getActive.foreach { context =>
-      if (StateStoreExtensions.usesFileManager(context)) BackendFileSystem.register(context.hadoopConfiguration)
-    }
+    SparkContext.getActive.foreach(context => BackendFileSystem.register(context.hadoopConfiguration))
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
     extensions.injectColumnar(_ => TransformWithStateRule)
     extensions.injectColumnar(session => new QueryOptionsRule(session))
@@ -29,10 +27,6 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
 }
 
 private[statestore] object StateStoreExtensions {
-  private def usesFileManager(context: SparkContext): Boolean =
-    context.getConf.get(SQLConf.STREAMING_CHECKPOINT_FILE_MANAGER_CLASS.parent.key, "") ==
-      classOf[BackendCheckpointFileManager].getName
-
   def check(session: SparkSession, plan: LogicalPlan): Unit =
     if (plan.isStreaming && usesOurs(session.conf.getAll)) {
       // Also for stateless queries: the stateful operators are known only once a batch is planned.

@@ -4,6 +4,7 @@ import java.io.File
 
 import org.apache.hadoop.conf.Configuration
 
+import org.apache.spark.{SparkContext, SparkEnv}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 
 /** Selection of the Python interpreter that runs the backend. */
@@ -14,6 +15,12 @@ private[statestore] object PythonInterpreter {
       .orElse(sys.env.get("PYSPARK_PYTHON"))
       .filter(_.nonEmpty)
       .getOrElse("python3")
+
+  /** Returns the interpreter for the files that Spark writes itself, mostly on the driver. */
+  def chooseForFiles(options: BackendOptions, hadoopConf: Configuration): String =
+    options.driverPython.filter(_ => isOnDriver).getOrElse(choose(options, hadoopConf))
+
+  private def isOnDriver: Boolean = SparkEnv.get == null || SparkEnv.get.executorId == SparkContext.DRIVER_IDENTIFIER
 
   /** Returns the path of a command on this process's PATH, or the command itself if it is not found. */
   def located(python: String): String =

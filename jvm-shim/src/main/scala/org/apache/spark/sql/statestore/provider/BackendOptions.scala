@@ -22,6 +22,8 @@ private[statestore] final class BackendOptions private (values: BackendOptions.V
 
   def python: Option[String] = values.get("python")
 
+  def driverPython: Option[String] = values.get("driverPython")
+
   def checkpointsDir: Option[String] = values.get("checkpointsDir")
 
   /** True if checkpoints are on the driver: memory storage without a directory. */
