@@ -214,10 +214,7 @@ private[statestore] final class Backend private (python: String) extends Logging
     connection.send(Frames.Control, mapper.writeValueAsBytes(node))
     connection.end()
     val reply = answer(connection)
-    connection.receive()
-    if (connection.kind != Frames.End) {
-      throw new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
-    }
+    expectEnd(connection)
     reply
   }
 
@@ -292,6 +289,17 @@ private[statestore] object Backend extends Logging {
     }
     node
   }
+
+  /** Reads the end of an answer. */
+  def expectEnd(connection: BackendConnection): Unit = {
+    connection.receive()
+    if (connection.kind != Frames.End) throw unexpected(connection)
+  }
+
+  /** Builds the error for a frame that does not belong there; the one that the backend sent instead, if it did. */
+  def unexpected(connection: BackendConnection): BackendException =
+    if (connection.kind == Frames.Error) failure(readNode(connection))
+    else new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
 
   def failure(node: JsonNode): BackendException =
     new BackendException(node.path("type").asText("Error"), node.path("message").asText)

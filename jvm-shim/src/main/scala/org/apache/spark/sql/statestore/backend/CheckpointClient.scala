@@ -144,10 +144,10 @@ private[statestore] final class CheckpointClient(
       tables.indices.foreach(i => tables(i).reserve(math.min(families.get(i).path("rows").asLong, most)))
       val handle = receiveHandle(connection)
       if (found.has("files")) {
-        expectEnd(connection)
+        Backend.expectEnd(connection)
       } else {
         val read = new LoadedChanges(tables, found.path("newestFirst").asBoolean)
-        read.load(new ReceivedMessages(connection, unexpected), isLarge = true)
+        read.load(new ReceivedMessages(connection, Backend.unexpected), isLarge = true)
       }
       (found, handle)
     }
@@ -239,7 +239,7 @@ private[statestore] final class CheckpointClient(
       val waited = System.nanoTime() - sent
       val handle = receiveHandle(connection)
       if (driverStore.isDefined) metadata = receive(connection, Frames.Object)
-      expectEnd(connection)
+      Backend.expectEnd(connection)
       val storeNanos = reply.path("storeNanos").asLong
       new CommitReply(storedVersion(reply, handle), new CommitCost(
         encodeNanos, math.max(0L, waited - storeNanos), storeNanos,
@@ -265,7 +265,7 @@ private[statestore] final class CheckpointClient(
       connection.end()
       val reply = Backend.answer(connection)
       val handle = receiveHandle(connection)
-      expectEnd(connection)
+      Backend.expectEnd(connection)
       recordUsage(reply)
       new SnapshotHandle(version, handle)
     }
@@ -296,7 +296,7 @@ private[statestore] final class CheckpointClient(
     connection.send(Frames.Control, mapper.writeValueAsBytes(request))
     connection.end()
     val reply = Backend.answer(connection)
-    expectEnd(connection)
+    Backend.expectEnd(connection)
     reply
   }
 
@@ -393,7 +393,7 @@ private[statestore] final class CheckpointClient(
 
   // Applies all changes that follow to the sink.
   private def receiveChanges(connection: BackendConnection, sink: ChangeSink): Unit = {
-    val messages = new ReceivedMessages(connection, unexpected)
+    val messages = new ReceivedMessages(connection, Backend.unexpected)
     val message = new StoredMessage
     try {
       while (messages.next(message)) {
@@ -411,19 +411,9 @@ private[statestore] final class CheckpointClient(
 
   private def receive(connection: BackendConnection, kind: Byte): Array[Byte] = {
     connection.receive()
-    if (connection.kind != kind) throw unexpected(connection)
+    if (connection.kind != kind) throw Backend.unexpected(connection)
     connection.payload()
   }
-
-  private def expectEnd(connection: BackendConnection): Unit = {
-    connection.receive()
-    if (connection.kind != Frames.End) throw unexpected(connection)
-  }
-
-  // The error that the backend sent instead, if it did.
-  private def unexpected(connection: BackendConnection): BackendException =
-    if (connection.kind == Frames.Error) Backend.failure(Backend.readNode(connection))
-    else new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
 }
 
 private[statestore] object CheckpointClient {

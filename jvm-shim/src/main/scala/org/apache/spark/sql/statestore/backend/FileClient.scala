@@ -29,9 +29,9 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
       send(connection, request)
       Backend.answer(connection)
       connection.receive()
-      if (connection.kind != Frames.Object) throw unexpected(connection)
+      if (connection.kind != Frames.Object) throw Backend.unexpected(connection)
       val bytes = connection.payload()
-      expectEnd(connection)
+      Backend.expectEnd(connection)
       bytes
     }
   }
@@ -52,7 +52,7 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
       parts().foreach(connection.sendNow(Frames.Object, _))
       connection.end()
       Backend.answer(connection)
-      expectEnd(connection)
+      Backend.expectEnd(connection)
     })
   }
 
@@ -77,7 +77,7 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
   private def ask(request: ObjectNode): JsonNode = exchange { connection =>
     send(connection, request)
     val answer = Backend.answer(connection)
-    expectEnd(connection)
+    Backend.expectEnd(connection)
     answer
   }
 
@@ -103,16 +103,6 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
     connection.send(Frames.Control, mapper.writeValueAsBytes(request))
     connection.end()
   }
-
-  private def expectEnd(connection: BackendConnection): Unit = {
-    connection.receive()
-    if (connection.kind != Frames.End) throw unexpected(connection)
-  }
-
-  // The error that the backend sent instead, if it did.
-  private def unexpected(connection: BackendConnection): BackendException =
-    if (connection.kind == Frames.Error) Backend.failure(Backend.readNode(connection))
-    else new BackendException("Protocol", s"the backend sent an unexpected frame of kind ${connection.kind}")
 
   private def newRequest(op: String, path: Path): ObjectNode = {
     val request = mapper.createObjectNode().put("op", op).put("path", path.toString)
