@@ -15,6 +15,7 @@ PACKAGE = Path(spark_statestore.__file__).parent
 
 EXPORTED = [
     "EXTENSIONS_CLASS",
+    "FILE_MANAGER_CLASS",
     "JOIN_PROVIDER_CLASS",
     "PLUGIN_CLASS",
     "PROVIDER_CLASS",
