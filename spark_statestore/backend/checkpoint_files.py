@@ -41,13 +41,8 @@ def _receive_parts(connection: FrameSocket, permit: Permit) -> list[memoryview]:
         parts.append(memoryview(frame.payload).cast("B"))
 
 
-def _expect_end(connection: FrameSocket, permit: Permit) -> None:
-    if _receive_parts(connection, permit):
-        raise ProtocolError("unexpected frame after the end of the request")
-
-
 def _read(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-    _expect_end(connection, permit)
+    connection.expect_end()
     files, path = _open(request)
     if request["size"] >= LARGE_BYTES:
         permit.acquire()
@@ -89,7 +84,7 @@ def _create_exclusively(files: FileSystem, path: str, data: memoryview, *, is_re
 
 
 def _status(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-    _expect_end(connection, permit)
+    connection.expect_end()
     files, path = _open(request)
     with failing_to("look for", files, path):
         try:
@@ -101,7 +96,7 @@ def _status(request: dict[str, Any], connection: FrameSocket, permit: Permit) ->
 
 
 def _list(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-    _expect_end(connection, permit)
+    connection.expect_end()
     files, path = _open(request)
     with failing_to("list", files, path):
         try:
@@ -114,7 +109,7 @@ def _list(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> N
 
 
 def _delete(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-    _expect_end(connection, permit)
+    connection.expect_end()
     files, path = _open(request)
     with failing_to("remove", files, path):
         if not request["isFile"] and files.is_directory(path):
@@ -127,7 +122,7 @@ def _delete(request: dict[str, Any], connection: FrameSocket, permit: Permit) ->
 
 
 def _make_directory(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-    _expect_end(connection, permit)
+    connection.expect_end()
     files, path = _open(request)
     with failing_to("make the directory", files, path):
         files.make_directory(path)

@@ -82,7 +82,7 @@ class Requests:
                 request["store"], _receive_objects(connection, request), request.get("driverRange")
             )
         else:
-            _expect_end(connection)
+            connection.expect_end()
             store = self._store(request["store"])
         name = CheckpointName(request["version"], request.get("id"))
         metadata = store.load(name)
@@ -114,14 +114,14 @@ class Requests:
         connection.send(Kind.END)
 
     def _check(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        _expect_end(connection)
+        connection.expect_end()
         StorageOptions.parse(request["options"])
         check_directories(request["options"])
         connection.send_json(Kind.CONTROL, _process_metrics())
         connection.send(Kind.END)
 
     def _lineage(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        _expect_end(connection)
+        connection.expect_end()
         store = self._store(request["store"])
         past = lineage(store, CheckpointName(request["version"], request.get("id")), request["oldest"])
         family = column_family_of(store, past, request["columnFamily"])
@@ -141,7 +141,7 @@ class Requests:
         connection.send(Kind.END)
 
     def _changes(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        _expect_end(connection)
+        connection.expect_end()
         store = self._store(request["store"])
         version = past_version(store, _name_of(request), request["attemptId"])
         connection.send_json(Kind.CONTROL, {})
@@ -195,7 +195,7 @@ class Requests:
         _release_memory(handle.state_size)
 
     def _cleanup(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        _expect_end(connection)
+        connection.expect_end()
         store = self._store(request["store"])
         removed = discard_versions(
             store, _name_of(request), request["attemptId"], request["retainFrom"], request["mostVersions"]
@@ -267,7 +267,7 @@ def _receive_objects(connection: FrameSocket, request: dict[str, Any]) -> Memory
         if frame is None or frame.kind is not Kind.OBJECT:
             raise ProtocolError(f"the object {path} was announced and did not follow")
         objects.replace(join(request["store"]["root"], path), frame.payload)
-    _expect_end(connection)
+    connection.expect_end()
     return objects
 
 
@@ -341,12 +341,6 @@ def _release_memory(written: int) -> None:
     """Return a large request's memory to the system, which the allocator would keep for the next one."""
     if written >= _RELEASED_BYTES:
         pa.default_memory_pool().release_unused()
-
-
-def _expect_end(connection: FrameSocket) -> None:
-    frame = connection.receive()
-    if frame is None or frame.kind is not Kind.END:
-        raise ProtocolError("unexpected frame after the end of the request")
 
 
 _ID: Final = re.compile(r"[0-9A-Za-z]{1,64}")

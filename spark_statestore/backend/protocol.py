@@ -157,6 +157,18 @@ class FrameSocket:
         self.has_answered = False
         return Frame(kind, column_family, payload, checksum)
 
+    def expect_end(self) -> None:
+        """Read the end of a message.
+
+        Raises
+        ------
+        ProtocolError
+            If another frame follows, or the peer closed the connection.
+        """
+        frame = self.receive()
+        if frame is None or frame.kind is not Kind.END:
+            raise ProtocolError("unexpected frame after the end of the request")
+
     def drain(self) -> None:
         """Read and discard the rest of a message."""
         while not self._ended:

@@ -30,7 +30,7 @@ pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
 pytestmark = [
-    # Of the test server and the AWS client.
+    # The test server and the AWS client raise these.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -64,8 +64,8 @@ class BackendFileSystem extends FileSystem {
 
   private def refuse(path: Path): Nothing = throw new UnsupportedFeatureException(
     s"$path cannot be written: Hadoop has no connector for ${uri.getScheme}: here, and the one of spark-statestore is " +
-      "for checkpoints alone. For a checkpointLocation, use configure(..., spark_files='backend'). For data, add the connector of the storage to spark.jars.packages, such as " +
-      "org.apache.hadoop:hadoop-aws for s3a:.")
+      "for checkpoints alone. For a checkpointLocation, use configure(..., spark_files='backend'). For data, add the " +
+      "connector of the storage to spark.jars.packages, such as org.apache.hadoop:hadoop-aws for s3a:.")
 }
 
 private[statestore] object BackendFileSystem {

@@ -210,14 +210,6 @@ private[statestore] final class Backend private (python: String) extends Logging
     roundTrip(connection, mapper.createObjectNode().put("response", token.response("shim", challenge, other)))
   }
 
-  private def roundTrip(connection: BackendConnection, node: ObjectNode): JsonNode = {
-    connection.send(Frames.Control, mapper.writeValueAsBytes(node))
-    connection.end()
-    val reply = answer(connection)
-    expectEnd(connection)
-    reply
-  }
-
   private def dropConnections(): Unit = {
     var connection = idle.poll()
     while (connection != null) {
@@ -288,6 +280,15 @@ private[statestore] object Backend extends Logging {
       throw new BackendException("Protocol", "the backend sent a control frame that is not a JSON object")
     }
     node
+  }
+
+  /** Sends a request of one control frame, and reads an answer of one. */
+  def roundTrip(connection: BackendConnection, request: ObjectNode): JsonNode = {
+    connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+    connection.end()
+    val reply = answer(connection)
+    expectEnd(connection)
+    reply
   }
 
   /** Reads the end of an answer. */

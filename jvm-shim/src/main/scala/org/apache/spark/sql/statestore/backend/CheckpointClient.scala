@@ -292,13 +292,7 @@ private[statestore] final class CheckpointClient(
   }
 
   // Exchanges a request for an answer of one control frame.
-  private def ask(request: ObjectNode): JsonNode = backend.exchange(timeout) { connection =>
-    connection.send(Frames.Control, mapper.writeValueAsBytes(request))
-    connection.end()
-    val reply = Backend.answer(connection)
-    Backend.expectEnd(connection)
-    reply
-  }
+  private def ask(request: ObjectNode): JsonNode = backend.exchange(timeout)(Backend.roundTrip(_, request))
 
   // Fetches the objects of a version from the driver and lists them in the request.
   private def collect(

@@ -26,7 +26,8 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
   def read(path: Path, start: Long, size: Int): Array[Byte] = {
     val request = newRequest("readFile", path).put("start", start).put("size", size)
     exchange { connection =>
-      send(connection, request)
+      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
+      connection.end()
       Backend.answer(connection)
       connection.receive()
       if (connection.kind != Frames.Object) throw Backend.unexpected(connection)
@@ -74,12 +75,7 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
   /** Makes a directory and those above it; does nothing on object stores. */
   def makeDirectory(path: Path): Unit = uninterrupted(ask(newRequest("makeDirectory", path)))
 
-  private def ask(request: ObjectNode): JsonNode = exchange { connection =>
-    send(connection, request)
-    val answer = Backend.answer(connection)
-    Backend.expectEnd(connection)
-    answer
-  }
+  private def ask(request: ObjectNode): JsonNode = exchange(Backend.roundTrip(_, request))
 
   private def exchange[T](body: BackendConnection => T): T =
     try backend.exchange(timeout)(body) catch {
@@ -97,11 +93,6 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
   private def uninterrupted[T](body: => T): T = Thread.currentThread match {
     case query: UninterruptibleThread => query.runUninterruptibly(body)
     case _ => body
-  }
-
-  private def send(connection: BackendConnection, request: ObjectNode): Unit = {
-    connection.send(Frames.Control, mapper.writeValueAsBytes(request))
-    connection.end()
   }
 
   private def newRequest(op: String, path: Path): ObjectNode = {
