@@ -113,7 +113,7 @@ def configure(
     builder: Builder,
     storage: str = "filesystem",
     *,
-    spark_files: Literal["hadoop", "backend"] = "hadoop",
+    spark_files: Literal["backend", "hadoop"] = "backend",
     **options: Any,
 ) -> Builder:
     """Configure a session builder to keep streaming state in this store.
@@ -134,10 +134,10 @@ def configure(
     storage
         ``filesystem`` or ``memory``.
     spark_files
-        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits:
-        ``hadoop``, which needs a connector for the URL, or the ``backend`` of the driver, with which any fsspec URL
-        is valid. Either continues what the other wrote. A ``spark.sql.streaming.checkpointFileManagerClass`` that is set
-        is kept.
+        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits: the
+        ``backend`` of the driver, with which any fsspec URL is valid, or ``hadoop``, which needs a connector for the
+        URL. Either continues what the other wrote. A ``spark.sql.streaming.checkpointFileManagerClass`` that is set is
+        kept.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
         ``checkpoints_dir="s3://bucket/checkpoints"``.
@@ -166,7 +166,7 @@ def configure(
     """
     values = _check_options({"storage": storage} | options)
     if spark_files not in ("backend", "hadoop"):
-        raise OptionError(f"spark_files is {spark_files!r}, but it must be 'hadoop' or 'backend'.")
+        raise OptionError(f"spark_files is {spark_files!r}, but it must be 'backend' or 'hadoop'.")
     given: dict[str, Any] = builder._options
     if "spark.remote" in given or "SPARK_REMOTE" in os.environ:
         raise SessionError(

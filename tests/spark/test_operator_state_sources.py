@@ -97,7 +97,7 @@ def forget_batch(directory: Path, batch_id: int, *, planned: bool) -> None:
     for log in ("commits",) if planned else ("commits", "offsets"):
         path = directory / "checkpoint" / log / str(batch_id)
         path.unlink()
-        path.with_name(f".{path.name}.crc").unlink()
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
 @pytest.mark.slow

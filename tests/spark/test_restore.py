@@ -196,7 +196,7 @@ def test_rollback_reads_compacted_input_again(spark: Any, tmp_path: Path) -> Non
     for log in ("offsets", "commits"):
         for batch in range(3):
             (original.checkpoint / log / str(batch)).unlink()
-            (original.checkpoint / log / f".{batch}.crc").unlink()
+            (original.checkpoint / log / f".{batch}.crc").unlink(missing_ok=True)
     twin = at(original, tmp_path / "twin")
     assert clone(str(original.checkpoint), str(twin.checkpoint), batch=3) == 3
     assert twin.run() == outputs[4:]
@@ -206,7 +206,7 @@ def test_rollback_reads_compacted_input_again(spark: Any, tmp_path: Path) -> Non
     # Spark does so once it has compacted them, and they are old.
     for name in ("0", "1", "2.compact", "3", "4"):
         (log / name).unlink()
-        (log / f".{name}.crc").unlink()
+        (log / f".{name}.crc").unlink(missing_ok=True)
     rollback(str(original.checkpoint), 3, stopped=True)
     assert {path.name for path in log.iterdir() if path.name[0] != "."} == {"3.compact"}
     assert original.run() == outputs[4:]

@@ -104,25 +104,25 @@ def test_jar_that_was_not_built_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
-def test_configure_leaves_sparks_files_to_hadoop_by_default(builder: Any) -> None:
-    spark_statestore.configure(builder)
+def test_configure_leaves_sparks_files_to_hadoop_if_asked(builder: Any) -> None:
+    spark_statestore.configure(builder, spark_files="hadoop")
     assert FILE_MANAGER not in builder._options
     assert OPTION_PREFIX + "driverPython" not in builder._options
 
 
 def test_configure_sets_file_manager_and_the_drivers_interpreter(builder: Any) -> None:
-    spark_statestore.configure(builder, spark_files="backend")
+    spark_statestore.configure(builder)
     assert builder._options[FILE_MANAGER] == spark_statestore.FILE_MANAGER_CLASS
     assert builder._options[OPTION_PREFIX + "driverPython"] == sys.executable
 
 
 def test_configure_keeps_another_file_manager(builder: Any) -> None:
     builder.config(FILE_MANAGER, "com.example.Manager")
-    spark_statestore.configure(builder, spark_files="backend")
+    spark_statestore.configure(builder)
     assert builder._options[FILE_MANAGER] == "com.example.Manager"
 
 
 def test_configure_rejects_unknown_spark_files(builder: Any) -> None:
-    with pytest.raises(OptionError, match="spark_files is 'fsspec', but it must be 'hadoop' or 'backend'"):
+    with pytest.raises(OptionError, match="spark_files is 'fsspec', but it must be 'backend' or 'hadoop'"):
         spark_statestore.configure(builder, spark_files="fsspec")
     assert builder._options == {}

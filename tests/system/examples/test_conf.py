@@ -28,8 +28,8 @@ def settings(name: str) -> dict[str, str]:
     return dict(re.split(r"\s+", line.strip(), maxsplit=1) for line in lines if line and line[0] != "#")
 
 
-def submit(name: str, work: Path, **environment: str) -> list[str]:
-    """Return the program's output of two runs in one application."""
+def submit(name: str, work: Path, checkpoint: str | None = None, **environment: str) -> list[str]:
+    """Return the program's output of two runs in one application; its checkpoint is in `work` by default."""
     done = subprocess.run(
         [
             str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
@@ -40,6 +40,7 @@ def submit(name: str, work: Path, **environment: str) -> list[str]:
             *("--conf", "spark.ui.enabled=false"),
             str(PROGRAM),
             str(work),
+            checkpoint or str(work / "checkpoint"),
         ],
         cwd=work,
         env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
@@ -73,8 +74,8 @@ def test_conf_settings_name_existing_classes_and_options(name: str):
     for key, value in options.items():
         check(key.removeprefix(OPTION_PREFIX), value)
     assert options.keys() > {OPTION_PREFIX + "storage"}
-    assert {spark_statestore.PROVIDER_CLASS, spark_statestore.EXTENSIONS_CLASS} <= classes
-    assert classes <= {getattr(spark_statestore, f"{c}_CLASS") for c in ("PROVIDER", "EXTENSIONS", "PLUGIN")}
+    required = {getattr(spark_statestore, f"{c}_CLASS") for c in ("PROVIDER", "EXTENSIONS", "FILE_MANAGER")}
+    assert required <= classes <= required | {spark_statestore.PLUGIN_CLASS}
 
 
 @pytest.mark.first
@@ -110,13 +111,15 @@ def test_conf_keeps_state_on_s3(tmp_path: Path, s3: str):
     )
     client.create_bucket(Bucket=BUCKET)
 
-    assert submit("s3", tmp_path, AWS_ENDPOINT_URL=s3, **credentials) == ["3 rows counted", "6 rows counted"]
+    output = submit("s3", tmp_path, f"s3://{BUCKET}/checkpoints/count", AWS_ENDPOINT_URL=s3, **credentials)
+    assert output == ["3 rows counted", "6 rows counted"]
 
     keys = [entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET)["Contents"]]
     partitions = {
         match[1]
         for key in keys
-        if (match := re.fullmatch(r"checkpoints/\w{32}/0/(\d)/chk-\d+/_metadata", key))
+        if (match := re.fullmatch(r"checkpoints/count/state/0/(\d)/chk-\d+/_metadata", key))
     }
     assert partitions == {"0", "1"}
-    assert not list(tmp_path.glob("checkpoint/state/0/*/chk-*"))
+    assert {"checkpoints/count/commits/1", "checkpoints/count/metadata"} <= set(keys)
+    assert not (tmp_path / "checkpoint").exists()

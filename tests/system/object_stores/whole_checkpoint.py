@@ -32,7 +32,7 @@ def main(checkpoints: str, given: Path, output: Path, checkpoint_format: str) ->
     }
     for key, value in settings.items():
         builder.config(key, value)
-    spark = spark_statestore.configure(builder, spark_files="backend").getOrCreate()
+    spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
     assert loader.getResource("org/apache/hadoop/fs/s3a/S3AFileSystem.class") is None

@@ -6,7 +6,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 
-def count(spark: SparkSession, work: Path) -> None:
+def count(spark: SparkSession, work: Path, checkpoint: str) -> None:
     query = (
         spark.readStream.text(str(work / "input"))
         .groupBy("value")
@@ -14,7 +14,7 @@ def count(spark: SparkSession, work: Path) -> None:
         .writeStream.outputMode("complete")
         .format("memory")
         .queryName("counts")
-        .option("checkpointLocation", str(work / "checkpoint"))
+        .option("checkpointLocation", checkpoint)
         .trigger(availableNow=True)
         .start()
     )
@@ -22,14 +22,14 @@ def count(spark: SparkSession, work: Path) -> None:
     print(spark.table("counts").agg({"count": "sum"}).head()[0], "rows counted")
 
 
-def main(work: Path) -> None:
+def main(work: Path, checkpoint: str) -> None:
     spark = SparkSession.builder.getOrCreate()
     (work / "input").mkdir()
     for number in range(2):
         (work / "input" / f"{number}.txt").write_text("one\ntwo\none\n")
-        count(spark, work)
+        count(spark, work, checkpoint)
     spark.stop()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
