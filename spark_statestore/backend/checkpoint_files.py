@@ -48,6 +48,8 @@ def _read(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> N
         permit.acquire()
     with failing_to("read", files, path):
         try:
+            if request["start"] == 0:
+                _make_durable(files, path)
             data = files.read(path, request["start"], request["size"])
         except FileNotFoundError as error:
             raise _missing(files, path) from error
@@ -81,6 +83,7 @@ def _create_exclusively(files: FileSystem, path: str, data: memoryview, *, is_re
                 f"{files.url(path)} exists already, and was not changed: another query, or another run of this one, "
                 "writes to the same checkpoint. Stop one of them, or give each query a checkpointLocation of its own."
             ) from error
+        _make_durable(files, path)
 
 
 def _status(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
@@ -145,6 +148,13 @@ def _entry(status: FileStatus) -> dict[str, Any]:
 
 def _missing(files: FileSystem, path: str) -> CheckpointNotFoundError:
     return CheckpointNotFoundError(f"{files.url(path)} does not exist")
+
+
+def _make_durable(files: FileSystem, path: str) -> None:
+    """Sync a file that a process may have written that ended before it synced: the driver relies on what it finds."""
+    # On other storage a file that can be seen is durable.
+    if isinstance(files, LocalFileSystem):
+        files.make_durable(path)
 
 
 # Hadoop keeps the checksum of a local file x in .x.crc, and refuses the file if it does not match.

@@ -1,0 +1,235 @@
+"""Faults and power losses at every call of the requests with which Spark's driver keeps its logs.
+
+The requests are those of a query's batches. After a fault the driver starts again as Spark does: it reads what is there,
+and writes what is missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore.backend.checkpoint_files import FILE_HANDLERS
+from spark_statestore.backend.protocol import FrameSocket, Kind
+from spark_statestore.backend.supervision import Permit
+from spark_statestore.errors import CheckpointError, CheckpointNotFoundError
+from spark_statestore.files.request_context import RequestContext
+from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from tests.support.figures import count
+from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+from tests.unit.store.fault_bench import KINDS, faults_at, some
+
+STRIDE = 7
+BATCHES = 5
+WARM = 2
+"""Batches before the first fault."""
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Step:
+    """A file that the driver writes, or removes if there are no data."""
+
+    name: str
+    data: bytes | None
+    overwrite: bool = False
+
+
+def steps() -> list[list[Step]]:
+    """Return the steps of each batch."""
+    batches = []
+    for batch in range(BATCHES):
+        files = [Step(f"offsets/{batch}", b"v1\noffset %d" % batch), Step(f"sources/0/{batch}", b"v1\nfile")]
+        if batch == 0:
+            files[:0] = [Step("metadata", b'{"id":"x"}'), Step("state/0/_metadata/metadata", b"v1\n{}")]
+        if batch % 3 == 2:
+            files.append(Step(f"sources/0/{batch}.compact", b"v1\n" + b"file\n" * 300))
+        files.append(Step("latest", b"batch %d" % batch, overwrite=True))
+        files.append(Step(f"commits/{batch}", b"v1\n{}"))
+        if batch > 1:
+            files += [Step(f"{log}/{batch - 2}", None) for log in ("offsets", "commits")]
+        batches.append(files)
+    return batches
+
+
+def ask(op: str, path: str, data: bytes | None = None, **fields: Any) -> bytes:
+    """Handle a request in this process; return the content that it answers."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        driver, backend = FrameSocket(ours), FrameSocket(theirs)
+        if data is not None:
+            driver.send(Kind.OBJECT, data)
+        driver.send(Kind.END)
+        request = {"path": path, "isFile": True, "repeated": False, "start": 0, "size": 1 << 20} | fields
+        FILE_HANDLERS[op](request, backend, Permit(threading.BoundedSemaphore(1), RequestContext(60)))
+        content = b""
+        while (frame := driver.receive()) is not None and frame.kind is not Kind.END:
+            if frame.kind is Kind.OBJECT:
+                content = bytes(memoryview(frame.payload))
+        return content
+
+
+@dataclass
+class Driver:
+    """Writes the files of one checkpoint, and remembers what was acknowledged."""
+
+    fs: LocalDisk | FaultInjectingFileSystem
+    fsync: bool
+    acknowledged: dict[str, bytes] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
+    cut_off: Step | None = None
+    # What this run of the driver has written or read.
+    known: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.fs.restart()
+        self.root = self.fs.url(f"{next(_numbers)}/checkpoint")
+
+    def ask(self, op: str, name: str, data: bytes | None = None, **fields: Any) -> bytes:
+        options = {"options": {"fsync": str(self.fsync).lower()}} | fields
+        return ask(op, f"{self.root}/{name}", data, **options)
+
+    def read(self, name: str, **fields: Any) -> bytes | None:
+        try:
+            return self.ask("readFile", name, **fields)
+        except CheckpointNotFoundError:
+            return None
+
+    def run(self, batches: list[list[Step]], most: int | None = None) -> None:
+        """Write what is missing, as a query that starts, or goes on; end after a number of written files."""
+        written = 0
+        for step in itertools.chain(*batches):
+            if step.name in self.removed | self.known:
+                continue
+            if written == most:
+                break
+            self.cut_off = step
+            if step.data is None:
+                self.ask("deleteFile", step.name)
+                self.acknowledged.pop(step.name, None)
+                self.removed.add(step.name)
+            else:
+                written += self.write(step)
+                self.acknowledged[step.name] = step.data
+                self.known.add(step.name)
+            self.cut_off = None
+
+    def write(self, step: Step) -> bool:
+        """Write a file that is not there; return whether it was written."""
+        found = None if step.overwrite else self.read(step.name)
+        if found is None:
+            self.ask("createFile", step.name, step.data, overwrite=step.overwrite)
+        assert found in (None, step.data), f"{step.name} has {found!r}"
+        return found is None and not step.overwrite
+
+    def repeat(self) -> None:
+        """Ask again for what was cut off, as the shim does after the backend ended."""
+        step = self.cut_off
+        if step is not None and step.data is not None:
+            self.ask("createFile", step.name, step.data, overwrite=step.overwrite, repeated=True)
+            self.acknowledged[step.name] = step.data
+            self.known.add(step.name)
+
+    def check(self) -> None:
+        """Check that acknowledged files are whole, and the one that was cut off is old, new, or absent."""
+        # Reading with fsync would sync what it finds.
+        plain: dict[str, Any] = {"options": {}}
+        for name, data in self.acknowledged.items():
+            found = self.read(name, **plain)
+            allowed = [data]
+            if self.cut_off is not None and self.cut_off.name == name:
+                allowed.append(self.cut_off.data)
+            assert found in allowed, f"{name} has {found!r}"
+        step = self.cut_off
+        if step is not None and step.name not in self.acknowledged:
+            assert self.read(step.name, **plain) in (None, step.data), f"{step.name} is not whole"
+
+    def restart(self) -> None:
+        self.known.clear()
+
+    def crash(self) -> None:
+        self.fs.crash()
+        self.fs.restart()
+
+
+def run_with(driver: Driver, fault: Fault, *, repeats: bool, power_fails: bool) -> None:
+    """Run all batches with a fault, then to the end, and check the files after each start and at the end."""
+    batches = steps()
+    driver.run(batches[:WARM])
+    driver.fs.inject(fault)
+    try:
+        driver.run(batches[WARM:])
+    except (CheckpointError, OSError, CrashedError):
+        if fault.kind == "kill" and not power_fails and isinstance(driver.fs, LocalDisk):
+            lost, driver.fs.loss = driver.fs.loss, None
+            driver.crash()
+            driver.fs.loss = lost
+        elif power_fails or fault.kind in ("kill", "lose_unsynced"):
+            driver.crash()
+        driver.fs.restart()
+        driver.check()
+        if repeats:
+            driver.repeat()
+        else:
+            driver.restart()
+    driver.fs.restart()
+    if driver.fsync:
+        # What the driver has found, it relies on in the file that it writes next.
+        driver.run(batches, most=1)
+        driver.crash()
+        driver.check()
+    driver.restart()
+    driver.run(batches)
+    driver.check()
+
+
+def calls_of(driver: Driver) -> list[Any]:
+    driver.run(steps()[:WARM])
+    driver.fs.inject()
+    driver.run(steps()[WARM:])
+    return list(driver.fs.calls)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[LocalDisk]:
+    disk = LocalDisk(tmp_path)
+    with installed(disk):
+        yield disk
+        disk.restart()
+
+
+@pytest.mark.parametrize("repeats", [False, True], ids=["driver-restarts", "request-is-repeated"])
+def test_logs_are_whole_after_a_killed_or_failed_backend(disk: LocalDisk, repeats: bool) -> None:
+    faults = list(faults_at(calls_of(Driver(disk, False)), ("fail", "fail_after", "tear", "kill")))
+    assert len(faults) > 100
+    for _, fault in some(faults, STRIDE):
+        run_with(Driver(disk, False), fault, repeats=repeats, power_fails=False)
+
+
+@pytest.mark.parametrize("power_fails", [False, True], ids=["then-later", "at-once"])
+@pytest.mark.parametrize("repeats", [False, True], ids=["driver-restarts", "request-is-repeated"])
+def test_synced_logs_survive_a_power_loss(disk: LocalDisk, repeats: bool, power_fails: bool) -> None:
+    """The power fails at the fault, or once the driver has gone on: what it had found is there then, too."""
+    disk.loss = LOSSES["nothing"]
+    faults = list(faults_at(calls_of(Driver(disk, True)), (*KINDS, "kill")))
+    for number, fault in some(faults, STRIDE):
+        loss = list(LOSSES)[number // STRIDE % len(LOSSES)] if fault.kind == "lose_unsynced" else "nothing"
+        disk.loss = LOSSES[loss]
+        run_with(Driver(disk, True), fault, repeats=repeats, power_fails=power_fails)
+
+
+@pytest.mark.parametrize("repeats", [False, True], ids=["driver-restarts", "request-is-repeated"])
+def test_logs_are_whole_on_an_object_store(repeats: bool) -> None:
+    fs = FaultInjectingFileSystem()
+    faults = list(faults_at(calls_of(Driver(fs, False)), ("fail", "fail_after", "tear", "kill")))
+    count("faults at the driver's requests to an object store", len(faults))
+    for _, fault in some(faults, STRIDE):
+        run_with(Driver(fs, False), fault, repeats=repeats, power_fails=False)
