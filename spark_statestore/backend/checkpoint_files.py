@@ -115,11 +115,21 @@ def _delete(request: dict[str, Any], connection: FrameSocket, permit: Permit) ->
     connection.expect_end()
     files, path = _open(request)
     with failing_to("remove", files, path):
-        if not request["isFile"] and files.is_directory(path):
+        if files.is_directory(path):
             files.delete_directory(path, recursive=True)
         else:
-            with contextlib.suppress(FileNotFoundError):
-                files.delete(path)
+            files.delete_files([path])
+            _remove_hadoops_checksum(files, path)
+    _answer(connection, {})
+
+
+def _delete_files(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+    connection.expect_end()
+    files, directory = _open(request)
+    paths = [join(directory, name) for name in request["names"]]
+    with failing_to("remove files of", files, directory):
+        files.delete_files(paths)
+        for path in paths:
             _remove_hadoops_checksum(files, path)
     _answer(connection, {})
 
@@ -175,6 +185,7 @@ FILE_HANDLERS: dict[str, Callable[[dict[str, Any], FrameSocket, Permit], None]] 
     "fileStatus": _status,
     "listDirectory": _list,
     "deleteFile": _delete,
+    "deleteFiles": _delete_files,
     "makeDirectory": _make_directory,
 }
 """Handlers of the requests for files, by the request's name."""

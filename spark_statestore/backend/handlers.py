@@ -420,7 +420,8 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),
     "fileStatus": ({**_FILE, "isFile": _is_flag}, {}),
     "listDirectory": (_FILE, {}),
-    "deleteFile": ({**_FILE, "isFile": _is_flag}, {}),
+    "deleteFile": (_FILE, {}),
+    "deleteFiles": ({**_FILE, "names": _is_list(lambda value: _is_text(value) and "/" not in value)}, {}),
     "makeDirectory": (_FILE, {}),
     "cleanup": ({**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number}, {}),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -128,6 +129,12 @@ class FileSystem(ABC):
     @abstractmethod
     def delete(self, path: str) -> None:
         """Remove a file."""
+
+    def delete_files(self, paths: Sequence[str]) -> None:
+        """Remove files, missing or not, with one request for several where the file system can."""
+        for path in paths:
+            with contextlib.suppress(FileNotFoundError):
+                self.delete(path)
 
     @abstractmethod
     def delete_directory(self, path: str, *, recursive: bool = False) -> None:

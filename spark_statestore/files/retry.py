@@ -176,6 +176,10 @@ class RetryingFileSystem(FileSystem):
 
         call.run(once)
 
+    def delete_files(self, paths: Sequence[str]) -> None:
+        if paths:
+            self._run("deleting", paths[0], lambda: self.wrapped.delete_files(paths))
+
     def delete_directory(self, path: str, *, recursive: bool = False) -> None:
         self._run("deleting", path, lambda: self.wrapped.delete_directory(path, recursive=recursive))
 

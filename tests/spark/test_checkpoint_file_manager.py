@@ -97,6 +97,44 @@ def test_existing_file_is_replaced_only_if_allowed(manager: Manager) -> None:
     assert manager.read("0") == b"third"
 
 
+def test_next_batch_is_asked_about_only_when_it_is_created(manager: Manager, tmp_path: Path) -> None:
+    manager.write("0", b"first")
+    # Another query is faster.
+    (tmp_path / "offsets" / "1").write_bytes(b"of another query")
+    assert not manager.of.exists(manager.path("1"))
+    with pytest.raises(Py4JJavaError, match="FileAlreadyExistsException"):
+        manager.write("1", b"second")
+    assert (tmp_path / "offsets" / "1").read_bytes() == b"of another query"
+    (tmp_path / "offsets" / "2").write_bytes(b"of another query")
+    assert manager.of.exists(manager.path("2"))
+
+
+def test_newest_batch_is_known_until_it_is_deleted(manager: Manager, tmp_path: Path) -> None:
+    for name, data in (("0", b"zero"), ("1", b"one"), ("2.compact", b"two")):
+        manager.write(name, data)
+        (tmp_path / "offsets" / name).unlink()
+        assert manager.of.exists(manager.path(name))
+        assert manager.read(name, 1) == data[1:]
+    assert not manager.of.exists(manager.path("1"))
+    manager.of.delete(manager.path("2.compact"))
+    assert not manager.of.exists(manager.path("2.compact"))
+
+
+def test_removed_batches_wait_for_others_on_remote_storage(spark: Any) -> None:
+    manager = Manager(spark, f"memory://removed-{os.getpid()}/offsets")
+    for batch in range(13):
+        manager.write(str(batch), b"x")
+    for batch in range(9):
+        manager.of.delete(manager.path(str(batch)))
+    assert len(manager.names()) == 13
+    manager.of.delete(manager.path("9"))
+    assert sorted(manager.names()) == ["10", "11", "12"]
+    manager.of.delete(manager.path("10"))
+    # The newest one goes at once, and what waits with it.
+    manager.of.delete(manager.path("12"))
+    assert sorted(manager.names()) == ["11"]
+
+
 def test_missing_files(manager: Manager) -> None:
     assert not manager.of.exists(manager.path("0"))
     manager.of.delete(manager.path("0"))

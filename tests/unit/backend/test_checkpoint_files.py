@@ -37,7 +37,6 @@ def ask(client: Client, op: str, path: Any, *parts: bytes, **fields: Any) -> Ans
         "readFile": {"start": 0, "size": 1 << 20},
         "createFile": {"overwrite": False, "repeated": False},
         "fileStatus": {"isFile": False},
-        "deleteFile": {"isFile": False},
     }.get(op, {})
     request = {"op": op, "path": str(path), "options": {}} | needed | fields
     return client.ask(request, *((Kind.OBJECT, part, 0) for part in parts))
@@ -102,12 +101,14 @@ def test_listing_has_files_and_directories_without_hadoops_checksums(client: Cli
 
 
 def test_hadoops_checksum_of_a_changed_file_is_removed(client: Client, tmp_path: Path) -> None:
-    for name in ("replaced", "removed", "created"):
+    for name in ("replaced", "removed", "purged", "created"):
         (tmp_path / f".{name}.crc").write_bytes(b"crc")
-    (tmp_path / "removed").write_bytes(b"old")
+    for name in ("removed", "purged"):
+        (tmp_path / name).write_bytes(b"old")
     ask(client, "createFile", tmp_path / "replaced", b"new", overwrite=True)
     ask(client, "createFile", tmp_path / "created", b"new")
     ask(client, "deleteFile", tmp_path / "removed")
+    ask(client, "deleteFiles", tmp_path, names=["purged", "missing"])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["created", "replaced"]
 
 
@@ -127,6 +128,13 @@ def test_path_with_blanks_and_percent_signs(client: Client, tmp_path: Path) -> N
 def test_unknown_scheme_is_refused(client: Client) -> None:
     answer = ask(client, "createFile", "gopher://host/x", b"x")
     assert error_of(answer) == "StorageURLError"
+
+
+@pytest.mark.parametrize("names", ["0", ["0", 1], ["../0"]])
+def test_names_of_another_directory_are_a_protocol_error(client: Client, tmp_path: Path, names: Any) -> None:
+    (tmp_path / "0").write_bytes(b"x")
+    assert error_of(ask(client, "deleteFiles", tmp_path / "below", names=names)) == "ProtocolError"
+    assert (tmp_path / "0").exists()
 
 
 @pytest.mark.parametrize("field", ["path", "options", "overwrite", "repeated"])
@@ -175,7 +183,13 @@ class LogMachine(RuleBasedStateMachine):
     @rule(log=logs, batch=batches)
     def delete(self, log: str, batch: str) -> None:
         self.model.pop(f"{log}/{batch}", None)
-        assert ask(self.client, "deleteFile", f"{self.root}/{log}/{batch}", isFile=True).error is None
+        assert ask(self.client, "deleteFile", f"{self.root}/{log}/{batch}").error is None
+
+    @rule(log=logs, names=st.lists(batches, max_size=4))
+    def delete_files(self, log: str, names: list[str]) -> None:
+        for name in names:
+            self.model.pop(f"{log}/{name}", None)
+        assert ask(self.client, "deleteFiles", f"{self.root}/{log}", names=names).error is None
 
     @rule(log=logs)
     def delete_log(self, log: str) -> None:

@@ -113,7 +113,8 @@ class Driver:
                 break
             self.cut_off = step
             if step.data is None:
-                self.ask("deleteFile", step.name)
+                log, _, name = step.name.rpartition("/")
+                self.ask("deleteFiles", log, names=[name])
                 self.acknowledged.pop(step.name, None)
                 self.removed.add(step.name)
             else:

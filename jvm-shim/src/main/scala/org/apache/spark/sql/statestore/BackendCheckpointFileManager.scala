@@ -5,7 +5,7 @@ import org.apache.hadoop.fs.{FSDataInputStream, FileStatus, FileSystem, Path, Pa
 
 import org.apache.spark.sql.statestore.backend.{Backend, FileClient, PythonInterpreter}
 import org.apache.spark.sql.statestore.compat.Since41
-import org.apache.spark.sql.statestore.driver.{BackendInput, FileContent}
+import org.apache.spark.sql.statestore.driver.{BackendInput, FileContent, LogBatches}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 
 /**
@@ -19,13 +19,16 @@ import org.apache.spark.sql.statestore.provider.BackendOptions
  */
 class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extends Since41.CheckpointFileManager {
   private val root = BackendCheckpointFileManager.qualify(path, hadoopConf)
-  private val isLog = BackendCheckpointFileManager.isLog(root)
   private val files = BackendCheckpointFileManager.clientOf(hadoopConf)
+  private val batches = new LogBatches(files, root, isLocal)
 
   override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput =
-    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent)
+    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches)
 
-  override def open(path: Path): FSDataInputStream = new FSDataInputStream(new BackendInput(files, qualified(path)))
+  override def open(path: Path): FSDataInputStream = {
+    val target = qualified(path)
+    new FSDataInputStream(batches.contentOf(target).fold(new BackendInput(files, target))(new BackendInput(files, target, _)))
+  }
 
   override def list(path: Path, filter: PathFilter): Array[FileStatus] =
     files.list(qualified(path)).filter(status => filter.accept(status.getPath)).toArray
@@ -34,12 +37,12 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
 
   override def exists(path: Path): Boolean = {
     val target = qualified(path)
-    files.status(target, isBatch(target)).isDefined
+    batches.exists(target).getOrElse(files.status(target, batches.isBatch(target)).isDefined)
   }
 
   override def delete(path: Path): Unit = {
     val target = qualified(path)
-    files.delete(target, isBatch(target))
+    if (batches.isBatch(target)) batches.delete(target) else files.delete(target)
   }
 
   override def isLocal: Boolean = root.toUri.getScheme == "file"
@@ -49,14 +52,12 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
     root
   }
 
-  // Each log has a manager for its directory, and a file for each batch there.
-  private def isBatch(path: Path): Boolean = isLog && path.getName.toLongOption.isDefined && path.getParent == root
-
   private def qualified(path: Path): Path = BackendCheckpointFileManager.qualify(path, hadoopConf)
 }
 
 /** A file that appears when the stream is closed, unless it is cancelled before. */
-private final class AtomicOutput(files: FileClient, path: Path, overwrite: Boolean, content: FileContent)
+private final class AtomicOutput(
+    files: FileClient, path: Path, overwrite: Boolean, content: FileContent, batches: LogBatches)
   extends Since41.CancellableOutput(content) {
   private var isDone = false
 
@@ -66,6 +67,7 @@ private final class AtomicOutput(files: FileClient, path: Path, overwrite: Boole
       try {
         flush()
         files.create(path, () => content.parts(), overwrite)
+        batches.created(path, content)
       } finally {
         content.discard()
       }
@@ -81,11 +83,6 @@ private final class AtomicOutput(files: FileClient, path: Path, overwrite: Boole
 }
 
 private[statestore] object BackendCheckpointFileManager {
-  private val Logs = Set("offsets", "commits", "_spark_metadata")
-
-  private def isLog(directory: Path): Boolean =
-    Logs(directory.getName) || directory.getParent != null && directory.getParent.getName == "sources"
-
   /** Returns a path with the scheme that Hadoop gives to paths without one. */
   def qualify(path: Path, hadoopConf: Configuration): Path =
     if (path.toUri.getScheme != null && path.isAbsolute) path

@@ -45,7 +45,7 @@ class BackendFileSystem extends FileSystem {
   override def delete(path: Path, recursive: Boolean): Boolean = {
     val target = makeQualified(path)
     val isThere = files.status(target, isFile = false).isDefined
-    if (isThere) files.delete(target, isFile = false)
+    if (isThere) files.delete(target)
     isThere
   }
 

@@ -69,8 +69,15 @@ private[statestore] final class FileClient(backend: Backend, options: BackendOpt
   def list(path: Path): Seq[FileStatus] = entries(ask(newRequest("listDirectory", path)), new Path(path, _))
 
   /** Removes a file, or a directory with all that is in it; does nothing if there is none. */
-  def delete(path: Path, isFile: Boolean): Unit =
-    uninterrupted(ask(newRequest("deleteFile", path).put("isFile", isFile)))
+  def delete(path: Path): Unit = uninterrupted(ask(newRequest("deleteFile", path)))
+
+  /** Removes files of a directory, by name; those that do not exist are skipped. */
+  def deleteFiles(directory: Path, names: Iterable[String]): Unit = {
+    val request = newRequest("deleteFiles", directory)
+    val found = request.putArray("names")
+    names.foreach(found.add)
+    uninterrupted(ask(request))
+  }
 
   /** Makes a directory and those above it; does nothing on object stores. */
   def makeDirectory(path: Path): Unit = uninterrupted(ask(newRequest("makeDirectory", path)))

@@ -14,10 +14,12 @@ import org.apache.spark.sql.statestore.backend.FileClient
  * Guarantees: a missing file is reported by the constructor. Reads `ChunkBytes` at a time, so that most files
  * are one request.
  */
-private[statestore] final class BackendInput(client: FileClient, path: Path) extends FSInputStream {
+private[statestore] final class BackendInput(client: FileClient, path: Path, first: Array[Byte]) extends FSInputStream {
   import BackendFiles.ChunkBytes
 
-  private var chunk = client.read(path, 0L, ChunkBytes)
+  def this(client: FileClient, path: Path) = this(client, path, client.read(path, 0L, BackendFiles.ChunkBytes))
+
+  private var chunk = first
   private var chunkStart = 0L
   private var position = 0L
 
@@ -91,6 +93,10 @@ private[statestore] final class FileContent extends OutputStream {
       val in = new FileInputStream(spilled)
       Iterator.continually(nextPart(in)).takeWhile(_.nonEmpty)
     }
+
+  /** Returns the whole content if there are at most `most` bytes. */
+  def ifSmall(most: Int): Option[Array[Byte]] =
+    if (spilled == null && memory.size <= most) Some(memory.toByteArray) else None
 
   def discard(): Unit = {
     target.close()
