@@ -66,6 +66,7 @@ class _FsspecOutput(FileOutput):
         self._url = url
         self._fsync = fsync
         self._file = fs.open(path, mode)
+        self._is_anothers = False
 
     def write(self, data: Buffer) -> None:
         with _as_os_errors(self._url):
@@ -83,8 +84,12 @@ class _FsspecOutput(FileOutput):
     def close(self) -> None:
         if self._fsync and not self._file.closed:
             self._sync()
-        with _as_os_errors(self._url):
-            self._file.close()
+        try:
+            with _as_os_errors(self._url):
+                self._file.close()
+        except FileExistsError:
+            self._is_anothers = True
+            raise
 
     def abandon(self) -> None:
         discard = getattr(self._file, "discard", None)
@@ -93,8 +98,9 @@ class _FsspecOutput(FileOutput):
                 discard()
             # The garbage collector would close, and thereby upload, a buffered file.
             self._file.closed = True
-        with contextlib.suppress(Exception):
-            self._fs.rm_file(self._path)
+        if not self._is_anothers:
+            with contextlib.suppress(Exception):
+                self._fs.rm_file(self._path)
 
 
 class FsspecFileSystem(FileSystem):

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from spark_statestore.testing.faults import Fault, FaultKind
 from tests.support.paths import ROOT
@@ -46,8 +46,12 @@ class FaultyBackend:
         )
         Path(self.python).chmod(0o755)
 
-    def strike(self, kind: FaultKind, at: int) -> None:
-        """Inject a fault into a future call, by its number."""
+    def strike(self, kind: FaultKind | Literal["kill_driver", "orphan"], at: int) -> None:
+        """Inject a fault into a future call, by its number.
+
+        Besides the kinds of `Fault`: ``kill_driver`` kills backend and driver, ``orphan`` the driver alone, so that the
+        backend makes the call after the driver's end.
+        """
         (self._directory / _FIRED).unlink(missing_ok=True)
         plan = self._directory / "next"
         # A repeated plan counts as another one.
@@ -86,10 +90,16 @@ class _StruckDisk(LocalDisk):
                 self._known = plan
                 kind, at, _ = plan.split() if plan else ("", "0", "")
                 self._kind, self._at = kind, int(at)
-                self.inject(*([Fault(kind, self._at)] if kind else []))  # type: ignore[arg-type]
+                # The next backend follows the plan of the one that was killed no more.
+                if (self._directory / _FIRED).exists():
+                    self._at = 0
+                is_fault = self._at and kind in get_args(FaultKind)
+                self.inject(*([Fault(kind, self._at)] if is_fault else []))  # type: ignore[arg-type]
             if plan and len(self.calls) + 1 == self._at:
                 (self._directory / _FIRED).write_text(f"{operation} {path}")
-                if self._kind == "kill":
+                if self._kind in ("kill_driver", "orphan"):
+                    os.kill(os.getppid(), signal.SIGKILL)
+                if self._kind in ("kill", "kill_driver"):
                     os.kill(os.getpid(), signal.SIGKILL)
             return super()._call(operation, path, effect, *rest, **options)
 

@@ -19,7 +19,7 @@ import pytest
 from spark_statestore.backend.checkpoint_files import FILE_HANDLERS
 from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.backend.supervision import Permit
-from spark_statestore.errors import CheckpointError, CheckpointNotFoundError
+from spark_statestore.errors import CheckpointError, CheckpointExistsError, CheckpointNotFoundError
 from spark_statestore.files.request_context import RequestContext
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
 from tests.support.figures import count
@@ -234,3 +234,32 @@ def test_logs_are_whole_on_an_object_store(repeats: bool) -> None:
     count("faults at the driver's requests to an object store", len(faults))
     for _, fault in some(faults, STRIDE):
         run_with(Driver(fs, False), fault, repeats=repeats, power_fails=False)
+
+
+@pytest.mark.parametrize("storage", ["disk", "mount", "shown-when-closed", "objects"])
+def test_one_of_two_drivers_writes_a_batch_and_the_other_is_told(disk: LocalDisk, storage: str) -> None:
+    """The second one, of another query or of a lease that is over, writes between two calls of the first one."""
+    durability = "synced" if storage == "mount" else "finished"
+    fs = disk if storage == "disk" else FaultInjectingFileSystem(durability=durability)
+    options = {"fsync": "false" if storage == "objects" else "true"}
+    for at in itertools.count(1):
+        fs.restart()
+        path = fs.url(f"{next(_numbers)}/offsets/7")
+        told: list[str] = []
+
+        def create(driver: str, path: str = path, told: list[str] = told) -> None:
+            try:
+                ask("createFile", path, driver.encode(), overwrite=False, options=options)
+            except CheckpointExistsError:
+                told.append(driver)
+
+        fs.inject(Fault("run", at, function=lambda create=create: create("second")))
+        create("first")
+        if len(fs.calls) < at:
+            break
+        (loser,) = told
+        winner = {"first": b"second", "second": b"first"}[loser]
+        assert ask("readFile", path, options={}) == winner
+        count(f"two drivers at one file: {storage}")
+    # The one that is asked before it begins has written by then.
+    assert at > (1 if storage == "objects" else 3)

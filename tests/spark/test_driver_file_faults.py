@@ -1,0 +1,112 @@
+"""Spark's own files while the driver's backend fails, tears writes, loses answers, or is killed, alone or with the driver.
+
+After a fault at any call on these files the query goes on, or ends with an error and starts again; its result is exact.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from spark_statestore.options import OPTION_PREFIX
+from spark_statestore.testing.faults import FaultKind
+from tests.spark.backend_faults import FaultyBackend
+from tests.spark.counting import Program, run_to, wait_until
+from tests.support.effort import EFFORT
+from tests.support.figures import count
+
+pytestmark = pytest.mark.slow
+
+KINDS: list[FaultKind] = ["fail", "fail_after", "tear", "kill"]
+FSYNC = OPTION_PREFIX + "fsync"
+
+
+@pytest.fixture
+def backend(tmp_path: Path) -> FaultyBackend:
+    return FaultyBackend(tmp_path)
+
+
+def newest(checkpoint: Path) -> int:
+    """Return the newest batch of a checkpoint, and check that the files of its logs are whole."""
+    batches = [-1]
+    for entry in [*checkpoint.glob("offsets/[0-9]*"), *checkpoint.glob("commits/[0-9]*")]:
+        version, _, rest = entry.read_text().partition("\n")
+        assert version == "v1", entry
+        for line in rest.splitlines():
+            if line != "-":
+                json.loads(line)
+        batches.append(int(entry.name))
+    return max(batches)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fsync", ["false", pytest.param("true", marks=pytest.mark.soak)])
+def test_query_is_exact_after_a_fault_at_each_call(
+    spark: Any, backend: FaultyBackend, kind: FaultKind, fsync: str
+) -> None:
+    session = spark.newSession()
+    session.conf.set(OPTION_PREFIX + "driverPython", backend.python)
+    session.conf.set(FSYNC, fsync)
+    # A killed backend takes a second to restart.
+    step = 1 if EFFORT > 1 else 11 if kind == "kill" else 7
+    at, number, failed = 1 + KINDS.index(kind), 0, 0
+    while True:
+        checkpoint = backend.files / str(number)
+        backend.strike(kind, at)
+        try:
+            run_to(session, checkpoint, 3)
+        except Exception as error:  # noqa: BLE001 - whatever Spark makes of it
+            fired = backend.stop()
+            assert fired, error
+            failed += 1
+        else:
+            fired = backend.stop()
+        run_to(session, checkpoint, newest(checkpoint) + 1)
+        newest(checkpoint)
+        if not fired:
+            break
+        count(f"the driver's files: {kind}")
+        at, number = at + step, number + 1
+    assert number > 3
+    # The request is asked for again, from the next backend.
+    assert failed == 0 or kind != "kill"
+
+
+def _points() -> Iterator[Any]:
+    """Yield kinds of kills and numbers of calls, most of them for soak only."""
+    for number, at in enumerate(range(2, 70, 2)):
+        kind = ("kill_driver", "orphan")[number % 2]
+        yield pytest.param(kind, at, marks=[] if at in (6, 28, 44) else [pytest.mark.soak])
+
+
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize(("kind", "at"), list(_points()))
+def test_query_is_exact_after_its_driver_was_killed(backend: FaultyBackend, kind: Any, at: int) -> None:
+    checkpoint = backend.files / "checkpoint"
+    asked: dict[str, Any] = {"checkpoint": str(checkpoint), "configure": {"driver_python": backend.python}}
+    backend.strike(kind, at)
+    with Program("count", **asked, batch=5) as program:
+        program.process.wait(120)
+        # The backend of an orphan ends its call, and then itself.
+        assert wait_until(lambda: not _backends(backend), 30)
+    assert backend.stop(), "there were fewer calls"
+    with Program("count", **asked, batch=newest(checkpoint) + 2) as program:
+        program.next("running")
+        program.next("result")
+        program.next("stopped")
+        program.end()
+    count(f"the driver's files: {kind}")
+    newest(checkpoint)
+
+
+def _backends(backend: FaultyBackend) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if (process.info["environ"] or {}).get("BACKEND_FAULTS") == str(backend.files.parent)
+    ]
