@@ -14,10 +14,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all soak coverage test-spark mutation bench bench-quick lint format wheel clean
+.PHONY: help setup jar demo test test-all test-storage soak coverage test-spark mutation bench bench-quick lint format wheel clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## make the virtual environment and build the jar
 
@@ -78,6 +78,15 @@ test-spark: $(READY) $(if $(filter $(NEWEST),$(SPARK)),,.spark/$(SPARK)/.ready) 
 	$(call with_spark,$(SPARK)) $(PY) -m tests.support.class_archive
 	$(call with_spark,$(SPARK)) $(PY) -m pytest $(SHARED) -m 'not alone' --tier spark
 
+# Services of test-storage. They are kept in .services/; one that cannot be fetched in time is skipped.
+SERVICES := minio azurite fake-gcs hdfs
+FETCH_SECONDS := 1200
+
+test-storage: jar $(CLASSES) ## run the tests of storage on real services: SERVICES="azurite hdfs"
+	$(PY) -m pip install --quiet --no-build-isolation --editable '.[storage-tests]'
+	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch $(SERVICES)
+	SERVICES='$(SERVICES)' FETCH_SECONDS=0 $(PY) -m pytest $(SHARED) -m storage tests/system/storage
+
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
@@ -114,4 +123,4 @@ wheel: jar $(OLDER:%=.spark/%/.ready) ## build the wheel into dist/, with a jar 
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) .spark dist mutants jvm-shim/target spark_statestore/jars
+	rm -rf $(VENV) .services .spark dist mutants jvm-shim/target spark_statestore/jars

@@ -9,12 +9,13 @@ from spark_statestore.files.transient import answer_of
 
 __all__ = ["access_error"]
 
-# Class names of botocore, google.auth and azure; the drivers may not be installed.
+# Class names of botocore, google.auth, azure and `object_store_errors`; the drivers may not be installed.
 _NO_CREDENTIALS: Final = {
     "ClientAuthenticationError",
     "CredentialRetrievalError",
     "CredentialUnavailableError",
     "DefaultCredentialsError",
+    "MissingCredentialsError",
     "NoAuthTokenError",
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -25,6 +26,7 @@ _NO_CREDENTIALS: Final = {
 }
 _NO_BUCKET: Final = {"ContainerNotFound", "NoSuchBucket"}
 _DENIED_STATUS: Final = {401, 403}
+_WRONG_CLOCK: Final = "RequestTimeTooSkewed"
 
 # Names of the top level by scheme.
 _CONTAINERS: Final = {"s3": "bucket", "gcs": "bucket", "abfs": "container", "az": "container"}
@@ -36,7 +38,7 @@ _REMEDIES: Final = {
     "gcs": "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or run 'gcloud auth application-default login', or put the "
     f"credentials into {_CONFIGURATION}, or give the machine a service account",
     "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING, in the "
-    f"environment, or put the credentials into {_CONFIGURATION}",
+    f"environment, or put the credentials into {_CONFIGURATION}, or give the machine a managed identity",
 }
 _OTHER_REMEDY: Final = f"put the credentials into {_CONFIGURATION}"
 _EVERYWHERE: Final = "This is needed on the driver, on every executor, and where the command line runs"
@@ -73,6 +75,10 @@ def access_error(error: BaseException, url: str) -> StorageAccessError | None:
         if (code or getattr(cause, "error_code", None)) in _NO_BUCKET:
             return StorageAccessError(
                 f"the {container} of {url} does not exist ({text}). Check the URL and the endpoint, or create it."
+            )
+        if code == _WRONG_CLOCK:
+            return StorageAccessError(
+                f"access to {url} is denied because the clock of this machine is wrong ({text}). Set it by a time service (NTP)."
             )
         if isinstance(cause, PermissionError) or status in _DENIED_STATUS:
             rights = f" (they need {_RIGHTS[scheme]})" if scheme in _RIGHTS else ""

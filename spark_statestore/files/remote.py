@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from spark_statestore.files.access import access_error
@@ -25,11 +26,12 @@ from spark_statestore.files.base import (
     parent_of,
     write_whole,
 )
+from spark_statestore.files.transient import answer_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FsspecFileSystem", "driver_for_calls"]
+__all__ = ["FsspecFileSystem", "as_os_errors", "driver_for_calls"]
 
 _logger = logging.getLogger(__name__)
 
@@ -45,7 +47,7 @@ _MAGIC = re.compile(r"[*?\[]")
 
 
 @contextlib.contextmanager
-def _as_os_errors(url: str) -> Iterator[None]:
+def as_os_errors(url: str) -> Iterator[None]:
     """Convert errors of drivers' HTTP libraries into `OSError`."""
     try:
         yield
@@ -69,7 +71,7 @@ class _FsspecOutput(FileOutput):
         self._is_anothers = False
 
     def write(self, data: Buffer) -> None:
-        with _as_os_errors(self._url):
+        with as_os_errors(self._url):
             self._file.write(data)
 
     def _sync(self) -> None:
@@ -85,7 +87,7 @@ class _FsspecOutput(FileOutput):
         if self._fsync and not self._file.closed:
             self._sync()
         try:
-            with _as_os_errors(self._url):
+            with as_os_errors(self._url):
                 self._file.close()
         except FileExistsError:
             self._is_anothers = True
@@ -106,9 +108,9 @@ class _FsspecOutput(FileOutput):
 class FsspecFileSystem(FileSystem):
     """Files of an fsspec file system.
 
-    `create` is atomic and exclusive where the driver is (s3fs, gcsfs: one conditional PUT). With a driver whose
-    `pipe_file` takes no mode it checks for the file and then writes it, which is logged as a warning when the file system
-    is opened. Object stores show a file only when it is whole.
+    `create` is atomic and exclusive where the driver is (s3fs, gcsfs, adlfs: one conditional PUT). With a driver whose
+    `pipe_file` is fsspec's own it checks for the file and then writes it, which is logged as a warning when the file
+    system is opened. Object stores show a file only when it is whole.
 
     Parameters
     ----------
@@ -123,6 +125,8 @@ class FsspecFileSystem(FileSystem):
         The driver for all but writing streams, see `driver_for_calls`; by default the same.
     """
 
+    _creates_by_rename = False
+
     def __init__(
         self,
         fs: AbstractFileSystem,
@@ -136,9 +140,9 @@ class FsspecFileSystem(FileSystem):
         self._scheme = scheme
         self._has_directories = not _is_object_store(fs)
         self._fsync = fsync and self._has_directories
+        self._exclusively = _exclusive_arguments(self._fs)
         # With fsync, create opens the file in mode "xb" instead.
-        self._creates_exclusively = self._fsync or _supports_exclusive_create(self._fs)
-        if not self._creates_exclusively:
+        if self._exclusively is None and not self._fsync and not self._creates_by_rename:
             _warn_of_inexclusive_create(type(fs).__qualname__, scheme)
         # Readers of a file in fsspec's memory share one position.
         self._shares_positions = "memory" in _protocols(fs)
@@ -180,8 +184,13 @@ class FsspecFileSystem(FileSystem):
         if self._fsync:
             self._write_synced(path, data, "xb")
             return
-        if self._creates_exclusively:
-            self._fs.pipe_file(path, bytes(data), mode="create")
+        if self._exclusively is not None:
+            try:
+                self._fs.pipe_file(path, bytes(data), **self._exclusively)
+            except Exception as error:
+                if _is_of_existing_file(error):
+                    raise FileExistsError(path) from error
+                raise
         elif self.exists(path):
             raise FileExistsError(path)
         else:
@@ -321,24 +330,46 @@ def driver_for_calls(fs: AbstractFileSystem) -> AbstractFileSystem:
     return own
 
 
-def _supports_exclusive_create(fs: AbstractFileSystem) -> bool:
-    """Return whether a driver's `pipe_file` takes a mode, with which it creates files exclusively."""
+def _exclusive_arguments(fs: AbstractFileSystem) -> dict[str, Any] | None:
+    """Return the arguments with which a driver's `pipe_file` creates a file exclusively; None if it cannot."""
     from fsspec import AbstractFileSystem
 
+    if getattr(fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file:
+        # It takes a mode, and checks for the file before it writes.
+        return None
     parameters = inspect.signature(fs.pipe_file).parameters
     if "mode" in parameters:
-        return True
+        return {"mode": "create"}
+    if "overwrite" in parameters:
+        # adlfs
+        return {"overwrite": False}
     # A driver that forwards all arguments, such as fsspec's DirFileSystem, does what the driver below it does.
     inner = getattr(fs, "fs", None)
     forwards = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return forwards and isinstance(inner, AbstractFileSystem) and _supports_exclusive_create(inner)
+    return _exclusive_arguments(inner) if forwards and isinstance(inner, AbstractFileSystem) else None
+
+
+def _is_of_existing_file(error: BaseException | None) -> bool:
+    """Return whether storage refused a conditional request because the file exists.
+
+    s3fs recognises the answer of AWS alone, which names the condition that failed; MinIO does not. Older versions of adlfs
+    leave the error to their callers.
+    """
+    while error is not None:
+        if (
+            answer_of(error)[0] == HTTPStatus.PRECONDITION_FAILED
+            or type(error).__name__ == "ResourceExistsError"
+        ):
+            return True
+        error = error.__cause__
+    return False
 
 
 @cache
 def _warn_of_inexclusive_create(driver: str, scheme: str) -> None:
     """Log once for a driver that it cannot create files exclusively."""
     _logger.warning(
-        "the fsspec driver %s of %s:// cannot create files exclusively: its pipe_file takes no mode. Of two attempts that "
+        "the fsspec driver %s of %s:// cannot create files exclusively: its pipe_file has no such mode. Of two attempts that "
         "commit the same version at the same time the later one wins. Upgrade the driver.",
         driver,
         scheme,

@@ -127,16 +127,16 @@ class RetryingFileSystem(FileSystem):
         return self.wrapped.url(path)
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
-        return self._run("reading", path, lambda: self.wrapped.read(path, start, size))
+        return self.run("reading", path, lambda: self.wrapped.read(path, start, size))
 
     def size(self, path: str) -> int:
-        return self._run("reading the size of", path, lambda: self.wrapped.size(path))
+        return self.run("reading the size of", path, lambda: self.wrapped.size(path))
 
     def open_input(self, path: str) -> BinaryIO:
         return cast(BinaryIO, io.BufferedReader(_RetryingInput(self, path)))
 
     def open_output(self, path: str) -> FileOutput:
-        return self._run("opening", path, lambda: self.wrapped.open_output(path))
+        return self.run("opening", path, lambda: self.wrapped.open_output(path))
 
     def create(self, path: str, data: Buffer) -> None:
         call = self._call("writing", path)
@@ -159,10 +159,10 @@ class RetryingFileSystem(FileSystem):
                 if self.wrapped.read(path) != b"".join(parts):
                     raise
 
-        self._run("writing", path, once)
+        self.run("writing", path, once)
 
     def replace(self, path: str, data: Buffer) -> None:
-        self._run("replacing", path, lambda: self.wrapped.replace(path, data))
+        self.run("replacing", path, lambda: self.wrapped.replace(path, data))
 
     def delete(self, path: str) -> None:
         call = self._call("deleting", path)
@@ -178,37 +178,37 @@ class RetryingFileSystem(FileSystem):
 
     def delete_files(self, paths: Sequence[str]) -> None:
         if paths:
-            self._run("deleting", paths[0], lambda: self.wrapped.delete_files(paths))
+            self.run("deleting", paths[0], lambda: self.wrapped.delete_files(paths))
 
     def delete_directory(self, path: str, *, recursive: bool = False) -> None:
-        self._run("deleting", path, lambda: self.wrapped.delete_directory(path, recursive=recursive))
+        self.run("deleting", path, lambda: self.wrapped.delete_directory(path, recursive=recursive))
 
     def make_directory(self, path: str) -> None:
-        self._run("creating", path, lambda: self.wrapped.make_directory(path))
+        self.run("creating", path, lambda: self.wrapped.make_directory(path))
 
     def prepare(self, directory: str) -> None:
         self.wrapped.prepare(directory)
 
     def exists(self, path: str) -> bool:
-        return self._run("checking for", path, lambda: self.wrapped.exists(path))
+        return self.run("checking for", path, lambda: self.wrapped.exists(path))
 
     def is_directory(self, path: str) -> bool:
-        return self._run("checking for", path, lambda: self.wrapped.is_directory(path))
+        return self.run("checking for", path, lambda: self.wrapped.is_directory(path))
 
     def make_durable(self, path: str) -> None:
-        self._run("syncing", path, lambda: self.wrapped.make_durable(path))
+        self.run("syncing", path, lambda: self.wrapped.make_durable(path))
 
     def sync_directory(self, path: str) -> None:
-        self._run("syncing", path, lambda: self.wrapped.sync_directory(path))
+        self.run("syncing", path, lambda: self.wrapped.sync_directory(path))
 
     def has_link(self, directory: str, relative: str) -> bool:
         return self.wrapped.has_link(directory, relative)
 
     def list_files(self, path: str) -> Iterator[FileStatus]:
-        yield from self._run("listing", path, lambda: list(self.wrapped.list_files(path)))
+        yield from self.run("listing", path, lambda: list(self.wrapped.list_files(path)))
 
     def list_directory(self, path: str) -> list[FileStatus]:
-        return self._run("listing", path, lambda: self.wrapped.list_directory(path))
+        return self.run("listing", path, lambda: self.wrapped.list_directory(path))
 
     def read_at(self, path: str, source: BinaryIO | None, position: int, size: int) -> tuple[BinaryIO, bytes]:
         """Read from an open file, reopening it after a transient failure.
@@ -240,10 +240,11 @@ class RetryingFileSystem(FileSystem):
                     broken.close()
                 raise
 
-        data = self._run("reading", path, once)
+        data = self.run("reading", path, once)
         return cast(BinaryIO, opened), data
 
-    def _run(self, what: str, path: str, once: Callable[[], _T]) -> _T:
+    def run(self, what: str, path: str, once: Callable[[], _T]) -> _T:
+        """Make a call of the wrapped file system, with retries; `what` says in messages what it does."""
         return self._call(what, path).run(once)
 
     def _call(self, what: str, path: str) -> _Call:

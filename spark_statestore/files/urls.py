@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from spark_statestore.errors import MissingDriverError, StorageError, StorageUnavailableError, StorageURLError
 from spark_statestore.files.access import access_error
 from spark_statestore.files.base import FileSystem
+from spark_statestore.files.drivers import missing_packages, open_object_store
+from spark_statestore.files.hdfs import HDFS_SCHEMES, HdfsFileSystem
 from spark_statestore.files.local import LocalFileSystem
 from spark_statestore.files.remote import FsspecFileSystem, driver_for_calls
 from spark_statestore.files.retry import RetryingFileSystem
@@ -101,11 +102,10 @@ def check_url(url: str) -> None:
         )
     if scheme in registry:
         return
-    package = str(known_implementations[scheme]["class"]).partition(".")[0]
-    if importlib.util.find_spec(package) is None:
+    if (missing := missing_packages(scheme)) is not None:
         raise MissingDriverError(
-            f"{url!r} needs the fsspec driver for {scheme!r}, which is not installed for the "
-            f"interpreter {sys.executable}: pip install {package}. The backend on every executor needs it too."
+            f"{url!r} needs the driver for {scheme!r}, which is not installed for the "
+            f"interpreter {sys.executable}: pip install {missing}. The backend on every executor needs it too."
         )
 
 
@@ -155,11 +155,23 @@ def open_file_system(
     if scheme == "file":
         return _local(fsync=fsync), _local_path(rest)
     check_url(url)
-    import fsspec
-
     # The authority of abfss:// names the account, so it belongs to the file system.
     authority = rest.lstrip("/").partition("/")[0]
     key = (f"{scheme}://{authority}", fsync, retries)
+    opened, path = open_object_store(url, scheme, rest, retries) or _through_fsspec(
+        url, scheme, rest, fsync=fsync
+    )
+    with _lock:
+        files = _opened.get(key)
+        if files is None:
+            files = _opened[key] = RetryingFileSystem(opened(), retries)
+        return files, path
+
+
+def _through_fsspec(url: str, scheme: str, rest: str, *, fsync: bool) -> tuple[Callable[[], FileSystem], str]:
+    """Return a function that opens the file system of a URL through fsspec, and the path in it."""
+    import fsspec
+
     # Hadoop writes hdfs:///x as hdfs:/x, which fsspec would take for a local path.
     has_no_host = rest.startswith("/") and not rest.startswith("//")
     mapped = f"{scheme}://{rest}" if has_no_host else f"{scheme}:{rest}"
@@ -177,12 +189,9 @@ def open_file_system(
             f"the file system of {url!r} cannot be opened: {error}. Check the URL, and the credentials "
             "in the environment or in fsspec's configuration files."
         ) from error
-    with _lock:
-        files = _opened.get(key)
-        if files is None:
-            driver = FsspecFileSystem(fs, scheme, fsync=fsync, calls=driver_for_calls(fs))
-            files = _opened[key] = RetryingFileSystem(driver, retries)
-        return files, path
+    if scheme in HDFS_SCHEMES:
+        return lambda: HdfsFileSystem(fs, scheme, fsync=fsync), path
+    return lambda: FsspecFileSystem(fs, scheme, fsync=fsync, calls=driver_for_calls(fs)), path
 
 
 def _local(*, fsync: bool) -> FileSystem:

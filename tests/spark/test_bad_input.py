@@ -130,8 +130,12 @@ def test_configure_rejects_a_duplicate_option() -> None:
         ("nowhere://bucket/x", StorageURLError, r"'nowhere://bucket/x' cannot hold state.*Use file:, s3:"),
         ("https://example.com/x", StorageURLError, r"cannot hold state"),
         ("s3://", StorageURLError, r"names no directory.*such as file:"),
-        ("gs://bucket/x", MissingDriverError, r"'gs://bucket/x' needs.*'gcs'.*pip install gcsfs.*every exec"),
-        ("abfss://c@a.dfs.core.windows.net/x", MissingDriverError, r"pip install adlfs"),
+        (
+            "oci://bucket/x",
+            MissingDriverError,
+            r"'oci://bucket/x' needs.*'oci'.*pip install ocifs.*every exec",
+        ),
+        ("webdav://host/x", MissingDriverError, r"pip install webdav4"),
     ],
 )
 def test_configure_rejects_unusable_storage(url: str, error: type[Exception], expected: str) -> None:
@@ -218,7 +222,7 @@ def test_attach_rejects_unusable_storage(spark: Any) -> None:
     ("url", "expected"),
     [
         ("nowhere://bucket/x", r"'nowhere://bucket/x' cannot hold state.*Use file:"),
-        ("gs://bucket/x", r"needs the fsspec driver for 'gcs'.*pip install gcsfs"),
+        ("oci://bucket/x", r"needs the driver for 'oci'.*pip install ocifs"),
         (
             "file:{file}/below",
             r"operator 0, partition \d, store default, .*{file}/below/.*Not a directory.*writable",

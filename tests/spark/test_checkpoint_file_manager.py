@@ -135,6 +135,14 @@ def test_removed_batches_wait_for_others_on_remote_storage(spark: Any) -> None:
     assert sorted(manager.names()) == ["11"]
 
 
+def test_path_without_a_scheme_has_that_of_the_checkpoint(spark: Any) -> None:
+    manager = Manager(spark, f"memory://schemes-{os.getpid()}/here")
+    manager.write("file", b"one")
+    # As operator metadata of a restored checkpoint names schema files.
+    path = spark._jvm.org.apache.hadoop.fs.Path("/here/file")
+    assert bytes(manager.of.open(path).readAllBytes()) == b"one"
+
+
 def test_missing_files(manager: Manager) -> None:
     assert not manager.of.exists(manager.path("0"))
     manager.of.delete(manager.path("0"))

@@ -49,7 +49,7 @@ def counts(session: Any) -> Any:
     ("url", "expected"),
     [
         ("nowhere://bucket/x", r"'nowhere://bucket/x' cannot hold state.*Use file:"),
-        ("gs://bucket/x", r"needs the fsspec driver for 'gcs'.*pip install gcsfs"),
+        ("oci://bucket/x", r"needs the driver for 'oci'.*pip install ocifs"),
         ("s3://", r"names no directory"),
     ],
 )

@@ -16,11 +16,8 @@ FOR_PANDAS = ("numpy", "pandas", "dateutil", "pytz", "tzdata", "six")
 FOR_PROCESSORS = (*FOR_PANDAS, "google")
 """Modules that they need to run transformWithState: protobuf as well."""
 
-FOR_S3 = (
-    "s3fs", "aiobotocore", "botocore", "aiohttp", "aiohappyeyeballs", "aioitertools", "aiosignal", "attr", "dateutil",
-    "frozenlist", "idna", "jmespath", "multidict", "propcache", "six", "typing_extensions", "urllib3", "wrapt", "yarl",
-)  # fmt: skip
-"""s3fs, which the backend needs for state on S3, and its dependencies."""
+FOR_S3 = ("obstore", "botocore", "dateutil", "jmespath", "six", "typing_extensions", "urllib3")
+"""obstore and botocore, which the backend needs for state on S3, and their dependencies."""
 
 
 def bare_python(home: Path, *more: str) -> Path:

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import fsspec
 import pytest
 
+from spark_statestore.files import drivers, urls
+
 
 @contextmanager
 def s3_service(address: str = "127.0.0.1") -> Iterator[str]:
@@ -48,3 +50,12 @@ def new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     name = f"bucket-{uuid.uuid4()}"
     fsspec.filesystem("s3").mkdir(name)
     return name
+
+
+def use_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open S3 through ``obstore``, or through the ``s3fs`` of an environment without obstore, during a test."""
+    is_installed = drivers._is_installed
+    monkeypatch.setattr(
+        drivers, "_is_installed", lambda module: module in (name, "botocore") and is_installed(module)
+    )
+    monkeypatch.setattr(urls, "_opened", {})

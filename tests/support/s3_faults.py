@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,9 +19,12 @@ KINDS = ("slow-down", "internal-error", "reset", "lost", "error-after")
 """Faults of a request: 503 ``SlowDown``, 500, a connection that is reset before the service has the request or
 after it has served it, 500 after it has served it."""
 
+# Besides, ``no-upload``: what a service answers that has ended the upload already.
+
 _PAGES = {
     "slow-down": (503, "SlowDown", "Please reduce your request rate."),
     "internal-error": (500, "InternalError", "We encountered an internal error. Please try again."),
+    "no-upload": (404, "NoSuchUpload", "The specified multipart upload does not exist."),
     "error-after": (500, "InternalError", "We encountered an internal error. Please try again."),
 }
 
@@ -82,6 +86,10 @@ class FaultyS3:
         self._server.server_close()
         self._thread.join()
 
+    def forwarded(self, headers: Message) -> dict[str, str]:
+        """Return the headers with which a request is passed on."""
+        return {name: value for name, value in headers.items() if name.lower() != "transfer-encoding"}
+
     def _serve(self, handler: BaseHTTPRequestHandler) -> None:
         body = handler.rfile.read(int(handler.headers.get("Content-Length") or 0))
         with self._lock:
@@ -113,10 +121,7 @@ class FaultyS3:
     ) -> tuple[int, list[tuple[str, str]], bytes]:
         connection = http.client.HTTPConnection(self._service.hostname or "", self._service.port, timeout=30)
         try:
-            headers = {
-                name: value for name, value in handler.headers.items() if name.lower() != "transfer-encoding"
-            }
-            connection.request(handler.command, handler.path, body or None, headers)
+            connection.request(handler.command, handler.path, body or None, self.forwarded(handler.headers))
             answer = connection.getresponse()
             return answer.status, answer.getheaders(), answer.read()
         finally:

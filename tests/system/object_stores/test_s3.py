@@ -1,4 +1,4 @@
-"""A store on S3, served by moto, through s3fs: its contracts, its requests, its errors."""
+"""A store on S3, served by moto, through obstore and s3fs: its contracts, its requests, its errors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
-from spark_statestore.files import FsspecFileSystem, check_url, open_file_system
+from spark_statestore.files import FileSystem, check_url, open_file_system, urls
+from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
@@ -21,7 +22,8 @@ from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, M
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.effort import EFFORT
 from tests.support.machines.streams import CheckpointStreamMachine
-from tests.support.s3 import new_bucket, s3_service
+from tests.support.s3 import new_bucket, s3_service, use_driver
+from tests.support.s3_faults import FaultyS3, faulty_s3
 from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
 
 s3fs = pytest.importorskip("s3fs")
@@ -50,17 +52,22 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def calls(bucket: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Record the requests to S3 in order."""
-    made: list[str] = []
-    call = s3fs.S3FileSystem._call_s3
+def requests(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """Yield a proxy that records the requests to the service, which is the one that is used."""
+    with faulty_s3(endpoint) as proxy:
+        monkeypatch.setattr(urls, "_opened", {})
+        yield proxy
 
-    async def record(self: object, method: str, *args: object, **kwargs: object) -> object:
-        made.append(method)
-        return await call(self, method, *args, **kwargs)
 
-    monkeypatch.setattr(s3fs.S3FileSystem, "_call_s3", record)
-    return made
+@pytest.fixture
+def recorded(requests: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return a bucket whose requests are recorded."""
+    return new_bucket(requests.url, monkeypatch)
+
+
+def methods(requests: FaultyS3) -> list[str]:
+    """Return the methods of the requests since `FaultyS3.inject`."""
+    return [method for method, _, _ in requests.calls]
 
 
 class S3:
@@ -69,22 +76,49 @@ class S3:
     has_directories = False
     examples = 5
 
-    @pytest.fixture
-    def files(self, bucket: str) -> FsspecFileSystem:
-        return FsspecFileSystem(fsspec.filesystem("s3"), "s3")
+    @pytest.fixture(params=["obstore", "s3fs"], autouse=True)
+    def driver(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+        use_driver(request.param, monkeypatch)
+        return str(request.param)
 
     @pytest.fixture
-    def elsewhere(self, bucket: str) -> FsspecFileSystem:
-        return FsspecFileSystem(fsspec.filesystem("s3", skip_instance_cache=True), "s3")
+    def files(self, bucket: str, driver: str) -> FileSystem:
+        return driver_of(bucket)
+
+    @pytest.fixture
+    def elsewhere(self, bucket: str, driver: str, monkeypatch: pytest.MonkeyPatch) -> FileSystem:
+        monkeypatch.setattr(urls, "_opened", {})
+        return driver_of(bucket)
 
     @pytest.fixture
     def directory(self, bucket: str) -> str:
         return f"{bucket}/state"
 
 
+def driver_of(bucket: str) -> FileSystem:
+    """Return the file system of a bucket, without retries."""
+    files, _ = open_file_system(f"s3://{bucket}")
+    assert isinstance(files, RetryingFileSystem)
+    return files.wrapped
+
+
 class TestS3Files(S3, FileSystemTests):
+    misses_what_is_deleted = False
+
+    @pytest.fixture(autouse=True)
+    def driver(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        use_driver("obstore", monkeypatch)
+        return "obstore"
+
+
+class TestS3FilesThroughS3fs(S3, FileSystemTests):
     opens_exclusively = False
     misses_what_is_deleted = False
+
+    @pytest.fixture(autouse=True)
+    def driver(self, monkeypatch: pytest.MonkeyPatch) -> str:
+        use_driver("s3fs", monkeypatch)
+        return "s3fs"
 
 
 class TestS3Streams(S3, FsCheckpointStreamTests):
@@ -100,7 +134,7 @@ class TestMemoryStorageWithAnS3Directory(S3, MemoryCheckpointStorageTests):
 
 
 def test_stream_machine_on_s3(bucket: str) -> None:
-    files, base = FsspecFileSystem(fsspec.filesystem("s3"), "s3"), f"{bucket}/machines"
+    files, base = driver_of(bucket), f"{bucket}/machines"
     numbers = itertools.count()
 
     def machine() -> CheckpointStreamMachine:
@@ -133,17 +167,17 @@ def test_load_returns_committed_versions(bucket: str) -> None:
     assert len(shared) == 1
 
 
-def test_small_commit_is_one_request_without_listing(bucket: str, calls: list[str]) -> None:
-    store = open_store(f"s3://{bucket}/state/0/3")
+def test_small_commit_is_one_request_without_listing(recorded: str, requests: FaultyS3) -> None:
+    store = open_store(f"s3://{recorded}/state/0/3")
     handle = None
     for version in (1, 2, 3):
-        calls.clear()
+        requests.inject()
         handle = commit(store, CheckpointName(version), {b"a": b"%d" % version}, parent=handle).handle
-        assert calls == ["put_object"]
-    fresh = open_store(f"s3://{bucket}/state/0/3")
-    calls.clear()
+        assert methods(requests) == ["PUT"]
+    fresh = open_store(f"s3://{recorded}/state/0/3")
+    requests.inject()
     rows_of(fresh, CheckpointName(3))
-    assert not any("list" in call for call in calls)
+    assert not any("list-type" in path for _, path, _ in requests.calls)
 
 
 def test_repeated_commit_replaces_the_version(bucket: str) -> None:
@@ -156,8 +190,8 @@ def test_repeated_commit_replaces_the_version(bucket: str) -> None:
     assert rows_of(open_store(url), CheckpointName(2)) == {b"a": b"first", b"b": b"2"}
 
 
-def test_cleanup_keeps_referenced_files(bucket: str, calls: list[str]) -> None:
-    url, mine = f"s3://{bucket}/state/0/3", attempt_id()
+def test_cleanup_keeps_referenced_files(recorded: str, requests: FaultyS3) -> None:
+    url, mine = f"s3://{recorded}/state/0/3", attempt_id()
     store = open_store(url)
     handle = commit(store, CheckpointName(1), LARGE, by=mine).handle
     commit(open_store(url), CheckpointName(1), LARGE)
@@ -168,13 +202,13 @@ def test_cleanup_keeps_referenced_files(bucket: str, calls: list[str]) -> None:
     base = snapshot(store, 3, {b"k2": b"v", b"k3": b"v"} | LARGE)
     commit(store, CheckpointName(4), {b"k4": b"v"}, parent=handle, base=base, by=mine)
     store.cleanup(CheckpointName(4), mine, 4, 0)
-    left = keys(bucket)
+    left = keys(recorded)
     assert [key.partition("-")[0] for key in left] == ["chk", "shared/3"]
     assert rows_of(open_store(url), CheckpointName(4)) == {b"k%d" % i: b"v" for i in (2, 3, 4)} | LARGE
-    calls.clear()
+    requests.inject()
     store.cleanup(CheckpointName(4), mine, 4, 0)
     # Checks that the store is still this instance's, and that there was never a hold.
-    assert calls == ["get_object", "get_object"]
+    assert methods(requests) == ["GET", "GET"]
 
 
 def test_load_finds_objects_written_after_a_listing(bucket: str) -> None:
@@ -188,6 +222,7 @@ def test_load_finds_objects_written_after_a_listing(bucket: str) -> None:
 
 
 def test_concurrent_listing_does_not_hide_new_objects(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_driver("s3fs", monkeypatch)
     directory, other = f"{bucket}/state", fsspec.filesystem("s3")
     files, _ = open_file_system(f"s3://{directory}")
     other.pipe_file(f"{directory}/1", b"1")
@@ -201,25 +236,26 @@ def test_concurrent_listing_does_not_hide_new_objects(bucket: str, monkeypatch: 
     assert len(list(files.list_files(directory))) == 2
 
 
-def test_batch_is_one_put_without_listing_in_steady_state(bucket: str, calls: list[str]) -> None:
-    store, mine = open_store(f"s3://{bucket}/state/0/3", StorageOptions()), attempt_id()
+def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, requests: FaultyS3) -> None:
+    store, mine = open_store(f"s3://{recorded}/state/0/3", StorageOptions()), attempt_id()
     handle = None
     for version in range(1, 31):
         if version == 5:
             # The first cleanup has scanned the directory.
-            calls.clear()
+            requests.inject()
         whole = version % 10 == 1
         rows = {b"%d" % version: bytes(200_000)}
         handle = commit(
             store, CheckpointName(version), rows, parent=None if whole else handle, by=mine
         ).handle
         store.cleanup(CheckpointName(version), mine, version - 2, 0)
-    made = collections.Counter(calls)
-    assert made.pop("put_object") == 26
+    made = collections.Counter(methods(requests))
+    assert made.pop("PUT") == 26
     # Objects of versions 1 to 20; the newest chain begins with version 21.
-    assert made.pop("delete_object") == 20
-    assert set(made) == {"get_object"}
-    assert made["get_object"] <= 3 * 26
+    assert made.pop("DELETE") == 20
+    assert set(made) == {"GET"}
+    assert made["GET"] <= 3 * 26
+    assert not any("list-type" in path for _, path, _ in requests.calls)
 
 
 def test_abandoned_checkpoint_leaves_no_objects(bucket: str) -> None:

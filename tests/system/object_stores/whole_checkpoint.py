@@ -1,8 +1,9 @@
-"""Test program: queries whose whole checkpoint is at a URL, one after another, over files of input.
+"""Test program: queries whose whole checkpoint is at a URL, over files of input.
 
-    python -m tests.system.object_stores.whole_checkpoint CHECKPOINTS INPUT OUTPUT FORMAT
+    python -m tests.system.object_stores.whole_checkpoint CHECKPOINTS INPUT OUTPUT FORMAT TOGETHER QUERY...
 
-Each batch's output is appended to the file OUTPUT, as a line of JSON: the query, the batch, its rows.
+The queries run one after another, or together if TOGETHER is 1. Each batch's output is appended to the file OUTPUT, as
+a line of JSON: the query, the batch, its rows.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ from tests.spark.queries import STATE_STORE
 from tests.support.sessions import local_builder
 from tests.system.upgrades.cases import CASES
 
-QUERIES = ("aggregation, update mode", "outer join", "transformWithState, Scala, timers")
+CONNECTORS = (
+    "org/apache/hadoop/fs/s3a/S3AFileSystem",
+    "org/apache/hadoop/fs/azurebfs/AzureBlobFileSystem",
+    "com/google/cloud/hadoop/fs/gcs/GoogleHadoopFileSystem",
+)
 
 
-def main(checkpoints: str, given: Path, output: Path, checkpoint_format: str) -> None:
+def main(
+    checkpoints: str, given: Path, output: Path, checkpoint_format: str, together: bool, queries: list[str]
+) -> None:
     """Run the queries to the end of their input."""
     builder = local_builder("whole-checkpoint", memory="1g").config("spark.jars", os.environ["TEST_JAR"])
     settings = {
@@ -35,24 +42,30 @@ def main(checkpoints: str, given: Path, output: Path, checkpoint_format: str) ->
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     loader = spark._jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    assert loader.getResource("org/apache/hadoop/fs/s3a/S3AFileSystem.class") is None
+    assert not any(loader.getResource(f"{name}.class") for name in CONNECTORS)
     print(json.dumps({"jvm": spark._jvm.java.lang.ProcessHandle.current().pid()}), flush=True)
-    for name in QUERIES:
-        run(spark, name, f"{checkpoints}/{QUERIES.index(name)}", given, output)
+    started = []
+    for number, name in enumerate(queries):
+        started.append(start(spark, name, f"{checkpoints}/{number}", given, output))
+        if not together:
+            started.pop().awaitTermination()
+    for query in started:
+        query.awaitTermination()
     spark.stop()
 
 
-def run(spark: Any, name: str, checkpoint: str, given: Path, output: Path) -> None:
+def start(spark: Any, name: str, checkpoint: str, given: Path, output: Path) -> Any:
     case = CASES[name]
     source = str(given / case.reads)
 
     def sink(batch: Any, number: int) -> None:
         rows = sorted(map(repr, batch.collect()))
-        with output.open("a") as file:
-            file.write(json.dumps([name, number, rows]) + "\n")
+        # In one call of the system: other queries append, too.
+        with output.open("ab", buffering=0) as file:
+            file.write(json.dumps([name, number, rows]).encode() + b"\n")
 
     stream = spark.readStream.schema(spark.read.parquet(source).schema).option("maxFilesPerTrigger", 1)
-    query = (
+    return (
         case.build(stream.parquet(source))
         .writeStream.outputMode(case.mode)
         .option("checkpointLocation", checkpoint)
@@ -60,8 +73,7 @@ def run(spark: Any, name: str, checkpoint: str, given: Path, output: Path) -> No
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4], sys.argv[5] == "1", sys.argv[6:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem as FsspecLocal
 from fsspec.implementations.memory import MemoryFileSystem as FsspecMemory
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from spark_statestore.files import FsspecFileSystem, remote
 
@@ -68,6 +69,42 @@ class OldDriver(Memory):
 
     def pipe_file(self, path: str, value: bytes) -> None:  # type: ignore[override]
         super().pipe_file(path, value)
+
+
+class CheckingDriver(Memory):
+    """A driver with fsspec's own `pipe_file`, which checks for the file before it writes."""
+
+    pipe_file = AbstractFileSystem.pipe_file
+
+
+class ResourceExistsError(Exception):
+    """What Azure's client raises for an existing blob."""
+
+
+class AzureDriver(Memory):
+    """A driver whose `pipe_file` has a flag instead of a mode, and leaves errors as they are."""
+
+    def pipe_file(self, path: str, value: bytes, overwrite: bool = True, **options: Any) -> None:  # type: ignore[override]
+        try:
+            super().pipe_file(path, value, "overwrite" if overwrite else "create", **options)
+        except FileExistsError:
+            raise ResourceExistsError(path) from None
+
+
+class RefusedRequestError(Exception):
+    """The answer to a conditional request as botocore has it."""
+
+    response = {"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": {"HTTPStatusCode": 412}}  # noqa: RUF012
+
+
+class MinioDriver(Memory):
+    """A driver that does not recognise the answer of a service to a conditional request, as s3fs with MinIO."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
+        try:
+            super().pipe_file(path, value, mode, **options)
+        except FileExistsError:
+            raise OSError(errno.EINVAL, "a pre-condition did not hold") from RefusedRequestError()
 
 
 class Synced:
@@ -204,7 +241,22 @@ def test_create_passes_on_a_type_error_of_the_driver(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
-@pytest.mark.parametrize(("driver", "warnings"), [(Memory, 0), (OldDriver, 1)])
+@pytest.mark.parametrize("driver", [AzureDriver, MinioDriver])
+def test_create_is_exclusive_however_the_driver_refuses(
+    driver: type[Memory], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote._warn_of_inexclusive_create.cache_clear()
+    files = FsspecFileSystem(driver(), "memory")
+    # Not by a check before.
+    monkeypatch.setattr(files, "exists", lambda _: False)
+    files.create("/drivers/file", b"one")
+    with pytest.raises(FileExistsError, match="/drivers/file"):
+        files.create("/drivers/file", b"two")
+    assert files.read("/drivers/file") == b"one"
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(("driver", "warnings"), [(Memory, 0), (OldDriver, 1), (CheckingDriver, 1)])
 def test_create_through_a_wrapping_driver_is_as_exclusive_as_the_driver_below(
     driver: type[Memory], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ from spark_statestore.files import (
     LocalFileSystem,
     MemoryFileSystem,
     check_url,
+    drivers,
     join,
     open_file_system,
     parent_of,
@@ -276,21 +278,24 @@ def test_check_url_refuses_schemes_without_writable_storage(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "package"),
+    ("url", "hidden", "packages"),
     [
-        ("gs://b/x", "gcsfs"),
-        ("abfss://c@a.dfs.core.windows.net/x", "adlfs"),
-        ("webdav://host/x", "webdav4"),
+        ("s3a://b/x", ("obstore", "s3fs"), "obstore botocore"),
+        ("s3://b/x", ("botocore", "s3fs"), "obstore botocore"),
+        ("gs://b/x", ("google.auth", "gcsfs"), "obstore google-auth requests"),
+        ("abfss://c@a.dfs.core.windows.net/x", ("obstore", "adlfs"), "obstore"),
+        ("webdav://host/x", ("webdav4",), "webdav4"),
     ],
 )
 def test_open_file_system_names_a_missing_driver(
-    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+    url: str, hidden: tuple[str, ...], packages: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    installed = {"fsspec": object()}
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == package else installed[name])
+    is_installed = drivers._is_installed
+    monkeypatch.setattr(drivers, "_is_installed", lambda name: name not in hidden and is_installed(name))
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, split_url(url)[0], raising=False)
     check_url("memory:/x")
     for check in (check_url, open_file_system):
-        with pytest.raises(MissingDriverError, match=f"pip install {package}") as raised:
+        with pytest.raises(MissingDriverError, match=rf"pip install {packages}\. The backend") as raised:
             check(url)
         assert url in str(raised.value)
         assert isinstance(raised.value, ImportError)

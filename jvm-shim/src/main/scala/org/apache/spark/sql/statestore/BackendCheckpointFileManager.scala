@@ -52,7 +52,10 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
     root
   }
 
-  private def qualified(path: Path): Path = BackendCheckpointFileManager.qualify(path, hadoopConf)
+  // Operator metadata of a restored checkpoint names schema files without scheme and authority.
+  private def qualified(path: Path): Path =
+    if (path.toUri.getScheme == null && path.isAbsolute) path.makeQualified(root.toUri, root)
+    else BackendCheckpointFileManager.qualify(path, hadoopConf)
 }
 
 /** A file that appears when the stream is closed, unless it is cancelled before. */

@@ -1,0 +1,93 @@
+"""Conversion of obstore's errors, which have their details in their text, into errors of this package and of the system."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+__all__ = ["MissingCredentialsError", "ObjectStoreError", "converted"]
+
+_STATUS: Final = re.compile(r"status code: (\d{3})")
+_CODE: Final = re.compile(r"<Code>([^<]+)</Code>")
+_MESSAGE: Final = re.compile(r"<Message>([^<]+)</Message>")
+_REQUEST: Final = re.compile(r"Error performing (?!list request|token request)(\S+ \S+)")
+# A shared access signature is a part of the query.
+_QUERY: Final = re.compile(r"(https?://[^\s?]+)\?\S*")
+# The innermost cause in the debug text: a message of the system, or the name of an error.
+_CAUSE: Final = re.compile(r'(?:message|error): "([^"]+)"|^\s*"?([A-Za-z][A-Za-z ]+)"?,$', re.MULTILINE)
+_BY_CLASS: Final = {"PermissionDeniedError": 403, "UnauthenticatedError": 401}
+_BUSY: Final = {429, 500, 502, 503, 504}
+# Other codes of a conflict or of a missing object mean something else, such as a request that came in between.
+_EXISTS: Final = {None, "BlobAlreadyExists", "ConditionNotMet", "PreconditionFailed"}
+_ABSENT: Final = {None, "BlobNotFound", "NoSuchKey", "NotFound", "ResourceNotFound"}
+_NO_CREDENTIALS: Final = re.compile("token request|credential|access key|account must be", re.IGNORECASE)
+
+
+class ObjectStoreError(OSError):
+    """An error in an object store's answer.
+
+    Attributes
+    ----------
+    status
+        HTTP status; None if the answer began well and ended with an error.
+    response
+        Status and code in the form of botocore's errors.
+    """
+
+    def __init__(self, text: str, status: int | None = None, code: str | None = None) -> None:
+        super().__init__(text)
+        self.status = status
+        self.response = {"ResponseMetadata": {"HTTPStatusCode": status}, "Error": {"Code": code}}
+
+
+class MissingCredentialsError(OSError):
+    """No credentials for an object store were found, or they could not be fetched."""
+
+
+def converted(error: Exception, path: str, *, credentials: Exception | None = None) -> Exception:
+    """Convert an error of obstore into an `OSError`; return other errors unchanged.
+
+    Parameters
+    ----------
+    path
+        Path of the call.
+    credentials
+        The last error of the provider of credentials, of which obstore only passes the text on.
+    """
+    name = type(error).__name__
+    if isinstance(error, ValueError):
+        return ValueError(f"object stores cannot hold the name {path!r}: {error}")
+    if not (isinstance(error, FileNotFoundError) or type(error).__module__.startswith("obstore")):
+        return error
+    text, _, debug = _QUERY.sub(r"\1", str(error)).partition("\n\nDebug source")
+    status, code, message = (
+        found[1] if (found := p.search(text)) else None for p in (_STATUS, _CODE, _MESSAGE)
+    )
+    answered = int(status) if status else _BY_CLASS.get(name)
+    short = _shortened(text, answered, code, message)
+    if name == "AlreadyExistsError" and code in _EXISTS:
+        return FileExistsError(path)
+    if isinstance(error, FileNotFoundError) and code in _ABSENT:
+        return FileNotFoundError(path)
+    if name == "UnauthenticatedError" and credentials is not None and status is None:
+        return credentials
+    if name == "PreconditionError":
+        return OSError(f"{path} was replaced while it was read")
+    cause = next((found[0] or found[1] for found in reversed(_CAUSE.findall(debug))), "")
+    if _NO_CREDENTIALS.search(text) and answered not in _BUSY:
+        return MissingCredentialsError(f"{short}: {cause}" if cause and status is None else short)
+    if answered is not None or code is not None:
+        return ObjectStoreError(short, answered, code)
+    if "TimedOut" in debug:
+        return TimeoutError(f"{short}: no answer in time")
+    if "HTTP error" in text or "without LOCATION" in text:
+        return ConnectionError(f"{short}: {cause}" if cause else short)
+    return OSError(short)
+
+
+def _shortened(text: str, status: int | None, code: str | None, message: str | None) -> str:
+    request = found[1] if (found := _REQUEST.search(text)) else ""
+    if status is None and code is None:
+        return " ".join(text.split())
+    what = f"{code}: {message}" if code and message else code or message or f"status {status}"
+    return f"{what} ({request}, status {status})" if request and status else what

@@ -1,0 +1,39 @@
+"""Fetch services into the cache without starting them: those named, or all.
+
+python -m tests.support.services.fetch [SERVICE]...
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.support.services.azurite import fetch as fetch_azurite
+from tests.support.services.fake_gcs import fetch as fetch_fake_gcs
+from tests.support.services.hdfs import fetch as fetch_hdfs
+from tests.support.services.minio import fetch as fetch_minio
+from tests.support.services.service import ServiceUnavailableError
+
+_FETCHES: Final[Mapping[str, Callable[[], Path]]] = {
+    "minio": fetch_minio,
+    "azurite": fetch_azurite,
+    "fake-gcs": fetch_fake_gcs,
+    "hdfs": fetch_hdfs,
+}
+
+
+def main(names: list[str]) -> None:
+    """Fetch services, and print where each is and how long it took."""
+    for name in names or _FETCHES:
+        start = time.monotonic()
+        try:
+            print(f"{name}: {_FETCHES[name]()}, {time.monotonic() - start:.1f} s", flush=True)
+        except ServiceUnavailableError as error:
+            print(f"{name} cannot be fetched: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

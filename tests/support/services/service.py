@@ -1,0 +1,231 @@
+"""What the launchers of real storage services share: a running service, its process, and its place in the cache."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import fsspec
+import pytest
+
+from tests.support.paths import ROOT
+
+CACHE: Final = ROOT / ".services"
+"""Directory of the fetched services, one directory for each version."""
+
+FETCH_SECONDS: Final = float(os.environ.get("FETCH_SECONDS", "1200"))
+"""Time limit of fetching a service; 0 to use only what is in the cache. MinIO compiles for minutes."""
+
+START_SECONDS: Final = 120
+
+_LOG_CHARACTERS: Final = 4000
+
+
+class ServiceUnavailableError(Exception):
+    """A service cannot be fetched here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service.
+
+    Parameters
+    ----------
+    name
+        Its name, such as ``minio``.
+    scheme
+        Scheme of its URLs, such as ``s3``.
+    endpoint
+        URL of its server.
+    environment
+        Variables with which a process reaches it, through any driver.
+    make_container
+        Creates a bucket or its like, given the name, and returns its URL.
+    """
+
+    name: str
+    scheme: str
+    endpoint: str
+    environment: Mapping[str, str]
+    make_container: Callable[[str], str]
+
+    def new_container(self) -> str:
+        """Create an empty bucket, container or directory, and return its URL."""
+        return self.make_container(f"test-{uuid.uuid4()}")
+
+    def use(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Configure this process and its children for the service until the patch is undone."""
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(fsspec.config, "conf", {})
+        # fsspec does the same when it is imported.
+        fsspec.config.set_conf_env(fsspec.config.conf)
+
+
+def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
+    """Return a directory of the cache; if it is missing, fill it first.
+
+    Parameters
+    ----------
+    name
+        Name of the directory, with the version.
+    fetch
+        Fills the directory that it is given.
+
+    Raises
+    ------
+    ServiceUnavailableError
+        If it cannot be filled.
+    """
+    home = CACHE / name
+    if not home.exists():
+        if not FETCH_SECONDS:
+            raise ServiceUnavailableError(f"{name} is not in {CACHE}, where 'make test-storage' keeps it")
+        CACHE.mkdir(exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{name}.", dir=CACHE))
+        try:
+            fetch(scratch)
+            # It fails if another process was faster; both have the same content.
+            with contextlib.suppress(OSError):
+                scratch.rename(home)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+    return home
+
+
+def run_client(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run a package manager.
+
+    Raises
+    ------
+    ServiceUnavailableError
+        If it is not installed, fails, or exceeds its time limit.
+    """
+    shown = " ".join(command[:4])
+    if shutil.which(command[0]) is None:
+        raise ServiceUnavailableError(f"{command[0]} is not installed")
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ | dict(environment or {}),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=FETCH_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ServiceUnavailableError(f"'{shown} ...' took more than {FETCH_SECONDS:.0f} s") from None
+    if done.returncode:
+        output = done.stdout[-_LOG_CHARACTERS:]
+        raise ServiceUnavailableError(f"'{shown} ...' ended with exit code {done.returncode}:\n{output}")
+
+
+def go_program(package: str, version: str) -> Path:
+    """Return a program compiled from a Go module.
+
+    Raises
+    ------
+    ServiceUnavailableError
+        If it cannot be compiled here.
+    """
+    program = package.rpartition("/")[2]
+
+    def compile_to(directory: Path) -> None:
+        run_client(
+            ["go", "install", f"{package}@{version}"],
+            # Without a C compiler and git.
+            {"GOBIN": str(directory), "CGO_ENABLED": "0", "GOFLAGS": "-buildvcs=false"},
+        )
+
+    return fetched(f"{program}-{version}", compile_to) / program
+
+
+def free_port() -> int:
+    """Return a port of the loopback that no process listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def answers(url: str) -> bool:
+    """Return whether a server answers a request, with whatever status below 500."""
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code < 500
+    except OSError:
+        return False
+
+
+@contextlib.contextmanager
+def running(
+    name: str,
+    command: Sequence[str],
+    ready: Callable[[], bool],
+    environment: Mapping[str, str] | None = None,
+    *,
+    directory: Path | None = None,
+    seconds: float = START_SECONDS,
+) -> Iterator[None]:
+    """Run a server for as long as the context, in the process group of the caller, which signals reach as a whole.
+
+    Parameters
+    ----------
+    ready
+        Returns whether the server is ready.
+    directory
+        Its working directory; by default the caller's.
+    seconds
+        Time until it must be.
+
+    Raises
+    ------
+    RuntimeError
+        If it ends early, or is not ready in time; with the end of its log.
+    """
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            command,
+            env=os.environ | dict(environment or {}),
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            deadline = time.monotonic() + seconds
+            while not ready():
+                code = process.poll()
+                if code is None and time.monotonic() < deadline:
+                    time.sleep(0.05)
+                    continue
+                what = (
+                    f"was not ready after {seconds:.0f} s" if code is None else f"ended with exit code {code}"
+                )
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LOG_CHARACTERS))
+                raise RuntimeError(f"{name} {what}; its log:\n{log.read().decode(errors='replace')}")
+            yield
+        finally:
+            process.terminate()
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()

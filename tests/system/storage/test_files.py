@@ -1,0 +1,158 @@
+"""The contracts of files, streams and storages on real services, as queries open them."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import fsspec
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from spark_statestore.files import FileSystem, FsspecFileSystem, join, open_file_system, urls
+from spark_statestore.files.retry import RetryingFileSystem
+from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
+from spark_statestore.testing import FileSystemTests
+from spark_statestore.testing.version_machine import VersionStoreMachine
+from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
+from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
+from tests.support.effort import EFFORT
+from tests.support.machines.streams import CheckpointStreamMachine
+from tests.support.services import Service
+from tests.system.storage.conftest import NAMES
+
+pytestmark = [
+    pytest.mark.storage,
+    # Drivers raise these.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+class OnService:
+    """Files of a service, opened by URL."""
+
+    examples = 5
+
+    @pytest.fixture(autouse=True)
+    def kind(self, service: Service) -> None:
+        """Tell the contracts what the service has: only HDFS has directories, and most services delete what is missing."""
+        self.has_directories = service.name == "hdfs"
+        self.opens_exclusively = False
+        self.misses_what_is_deleted = service.name not in ("minio", "hdfs")
+
+    @pytest.fixture
+    def files(self, container: str) -> FileSystem:
+        return open_file_system(container + "/state")[0]
+
+    @pytest.fixture
+    def elsewhere(self, container: str, monkeypatch: pytest.MonkeyPatch) -> FileSystem:
+        monkeypatch.setattr(urls, "_opened", {})
+        return open_file_system(container + "/state")[0]
+
+    @pytest.fixture
+    def directory(self, container: str) -> str:
+        return open_file_system(container + "/state")[1]
+
+
+class TestFiles(OnService, FileSystemTests):
+    @pytest.mark.parametrize("replaces", [False, True], ids=["create", "replace"])
+    def test_file_appears_whole(self, files: FileSystem, root: str, replaces: bool) -> None:
+        path, old, new = join(root, "file"), b"", bytes(20_000_000)
+        if replaces:
+            files.create(path, old)
+        writer = threading.Thread(target=files.replace if replaces else files.create, args=(path, new))
+        seen = set()
+        writer.start()
+        while writer.is_alive():
+            try:
+                seen.add(files.size(path))
+            except FileNotFoundError:
+                seen.add(None)
+        writer.join()
+        assert files.size(path) == len(new)
+        assert seen <= {len(new), len(old) if replaces else None}
+        assert self.names(files, root) == ["file"]
+
+    def test_url_opens_the_same_file(self, files: FileSystem, root: str) -> None:
+        path = join(root, "file")
+        files.create(path, b"1")
+        again, same = open_file_system(files.url(path))
+        assert again.read(same) == b"1"
+
+    def test_listings_have_the_times_of_files(self, files: FileSystem, root: str) -> None:
+        files.create(join(root, "file"), b"1")
+        for listed in (list(files.list_files(root)), files.list_directory(root)):
+            (status,) = listed
+            assert status.modified is not None
+            assert abs(status.modified - time.time()) < 300
+
+
+@pytest.mark.parametrize(
+    "running_service",
+    [name for name in NAMES if name in ("minio", "azurite")],
+    indirect=True,
+    scope="session",
+)
+class TestFilesThroughFsspec(TestFiles):
+    """The same through fsspec's drivers, which are used where obstore is not installed or lacks an option.
+
+    On the other services they are used anyway.
+    """
+
+    @pytest.fixture
+    def files(self, container: str, service: Service) -> FileSystem:
+        scheme = service.scheme
+        return RetryingFileSystem(FsspecFileSystem(fsspec.filesystem(scheme), scheme))
+
+    @pytest.fixture
+    def elsewhere(self, files: FileSystem, service: Service) -> FileSystem:
+        driver = fsspec.filesystem(service.scheme, skip_instance_cache=True)
+        return FsspecFileSystem(driver, service.scheme)
+
+
+class TestStreams(OnService, FsCheckpointStreamTests):
+    pass
+
+
+class TestStorage(OnService, FsCheckpointStorageTests):
+    pass
+
+
+class TestMemoryStorageWithADirectory(OnService, MemoryCheckpointStorageTests):
+    pass
+
+
+def test_stream_machine(container: str) -> None:
+    files, base = open_file_system(container + "/machines")
+    numbers = itertools.count()
+
+    def machine() -> CheckpointStreamMachine:
+        directory = f"{base}/{next(numbers)}"
+        exclusive, shared = f"{directory}/chk-1", f"{directory}/shared"
+        files.make_directory(exclusive)
+        files.make_directory(shared)
+        factory = FsCheckpointStreamFactory(files, exclusive, shared, 1000, 4096, "1-")
+        return CheckpointStreamMachine(factory, files, directory)
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))
+
+
+@pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+def test_version_store_machine(container: str, with_ids: bool) -> None:
+    numbers = itertools.count()
+
+    class Machine(VersionStoreMachine):
+        def make_directory(self) -> str:
+            return f"{container}/{next(numbers)}/0/3"
+
+        def remove_directory(self) -> None:
+            pass
+
+    run_state_machine_as_test(
+        type("Machine", (Machine,), {"with_ids": with_ids}),
+        settings=settings(max_examples=4 * EFFORT, stateful_step_count=25),
+    )

@@ -1,0 +1,75 @@
+"""Queries of each operator whose whole checkpoint is on a real service, without a Hadoop connector."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.system.object_stores.whole_checkpoint_runs import Outputs, Runs, outputs
+from tests.unit.cli.another_process import run_elsewhere
+
+pytestmark = pytest.mark.storage
+
+QUERIES = (
+    "aggregation, update mode",
+    "dropDuplicates",
+    "outer join",
+    "session windows",
+    "applyInPandasWithState, event time",
+    "transformWithState, Scala, timers",
+)
+
+WRITTEN, ALL = range(2), range(4)
+"""Batches before the restart, and all."""
+
+
+@pytest.fixture(scope="session")
+def expected(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Outputs:
+    """Return the output of a local run without interruption."""
+    directory = tmp_path_factory.mktemp("local")
+    runs = Runs(directory / "input", QUERIES, 2, together=True)
+    runs.write_input(ALL)
+    runs.finish(str(directory / "checkpoints"), directory / "output.jsonl")
+    found = outputs(directory / "output.jsonl")
+    assert {(name, number) for name, number in found} == {
+        (name, number) for name in QUERIES for number in ALL
+    }
+    return found
+
+
+def batches(found: Outputs, first: int) -> Outputs:
+    return {(name, number): rows for (name, number), rows in found.items() if number >= first}
+
+
+def run(*commands: list[str]) -> list[Any]:
+    done = run_elsewhere(commands, timeout=300)
+    assert [(code, answer) for code, answer in done if code] == []
+    return [answer for _, answer in done]
+
+
+@pytest.mark.parametrize(
+    "checkpoint_format", [2, pytest.param(1, marks=pytest.mark.soak)], ids=lambda number: f"v{number}"
+)
+def test_killed_restarted_and_restored_queries_equal_a_local_run(
+    container: str, expected: Outputs, tmp_path: Path, checkpoint_format: int
+) -> None:
+    url, savepoints, restored = (f"{container}/{name}" for name in ("checkpoints", "savepoints", "restored"))
+    runs = Runs(tmp_path / "input", QUERIES, checkpoint_format, together=True)
+    runs.write_input(WRITTEN)
+    output, of_restored = tmp_path / "output.jsonl", tmp_path / "restored.jsonl"
+    runs.finish(url, output)
+    checkpoints = [f"{url}/{number}" for number in range(len(QUERIES))]
+    taken = run(*(["savepoint", "trigger", name, "--target", savepoints] for name in checkpoints))
+    runs.write_input(ALL)
+    # Restarted, and killed when some queries are ahead of others.
+    runs.kill(url, output, lambda found: len(batches(found, len(WRITTEN))) >= len(QUERIES) // 2)
+    assert batches(outputs(output), len(WRITTEN)) != batches(expected, len(WRITTEN))
+    runs.finish(url, output)
+    assert outputs(output) == expected
+    copies = [f"{restored}/{number}" for number in range(len(QUERIES))]
+    run(*(["savepoint", "restore", one["path"], copy] for one, copy in zip(taken, copies, strict=True)))
+    runs.finish(restored, of_restored)
+    assert outputs(of_restored) == batches(expected, len(WRITTEN))
+    run(*(["verify", one] for one in [*checkpoints, *copies]))

@@ -1,0 +1,412 @@
+"""Tests of files of object stores through obstore, with S3's and Google Cloud Storage's protocols."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import botocore.session
+import fsspec
+import pytest
+
+from spark_statestore.files import FileSystem, open_file_system, urls
+from spark_statestore.files.object_store import ObjectStoreFileSystem
+from spark_statestore.testing import FileSystemTests
+from tests.support.s3 import environment_of, new_bucket, s3_service, use_driver
+from tests.support.s3_as_gcs import S3AsGcs, new_gcs_bucket, s3_as_gcs
+from tests.support.s3_faults import FaultyS3, faulty_s3
+
+pytest.importorskip("obstore")
+pytest.importorskip("moto.server")
+
+pytestmark = [
+    # The test server raises these.
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+
+MIB = 1 << 20
+PART = 8 * MIB
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[str]:
+    with s3_service() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def proxy(service: str) -> Iterator[FaultyS3]:
+    with faulty_s3(service) as before_it:
+        yield before_it
+
+
+@pytest.fixture
+def bucket(proxy: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> str:
+    use_driver("obstore", monkeypatch)
+    proxy.inject()
+    return new_bucket(proxy.url, monkeypatch)
+
+
+@pytest.fixture
+def files(bucket: str) -> FileSystem:
+    return driver_of(f"s3://{bucket}")
+
+
+def driver_of(url: str) -> FileSystem:
+    """Return the file system of a URL, without retries."""
+    files: Any = open_file_system(url)[0]
+    assert isinstance(files.wrapped, ObjectStoreFileSystem)
+    return files.wrapped
+
+
+def client_of(url: str) -> Any:
+    """Return a client of botocore's."""
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    return botocore.session.Session().create_client("s3", endpoint_url=url, **keys)
+
+
+def incomplete_uploads(proxy: FaultyS3, bucket: str) -> list[str]:
+    return [
+        found["Key"]
+        for found in client_of(proxy.url).list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    ]
+
+
+class TestGcs(FileSystemTests):
+    """The contract with Google Cloud Storage's names; S3's are in `tests.system.object_stores.test_s3`."""
+
+    has_directories = False
+    misses_what_is_deleted = False
+    examples = 5
+
+    @pytest.fixture(scope="class")
+    def gcs(self, service: str) -> Iterator[S3AsGcs]:
+        with s3_as_gcs(service) as before_it:
+            yield before_it
+
+    @pytest.fixture
+    def bucket(self, service: str, gcs: S3AsGcs, monkeypatch: pytest.MonkeyPatch) -> str:
+        return new_gcs_bucket(service, gcs, monkeypatch)
+
+    @pytest.fixture
+    def files(self, bucket: str) -> FileSystem:
+        return driver_of(f"gs://{bucket}")
+
+    @pytest.fixture
+    def directory(self, bucket: str) -> str:
+        return f"{bucket}/state"
+
+    def test_large_file_is_uploaded_in_parts(self, files: FileSystem, root: str, gcs: S3AsGcs) -> None:
+        gcs.inject()
+        check_round_trip(files, f"{root}/large")
+        assert sum("partNumber" in path for _, path, _ in gcs.calls) == 3
+
+
+def check_round_trip(files: FileSystem, path: str) -> None:
+    """Write and read a file of three parts."""
+    data = os.urandom(2 * PART + 1)
+    output = files.open_output(path)
+    for start in range(0, len(data), 3 * MIB):
+        output.write(bytearray(data[start : start + 3 * MIB]))
+    output.close()
+    with files.open_input(path) as source:
+        assert source.read() == data
+
+
+# Writing
+
+
+def test_file_of_one_part_is_one_exclusive_put(files: FileSystem, bucket: str, proxy: FaultyS3) -> None:
+    for data in (b"", bytes(PART)):
+        path = f"{bucket}/{len(data)}"
+        proxy.inject()
+        output = files.open_output(path)
+        output.write(data)
+        output.close()
+        assert [method for method, _, _ in proxy.calls] == ["PUT"]
+        with pytest.raises(FileExistsError):
+            files.create(path, b"other")
+        another = files.open_output(path)
+        another.write(b"other")
+        with pytest.raises(FileExistsError):
+            another.close()
+        # The file of the other writer stays.
+        another.abandon()
+        assert files.size(path) == len(data)
+
+
+@pytest.mark.parametrize("retried", ["lost", "error-after"])
+def test_stream_recognizes_its_file_after_a_lost_answer(
+    files: FileSystem, bucket: str, proxy: FaultyS3, retried: str
+) -> None:
+    proxy.inject({1: retried})
+    output = files.open_output(f"{bucket}/file")
+    output.write(b"state")
+    output.close()
+    assert files.read(f"{bucket}/file") == b"state"
+
+
+def test_upload_recognizes_its_file_after_a_lost_answer(
+    files: FileSystem, bucket: str, proxy: FaultyS3
+) -> None:
+    # The requests are: begin, two parts, end, which obstore repeats.
+    proxy.inject({4: "lost", 5: "no-upload"})
+    output = files.open_output(f"{bucket}/file")
+    output.write(bytes(PART + 1))
+    output.close()
+    assert [method for method, path, _ in proxy.calls if "uploadId" not in path] == ["POST", "HEAD"]
+    assert files.size(f"{bucket}/file") == PART + 1
+
+
+def test_failed_upload_does_not_take_another_file_for_its_own(
+    files: FileSystem, bucket: str, proxy: FaultyS3
+) -> None:
+    files.replace(f"{bucket}/file", b"another's")
+    proxy.inject({4: "no-upload"})
+    output = files.open_output(f"{bucket}/file")
+    output.write(bytes(PART + 1))
+    with pytest.raises(OSError, match="NoSuchUpload"):
+        output.close()
+    output.abandon()
+    assert files.read(f"{bucket}/file") == b"another's"
+
+
+def test_abandoned_upload_is_aborted(files: FileSystem, bucket: str, proxy: FaultyS3) -> None:
+    output = files.open_output(f"{bucket}/file")
+    for _ in range(5):
+        output.write(bytes(4 * MIB))
+    deadline = time.monotonic() + 30
+    while not incomplete_uploads(proxy, bucket):
+        assert time.monotonic() < deadline
+    output.abandon()
+    output.abandon()
+    assert incomplete_uploads(proxy, bucket) == []
+    assert list(files.list_files(bucket)) == []
+
+
+def test_upload_to_a_missing_bucket_fails_at_a_write(files: FileSystem) -> None:
+    output = files.open_output(f"missing-{uuid.uuid4()}/file")
+    with pytest.raises(OSError, match="does not exist"):
+        output.write(bytes(20 * PART))
+    output.abandon()
+
+
+class Stalling(BaseHTTPRequestHandler):
+    """An S3 service that keeps nothing, and takes parts only after its server's event."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.answer(
+            b"<InitiateMultipartUploadResult><UploadId>1</UploadId></InitiateMultipartUploadResult>"
+            if "uploads" in self.path
+            else b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>"
+        )
+
+    def do_PUT(self) -> None:
+        server: Any = self.server
+        with server.lock:
+            server.now += 1
+            server.most = max(server.most, server.now)
+        server.event.wait(60)
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        with server.lock:
+            server.taken += len(body)
+            server.now -= 1
+        self.answer(b"")
+
+    def answer(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("ETag", '"x"')
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def stalling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Stalling)
+    server.daemon_threads = True
+    server.event, server.lock = threading.Event(), threading.Lock()
+    server.now = server.most = server.taken = 0
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    use_driver("obstore", monkeypatch)
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    for name, value in environment_of(url).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": url})
+    yield server
+    server.event.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_upload_holds_few_parts_and_sends_three_at_a_time(stalling: Any) -> None:
+    output = driver_of("s3://bucket").open_output("bucket/file")
+    written = 0
+
+    def write() -> None:
+        nonlocal written
+        for _ in range(200):
+            output.write(bytes(MIB))
+            written += MIB
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while stalling.now < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    time.sleep(0.5)
+    stopped_at = written
+    assert stalling.now == 3
+    assert 3 * PART <= stopped_at <= 7 * PART
+    time.sleep(0.5)
+    assert written == stopped_at
+    stalling.event.set()
+    thread.join(30)
+    output.close()
+    assert stalling.taken == written == 200 * MIB
+    assert stalling.most == 3
+
+
+def test_upload_to_a_hung_service_can_be_abandoned(stalling: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spark_statestore.files.object_store._ABANDON_SECONDS", 0.2)
+    output = driver_of("s3://bucket").open_output("bucket/file")
+    output.write(bytes(2 * PART))
+    start = time.monotonic()
+    output.abandon()
+    assert time.monotonic() - start < 5
+
+
+# Reading
+
+
+def test_open_input_reads_a_small_file_by_one_request(
+    files: FileSystem, bucket: str, proxy: FaultyS3
+) -> None:
+    files.create(f"{bucket}/file", b"0123456789")
+    proxy.inject()
+    with files.open_input(f"{bucket}/file") as source:
+        assert source.read() == b"0123456789"
+    assert [method for method, _, _ in proxy.calls] == ["GET"]
+
+
+def test_open_input_reads_ahead_and_seeks(files: FileSystem, bucket: str, proxy: FaultyS3) -> None:
+    data = os.urandom(40 * MIB)
+    files.create(f"{bucket}/file", data)
+    proxy.inject()
+    with files.open_input(f"{bucket}/file") as source:
+        for start in range(0, len(data), 64 << 10):
+            assert source.read(64 << 10) == data[start : start + (64 << 10)]
+        # Of 1, 2, 4, 8, 8, 8, 8 and 1 MiB.
+        assert len(proxy.calls) == 8
+        for start in (3, 30 * MIB, 5):
+            assert source.seek(start) == start
+            assert source.read(9) == data[start : start + 9]
+        assert source.seek(-2, io.SEEK_END) == len(data) - 2
+        assert source.read() == data[-2:]
+        assert source.seek(len(data) + 5)
+        assert source.read() == b""
+
+
+def test_open_input_refuses_a_file_that_was_replaced_meanwhile(files: FileSystem, bucket: str) -> None:
+    files.create(f"{bucket}/file", bytes(2 * MIB))
+    with files.open_input(f"{bucket}/file") as source:
+        source.read(MIB)
+        files.replace(f"{bucket}/file", b"x" * 2 * MIB)
+        with pytest.raises(OSError, match="was replaced while it was read"):
+            source.read(1)
+
+
+# Listings and buckets
+
+
+def test_listings_leave_out_the_objects_of_directories(
+    files: FileSystem, bucket: str, proxy: FaultyS3
+) -> None:
+    client = client_of(proxy.url)
+    for key in ("logs/", "logs/offsets/", "logs/offsets/0", "logs/empty"):
+        client.put_object(Bucket=bucket, Key=key)
+    assert [status.path for status in files.list_files(f"{bucket}/logs")] == [
+        f"{bucket}/logs/empty",
+        f"{bucket}/logs/offsets/0",
+    ]
+    assert {(status.path, status.is_directory) for status in files.list_directory(f"{bucket}/logs")} == {
+        (f"{bucket}/logs/empty", False),
+        (f"{bucket}/logs/offsets", True),
+    }
+    assert [status.path for status in files.list_directory(bucket)] == [f"{bucket}/logs"]
+
+
+def test_bucket_of_another_region_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    regions: list[str] = []
+
+    class Elsewhere(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_HEAD(self) -> None:
+            region = self.headers["Authorization"].split("/")[2]
+            regions.append(region)
+            self.send_response(200 if region == "eu-west-1" else 301)
+            self.send_header("x-amz-bucket-region", "eu-west-1")
+            self.send_header("Last-Modified", "Mon, 23 Nov 2026 05:00:00 GMT")
+            self.send_header("ETag", '"x"')
+            self.send_header("Content-Length", "7")
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    use_driver("obstore", monkeypatch)
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    for name, value in environment_of(url).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": url})
+    try:
+        files, path = open_file_system("s3://bucket/file")
+        assert files.size(path) == 7
+        assert (regions[0], regions[-1]) == ("us-east-1", "eu-west-1")
+        regions.clear()
+        assert files.size(path) == 7
+        assert regions == ["eu-west-1"]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_registered_driver_is_used_instead_of_obstore(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Own(MemoryFileSystem):
+        protocol = ("s3", "s3a")
+
+    monkeypatch.setattr(urls, "_opened", {})
+    fsspec.register_implementation("s3", Own, clobber=True)
+    try:
+        with caplog.at_level(logging.WARNING):
+            files: Any = open_file_system("s3://bucket/x")[0]
+        assert isinstance(files.wrapped._fs, Own)
+        assert not caplog.records
+    finally:
+        monkeypatch.delitem(__import__("sys").modules["fsspec.registry"]._registry, "s3")

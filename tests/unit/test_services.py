@@ -1,0 +1,96 @@
+"""Tests of the launcher of storage services."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.services import ServiceUnavailableError, service
+from tests.support.services.service import fetched, run_client, running
+
+
+def started() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "say.py" in " ".join(child.cmdline())]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Callable[[str], list[str]]:
+    def write(text: str) -> list[str]:
+        (tmp_path / "say.py").write_text(text)
+        return [sys.executable, str(tmp_path / "say.py")]
+
+    return write
+
+
+def test_running_stops_the_server(program: Callable[[str], list[str]], tmp_path: Path) -> None:
+    ready = tmp_path / "ready"
+    command = program(f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)")
+    with running("it", command, ready.exists):
+        assert len(started()) == 1
+    assert started() == []
+
+
+def test_server_that_ends_fails_with_its_log(program: Callable[[str], list[str]]) -> None:
+    command = program("import sys; sys.exit('address in use')")
+    with (
+        pytest.raises(RuntimeError, match=r"it ended with exit code 1; its log:\naddress in use"),
+        running("it", command, lambda: False),
+    ):
+        pass
+
+
+def test_server_that_is_never_ready_is_stopped(program: Callable[[str], list[str]]) -> None:
+    command = program("import time; print('waiting', flush=True); time.sleep(60)")
+    with (
+        pytest.raises(RuntimeError, match=r"not ready after 1 s; its log:\nwaiting"),
+        running("it", command, lambda: False, seconds=1),
+    ):
+        pass
+    assert started() == []
+
+
+def test_fetched_fills_the_cache_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
+    calls: list[Path] = []
+
+    def fetch(directory: Path) -> None:
+        calls.append(directory)
+        (directory / "file").touch()
+
+    for _ in range(2):
+        assert [path.name for path in fetched("it-1", fetch).iterdir()] == ["file"]
+    assert len(calls) == 1
+
+
+def test_nothing_is_fetched_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(service, "FETCH_SECONDS", 0)
+    with pytest.raises(ServiceUnavailableError, match=r"it-1 is not in .*cache"):
+        fetched("it-1", lambda _: pytest.fail("fetched"))
+
+
+def test_slow_fetch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "FETCH_SECONDS", 1)
+    with pytest.raises(ServiceUnavailableError, match="took more than 1 s"):
+        run_client([sys.executable, "-c", "import time; time.sleep(60)"])
+
+
+def test_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
+
+    def fetch(directory: Path) -> None:
+        (directory / "half").touch()
+        run_client([sys.executable, "-c", "import sys; sys.exit('no network')"])
+
+    with pytest.raises(ServiceUnavailableError, match=r"exit code 1:\nno network"):
+        fetched("it-1", fetch)
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_missing_package_manager_is_named() -> None:
+    with pytest.raises(ServiceUnavailableError, match="no-such-client is not installed"):
+        run_client(["no-such-client", "install"])
