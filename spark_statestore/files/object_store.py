@@ -153,17 +153,18 @@ class ObjectStoreFileSystem(FileSystem):
         with self._client(path) as (client, key):
             obstore.delete(client, key)
 
+    def delete_files(self, paths: Sequence[str]) -> None:
+        with contextlib.suppress(FileNotFoundError), self._client(paths[0], Client.UPLOADS) as (client, _):
+            # Several in one request where the service can do that.
+            obstore.delete(client, [_split(path)[1] for path in paths])
+            return
+        # The call ended at the first missing file.
+        super().delete_files(paths)
+
     def delete_directory(self, path: str, *, recursive: bool = False) -> None:
         if not recursive or not (found := [status.path for status in self.list_files(path)]):
             return
-        with contextlib.suppress(FileNotFoundError), self._client(path, Client.UPLOADS) as (client, _):
-            # Several in one request where the service can do that.
-            obstore.delete(client, [file.partition("/")[2] for file in found])
-            return
-        # Another process deletes it, too: the call ended at the first missing file.
-        for file in found:
-            with contextlib.suppress(FileNotFoundError):
-                self.delete(file)
+        self.delete_files(found)
 
     def make_directory(self, path: str) -> None:
         """Do nothing: directories are prefixes of file names."""
