@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import boto3
 import pytest
 
 from spark_statestore import __version__
-from tests.support.paths import ROOT, SPARK_MINOR
+from tests.support.paths import ROOT, SPARK_MINOR, TEST_JAR
+from tests.support.s3 import environment_of, s3_service
+from tests.system.object_stores.whole_checkpoint_runs import outputs
 
 pytestmark = pytest.mark.slow
 
@@ -75,3 +79,55 @@ def test_example_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+def test_queries_on_s3_resume_with_the_extra_alone(wheel: Path, tmp_path: Path) -> None:
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
+    python = str(environment / "bin" / "python")
+    install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
+    subprocess.run([*install, f"{wheel}[s3]", f"pyspark=={SPARK_MINOR}.*"], check=True)
+    source = tmp_path / "input"
+    source.mkdir()
+    for number in range(4):
+        rows = [
+            {"k": f"k{i % 5}", "seq": i, "n": i, "ts": f"2026-01-01T00:0{number}:00Z"}
+            for i in range(number, 60, 2)
+        ]
+        path = source / f"{number}.json"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        # The source reads files in the order of their times.
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+
+    def run(checkpoints: str, output: Path, *most: int) -> int:
+        program = ROOT / "tests/system/packaging/programs/checkpoint_on_s3.py"
+        arguments = [checkpoints, str(source), str(output), str(TEST_JAR), *map(str, most)]
+        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME")}
+        done = subprocess.run(
+            [python, str(program), *arguments],
+            cwd=tmp_path,
+            env=kept | {"PYSPARK_PYTHON": python} | service,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert (done.returncode == 0) == (not most), done.stderr[-5000:]
+        return len(output.read_text().splitlines())
+
+    with s3_service() as url:
+        # Without fsspec's configuration of the endpoint.
+        service = environment_of(url) | {"AWS_ENDPOINT_URL": url}
+        del service["FSSPEC_S3_ENDPOINT_URL"]
+        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+        boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="checkpoints")
+        run(str(tmp_path / "local"), tmp_path / "local.jsonl")
+        expected = outputs(tmp_path / "local.jsonl")
+        assert len(expected) == 12
+        # A batch of each query ends with the driver.
+        killed = [run("s3://checkpoints/one", tmp_path / "s3.jsonl", most) for most in (2, 6, 10)]
+        assert killed == [2, 6, 10]
+        run("s3://checkpoints/one", tmp_path / "s3.jsonl")
+        assert outputs(tmp_path / "s3.jsonl") == expected
