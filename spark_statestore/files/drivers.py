@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_statestore.errors import MissingDriverError, StorageURLError
+from spark_statestore.errors import MissingDriverError, StorageUnavailableError, StorageURLError
 from spark_statestore.files.base import FileSystem
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def open_object_store(
         If the path cannot be a name of an object.
     MissingDriverError
         If obstore lacks what the configuration asks for, and fsspec's driver is not installed.
+    StorageUnavailableError
+        If an option has a wrong value, or names a file that cannot be read.
     """
     if not _is_for_obstore(scheme):
         return None
@@ -90,6 +92,10 @@ def open_object_store(
             ) from error
         _warn_of_fallback(scheme, fallback, str(error))
         return None
+    except (OSError, ValueError) as error:
+        raise StorageUnavailableError(
+            f"the file system of {url!r} cannot be opened: {error}. Check the options in fsspec's configuration."
+        ) from error
     if not {"", ".", ".."}.isdisjoint(path.split("/")):
         raise StorageURLError(
             f"{url!r} cannot be used: a name of an object cannot contain '//', '/./' or '/../'. Remove it from the URL."

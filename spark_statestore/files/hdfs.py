@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import tempfile
 import uuid
 from collections.abc import Iterator
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from spark_statestore.files.base import Buffer, FileStatus, join, parent_of
+from spark_statestore.files.base import Buffer, FileOutput, FileStatus, join, parent_of
 from spark_statestore.files.remote import FsspecFileSystem, as_os_errors
 from spark_statestore.files.transient import is_transient
 
@@ -30,8 +31,8 @@ class HdfsFileSystem(FsspecFileSystem):
 
     HDFS shows a file from its first byte, and its drivers replace existing files. `create` and `replace` therefore write
     a staging file and rename it: HDFS renames in one step, and to an existing file only if that is asked for. So
-    `create` is atomic and exclusive, and so is `replace` over WebHDFS. The driver for libhdfs can only remove the old file
-    first; a process that is killed in between leaves none.
+    `create` is atomic and exclusive, and `replace` is atomic over WebHDFS. The driver for libhdfs can only remove the old
+    file first; a process that is killed in between leaves none.
 
     Parameters
     ----------
@@ -40,7 +41,8 @@ class HdfsFileSystem(FsspecFileSystem):
     scheme
         URL scheme of its files: hdfs or webhdfs.
     fsync
-        Drivers cannot sync files of HDFS, which is logged as a warning.
+        Whether data nodes sync a file's blocks before it counts as finished. The driver for libhdfs cannot ask for that,
+        which is logged as a warning.
     """
 
     _creates_by_rename = True
@@ -49,7 +51,8 @@ class HdfsFileSystem(FsspecFileSystem):
         super().__init__(fs, scheme)
         self._driver = fs
         self._fs = self._streams = _CheckedDriver(fs, scheme)
-        if fsync:
+        self._syncs = fsync and scheme == _WEB
+        if fsync and not self._syncs:
             _warn_of_unsynced_files(scheme)
         options: dict[str, Any] = fs.storage_options
         port = options.get("port")
@@ -66,13 +69,17 @@ class HdfsFileSystem(FsspecFileSystem):
             raise IsADirectoryError(path)
         return int(info["size"])
 
+    def open_output(self, path: str) -> FileOutput:
+        # The driver appends, for which data nodes cannot be asked to sync.
+        return _SyncedOutput(self, path) if self._syncs else super().open_output(path)
+
     def create(self, path: str, data: Buffer) -> None:
         staging = self._write_staging(path, data)
         try:
             if not self._rename(staging, path):
                 raise FileExistsError(path)
         except BaseException:
-            self._discard(staging)
+            self.discard(staging)
             raise
 
     def replace(self, path: str, data: Buffer) -> None:
@@ -85,17 +92,30 @@ class HdfsFileSystem(FsspecFileSystem):
                     self._fs.rm_file(path)
                 self._fs.mv(staging, path)
         except BaseException:
-            self._discard(staging)
+            self.discard(staging)
             raise
 
     def _write_staging(self, path: str, data: Buffer) -> str:
         staging = join(parent_of(path), f".inprogress.{uuid.uuid4()}")
         try:
-            self._fs.pipe_file(staging, bytes(data))
+            self.write_in_place(staging, bytes(data))
         except BaseException:
-            self._discard(staging)
+            self.discard(staging)
             raise
         return staging
+
+    def write_in_place(self, path: str, data: bytes | IO[bytes]) -> None:
+        """Write a file, replacing one that exists; with fsync its blocks are synced."""
+        if self.scheme != _WEB:
+            self._fs.pipe_file(path, data)
+            return
+        # The driver's pipe_file creates an empty file and appends to it, in twice as many requests.
+        options = {"createflag": "CREATE,OVERWRITE,SYNC_BLOCK"} if self._syncs else {"overwrite": "true"}
+        with as_os_errors(self.url(path)):
+            answer = self._driver._call("CREATE", "put", path, redirect=False, **options)
+            to = self._driver._apply_proxy(answer.headers["Location"])
+            kind = {"content-type": "application/octet-stream"}
+            self._driver.session.put(to, data=data, headers=kind).raise_for_status()
 
     def _rename(self, staging: str, path: str) -> bool:
         """Rename a staging file; return False if the other path exists."""
@@ -116,7 +136,8 @@ class HdfsFileSystem(FsspecFileSystem):
         # There is no answer with an option: then HDFS reports an error instead.
         return bool(options) or bool(answer.json()["boolean"])
 
-    def _discard(self, path: str) -> None:
+    def discard(self, path: str) -> None:
+        """Remove what was written of a file, if that is possible."""
         with contextlib.suppress(Exception):
             self._fs.rm_file(path)
 
@@ -158,6 +179,28 @@ class HdfsFileSystem(FsspecFileSystem):
         return [_status(detail) for detail in self._fs.ls(path, detail=True)]
 
 
+class _SyncedOutput(FileOutput):
+    """A file that is sent when it is closed; until then it is in a temporary file."""
+
+    def __init__(self, files: HdfsFileSystem, path: str) -> None:
+        self._files = files
+        self._path = path
+        self._written: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this
+
+    def write(self, data: Buffer) -> None:
+        self._written.write(data)
+
+    def close(self) -> None:
+        if not self._written.closed:
+            self._written.seek(0)
+            self._files.write_in_place(self._path, self._written)
+            self._written.close()
+
+    def abandon(self) -> None:
+        self._written.close()
+        self._files.discard(self._path)
+
+
 class _CheckedDriver:
     """A driver whose calls raise `OSError` for what the service refuses; that of WebHDFS raises `RuntimeError`."""
 
@@ -187,7 +230,7 @@ def _status(detail: dict[str, Any]) -> FileStatus:
 @cache
 def _warn_of_unsynced_files(scheme: str) -> None:
     _logger.warning(
-        "fsync has no effect on %s://: no driver can sync its files. HDFS replicates them, which survives the loss of a "
-        "machine; against the loss of power everywhere set dfs.datanode.synconclose on the data nodes.",
+        "fsync has no effect on %s://: its driver cannot sync files. Use webhdfs://, or set dfs.datanode.synconclose on the "
+        "data nodes.",
         scheme,
     )

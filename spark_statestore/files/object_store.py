@@ -22,7 +22,7 @@ from spark_statestore.files.retry import RetryingFileSystem
 __all__ = ["ObjectStoreFileSystem"]
 
 _PART_BYTES: Final = 8 << 20
-"""Size of a part of an upload; S3 allows 10,000 of them."""
+"""Size of a part of an upload; S3 allows 10,000 of them, so that a file has at most 78 GiB."""
 
 _PARTS_IN_FLIGHT: Final = 3
 _PIECE_BYTES: Final = 1 << 20
@@ -302,7 +302,7 @@ class _Upload(FileOutput):
             # The caller may change another buffer than bytes.
             self._pending.append(piece if isinstance(data, bytes) else bytes(piece))
             self._pending_bytes += len(piece)
-            if self._pending_bytes > _PART_BYTES:
+            if self._pending_bytes > (_PART_BYTES if self._thread is None else _PIECE_BYTES):
                 self._flush()
 
     def write_parts(self, parts: Sequence[Buffer]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from datetime import UTC
@@ -18,6 +19,8 @@ from spark_statestore.files.object_store_clients import (
 __all__ = ["AzureClients", "GcsClients"]
 
 _SCOPE: Final = "https://www.googleapis.com/auth/devstorage."
+
+_KINDS: Final = ("service_account", "authorized_user")
 
 _AZURE_CONFIG: Final = {
     "account_name": "account_name",
@@ -46,7 +49,7 @@ class GcsClients(ObjectStoreClients):
         if given.get("consistency", "none") != "none":
             raise UnsupportedOptionError("obstore has nothing for the option 'consistency' of gcsfs")
         self._token = given.get("token", "google_default")
-        if self._token in ("browser", "cache"):
+        if self._token in ("anon", "browser", "cache"):
             raise UnsupportedOptionError(
                 f"obstore has nothing for the option 'token' of gcsfs being {self._token!r}"
             )
@@ -59,6 +62,13 @@ class GcsClients(ObjectStoreClients):
             raise UnsupportedOptionError(
                 f"obstore needs google-auth and requests for credentials of Google Cloud Storage ({error})"
             ) from error
+        if isinstance(self._token, str) and self._token not in ("google_default", "cloud"):
+            with open(self._token, "rb") as file:
+                self._token = json.load(file)
+        if isinstance(self._token, Mapping) and self._token.get("type") not in _KINDS:
+            raise UnsupportedOptionError(
+                f"obstore has nothing for the option 'token' of gcsfs with the type {self._token.get('type')!r}"
+            )
 
     def _settings_of(self, bucket: str) -> Settings:
         config: dict[str, Any] = {}
@@ -81,16 +91,19 @@ class GcsClients(ObjectStoreClients):
     def _found(self) -> Any:
         import google.auth
         from google.auth import compute_engine
+        from google.oauth2 import credentials as user
+        from google.oauth2 import service_account
 
         scopes = [_SCOPE + str(self._options.get("access", "full_control"))]
         if self._token == "google_default":  # noqa: S105 - not a password
             return google.auth.default(scopes=scopes)[0]
         if self._token == "cloud":  # noqa: S105 - not a password
             return compute_engine.Credentials()
+        if isinstance(self._token, Mapping) and self._token["type"] == "service_account":
+            return service_account.Credentials.from_service_account_info(self._token, scopes=scopes)
         if isinstance(self._token, Mapping):
-            return google.auth.load_credentials_from_dict(dict(self._token), scopes=scopes)[0]
-        if isinstance(self._token, str):
-            return google.auth.load_credentials_from_file(self._token, scopes=scopes)[0]
+            return user.Credentials.from_authorized_user_info(self._token, scopes=scopes)
+        # Credentials of google-auth.
         return self._token
 
     def _provide(self) -> dict[str, Any]:

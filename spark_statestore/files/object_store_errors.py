@@ -20,7 +20,7 @@ _BUSY: Final = {429, 500, 502, 503, 504}
 # Other codes of a conflict or of a missing object mean something else, such as a request that came in between.
 _EXISTS: Final = {None, "BlobAlreadyExists", "ConditionNotMet", "PreconditionFailed"}
 _ABSENT: Final = {None, "BlobNotFound", "NoSuchKey", "NotFound", "ResourceNotFound"}
-_NO_CREDENTIALS: Final = re.compile("token request|credential|access key|account must be", re.IGNORECASE)
+_NO_CREDENTIALS: Final = re.compile("token request|credential|Invalid Access Key|Account must be")
 
 
 class ObjectStoreError(OSError):
@@ -74,7 +74,7 @@ def converted(error: Exception, path: str, *, credentials: Exception | None = No
     if name == "PreconditionError":
         return OSError(f"{path} was replaced while it was read")
     cause = next((found[0] or found[1] for found in reversed(_CAUSE.findall(debug))), "")
-    if _NO_CREDENTIALS.search(text) and answered not in _BUSY:
+    if _NO_CREDENTIALS.search(text.partition("<")[0]) and answered not in _BUSY:
         return MissingCredentialsError(f"{short}: {cause}" if cause and status is None else short)
     if answered is not None or code is not None:
         return ObjectStoreError(short, answered, code)

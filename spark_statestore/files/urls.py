@@ -41,6 +41,7 @@ _PACKAGES = {
     "oci": "ocifs",
     "sftp": "paramiko",
     "smb": "smbprotocol",
+    "webhdfs": "requests",
     "hdfs": "pyarrow, with Hadoop's libhdfs",
 }
 

@@ -22,7 +22,7 @@ from spark_statestore.options import OPTION_PREFIX, StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.version_store import VersionStore
-from tests.support.s3 import new_bucket, s3_service
+from tests.support.s3 import new_bucket, s3_service, use_driver
 from tests.unit.cli.commands import node, output_of
 from tests.unit.store.stores import commit
 
@@ -43,6 +43,16 @@ CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
 def endpoint() -> Iterator[str]:
     with s3_service() as url:
         yield url
+
+
+BOTH_DRIVERS = pytest.mark.parametrize(
+    "driver", ["obstore", pytest.param("s3fs", marks=pytest.mark.slow)], indirect=True
+)
+
+
+@pytest.fixture
+def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_driver(request.param, monkeypatch)
 
 
 @pytest.fixture
@@ -111,7 +121,9 @@ def check_no_credentials(message: str, bucket: str) -> None:
     assert ".." not in message
 
 
+@BOTH_DRIVERS
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.usefixtures("driver")
 def test_access_error_without_credentials_names_bucket_and_remedies(
     without_credentials: str, call: Callable[[FileSystem, str], Any]
 ) -> None:
@@ -124,7 +136,9 @@ def test_access_error_without_credentials_names_bucket_and_remedies(
     assert time.monotonic() - start < 30
 
 
+@BOTH_DRIVERS
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+@pytest.mark.usefixtures("driver")
 def test_access_error_of_denied_call_names_url_and_permissions(
     without_rights: str, call: Callable[[FileSystem, str], Any]
 ) -> None:
@@ -136,8 +150,9 @@ def test_access_error_of_denied_call_names_url_and_permissions(
     assert f"on the bucket {without_rights!r} (they need s3:GetObject" in str(raised.value)
 
 
+@BOTH_DRIVERS
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"exists", "is_directory"}))
-@pytest.mark.usefixtures("bucket")
+@pytest.mark.usefixtures("driver", "bucket")
 def test_access_error_names_a_missing_bucket(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_clients(monkeypatch)
     missing = f"missing-{uuid.uuid4()}"

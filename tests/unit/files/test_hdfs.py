@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
+from fsspec.registry import _registry
 
+from spark_statestore.errors import MissingDriverError
 from spark_statestore.files import FileSystem, open_file_system
 from tests.support.services.service import free_port
 
@@ -30,8 +33,9 @@ def test_unreachable_server_is_an_error(call: Callable[[FileSystem], object]) ->
         call(files)
 
 
-def test_fsync_is_refused_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("requests")
-    open_file_system(f"webhdfs://127.0.0.1:{free_port()}/d", fsync=True)
-    (record,) = caplog.records
-    assert "fsync has no effect on webhdfs://" in record.getMessage()
+def test_missing_driver_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "requests", None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.webhdfs", raising=False)
+    monkeypatch.delitem(_registry, "webhdfs", raising=False)
+    with pytest.raises(MissingDriverError, match="pip install requests"):
+        open_file_system(f"webhdfs://127.0.0.1:{free_port()}/d")

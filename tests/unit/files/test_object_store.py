@@ -275,7 +275,7 @@ def test_upload_holds_few_parts_and_sends_three_at_a_time(stalling: Any) -> None
     time.sleep(0.5)
     stopped_at = written
     assert stalling.now == 3
-    assert 3 * PART <= stopped_at <= 7 * PART
+    assert 3 * PART <= stopped_at <= 5 * PART
     time.sleep(0.5)
     assert written == stopped_at
     stalling.event.set()
