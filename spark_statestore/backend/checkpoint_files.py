@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.backend.supervision import LARGE_BYTES, Permit
-from spark_statestore.errors import CheckpointExistsError, CheckpointNotFoundError, ProtocolError
+from spark_statestore.errors import (
+    CheckpointExistsError,
+    CheckpointIOError,
+    CheckpointNotFoundError,
+    ProtocolError,
+)
 from spark_statestore.files import FileStatus, FileSystem, LocalFileSystem, join, open_file_system, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.files.request_context import check_cancelled
+from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.options import StorageOptions
 
 __all__ = ["FILE_HANDLERS"]
@@ -84,6 +91,36 @@ def _create_exclusively(files: FileSystem, path: str, data: memoryview, *, is_re
                 "writes to the same checkpoint. Stop one of them, or give each query a checkpointLocation of its own."
             ) from error
         _make_durable(files, path)
+    else:
+        _require_exclusive_creation(files, path, data)
+
+
+# File systems that are known to refuse the second creation of a file.
+_exclusive: weakref.WeakSet[FileSystem] = weakref.WeakSet()
+
+
+def _require_exclusive_creation(files: FileSystem, path: str, data: memoryview) -> None:
+    """Check once, with the first file, that storage does not replace a file that is created again.
+
+    A service that does not know conditional requests ignores the condition, without an error.
+    """
+    if isinstance(files, LocalFileSystem) or files in _exclusive:
+        return
+    try:
+        # Without retries, which take a file with the same content for their own.
+        (files.wrapped if isinstance(files, RetryingFileSystem) else files).create(path, data)
+    except FileExistsError:
+        _exclusive.add(files)
+    except Exception:  # noqa: BLE001 - the file is written; the next one is a test as well
+        return
+    else:
+        raise CheckpointIOError(
+            f"the storage of {files.url(path)} replaces a file that is created exclusively: of two queries with one checkpoint "
+            "neither would notice the other, and a task that was replaced could overwrite its successor's state. Upgrade the "
+            "service to a version with conditional requests (If-None-Match), or use another one. With "
+            "configure(..., spark_files='hadoop') and spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends "
+            "on it but the detection of a second query."
+        )
 
 
 def _status(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:

@@ -52,6 +52,8 @@ def test_readme_names_existing_make_targets() -> None:
         "docs/architecture.md",
         "docs/format.md",
         "docs/performance.md",
+        "docs/hdfs.md",
+        "docs/local-files.md",
         "docs/reliability.md",
         "docs/storage-model.md",
         "docs/object-stores.md",

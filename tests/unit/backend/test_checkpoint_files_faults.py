@@ -14,12 +14,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from spark_statestore.backend.checkpoint_files import FILE_HANDLERS
 from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.backend.supervision import Permit
-from spark_statestore.errors import CheckpointError, CheckpointExistsError, CheckpointNotFoundError
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointExistsError,
+    CheckpointIOError,
+    CheckpointNotFoundError,
+)
 from spark_statestore.files.request_context import RequestContext
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
 from tests.support.figures import count
@@ -263,3 +269,33 @@ def test_one_of_two_drivers_writes_a_batch_and_the_other_is_told(disk: LocalDisk
         count(f"two drivers at one file: {storage}")
     # The one that is asked before it begins has written by then.
     assert at > (1 if storage == "objects" else 3)
+
+
+class _Unconditional(FaultInjectingFileSystem):
+    """A service that ignores the condition of a request."""
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **kwargs: Any) -> None:
+        super().pipe_file(path, value, **kwargs)
+
+
+def test_storage_without_exclusive_creation_is_refused() -> None:
+    fs = FaultInjectingFileSystem()
+    path = fs.url("checkpoint/metadata")
+    ask("createFile", path, b"{}", overwrite=False, options={})
+    unconditional = _Unconditional()
+    url = unconditional.url("checkpoint/metadata")
+    fsspec.register_implementation("faulty", _Unconditional, clobber=True)
+    with pytest.raises(
+        CheckpointIOError, match=r"metadata replaces a file.*If-None-Match.*spark_files='hadoop'"
+    ):
+        ask("createFile", url, b"{}", overwrite=False, options={})
+
+
+def test_exclusive_creation_is_tested_once_and_later_if_a_test_fails() -> None:
+    fs = FaultInjectingFileSystem()
+    calls = []
+    for batch in range(4):
+        fs.inject(*([Fault("fail", 3)] if batch == 0 else []))
+        ask("createFile", fs.url(f"offsets/{batch}"), b"v1", overwrite=False, options={})
+        calls.append([call.operation for call in fs.calls].count("pipe_file"))
+    assert calls == [2, 2, 1, 1]
