@@ -12,7 +12,7 @@
     │   └── VersionMismatchError                         jar and package are of different versions
     ├── StorageError                                     a storage
     │   ├── StorageURLError         (ValueError)         a URL that names no usable storage
-    │   ├── MissingDriverError      (ImportError)        the fsspec driver of a URL is not installed
+    │   ├── MissingDriverError      (ImportError)        the driver of a URL is not installed
     │   ├── StorageUnavailableError (OSError)            the file system of a URL cannot be opened
     │   └── StorageTimeoutError     (TimeoutError)       it did not respond in time
     ├── IllegalStateError           (RuntimeError)       an operation not allowed in the current state
@@ -125,7 +125,7 @@ class StorageURLError(StorageError, ValueError):
 
 
 class MissingDriverError(StorageError, ImportError):
-    """Raised when the fsspec driver for a URL is not installed."""
+    """Raised when the driver for a URL is not installed."""
 
 
 class StorageUnavailableError(StorageError, OSError):

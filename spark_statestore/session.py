@@ -152,7 +152,7 @@ def configure(
     OptionError
         If an option is unknown or its value invalid, or `spark_files` is.
     StorageURLError, MissingDriverError
-        If the URL of a directory is invalid, or its fsspec driver is not installed.
+        If the URL of a directory is invalid, or its driver is not installed.
     IncompatibleSparkError
         If there is no jar for the installed Spark.
     SessionError
@@ -215,7 +215,7 @@ def attach(spark: SparkSession) -> None:
     OptionError
         If an option of the session is unknown or its value invalid.
     StorageURLError, MissingDriverError
-        If the URL of a directory is invalid, or its fsspec driver is not installed.
+        If the URL of a directory is invalid, or its driver is not installed.
     """
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:

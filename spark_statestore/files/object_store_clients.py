@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ _IRRELEVANT: Final = frozenset(
         "secure_serialize", "skip_instance_cache", "use_listings_cache",
     }
 )  # fmt: skip
+
+# The process that has obstore's threads.
+_used_by: Final[dict[str, int]] = {}
 
 
 class UnsupportedOptionError(ValueError):
@@ -87,7 +91,18 @@ class ObjectStoreClients(ABC):
         self._clients: dict[tuple[str, Client], Any] = {}
 
     def open(self, bucket: str, kind: Client) -> Any:
-        """Return the client of a bucket."""
+        """Return the client of a bucket.
+
+        Raises
+        ------
+        OSError
+            If this process was forked from one that has used a client: obstore's threads are in that one, and calls hang.
+        """
+        if _used_by.setdefault("pid", os.getpid()) != os.getpid():
+            raise OSError(
+                "object stores cannot be used in a process forked from one that has used them. Start it by multiprocessing's "
+                "'spawn' method."
+            )
         with self._lock:
             client = self._clients.get((bucket, kind))
             if client is None:

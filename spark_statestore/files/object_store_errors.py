@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from typing import Final
 
@@ -55,8 +56,8 @@ def converted(error: Exception, path: str, *, credentials: Exception | None = No
         The last error of the provider of credentials, of which obstore only passes the text on.
     """
     name = type(error).__name__
-    if isinstance(error, ValueError):
-        return ValueError(f"object stores cannot hold the name {path!r}: {error}")
+    if isinstance(error, ValueError) and "parse path" in str(error):
+        return OSError(errno.EINVAL, f"an object cannot have this name: {error}", path)
     if not (isinstance(error, FileNotFoundError) or type(error).__module__.startswith("obstore")):
         return error
     text, _, debug = _QUERY.sub(r"\1", str(error)).partition("\n\nDebug source")

@@ -76,9 +76,7 @@ class S3Clients(ObjectStoreClients):
         self._connect_seconds = float(self._config.get("connect_timeout", self._connect_seconds))
         self._read_seconds = float(self._config.get("read_timeout", self._read_seconds))
         configured = self._config.get("retries") or {}
-        self.retries = (
-            configured.get("total_max_attempts", configured.get("max_attempts", retries - 1) + 1) - 1
-        )
+        self.retries = configured.get("total_max_attempts", configured.get("max_attempts", retries) + 1) - 1
         self._encryption = given.get("s3_additional_kwargs") or {}
         refuse_others("s3fs's s3_additional_kwargs", self._encryption, *_ENCRYPTION)
         try:
@@ -92,7 +90,7 @@ class S3Clients(ObjectStoreClients):
     def find_region(self, bucket: str) -> None:
         with self._lock:
             self._regions[bucket] = self._region_of(bucket)
-            del self._settings[bucket]
+            self._settings.pop(bucket, None)
             self._clients = {key: client for key, client in self._clients.items() if key[0] != bucket}
 
     def _settings_of(self, bucket: str) -> Settings:

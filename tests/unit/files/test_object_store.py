@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import sys
 import threading
 import time
 import uuid
@@ -201,7 +202,7 @@ def test_upload_to_a_missing_bucket_fails_at_a_write(files: FileSystem) -> None:
 
 
 class Stalling(BaseHTTPRequestHandler):
-    """An S3 service that keeps nothing, and takes parts only after its server's event."""
+    """An S3 service that keeps nothing, and takes parts, and aborts uploads, only after its server's event."""
 
     protocol_version = "HTTP/1.1"
 
@@ -226,6 +227,11 @@ class Stalling(BaseHTTPRequestHandler):
         with server.lock:
             server.taken += len(body)
             server.now -= 1
+        self.answer(b"")
+
+    def do_DELETE(self) -> None:
+        server: Any = self.server
+        server.event.wait(60)
         self.answer(b"")
 
     def answer(self, body: bytes) -> None:
@@ -334,6 +340,12 @@ def test_open_input_refuses_a_file_that_was_replaced_meanwhile(files: FileSystem
             source.read(1)
 
 
+def test_name_with_a_control_character_is_refused(files: FileSystem, bucket: str) -> None:
+    for call in (files.read, files.exists, files.size):
+        with pytest.raises(OSError, match="an object cannot have this name"):
+            call(f"{bucket}/a\nb")
+
+
 # Listings and buckets
 
 
@@ -409,4 +421,4 @@ def test_registered_driver_is_used_instead_of_obstore(
         assert isinstance(files.wrapped._fs, Own)
         assert not caplog.records
     finally:
-        monkeypatch.delitem(__import__("sys").modules["fsspec.registry"]._registry, "s3")
+        del sys.modules["fsspec.registry"]._registry["s3"]
