@@ -170,6 +170,8 @@ class Driver:
 def run_with(driver: Driver, fault: Fault, *, repeats: bool, power_fails: bool) -> None:
     """Run all batches with a fault, then to the end, and check the files after each start and at the end."""
     batches = steps()
+    where = "local files" if isinstance(driver.fs, LocalDisk) else "objects"
+    count(f"the driver's requests, {where}, fsync {driver.fsync}: faults")
     driver.run(batches[:WARM])
     driver.fs.inject(fault)
     try:
@@ -237,7 +239,6 @@ def test_synced_logs_survive_a_power_loss(disk: LocalDisk, repeats: bool, power_
 def test_logs_are_whole_on_an_object_store(repeats: bool) -> None:
     fs = FaultInjectingFileSystem()
     faults = list(faults_at(calls_of(Driver(fs, False)), ("fail", "fail_after", "tear", "kill")))
-    count("faults at the driver's requests to an object store", len(faults))
     for _, fault in some(faults, STRIDE):
         run_with(Driver(fs, False), fault, repeats=repeats, power_fails=False)
 
