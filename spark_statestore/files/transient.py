@@ -90,10 +90,18 @@ def answer_of(error: BaseException) -> tuple[int | None, str | None]:
         if str(code).isdecimal():
             status, code = int(str(code)), None
         return status, code
-    for name in "status", "status_code", "code":
-        status = getattr(error, name, None)
-        if isinstance(status, int) and not isinstance(status, bool):
+    # The HTTP library requests has the status in its response.
+    for found in (error, response):
+        if (status := _status_of(found)) is not None:
             return status, None
-        if isinstance(status, str) and status.isdecimal():
-            return int(status), None
     return None, None
+
+
+def _status_of(answer: Any) -> int | None:
+    for name in "status", "status_code", "code":
+        status = getattr(answer, name, None)
+        if isinstance(status, int) and not isinstance(status, bool):
+            return status
+        if isinstance(status, str) and status.isdecimal():
+            return int(status)
+    return None

@@ -43,6 +43,13 @@ def s3(code: str, status: int) -> BaseException:
     return caused(OSError(errno.EBUSY, "refused"), botocore.ClientError(answer, "PutObject"))
 
 
+def webhdfs(status: int) -> BaseException:
+    requests = pytest.importorskip("requests")
+    answer = requests.Response()
+    answer.status_code = status
+    return requests.HTTPError("refused", response=answer)
+
+
 def unreachable() -> BaseException:
     return pytest.importorskip("botocore.exceptions").EndpointConnectionError(endpoint_url="http://x")
 
@@ -62,6 +69,7 @@ PASSING: dict[str, Callable[[], BaseException]] = {
     "s3-unreachable": unreachable,
     "gcs-503": lambda: AnswerError(503, "code"),
     "azure-500": lambda: AnswerError(500, "status_code"),
+    "webhdfs-503": lambda: webhdfs(503),
     "text-429": lambda: AnswerError("429", "code"),
 }
 LASTING: dict[str, Callable[[], BaseException]] = {
@@ -75,6 +83,7 @@ LASTING: dict[str, Callable[[], BaseException]] = {
     "s3-denied": lambda: s3("AccessDenied", 403),
     "s3-precondition": lambda: s3("PreconditionFailed", 412),
     "s3-invalid": lambda: s3("InvalidRequest", 400),
+    "webhdfs-400": lambda: webhdfs(400),
     "gcs-404": lambda: AnswerError(404, "code"),
     "a-fault-of-ours": lambda: ValueError("x"),
     "no-answer-at-all": lambda: AnswerError(True),
