@@ -105,19 +105,38 @@ def test_next_batch_is_asked_about_only_when_it_is_created(manager: Manager, tmp
     with pytest.raises(Py4JJavaError, match="FileAlreadyExistsException"):
         manager.write("1", b"second")
     assert (tmp_path / "offsets" / "1").read_bytes() == b"of another query"
+    # Spark removes old batches meanwhile.
+    manager.of.delete(manager.path("-1"))
+    assert not manager.of.exists(manager.path("1"))
     (tmp_path / "offsets" / "2").write_bytes(b"of another query")
     assert manager.of.exists(manager.path("2"))
 
 
-def test_newest_batch_is_known_until_it_is_deleted(manager: Manager, tmp_path: Path) -> None:
-    for name, data in (("0", b"zero"), ("1", b"one"), ("2.compact", b"two")):
+def test_created_batches_are_known_until_they_are_deleted(manager: Manager, tmp_path: Path) -> None:
+    written = {"0": b"zero", "1": b"one", "2.compact": b"two"}
+    for name, data in written.items():
         manager.write(name, data)
         (tmp_path / "offsets" / name).unlink()
+    for name, data in written.items():
         assert manager.of.exists(manager.path(name))
         assert manager.read(name, 1) == data[1:]
-    assert not manager.of.exists(manager.path("1"))
-    manager.of.delete(manager.path("2.compact"))
-    assert not manager.of.exists(manager.path("2.compact"))
+    for name in ("1", "2.compact"):
+        manager.of.delete(manager.path(name))
+        assert not manager.of.exists(manager.path(name))
+    assert manager.read("0") == b"zero"
+
+
+def test_contents_of_a_mebibyte_are_known(manager: Manager, tmp_path: Path) -> None:
+    for batch in range(4):
+        manager.write(str(batch), bytes(400_000))
+        (tmp_path / "offsets" / str(batch)).unlink()
+    known = [batch for batch in range(4) if manager.of.exists(manager.path(str(batch)))]
+    assert known == [2, 3]
+    manager.write("4", bytes(1_100_000))
+    assert [manager.of.exists(manager.path(name)) for name in "234"] == [True, True, True]
+    (tmp_path / "offsets" / "4").unlink()
+    with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
+        manager.read("4")
 
 
 def test_removed_batches_wait_for_others_on_remote_storage(spark: Any) -> None:

@@ -8,10 +8,11 @@ import org.apache.spark.sql.statestore.backend.FileClient
 
 /**
  * The files of a log's batches, named by their numbers. Spark asks whether a file exists before it creates it,
- * reads it back, and removes an old one in each batch; what follows from the log's own calls needs no request.
+ * reads files back, the last ten of them to compact a source's log, and removes an old one in each batch; what
+ * follows from the log's own calls needs no request.
  *
- * Guarantees: an answer without a request is about the batch that this log created last, which nobody changes,
- * and about the next one, whose creation is exclusive: if another query was faster, creating it is an error.
+ * Guarantees: an answer without a request is about batches that this log created, which nobody changes, and
+ * about the next one, whose creation is exclusive: if another query was faster, creating it is an error.
  * Removals of batches may wait for others; Spark removes what it finds to be old when a query starts.
  */
 private[statestore] final class LogBatches(files: FileClient, directory: Path, isLocal: Boolean) {
@@ -20,7 +21,9 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
   private val isLog = Logs(directory.getName) || directory.getParent != null && directory.getParent.getName == "sources"
   private val removed = mutable.LinkedHashSet.empty[String]
   private var newest: Option[(Path, Long)] = None
-  private var content: Option[Array[Byte]] = None
+  // From the oldest one.
+  private val contents = mutable.LinkedHashMap.empty[Path, Array[Byte]]
+  private var contentBytes = 0
 
   /** True for the file of a batch, which is no directory: on object stores the search for one is a listing. */
   def isBatch(path: Path): Boolean = numberOf(path).isDefined
@@ -28,36 +31,42 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
   /** Remembers a file as the newest one, if it is a batch's. */
   def created(path: Path, written: FileContent): Unit = synchronized {
     numberOf(path).foreach { number =>
-      newest = Some((path, number))
-      content = written.ifSmall(RememberedBytes)
+      if (newest.forall { case (_, last) => last <= number }) newest = Some((path, number))
+      forget(path)
+      written.ifSmall(RememberedBytes).foreach { bytes =>
+        contents(path) = bytes
+        contentBytes += bytes.length
+      }
+      while (contentBytes > RememberedBytes) forget(contents.head._1)
       removed -= path.getName
     }
   }
 
   /** Returns whether a file exists, if that is known. */
   def exists(path: Path): Option[Boolean] = synchronized {
-    for ((created, last) <- newest; number <- numberOf(path) if path == created || number == last + 1)
-      yield path == created
+    newest.flatMap { case (created, last) =>
+      if (path == created || contents.contains(path)) Some(true)
+      else if (numberOf(path).contains(last + 1)) Some(false)
+      else None
+    }
   }
 
   /** Returns the content of a file, if it is known. */
-  def contentOf(path: Path): Option[Array[Byte]] = synchronized {
-    if (newest.exists(_._1 == path)) content else None
-  }
+  def contentOf(path: Path): Option[Array[Byte]] = synchronized(contents.get(path))
 
   /** Removes the file of a batch, now or with others. */
   def delete(path: Path): Unit = synchronized {
-    val mayWait = !isLocal && newest.exists { case (_, last) => numberOf(path).exists(_ < last) }
+    val isOld = newest.exists { case (_, last) => numberOf(path).exists(_ < last) }
     removed += path.getName
-    if (!mayWait) {
-      newest = None
-      content = None
-    }
-    if (!mayWait || removed.size >= RemovedTogether) {
+    forget(path)
+    if (!isOld) newest = None
+    if (isLocal || !isOld || removed.size >= RemovedTogether) {
       files.deleteFiles(directory, removed)
       removed.clear()
     }
   }
+
+  private def forget(path: Path): Unit = contents.remove(path).foreach(bytes => contentBytes -= bytes.length)
 
   private def numberOf(path: Path): Option[Long] =
     if (isLog && path.getParent == directory) path.getName.stripSuffix(Compacted).toLongOption else None
@@ -66,7 +75,7 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
 private object LogBatches {
   private val Logs = Set("offsets", "commits", "_spark_metadata")
   private val Compacted = ".compact"
-  // Larger contents, of compacted batches, are read again.
+  // Of all batches together; larger ones are read again.
   private final val RememberedBytes = 1 << 20
   private final val RemovedTogether = 10
 }
