@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all test-storage soak coverage test-spark mutation bench bench-quick lint format wheel clean
+.PHONY: help setup jar demo test test-all test-storage soak coverage test-spark mutation bench bench-quick bench-s3 lint format wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -105,6 +105,10 @@ bench: jar ## measure side by side with Spark's own stores
 
 bench-quick: jar ## check the ratios that guard against regressions, in a minute
 	$(PY) -m benchmarks --only guard
+
+# QUICK=1: two queries with 8 partitions, in a few minutes. The connector for Spark's stores, 660 MB, is kept in .services/.
+bench-s3: jar ## measure whole queries with their checkpoints on S3, beside Spark's stores through s3a, in half an hour
+	$(PY) -m benchmarks --only s3 $(if $(QUICK),--quick)
 
 lint: $(READY) ## ruff, mypy in strict mode, layers, dead code, scalac with every warning an error
 	$(PY) -m ruff check

@@ -6,10 +6,11 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import pyarrow as pa
@@ -20,11 +21,27 @@ from tests.spark.queries import STATE_STORE, configured
 
 @dataclass(frozen=True)
 class Entrant:
-    """A participating state store: its name, its class, and settings below ``STATE_STORE``."""
+    """A participant.
+
+    Parameters
+    ----------
+    name
+        Name in the report.
+    provider
+        Class of its state store.
+    settings
+        Settings below ``STATE_STORE``.
+    confs
+        Further settings while its query starts.
+    checkpoints
+        URL below which its queries have their checkpoints; by default a local directory.
+    """
 
     name: str
     provider: str
     settings: Mapping[str, str] = field(default_factory=dict)
+    confs: Mapping[str, str] = field(default_factory=dict)
+    checkpoints: str = ""
 
 
 @dataclass(frozen=True)
@@ -67,6 +84,8 @@ class Lap:
     """Number of output rows, and an order-independent sum of their hashes."""
     cpu: float = 0
     """Milliseconds of processor time of Spark's JVM, its Python workers and the backend."""
+    batches: int = 1
+    """Number of batches, with those without data."""
 
     @property
     def answer(self) -> dict[str, Any]:
@@ -99,35 +118,71 @@ def run(
     RuntimeError
         The stores' answers differ, so their times mean nothing.
     """
-    end = float("inf")
-    laps: Laps = {entrant.name: [] for entrant in race.entrants}
-    shuffled = random.Random(1)
     with ExitStack() as stack:
         queries = {e.name: stack.enter_context(running(spark, directory, race, e)) for e in race.entrants}
-        order = list(queries)
-        for number in range(1 + warmup + batches):
-            if number == warmup + least + 1:
-                end = time.monotonic() + seconds
-                for name in _behind(laps, race.entrants[0].name, hopeless):
-                    order.remove(name)
-                    queries[name].query.stop()
-            if time.monotonic() > end:
-                break
-            made = directory / f"{number:03}.parquet"
-            pq.write_table(race.table(number), made)
-            shuffled.shuffle(order)
-            for name in order:
-                lap = queries[name].batch(made)
-                first = queries[order[0]].last
-                if lap.answer != first.answer:
-                    raise RuntimeError(
-                        f"{race.name}, batch {number}: {name} has {lap.answer}, and {order[0]} {first.answer}"
-                    )
-                if number > warmup:
-                    laps[name].append(lap)
-                elif number == 0:
-                    log(f"{race.name}, {name}: {lap.rows:,} rows of state in {lap.milliseconds:,.0f} ms")
-            made.unlink()
+        return take_turns(
+            directory,
+            race,
+            queries,
+            warmup,
+            batches,
+            log,
+            least=least,
+            seconds=seconds,
+            hopeless=hopeless,
+        )
+
+
+def take_turns(
+    directory: Path,
+    race: Race,
+    queries: Mapping[str, Batches],
+    warmup: int,
+    batches: int,
+    log: Callable[[str], None],
+    *,
+    least: int = 1,
+    seconds: float = float("inf"),
+    hopeless: float = float("inf"),
+    warm_up_together: bool = False,
+    warmed: Callable[[], None] = lambda: None,
+) -> Laps:
+    """Time running queries as in `run`, and call `warmed` before the first batch that counts.
+
+    Those in processes of their own can warm up at the same time.
+    """
+    end = float("inf")
+    laps: Laps = {name: [] for name in queries}
+    shuffled = random.Random(1)
+    order = list(queries)
+    for number in range(1 + warmup + batches):
+        if number == warmup + 1:
+            warmed()
+        if number == warmup + least + 1:
+            end = time.monotonic() + seconds
+            for name in _behind(laps, race.entrants[0].name, hopeless):
+                order.remove(name)
+                queries[name].stop()
+        if time.monotonic() > end:
+            break
+        made = directory / f"{number:03}.parquet"
+        pq.write_table(race.table(number), made)
+        shuffled.shuffle(order)
+        threads = len(order) if warm_up_together and number <= warmup else 1
+        with ThreadPoolExecutor(threads) as pool:
+            futures = [pool.submit(queries[name].batch, made) for name in order]
+        last = [future.result() for future in futures]
+        for name, lap in zip(order, last, strict=True):
+            first = last[0]
+            if lap.answer != first.answer:
+                raise RuntimeError(
+                    f"{race.name}, batch {number}: {name} has {lap.answer}, and {order[0]} {first.answer}"
+                )
+            if number > warmup:
+                laps[name].append(lap)
+            elif number == 0:
+                log(f"{race.name}, {name}: {lap.rows:,} rows of state in {lap.milliseconds:,.0f} ms")
+        made.unlink()
     return laps
 
 
@@ -137,6 +192,14 @@ def _behind(laps: Laps, leader: str, times: float) -> list[str]:
     return [name for name, of in others if min(lap.milliseconds for lap in of) > most]
 
 
+class Batches(Protocol):
+    """A query that runs, in this process or another."""
+
+    def batch(self, table: Path) -> Lap: ...
+
+    def stop(self) -> None: ...
+
+
 class Running:
     """A query that runs for the duration of the race."""
 
@@ -144,7 +207,6 @@ class Running:
         self.query = query
         self._watched = watched
         self._seen = -1
-        self.last = Lap(0, {}, 0, 0)
 
     def batch(self, table: Path) -> Lap:
         """Add a file, wait until it is processed, and return the time."""
@@ -164,15 +226,19 @@ class Running:
                 # Sums over partitions, so more than the batch's own time if they run in parallel.
                 for name in ("allUpdatesTimeMs", "allRemovalsTimeMs", "commitTimeMs"):
                     steps[name] = steps.get(name, 0) + operator[name]
-        self.last = Lap(
+        return Lap(
             milliseconds=steps["triggerExecution"],
             steps=steps,
             rows=sum(operator["numRowsTotal"] for operator in found[-1]["stateOperators"]),
             input_rows=sum(p["numInputRows"] for p in found),
             output=_sums([p["observedMetrics"]["output"] for p in found]),
             cpu=cpu,
+            batches=len(found),
         )
-        return self.last
+
+    def stop(self) -> None:
+        """Stop the query."""
+        self.query.stop()
 
 
 @contextmanager
@@ -181,8 +247,11 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
     root = directory / race.name.replace(" ", "-") / entrant.name.replace(" ", "-")
     watched = root / "input"
     watched.mkdir(parents=True)
+    location = str(root / "checkpoint")
+    if entrant.checkpoints:
+        location = f"{entrant.checkpoints}/{root.parent.name}/{root.name}"
     store = {"providerClass": entrant.provider} | dict(entrant.settings)
-    confs = {STATE_STORE + key: value for key, value in store.items()} | dict(race.confs)
+    confs = {STATE_STORE + key: value for key, value in store.items()} | race.confs | entrant.confs
     with configured(spark, confs):
         schema = spark.createDataFrame(race.table(0).slice(0, 1)).schema
         stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(watched))
@@ -190,7 +259,7 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
             race.build(stream)
             .transform(_observed)
             .writeStream.outputMode(race.mode)
-            .option("checkpointLocation", str(root / "checkpoint"))
+            .option("checkpointLocation", location)
             .format("noop")
             .start()
         )

@@ -11,14 +11,18 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.support.paths import ROOT, TEST_JAR
 from tests.support.sessions import local_builder
 
+SparkFiles = Literal["hadoop", "backend"]
+
 
 @contextmanager
-def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
+def running(
+    scratch: Path, memory: str = "6g", *, spark_files: SparkFiles = "hadoop", **confs: str
+) -> Iterator[Any]:
     """Open a session with the provider and the benchmark's jar for the block; the JVM outlives it.
 
     Parameters
@@ -27,6 +31,9 @@ def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
         Directory for temporary files.
     memory
         The JVM's largest heap.
+    spark_files
+        What writes Spark's own files of a checkpoint; by default Spark as it comes, for the stores to
+        differ in their state alone.
     **confs
         Further settings below ``spark.``, with ``__`` for a dot.
     """
@@ -44,7 +51,7 @@ def running(scratch: Path, memory: str = "6g", **confs: str) -> Iterator[Any]:
     )
     for key, value in confs.items():
         builder.config("spark." + key.replace("__", "."), value)
-    spark = spark_statestore.configure(builder).getOrCreate()
+    spark = spark_statestore.configure(builder, spark_files=spark_files).getOrCreate()
     try:
         spark.sparkContext.setLogLevel("ERROR")
         # It starts the coordinator on the driver, to which every commit reports.

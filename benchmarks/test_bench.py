@@ -18,6 +18,7 @@ from benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
 from benchmarks.groups import (
     batches,
     commits,
+    driver_files,
     empty,
     guard,
     loads,
@@ -205,6 +206,23 @@ def test_query_bound_is_the_best_rocksdb_in_all_batches():
     rivals: Laps = {"RocksDB": took(50, 50), "RocksDB, changelog": took(10, 30)}
     assert verdicts(operators.criteria({"q": {OURS: took(30, 10)} | rivals})) == ["ok"]
     assert verdicts(operators.criteria({"q": {OURS: took(20, 21)} | rivals})) == ["short"]
+
+
+def test_driver_files_bound_is_a_fifth_of_hadoop():
+    def judged(wal: float, commit: float) -> list[str]:
+        steps = {
+            driver_files.BACKEND: (wal, commit),
+            driver_files.HADOOP: (50, 100),
+            driver_files.UNFORKED: (1, 1),
+        }
+        laps = {
+            name: [Lap(0, dict(zip(driver_files.WRITES, times, strict=True)), 0, 0, batches=2)]
+            for name, times in steps.items()
+        }
+        return verdicts(driver_files.criteria(laps))
+
+    assert judged(10, 20) == ["ok", "ok", "ok"]
+    assert judged(9, 22) == ["ok", "short", "short"]
 
 
 def test_read_bound_is_a_tenth_of_the_data_source():

@@ -18,6 +18,7 @@ GROUPS: dict[str, str] = {
     "threads": "benchmarks.groups.threads",
     "requests": "benchmarks.groups.requests",
     "queries": "benchmarks.groups.queries",
+    "driver_files": "benchmarks.groups.driver_files",
     "operators": "benchmarks.groups.operators",
     "read_state": "benchmarks.groups.read_state",
     "savepoints": "benchmarks.groups.savepoints",
@@ -27,6 +28,7 @@ GROUPS: dict[str, str] = {
 SEPARATE: dict[str, str] = {
     "guard": "benchmarks.groups.guard",
     "scale": "benchmarks.groups.scale",
+    "s3": "benchmarks.groups.s3",
     "codecs": "benchmarks.groups.codecs",
 }
 """Groups that run only when they are asked for by name."""

@@ -74,8 +74,8 @@ def races(plan: Plan, partitions: int) -> list[Race]:
     """Return the races with a number of shuffle partitions."""
     entrants = tuple(Entrant(name, *PROVIDERS[name]) for name in PROVIDERS)
     confs = {"spark.sql.shuffle.partitions": str(partitions)}
-    table = partial(_table, plan.fill, plan.rows)
-    few = partial(_table, plan.python_fill, plan.python_rows)
+    table = partial(nexmark_table, plan.fill, plan.rows)
+    few = partial(nexmark_table, plan.python_fill, plan.python_rows)
     # HDFSBacked supports no column families, which transformWithState needs.
     with_families = tuple(entrant for entrant in entrants if entrant.name != HDFS)
 
@@ -99,7 +99,7 @@ def races(plan: Plan, partitions: int) -> list[Race]:
     ]
 
 
-def _table(fill: int, rows: int, number: int) -> pa.Table:
+def nexmark_table(fill: int, rows: int, number: int) -> pa.Table:
     generator = Generator()
     if number == 0:
         return generator.table(FIRST, fill)

@@ -1,0 +1,248 @@
+"""Whole queries with the whole checkpoint on S3: batch times, requests and bytes, by partitions and delay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks import race, race_apart, report, session
+from benchmarks.contest import HDFS, OURS
+from benchmarks.groups.queries import nexmark_table, p50, p99
+from benchmarks.nexmark import queries
+from benchmarks.race import Laps, Race
+from benchmarks.report import figures
+from benchmarks.result import Criterion, Result
+from benchmarks.s3 import stores
+from benchmarks.s3.relay import Relay, relaying
+from benchmarks.s3.requests import KINDS, Request, Trace, by_kind, tracing
+from tests.support.services import Service, minio
+
+BEYOND_PARTITIONS = 4
+"""Requests of a batch beyond one for each partition, at most."""
+
+UNWANTED = ("LIST", "COPY")
+
+QUERIES: dict[str, tuple[queries.Build, str]] = {
+    "windowed count": (queries.windowed_count, "update"),
+    "dedup": (queries.deduplication, "append"),
+    "stream-stream join": (queries.join, "append"),
+    "transformWithState in Python": (queries.transform_with_state, "update"),
+}
+_PYTHON = "transformWithState in Python"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Amount of work.
+
+    Parameters
+    ----------
+    queries
+        Names of `QUERIES`.
+    partitions
+        Numbers of shuffle partitions.
+    delays
+        Milliseconds for which each request is held back.
+    fill, rows
+        Number of events that fill the state, and of a batch; a fifth of them with Python code for each row.
+    warmup
+        Number of warm-up batches.
+    batches
+        Number of measured batches, for each of `partitions`: ten if a store is to compact the source's log, and
+        to make a snapshot of each partition, once.
+    """
+
+    queries: tuple[str, ...] = tuple(QUERIES)
+    partitions: tuple[int, ...] = (8, 200)
+    delays: tuple[int, ...] = (0, 30)
+    fill: int = 20_000
+    rows: int = 5_000
+    warmup: int = 2
+    batches: tuple[int, ...] = (10, 2)
+
+
+FULL = Plan()
+QUICK = Plan(queries=("windowed count", "stream-stream join"), partitions=(8,), batches=(10,))
+
+
+@dataclass(frozen=True)
+class Row:
+    """Measurements of one query with a number of partitions and a delay, by store."""
+
+    name: str
+    partitions: int
+    laps: Laps
+    requests: dict[str, list[Request]]
+
+    def batches(self, store: str) -> int:
+        """Return the number of measured batches of a store, with those without data."""
+        return sum(lap.batches for lap in self.laps[store])
+
+    def per_batch(self, store: str) -> dict[str, float]:
+        """Return the requests of a store by kind, of one batch."""
+        counted = by_kind(self.requests[store])
+        return {kind: counted[kind] / self.batches(store) for kind in KINDS}
+
+    def bytes_per_batch(self, store: str) -> float:
+        """Return the bytes that a store sent and received, of one batch."""
+        return sum(r.received + r.sent for r in self.requests[store]) / self.batches(store)
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Run every query on all stores, without and with the delay."""
+    plan = QUICK if quick else FULL
+    rows: list[Row] = []
+    with minio() as service, relaying(service.endpoint) as relay:
+        keys = (service.environment[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+        with tracing(service.endpoint, *keys) as trace:
+            for delay in plan.delays:
+                rows += measure(scratch / f"{delay}", plan, service, trace, relay, delay)
+    return Result("s3", tables(rows, plan), criteria(rows), {"plan": asdict(plan), "rows": _samples(rows)})
+
+
+def measure(scratch: Path, plan: Plan, service: Service, trace: Trace, relay: Relay, delay: int) -> list[Row]:
+    """Measure every query with one delay."""
+    rows = []
+    endpoint = relay.url if delay else service.endpoint
+    with race_apart.hosting(scratch / "hosts", stores.hosts(service, endpoint)) as hosts:
+        for name in stores.STORES:
+            hosts.ask(name, stores.require_isolation, name)
+        for partitions, batches in zip(plan.partitions, plan.batches, strict=True):
+            for query in plan.queries:
+                buckets = {name: service.new_container().partition("://")[2] for name in stores.STORES}
+                entered = entered_race(plan, query, partitions, delay, buckets)
+                directory = scratch / f"{partitions}"
+                directory.mkdir(exist_ok=True)
+                begin = 0
+
+                def warmed() -> None:
+                    nonlocal begin
+                    relay.delay(delay)
+                    begin = trace.mark()
+
+                # Warming up with a delay would take longer than the measurement.
+                relay.delay(0)
+                with race_apart.queries(hosts, directory, entered) as running:
+                    laps = race.take_turns(
+                        directory,
+                        entered,
+                        running,
+                        plan.warmup,
+                        batches,
+                        session.log,
+                        warm_up_together=True,
+                        warmed=warmed,
+                    )
+                    trace.mark()
+                    seen = trace.since(begin)
+                relay.delay(0)
+                requests = {name: [r for r in seen if r.bucket == buckets[name]] for name in laps}
+                rows.append(Row(entered.name, partitions, laps, requests))
+                session.log(_table_of(rows[-1]))
+    return rows
+
+
+def entered_race(plan: Plan, query: str, partitions: int, delay: int, buckets: dict[str, str]) -> Race:
+    """Return the race of a query, between the stores that support it."""
+    build, mode = QUERIES[query]
+    python = query == _PYTHON
+    divisor = 5 if python else 1
+    entrants = stores.entrants(buckets, is_join=build is queries.join)
+    return Race(
+        f"{query}, {partitions} partitions, {delay} ms",
+        build,
+        partial(nexmark_table, plan.fill // divisor, plan.rows // divisor),
+        # HDFSBacked supports no column families, which transformWithState needs.
+        tuple(entrant for entrant in entrants if not (python and entrant.name == HDFS)),
+        mode,
+        {"spark.sql.shuffle.partitions": str(partitions)},
+    )
+
+
+def criteria(rows: list[Row]) -> list[Criterion]:
+    """Require each row to beat both stores, with at most a request for each partition and a few more."""
+    judged = []
+    for row in rows:
+        rivals = [store for store in row.laps if store != OURS]
+        for percent, of in ((50, p50), (99, p99)):
+            best = min(rivals, key=lambda store: of(row.laps[store]))
+            judged.append(
+                Criterion(
+                    f"S3, {row.name}: p{percent}", of(row.laps[OURS]), 1, "ms", of(row.laps[best]), best
+                )
+            )
+        requests = {store: sum(row.per_batch(store).values()) for store in row.laps}
+        best = min(rivals, key=requests.__getitem__)
+        judged.append(Criterion(f"S3, {row.name}: requests", requests[OURS], 1, "", requests[best], best))
+        most = row.partitions + BEYOND_PARTITIONS
+        judged.append(Criterion(f"S3, {row.name}: requests, absolute", requests[OURS], most))
+        best = min(rivals, key=row.bytes_per_batch)
+        judged.append(
+            Criterion(
+                f"S3, {row.name}: bytes",
+                row.bytes_per_batch(OURS),
+                1,
+                "bytes",
+                row.bytes_per_batch(best),
+                best,
+            )
+        )
+        unwanted = sum(row.per_batch(OURS)[kind] for kind in UNWANTED)
+        judged.append(Criterion(f"S3, {row.name}: LIST and COPY", unwanted, 0))
+    return judged
+
+
+def tables(rows: list[Row], plan: Plan) -> str:
+    """Return a table for each query, number of partitions and delay."""
+    about = (
+        "Each store has its whole checkpoint in a bucket of its own of one MinIO on this machine, and a JVM of its own with "
+        '8 task threads: ours without hadoop-aws (`spark_files="backend"`), Spark\'s own through s3a of hadoop-aws with '
+        f"`AbortableStreamBasedCheckpointFileManager` ({stores.CLOUD}), uploads buffered in memory, and no wait before an upload "
+        "(`fs.s3a.connection.expect.continue=false`). With a delay, a relay holds back for so long what clients send. "
+        f"{' or '.join(map(str, plan.batches))} batches of {plan.rows:,} Nexmark events (Python: a fifth), with "
+        f"{' or '.join(map(str, plan.partitions))} partitions, after one of {plan.fill:,} and {plan.warmup} to warm up without "
+        "delay and all stores at once; batch by batch in turn, in changing order. Two batches are retained, so "
+        "that old files are removed in each. No maintenance, and no batches without data. The join has state format 4, on HDFSBacked 2. Times in milliseconds from "
+        "trigger to trigger; of few batches, p99 is the longest. Requests and bytes (both ways, with headers) are of one batch, "
+        "from MinIO's own trace; a DELETE may name many objects."
+    )
+    return "\n\n".join([about, *(_table_of(row) for row in rows)])
+
+
+def _table_of(row: Row) -> str:
+    header = ["store", "batches", "p50", "p99", "p50 to ours", "requests", *KINDS, "bytes"]
+    lines = []
+    for store, laps in row.laps.items():
+        counted = row.per_batch(store)
+        ratio = p50(laps) / p50(row.laps[OURS])
+        lines.append(
+            [
+                store,
+                str(row.batches(store)),
+                *figures(p50(laps), p99(laps), ratio),
+                f"{sum(counted.values()):.1f}",
+                *(f"{counted[kind]:.1f}" if counted[kind] else "" for kind in KINDS),
+                f"{row.bytes_per_batch(store):,.0f}",
+            ]
+        )
+    return report.table(row.name, header, lines)
+
+
+def _samples(rows: list[Row]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": row.name,
+            "stores": {
+                store: {
+                    "milliseconds": [lap.milliseconds for lap in laps],
+                    "batches": row.batches(store),
+                    "requests": dict(Counter(request.name for request in row.requests[store])),
+                    "bytes": row.bytes_per_batch(store),
+                }
+                for store, laps in row.laps.items()
+            },
+        }
+        for row in rows
+    ]

@@ -1,0 +1,135 @@
+"""The benchmark on S3: its relay, the requests it reads from MinIO's trace, and its bounds."""
+
+from __future__ import annotations
+
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.contest import CHANGELOG, HDFS, OURS
+from benchmarks.groups import s3
+from benchmarks.race import Lap, Laps
+from benchmarks.s3.relay import relaying
+from benchmarks.s3.requests import Request, parse
+
+
+class Echo(socketserver.BaseRequestHandler):
+    """Returns what it receives."""
+
+    def handle(self) -> None:
+        while data := self.request.recv(1 << 16):
+            self.request.sendall(data)
+
+
+@pytest.fixture
+def echo() -> Iterator[str]:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
+
+
+def receive(connection: socket.socket, size: int) -> bytes:
+    received = b""
+    while len(received) < size:
+        received += connection.recv(size - len(received))
+    return received
+
+
+def test_relay_holds_back_what_clients_send(echo: str):
+    with relaying(echo) as relay, connect(relay.url) as client:
+        relay.delay(300)
+        start = time.monotonic()
+        client.sendall(b"one")
+        assert receive(client, 3) == b"one"
+        assert time.monotonic() - start >= 0.3
+        client.sendall(b"two")
+        time.sleep(0.05)
+        relay.delay(0)
+        # Bytes do not overtake those that wait.
+        client.sendall(b"three")
+        assert receive(client, 8) == b"twothree"
+        start = time.monotonic()
+        client.sendall(b"four")
+        assert receive(client, 4) == b"four"
+        assert time.monotonic() - start < 0.3
+
+
+def test_relay_keeps_the_order_of_many_bytes(echo: str):
+    sent = bytes(range(256)) * 4096
+    with relaying(echo) as relay, connect(relay.url) as client:
+        relay.delay(20)
+        threading.Thread(target=client.sendall, args=(sent,), daemon=True).start()
+        assert receive(client, len(sent)) == sent
+
+
+def event(name: str, path: str, query: str = "") -> dict[str, Any]:
+    return {
+        "funcname": f"s3.{name}",
+        "http": {
+            "request": {"path": path, "rawquery": query},
+            "response": {"statuscode": 200},
+            "stats": {"inputbytes": 10, "outputbytes": 20},
+        },
+    }
+
+
+def test_requests_are_classified_by_the_servers_name():
+    kinds = {
+        "PutObject": "PUT",
+        "CopyObject": "COPY",
+        "GetObject": "GET",
+        "HeadObject": "HEAD",
+        "ListObjectsV1": "LIST",
+        "ListObjectsV2": "LIST",
+        "DeleteMultipleObjects": "DELETE",
+        "PutObjectPart": "multipart",
+        "PutBucket": "other",
+    }
+    assert {name: parse(event(name, "/bucket/a/b")).kind for name in kinds} == kinds
+    assert parse(event("GetObject", "/bucket/a/b")) == Request(
+        "GET", "GetObject", "bucket", "a/b", 200, 10, 20
+    )
+    assert parse(event("ListObjectsV2", "/bucket", "prefix=a")).key == "prefix=a"
+
+
+def row(milliseconds: dict[str, float], kinds: dict[str, list[str]], *, batches: int = 1) -> s3.Row:
+    laps: Laps = {name: [Lap(time, {}, 0, 0)] * batches for name, time in milliseconds.items()}
+    requests = {
+        name: [Request(kind, kind, "bucket", "key", 200, 50, 50) for kind in of] for name, of in kinds.items()
+    }
+    return s3.Row("query", 8, laps, requests)
+
+
+def short(measured: s3.Row) -> list[str]:
+    return [c.work.removeprefix("S3, query: ") for c in s3.criteria([measured]) if not c.met]
+
+
+def test_row_is_ahead_of_both_stores():
+    rivals = {HDFS: ["PUT"] * 13, CHANGELOG: ["PUT"] * 14}
+    times = {HDFS: 30.0, CHANGELOG: 20.0}
+    ours = ["PUT"] * 12
+    assert short(row({OURS: 20.0} | times, {OURS: ours} | rivals)) == []
+    assert short(row({OURS: 20.1} | times, {OURS: ours} | rivals)) == ["p50", "p99"]
+    # One more than one for each partition and four, and than the better of the others.
+    assert short(row({OURS: 20.0} | times, {OURS: [*ours, "GET"]} | rivals)) == ["requests, absolute"]
+    assert short(row({OURS: 20.0} | times, {OURS: ours * 2} | rivals, batches=2)) == ["requests", "bytes"]
+    assert short(row({OURS: 20.0} | times, {OURS: [*ours[1:], "LIST"]} | rivals)) == ["LIST and COPY"]
+
+
+def test_requests_of_a_batch_are_an_average():
+    measured = row({OURS: 1.0}, {OURS: ["PUT", "PUT", "GET"]}, batches=2)
+    assert measured.per_batch(OURS)["PUT"] == 1
+    assert measured.per_batch(OURS)["GET"] == 0.5
+    assert measured.bytes_per_batch(OURS) == 150
