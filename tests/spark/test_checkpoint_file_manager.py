@@ -126,6 +126,22 @@ def test_created_batches_are_known_until_they_are_deleted(manager: Manager, tmp_
     assert manager.read("0") == b"zero"
 
 
+def test_log_is_listed_once(manager: Manager, tmp_path: Path) -> None:
+    (tmp_path / "offsets").mkdir()
+    (tmp_path / "offsets" / "0").write_bytes(b"of the run before")
+    assert manager.names() == {"0": 17}
+    (tmp_path / "offsets" / "1").write_bytes(b"also")
+    assert manager.names() == {"0": 17, "1": 4}
+    manager.write("2", b"first")
+    (tmp_path / "offsets" / "ignored").write_bytes(b"")
+    assert manager.names() == {"0": 17, "1": 4, "2": 5}
+    manager.of.delete(manager.path("0"))
+    manager.write("3.compact", b"third!")
+    assert manager.names() == {"1": 4, "2": 5, "3.compact": 6}
+    manager.write("other", b"no batch")
+    assert set(manager.names()) == {"1", "2", "3.compact", "ignored", "other"}
+
+
 def test_contents_of_a_mebibyte_are_known(manager: Manager, tmp_path: Path) -> None:
     for batch in range(4):
         manager.write(str(batch), bytes(400_000))
@@ -141,17 +157,24 @@ def test_contents_of_a_mebibyte_are_known(manager: Manager, tmp_path: Path) -> N
 
 def test_removed_batches_wait_for_others_on_remote_storage(spark: Any) -> None:
     manager = Manager(spark, f"memory://removed-{os.getpid()}/offsets")
+    manager.of.mkdirs(manager.path(""))
+    assert manager.names() == {}
     for batch in range(13):
         manager.write(str(batch), b"x")
     for batch in range(9):
         manager.of.delete(manager.path(str(batch)))
-    assert len(manager.names()) == 13
+
+    def stored() -> set[str]:
+        return set(Manager(spark, manager.directory).names())
+
+    assert set(manager.names()) == {"9", "10", "11", "12"}
+    assert len(stored()) == 13
     manager.of.delete(manager.path("9"))
-    assert sorted(manager.names()) == ["10", "11", "12"]
+    assert stored() == {"10", "11", "12"}
     manager.of.delete(manager.path("10"))
     # The newest one goes at once, and what waits with it.
     manager.of.delete(manager.path("12"))
-    assert sorted(manager.names()) == ["11"]
+    assert stored() == {"11"}
 
 
 def test_path_without_a_scheme_has_that_of_the_checkpoint(spark: Any) -> None:

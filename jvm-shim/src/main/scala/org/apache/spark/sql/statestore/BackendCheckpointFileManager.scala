@@ -30,8 +30,11 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
     new FSDataInputStream(batches.contentOf(target).fold(new BackendInput(files, target))(new BackendInput(files, target, _)))
   }
 
-  override def list(path: Path, filter: PathFilter): Array[FileStatus] =
-    files.list(qualified(path)).filter(status => filter.accept(status.getPath)).toArray
+  override def list(path: Path, filter: PathFilter): Array[FileStatus] = {
+    val target = qualified(path)
+    val found = if (target == root) batches.list() else files.list(target)
+    found.filter(status => filter.accept(status.getPath)).toArray
+  }
 
   override def mkdirs(path: Path): Unit = files.makeDirectory(qualified(path))
 

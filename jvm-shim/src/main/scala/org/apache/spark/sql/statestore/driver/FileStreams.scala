@@ -94,6 +94,8 @@ private[statestore] final class FileContent extends OutputStream {
       Iterator.continually(nextPart(in)).takeWhile(_.nonEmpty)
     }
 
+  def size: Long = if (spilled == null) memory.size.toLong else spilled.length
+
   /** Returns the whole content if there are at most `most` bytes. */
   def ifSmall(most: Int): Option[Array[Byte]] =
     if (spilled == null && memory.size <= most) Some(memory.toByteArray) else None

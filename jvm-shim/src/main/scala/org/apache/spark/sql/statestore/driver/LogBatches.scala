@@ -2,14 +2,14 @@ package org.apache.spark.sql.statestore.driver
 
 import scala.collection.mutable
 
-import org.apache.hadoop.fs.Path
+import org.apache.hadoop.fs.{FileStatus, Path}
 
 import org.apache.spark.sql.statestore.backend.FileClient
 
 /**
  * The files of a log's batches, named by their numbers. Spark asks whether a file exists before it creates it,
- * reads files back, the last ten of them to compact a source's log, and removes an old one in each batch; what
- * follows from the log's own calls needs no request.
+ * reads files back, the last ten of them to compact a source's log, lists that log, and removes an old file in
+ * each batch; what follows from the log's own calls needs no request.
  *
  * Guarantees: an answer without a request is about batches that this log created, which nobody changes, and
  * about the next one, whose creation is exclusive: if another query was faster, creating it is an error.
@@ -24,12 +24,15 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
   // From the oldest one.
   private val contents = mutable.LinkedHashMap.empty[Path, Array[Byte]]
   private var contentBytes = 0
+  // All of the log's files, since it was listed.
+  private var listing: Option[mutable.Map[Path, FileStatus]] = None
 
   /** True for the file of a batch, which is no directory: on object stores the search for one is a listing. */
   def isBatch(path: Path): Boolean = numberOf(path).isDefined
 
   /** Remembers a file as the newest one, if it is a batch's. */
   def created(path: Path, written: FileContent): Unit = synchronized {
+    if (!isBatch(path)) listing = None
     numberOf(path).foreach { number =>
       if (newest.forall { case (_, last) => last <= number }) newest = Some((path, number))
       forget(path)
@@ -38,6 +41,7 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
         contentBytes += bytes.length
       }
       while (contentBytes > RememberedBytes) forget(contents.head._1)
+      listing.foreach(_(path) = new FileStatus(written.size, false, 1, 0L, System.currentTimeMillis, path))
       removed -= path.getName
     }
   }
@@ -54,11 +58,20 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
   /** Returns the content of a file, if it is known. */
   def contentOf(path: Path): Option[Array[Byte]] = synchronized(contents.get(path))
 
+  /** Lists the files of the directory. */
+  def list(): Seq[FileStatus] = synchronized {
+    val found = listing.filter(_ => newest.isDefined).getOrElse(
+      mutable.LinkedHashMap.from(files.list(directory).map(status => status.getPath -> status)))
+    if (isLog) listing = Some(found)
+    found.values.toSeq
+  }
+
   /** Removes the file of a batch, now or with others. */
   def delete(path: Path): Unit = synchronized {
     val isOld = newest.exists { case (_, last) => numberOf(path).exists(_ < last) }
     removed += path.getName
     forget(path)
+    listing.foreach(_.remove(path))
     if (!isOld) newest = None
     if (isLocal || !isOld || removed.size >= RemovedTogether) {
       files.deleteFiles(directory, removed)
