@@ -8,12 +8,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import fsspec
 import pytest
 
 import spark_statestore
 from spark_statestore.backend.__main__ import _missing
-from spark_statestore.files import check_url, open_file_system
+from spark_statestore.files import check_url, drivers, open_file_system
 from spark_statestore.files.access import access_error
+from spark_statestore.files.object_store_errors import ObjectStoreError
 from spark_statestore.options import check
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.errors import missing_on_driver, missing_version
@@ -60,6 +62,13 @@ def message(call: Callable[[], Any]) -> str:
         return str(error)
 
 
+def _open_with_another_option(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(fsspec.config.conf, "s3", {"version_aware": True})
+        patch.setattr(drivers, "_is_installed", lambda module: module != "s3fs")
+        open_file_system(url)
+
+
 @pytest.fixture(scope="module")
 def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Messages of errors, without a session."""
@@ -89,6 +98,8 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             lambda: access_error(no_credentials, "s3://bucket/x"),
             lambda: access_error(PermissionError("Access Denied."), "s3://bucket/x"),
             lambda: access_error(no_bucket, "s3://bucket/x"),
+            lambda: access_error(ObjectStoreError("no", 403, "RequestTimeTooSkewed"), "s3://bucket/x"),
+            lambda: _open_with_another_option("s3://bucket/x"),
             lambda: check_url("oci://bucket/x"),
             lambda: _missing(ModuleNotFoundError("No module named 'pyarrow'")),
             lambda: check("checkpoints_Dir", "x"),
