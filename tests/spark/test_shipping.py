@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,12 @@ def test_executors_run_backend_and_operator_state_from_the_archive_alone(built: 
     arguments = {"confs": confs, "checkpoint": str(tmp_path / "checkpoint"), "task": str(tmp_path / "sink")}
     with Program("count", environment, **arguments) as program:
         running = program.next("running")
-        (command,) = running["commands"]
-        assert command[0] == str(python)
-        assert "spark_statestore-" in running["paths"][0]
+        paths = {
+            command[0]: path for command, path in zip(running["commands"], running["paths"], strict=True)
+        }
+        # The driver's backend, for Spark's files, has the driver's interpreter.
+        assert paths.keys() == {str(python), sys.executable}
+        assert "spark_statestore-" in paths[str(python)]
         task = program.next("task")
         assert ".zip/spark_statestore/" in task["module"]
         assert task["numbers"] == [0, 1, 2]

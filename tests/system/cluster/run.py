@@ -231,8 +231,9 @@ class _Run:
         return self._figures
 
     def _check_shipped(self) -> None:
-        """Check that the backends import only files shipped with the session."""
-        for backend in self.cluster.backends():
+        """Check that the backends of executors import only files shipped with the session."""
+        # The driver's own backend, for Spark's files, has the driver's interpreter.
+        for backend in filter(None, map(self.cluster.backend_of, self.cluster.executors())):
             with contextlib.suppress(psutil.NoSuchProcess):
                 assert backend.cmdline()[0] == str(self._python)
                 (path,) = backend.environ()["PYTHONPATH"].split(os.pathsep)
