@@ -5,6 +5,7 @@ checkpoint formats: lists of those that run concurrently. The session is one of 
 workers of different addresses: Spark starts no speculative copy on the host of the first attempt.
 """
 
+import contextlib
 import json
 import os
 import socket
@@ -176,8 +177,8 @@ def live(spark, directory, name, checkpoint_format):
     run(0, 1)
     # As if the driver had died between the commits of state and the entry in its commit log.
     query.forget_newest_commit()
-    run(2)
-    before = attempts(query)
+    with watched(query) as seen:
+        run(2)
     run(3, 4, 5)
     # Cleanups run in Spark's maintenance, which may end with a query before the last one.
     for number in (6, 7, 8):
@@ -197,7 +198,7 @@ def live(spark, directory, name, checkpoint_format):
         "faults": sorted(marker.name for marker in markers.iterdir() if marker.name[0].isdigit()),
         "output is exact": out == Counter({repr(row): n for row, n in operator.expected(made).items()}),
         "output was the same again": again,
-        "most attempts of a version": max(Counter((store, version) for store, version, _ in before).values()),
+        "most attempts of a version": max(Counter((store, version) for store, version, _ in seen).values()),
         "old attempts are removed": cleaned,
         # Metadata is deleted first, and then the streams.
         "old streams are removed": wait_until(lambda: streams(query, oldest) <= used_streams(query), 30),
@@ -228,6 +229,26 @@ def attempts(query):
     found = [path.parent for path in stored(query) if path.name == "_metadata"]
     names = [(path.parent, CheckpointName.parse(path.name)) for path in found if path.name[:4] == "chk-"]
     return [(store, name.version, name) for store, name in names]
+
+
+@contextlib.contextmanager
+def watched(query):
+    """Collect the attempts that a query stores meanwhile: a cleanup may remove some of them at once."""
+    seen, ended = set(attempts(query)), Event()
+
+    def watch():
+        while not ended.wait(0.05):
+            with contextlib.suppress(OSError):
+                seen.update(attempts(query))
+
+    thread = Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        thread.join()
+    seen.update(attempts(query))
 
 
 def oldest_version(query):
