@@ -104,11 +104,12 @@ def _require_exclusive_creation(files: FileSystem, path: str, data: memoryview) 
 
     A service that does not know conditional requests ignores the condition, without an error.
     """
-    if isinstance(files, LocalFileSystem) or files in _exclusive:
+    # Local files have no retries.
+    if not isinstance(files, RetryingFileSystem) or files in _exclusive:
         return
     try:
-        # Without retries, which take a file with the same content for their own.
-        (files.wrapped if isinstance(files, RetryingFileSystem) else files).create(path, data)
+        # Retries take a file with the same content for their own.
+        files.wrapped.create(path, data)
     except FileExistsError:
         _exclusive.add(files)
     except Exception:  # noqa: BLE001 - the file is written; the next one is a test as well
@@ -155,8 +156,7 @@ def _delete(request: dict[str, Any], connection: FrameSocket, permit: Permit) ->
         if files.is_directory(path):
             files.delete_directory(path, recursive=True)
         else:
-            files.delete_files([path])
-            _remove_hadoops_checksum(files, path)
+            _remove(files, [path])
     _answer(connection, {})
 
 
@@ -165,9 +165,7 @@ def _delete_files(request: dict[str, Any], connection: FrameSocket, permit: Perm
     files, directory = _open(request)
     paths = [join(directory, name) for name in request["names"]]
     with failing_to("remove files of", files, directory):
-        files.delete_files(paths)
-        for path in paths:
-            _remove_hadoops_checksum(files, path)
+        _remove(files, paths)
     _answer(connection, {})
 
 
@@ -199,9 +197,15 @@ def _missing(files: FileSystem, path: str) -> CheckpointNotFoundError:
 
 def _make_durable(files: FileSystem, path: str) -> None:
     """Sync a file that a process may have written that ended before it synced: the driver relies on what it finds."""
-    # On other storage a file that can be seen is durable.
+    # Objects and files of HDFS are durable once they can be seen; other drivers of fsspec could only write the file again.
     if isinstance(files, LocalFileSystem):
         files.make_durable(path)
+
+
+def _remove(files: FileSystem, paths: list[str]) -> None:
+    files.delete_files(paths)
+    for path in paths:
+        _remove_hadoops_checksum(files, path)
 
 
 # Hadoop keeps the checksum of a local file x in .x.crc, and refuses the file if it does not match.

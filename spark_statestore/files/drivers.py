@@ -37,13 +37,12 @@ def missing_packages(scheme: str) -> str | None:
     """Return what to install for a scheme of fsspec's that has no driver; None if it has one."""
     from fsspec.registry import known_implementations
 
-    package = str(known_implementations[scheme]["class"]).partition(".")[0]
-    if _is_installed(package):
+    modules = _OBJECT_STORES[scheme][2] if _is_for_obstore(scheme) else {}
+    # First, as they are imported after the first call; a search for another package takes longer than the rest.
+    if modules and all(map(_is_installed, modules)):
         return None
-    if not _is_for_obstore(scheme):
-        return package
-    modules = _OBJECT_STORES[scheme][2]
-    return None if all(map(_is_installed, modules)) else " ".join(modules.values())
+    package = str(known_implementations[scheme]["class"]).partition(".")[0]
+    return None if _is_installed(package) else " ".join(modules.values()) or package
 
 
 def open_object_store(

@@ -63,12 +63,6 @@ class HdfsFileSystem(FsspecFileSystem):
     def url(self, path: str) -> str:
         return f"{self.scheme}://{self._authority}{path}"
 
-    def size(self, path: str) -> int:
-        info: dict[str, Any] = self._fs.info(path)
-        if info["type"] == "directory":
-            raise IsADirectoryError(path)
-        return int(info["size"])
-
     def open_output(self, path: str) -> FileOutput:
         # The driver appends, for which data nodes cannot be asked to sync.
         return _SyncedOutput(self, path) if self._syncs else super().open_output(path)

@@ -35,7 +35,7 @@ class UnsupportedOptionError(ValueError):
 
 
 class Client(enum.Enum):
-    """What a client is for."""
+    """Purpose of a client."""
 
     CALLS = enum.auto()
     """Short calls, without retries: `RetryingFileSystem` has them."""
