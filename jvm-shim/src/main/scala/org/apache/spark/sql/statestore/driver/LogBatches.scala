@@ -11,7 +11,7 @@ import org.apache.spark.sql.statestore.backend.FileClient
  * reads files back, the last ten of them to compact a source's log, lists that log, and removes an old file in
  * each batch; what follows from the log's own calls needs no request.
  *
- * Guarantees: an answer without a request is about batches that this log created, which nobody changes, and
+ * Guarantees: an answer without a request is about batches that this log created, which do not change, and
  * about the next one, whose creation is exclusive: if another query was faster, creating it is an error.
  * Removals of batches may wait for others; Spark removes what it finds to be old when a query starts.
  */
@@ -32,17 +32,18 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
 
   /** Remembers a file as the newest one, if it is a batch's. */
   def created(path: Path, written: FileContent): Unit = synchronized {
-    if (!isBatch(path)) listing = None
-    numberOf(path).foreach { number =>
-      if (newest.forall { case (_, last) => last <= number }) newest = Some((path, number))
-      forget(path)
-      written.ifSmall(RememberedBytes).foreach { bytes =>
-        contents(path) = bytes
-        contentBytes += bytes.length
-      }
-      while (contentBytes > RememberedBytes) forget(contents.head._1)
-      listing.foreach(_(path) = new FileStatus(written.size, false, 1, 0L, System.currentTimeMillis, path))
-      removed -= path.getName
+    numberOf(path) match {
+      case None => listing = None
+      case Some(number) =>
+        if (newest.forall { case (_, last) => last <= number }) newest = Some((path, number))
+        forget(path)
+        written.ifSmall(RememberedBytes).foreach { bytes =>
+          contents(path) = bytes
+          contentBytes += bytes.length
+        }
+        while (contentBytes > RememberedBytes) forget(contents.head._1)
+        listing.foreach(_(path) = new FileStatus(written.size, false, 1, 0L, System.currentTimeMillis, path))
+        removed -= path.getName
     }
   }
 
