@@ -103,15 +103,11 @@ def run(
     warmup: int,
     batches: int,
     log: Callable[[str], None],
-    *,
-    least: int = 1,
-    seconds: float = float("inf"),
-    hopeless: float = float("inf"),
+    **limits: Any,
 ) -> Laps:
     """Run every entrant on the same input in turn, in changing order, and time the batches after the warm-up.
 
-    All run the `least` measured batches; further ones begin for so many `seconds`. An entrant
-    whose best of those batches took `hopeless` times as long as the first entrant's worst runs no more.
+    The `limits` are those of `take_turns`.
 
     Raises
     ------
@@ -120,17 +116,7 @@ def run(
     """
     with ExitStack() as stack:
         queries = {e.name: stack.enter_context(running(spark, directory, race, e)) for e in race.entrants}
-        return take_turns(
-            directory,
-            race,
-            queries,
-            warmup,
-            batches,
-            log,
-            least=least,
-            seconds=seconds,
-            hopeless=hopeless,
-        )
+        return take_turns(directory, race, queries, warmup, batches, log, **limits)
 
 
 def take_turns(
@@ -149,7 +135,9 @@ def take_turns(
 ) -> Laps:
     """Time running queries as in `run`, and call `warmed` before the first batch that counts.
 
-    Those in processes of their own can warm up at the same time.
+    All run the `least` measured batches; further ones begin for so many `seconds`. An entrant
+    whose best of those batches took `hopeless` times as long as the first entrant's worst runs no more.
+    Queries in processes of their own can warm up at the same time.
     """
     end = float("inf")
     laps: Laps = {name: [] for name in queries}
@@ -210,10 +198,11 @@ class Running:
 
     def batch(self, table: Path) -> Lap:
         """Add a file, wait until it is processed, and return the time."""
-        cpu = _processor_time()
+        before = _processor_times()
         os.link(table, self._watched / table.name)
         self.query.processAllAvailable()
-        cpu = _processor_time() - cpu
+        # By process, as one that ends meanwhile takes its time away.
+        cpu = sum(taken - before.get(process, 0) for process, taken in _processor_times().items())
         found = [dict(p) for p in self.query.recentProgress if p.batchId > self._seen]
         # Spark reports progress of idle queries too.
         found = [p for p in found if "addBatch" in p["durationMs"]]
@@ -269,14 +258,14 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
         query.stop()
 
 
-def _processor_time() -> float:
-    """Return the processor time of all child processes in milliseconds, without those that have ended."""
-    taken = 0.0
+def _processor_times() -> dict[psutil.Process, float]:
+    """Return the processor time of each child process in milliseconds."""
+    taken: dict[psutil.Process, float] = {}
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             times = child.cpu_times()
-            taken += times.user + times.system
-    return 1000 * taken
+            taken[child] = 1000 * (times.user + times.system)
+    return taken
 
 
 def _observed(output: Any) -> Any:

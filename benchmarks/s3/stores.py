@@ -15,6 +15,7 @@ from benchmarks.race import Entrant
 from benchmarks.race_apart import Host
 from tests.spark.queries import JOIN_FORMAT
 from tests.support.services import Service
+from tests.support.services.hdfs import hadoop_version
 from tests.support.services.service import fetched, run_client
 
 STORES = (OURS, HDFS, CHANGELOG)
@@ -34,7 +35,7 @@ _OTHER_CLOUDS = (
     "org.apache.httpcomponents:*",
     "joda-time:*",
 )
-"""What that depends on besides hadoop-aws: connectors of other clouds, and what PySpark has."""
+"""Dependencies of `CLOUD` that are not fetched: connectors of other clouds, and jars that PySpark has."""
 
 _FILE_MANAGER = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 
@@ -69,8 +70,7 @@ def connector() -> list[Path]:
         If they cannot be fetched here.
     """
     home = Path(pyspark.__path__[0])
-    (hadoop,) = (home / "jars").glob("hadoop-client-api-*.jar")
-    aws = f"org.apache.hadoop:hadoop-aws:{hadoop.stem.rpartition('-')[2]}"
+    aws = f"org.apache.hadoop:hadoop-aws:{hadoop_version()}"
 
     def fetch(directory: Path) -> None:
         settings = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import venv
 from pathlib import Path
@@ -34,3 +35,8 @@ def bare_python(home: Path, *more: str) -> Path:
     run = subprocess.run(command, cwd=home, env={}, capture_output=True, text=True, check=False)
     assert "No module named 'spark_statestore'" in run.stderr, run.stderr
     return python
+
+
+def environment_without_settings() -> dict[str, str]:
+    """Return the variables of this process that find programs and the user's home, without settings for Python and Spark."""
+    return {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME")}

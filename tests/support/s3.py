@@ -12,6 +12,13 @@ import pytest
 
 from spark_statestore.files import drivers, urls
 
+S3_WARNINGS = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+"""Marks that ignore the warnings that the test server and clients of storage services raise."""
+
 
 @contextmanager
 def s3_service(address: str = "127.0.0.1") -> Iterator[str]:

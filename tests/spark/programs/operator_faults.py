@@ -8,7 +8,6 @@ workers of different addresses: Spark starts no speculative copy on the host of 
 import contextlib
 import json
 import os
-import socket
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -34,6 +33,7 @@ from spark_statestore.store.version_store import VersionStore
 from tests.spark.counting import jvm_of, report, runs, wait_until
 from tests.spark.harness import IMMEDIATE_CLEANUP
 from tests.spark.queries import OURS, OURS_FOR_JOINS, Query
+from tests.support.services.service import free_port
 from tests.support.sessions import local_builder
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("us", tz="UTC"))])
@@ -276,9 +276,7 @@ def used_streams(query):
 
 def start_cluster(builder, directory):
     """Start a session with two executors, on workers with different addresses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"spark://127.0.0.1:{port}"
     builder.config("spark.master", url)
     conf = SparkConf()

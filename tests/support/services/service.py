@@ -1,4 +1,4 @@
-"""What the launchers of real storage services share: a running service, its process, and its place in the cache."""
+"""Shared parts of the launchers of real storage services: a running service, its process, and its place in the cache."""
 
 from __future__ import annotations
 
@@ -154,10 +154,10 @@ def go_program(package: str, version: str) -> Path:
     return fetched(f"{program}-{version}", compile_to) / program
 
 
-def free_port() -> int:
-    """Return a port of the loopback that no process listens on."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """Return a port of an address, by default of the loopback, that no process listens on."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         port: int = probe.getsockname()[1]
     return port
 

@@ -19,6 +19,7 @@ import psutil
 import pyspark
 
 from tests.spark.counting import ROOT, is_gone, runs, wait_until
+from tests.support.services.service import free_port
 from tests.system.cluster.hosts import Host
 
 HOME = Path(pyspark.__file__).parent
@@ -64,9 +65,7 @@ class Cluster:
     def __enter__(self) -> Self:
         self.temporary.mkdir(parents=True)
         (self.directory / "logs").mkdir()
-        with socket.socket() as free:
-            free.bind((self._driver.address, 0))
-            port = free.getsockname()[1]
+        port = free_port(self._driver.address)
         self.url = f"spark://{self._driver.address}:{port}"
         try:
             self._start("master", self._driver, "master.Master", "--port", str(port))

@@ -22,7 +22,7 @@ from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, M
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.effort import EFFORT
 from tests.support.machines.streams import CheckpointStreamMachine
-from tests.support.s3 import new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service, use_driver
 from tests.support.s3_faults import FaultyS3, faulty_s3
 from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
 
@@ -31,10 +31,7 @@ pytest.importorskip("moto.server")
 
 pytestmark = [
     pytest.mark.slow,
-    # The test server and the AWS client raise these.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *S3_WARNINGS,
 ]
 
 LARGE = {b"large": b"x" * 2000}
@@ -106,19 +103,8 @@ class TestS3Files(S3, FileSystemTests):
     misses_what_is_deleted = False
 
     @pytest.fixture(autouse=True)
-    def driver(self, monkeypatch: pytest.MonkeyPatch) -> str:
-        use_driver("obstore", monkeypatch)
-        return "obstore"
-
-
-class TestS3FilesThroughS3fs(S3, FileSystemTests):
-    opens_exclusively = False
-    misses_what_is_deleted = False
-
-    @pytest.fixture(autouse=True)
-    def driver(self, monkeypatch: pytest.MonkeyPatch) -> str:
-        use_driver("s3fs", monkeypatch)
-        return "s3fs"
+    def promises(self, driver: str) -> None:
+        self.opens_exclusively = driver == "obstore"
 
 
 class TestS3Streams(S3, FsCheckpointStreamTests):

@@ -18,7 +18,7 @@ from spark_statestore.files.request_context import take_retries
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, FsCheckpointStorage
 from spark_statestore.storage.streams import CheckpointedStateScope
-from tests.support.s3 import new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service, use_driver
 from tests.support.s3_faults import KINDS, FaultyS3, faulty_s3
 from tests.unit.backend.backends import Backend, store
 from tests.unit.backend.backends import commit as put
@@ -29,10 +29,7 @@ pytest.importorskip("moto.server")
 
 pytestmark = [
     pytest.mark.slow,
-    # The test server and the AWS client raise these.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *S3_WARNINGS,
 ]
 
 # Two of them within the timeout.

@@ -13,6 +13,7 @@ import boto3
 import pytest
 
 from spark_statestore import __version__
+from tests.support.bare import environment_without_settings
 from tests.support.paths import ROOT, SPARK_MINOR, TEST_JAR
 from tests.support.s3 import environment_of, s3_service
 from tests.system.object_stores.whole_checkpoint_runs import outputs
@@ -104,11 +105,10 @@ def test_queries_on_s3_resume_with_the_extra_alone(wheel: Path, tmp_path: Path) 
     def run(checkpoints: str, output: Path, *most: int) -> int:
         program = ROOT / "tests/system/packaging/programs/checkpoint_on_s3.py"
         arguments = [checkpoints, str(source), str(output), str(TEST_JAR), *map(str, most)]
-        kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME")}
         done = subprocess.run(
             [python, str(program), *arguments],
             cwd=tmp_path,
-            env=kept | {"PYSPARK_PYTHON": python} | service,
+            env=environment_without_settings() | {"PYSPARK_PYTHON": python} | service,
             capture_output=True,
             text=True,
             timeout=300,

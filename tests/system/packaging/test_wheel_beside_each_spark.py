@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark_statestore._version import SUPPORTED_SPARK
+from tests.support.bare import environment_without_settings
 from tests.support.paths import ROOT
 from tests.system.examples.test_examples import OUTPUT, OUTPUT_TWICE, READ
 
@@ -40,11 +40,10 @@ def python(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> tuple
 
 
 def run(python: Path, cwd: Path, example: str, *arguments: str) -> list[str]:
-    kept = {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME")}
     done = subprocess.run(
         [str(python), str(ROOT / "examples" / example), *arguments],
         cwd=cwd,
-        env=kept,
+        env=environment_without_settings(),
         capture_output=True,
         text=True,
         timeout=280,

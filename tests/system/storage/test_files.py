@@ -20,15 +20,13 @@ from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, M
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.effort import EFFORT
 from tests.support.machines.streams import CheckpointStreamMachine
+from tests.support.s3 import S3_WARNINGS
 from tests.support.services import Service
 from tests.system.storage.conftest import NAMES
 
 pytestmark = [
     pytest.mark.storage,
-    # Drivers raise these.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    *S3_WARNINGS,
 ]
 
 

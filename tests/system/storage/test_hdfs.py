@@ -36,7 +36,7 @@ class TestSyncedFiles(FileSystemTests):
 
 
 def test_each_file_is_synced(running_service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Of its own, so that the data node has synced no other file.
+    # Another service than that of the fixture: its data node has synced no other file.
     with hdfs() as service:
         service.use(monkeypatch)
         files, root = open_file_system(service.new_container(), fsync=True)

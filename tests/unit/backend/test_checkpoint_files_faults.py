@@ -29,7 +29,7 @@ from spark_statestore.errors import (
 from spark_statestore.files.request_context import RequestContext
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
 from tests.support.figures import count
-from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
 from tests.unit.store.fault_bench import KINDS, faults_at, some
 
 STRIDE = 7
@@ -92,7 +92,7 @@ class Driver:
     acknowledged: dict[str, bytes] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     cut_off: Step | None = None
-    # What this run of the driver has written or read.
+    # Files that this run of the driver has written or read.
     known: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -191,7 +191,7 @@ def run_with(driver: Driver, fault: Fault, *, repeats: bool, power_fails: bool) 
             driver.restart()
     driver.fs.restart()
     if driver.fsync:
-        # What the driver has found, it relies on in the file that it writes next.
+        # The file that is written next relies on the files that were found.
         driver.run(batches, most=1)
         driver.crash()
         driver.check()
@@ -209,10 +209,8 @@ def calls_of(driver: Driver) -> list[Any]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[LocalDisk]:
-    disk = LocalDisk(tmp_path)
-    with installed(disk):
+    with local_disk(tmp_path) as disk:
         yield disk
-        disk.restart()
 
 
 @pytest.mark.parametrize("repeats", [False, True], ids=["driver-restarts", "request-is-repeated"])
@@ -252,19 +250,19 @@ def test_one_of_two_drivers_writes_a_batch_and_the_other_is_told(disk: LocalDisk
     for at in itertools.count(1):
         fs.restart()
         path = fs.url(f"{next(_numbers)}/offsets/7")
-        told: list[str] = []
+        refused: list[str] = []
 
-        def create(driver: str, path: str = path, told: list[str] = told) -> None:
+        def create(driver: str, path: str = path, refused: list[str] = refused) -> None:
             try:
                 ask("createFile", path, driver.encode(), overwrite=False, options=options)
             except CheckpointExistsError:
-                told.append(driver)
+                refused.append(driver)
 
         fs.inject(Fault("run", at, function=lambda create=create: create("second")))
         create("first")
         if len(fs.calls) < at:
             break
-        (loser,) = told
+        (loser,) = refused
         winner = {"first": b"second", "second": b"first"}[loser]
         assert ask("readFile", path, options={}) == winner
         count(f"two drivers at one file: {storage}")

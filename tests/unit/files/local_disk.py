@@ -21,7 +21,7 @@ from spark_statestore.files import local, urls
 from spark_statestore.testing.faults import Call, Fault
 from spark_statestore.testing.faults_plan import FaultPlan
 
-__all__ = ["LOSSES", "LocalDisk", "Loss", "installed"]
+__all__ = ["LOSSES", "LocalDisk", "Loss", "installed", "local_disk"]
 
 
 @dataclass
@@ -371,6 +371,15 @@ class _Calls:
             return made
 
         return call
+
+
+@contextlib.contextmanager
+def local_disk(root: Path, *, lacks: frozenset[str] = frozenset()) -> Iterator[LocalDisk]:
+    """Install the disk of a directory, and restart it at the end: its files are then closed."""
+    disk = LocalDisk(root, lacks=lacks)
+    with installed(disk):
+        yield disk
+        disk.restart()
 
 
 @contextlib.contextmanager

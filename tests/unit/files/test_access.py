@@ -22,19 +22,14 @@ from spark_statestore.options import OPTION_PREFIX, StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.version_store import VersionStore
-from tests.support.s3 import new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service, use_driver
 from tests.unit.cli.commands import node, output_of
 from tests.unit.store.stores import commit
 
 pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
-pytestmark = [
-    # The test server and the AWS client raise these.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = S3_WARNINGS
 
 CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 

@@ -78,7 +78,7 @@ class CheckingDriver(Memory):
 
 
 class ResourceExistsError(Exception):
-    """What Azure's client raises for an existing blob."""
+    """The error of Azure's client for an existing blob."""
 
 
 class AzureDriver(Memory):

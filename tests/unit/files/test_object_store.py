@@ -20,19 +20,14 @@ import pytest
 from spark_statestore.files import FileSystem, open_file_system, urls
 from spark_statestore.files.object_store import ObjectStoreFileSystem
 from spark_statestore.testing import FileSystemTests
-from tests.support.s3 import environment_of, new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, environment_of, new_bucket, s3_service, use_driver
 from tests.support.s3_as_gcs import S3AsGcs, new_gcs_bucket, s3_as_gcs
 from tests.support.s3_faults import FaultyS3, faulty_s3
 
 pytest.importorskip("obstore")
 pytest.importorskip("moto.server")
 
-pytestmark = [
-    # The test server raises these.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = S3_WARNINGS
 
 MIB = 1 << 20
 PART = 8 * MIB
@@ -320,7 +315,7 @@ def test_open_input_reads_ahead_and_seeks(files: FileSystem, bucket: str, proxy:
     with files.open_input(f"{bucket}/file") as source:
         for start in range(0, len(data), 64 << 10):
             assert source.read(64 << 10) == data[start : start + (64 << 10)]
-        # Of 1, 2, 4, 8, 8, 8, 8 and 1 MiB.
+        # Requests of 1, 2, 4, 8, 8, 8, 8 and 1 MiB.
         assert len(proxy.calls) == 8
         for start in (3, 30 * MIB, 5):
             assert source.seek(start) == start

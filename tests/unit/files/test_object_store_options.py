@@ -216,7 +216,7 @@ def test_option_with_a_wrong_value_is_named() -> None:
             open_file_system(f"{scheme}://b/x")
 
 
-# What obstore lacks
+# Options that obstore lacks
 
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("s3", "s3fs", {"session": "own"}, "the option 'session' of s3fs"),

@@ -15,7 +15,7 @@ from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingF
 from tests.support.damage import cuts, damaged, flips, others
 from tests.support.effort import EFFORT
 from tests.support.figures import count
-from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
 from tests.unit.store.fault_bench import KINDS, Model, faults_at, some
 
 SEEN = ListStateDescriptor("seen", pa.string())
@@ -87,10 +87,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
     if request.param == "objects":
         yield Model(FaultInjectingFileSystem(), False, False, (*KINDS[:3], "kill"))
         return
-    disk = LocalDisk(tmp_path)
-    with installed(disk):
+    with local_disk(tmp_path) as disk:
         yield Model(disk, True, False, (*KINDS, "kill"))
-        disk.restart()
 
 
 @pytest.mark.parametrize(

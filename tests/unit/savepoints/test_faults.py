@@ -35,7 +35,7 @@ from spark_statestore.store.holds import is_temporary_hold
 from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
 from tests.support.effort import EFFORT
 from tests.support.figures import count
-from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
 from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content
 from tests.unit.store.fault_bench import KINDS, READ_ONLY, Model, faults_at, some
 
@@ -305,8 +305,7 @@ def test_interrupted_operation_on_an_object_store_is_atomic(operation: str) -> N
 def test_savepoint_of_a_query_without_fsync_survives_a_power_loss(
     tmp_path: Path, kind: Kind, with_ids: bool, loss: str
 ) -> None:
-    disk = LocalDisk(tmp_path)
-    with installed(disk):
+    with local_disk(tmp_path) as disk:
         query = WrittenQuery(disk.url("checkpoint"), with_ids, operators=OPERATORS)
         query.run(put={b"large": LARGE})
         if not with_ids:
@@ -322,18 +321,15 @@ def test_savepoint_of_a_query_without_fsync_survives_a_power_loss(
         assert content(load_savepoint(taken.path).checkpoint()) == query.rows
         assert restore(taken.path, disk.url("new")) == query.batch
         assert made(disk.url("new")) == query.rows
-        disk.restart()
 
 
 @pytest.mark.parametrize("operation", EACH_OPERATION)
 def test_operation_on_local_files_survives_a_power_loss(tmp_path: Path, operation: str) -> None:
-    disk = LocalDisk(tmp_path)
-    disk.loss = LOSSES["nothing"]
-    model = Model(disk, True, False, (*KINDS, "kill"))
-    with installed(disk):
+    with local_disk(tmp_path) as disk:
+        disk.loss = LOSSES["nothing"]
+        model = Model(disk, True, False, (*KINDS, "kill"))
         for number, fault in some(faults(model, OPERATIONS[operation]), 41):
             losses = list(LOSSES) if EFFORT > 1 else [list(LOSSES)[number // 41 % len(LOSSES)]]
             for loss in losses if fault.kind == "lose_unsynced" else ["nothing"]:
                 disk.loss = LOSSES[loss]
                 run(model, OPERATIONS[operation], fault)
-        disk.restart()

@@ -11,7 +11,7 @@ from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from tests.support.effort import EFFORT
-from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
+from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
 from tests.unit.store.fault_bench import ABSENT, KINDS, OPERATIONS, TORN, Bench, Model, every_operation, some
 from tests.unit.store.stores import commit, open_store, rows_of
 
@@ -20,10 +20,8 @@ STRIDE = 7
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[LocalDisk]:
-    disk = LocalDisk(tmp_path)
-    with installed(disk):
+    with local_disk(tmp_path) as disk:
         yield disk
-        disk.restart()
 
 
 @every_operation
@@ -56,17 +54,15 @@ def test_synced_version_survives_a_power_loss_at_every_call(disk: LocalDisk, ope
 def test_synced_version_survives_a_power_loss_without_tmpfile_and_link(
     tmp_path: Path, operation: str, lacks: set[str]
 ) -> None:
-    disk = LocalDisk(tmp_path, lacks=frozenset(lacks))
-    disk.loss = LOSSES["nothing"]
-    # Without links a file is visible while it is written; its checksum shows that it is partial.
-    model = Model(disk, True, "link" in lacks, (*KINDS, "kill"))
-    with installed(disk):
+    with local_disk(tmp_path, lacks=frozenset(lacks)) as disk:
+        disk.loss = LOSSES["nothing"]
+        # Without links a file is visible while it is written; its checksum shows that it is partial.
+        model = Model(disk, True, "link" in lacks, (*KINDS, "kill"))
         for number, fault in some(OPERATIONS[operation].faults(model, survives=False), STRIDE):
             if fault.kind == "lose_unsynced":
                 disk.loss = LOSSES[list(LOSSES)[number // STRIDE % len(LOSSES)]]
             survives = fault.kind not in ("kill", "lose_unsynced")
             OPERATIONS[operation].run(model, fault, survives=survives, power_fails=True)
-        disk.restart()
 
 
 @pytest.mark.parametrize("loss", LOSSES)

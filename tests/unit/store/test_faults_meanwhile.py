@@ -11,7 +11,7 @@ import pytest
 from spark_statestore.testing.faults import Fault
 from tests.support.effort import EFFORT
 from tests.support.figures import count
-from tests.unit.files.local_disk import LocalDisk, installed
+from tests.unit.files.local_disk import local_disk
 from tests.unit.store.fault_bench import LARGE, MODELS, Bench, Model, Rows, two_chains
 from tests.unit.store.stores import rows_of
 
@@ -73,10 +73,8 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
     if request.param == "objects":
         yield MODELS["objects"]
         return
-    disk = LocalDisk(tmp_path)
-    with installed(disk):
+    with local_disk(tmp_path) as disk:
         yield Model(disk, False, False)
-        disk.restart()
 
 
 @pytest.mark.parametrize("ids", [False, True], ids=["v1", "v2"])
