@@ -22,7 +22,7 @@ KINDS = [
 # Few keys, so that batches update the keys of other batches.
 numbers = st.integers(0, 5)
 batches = st.lists(
-    st.dictionaries(numbers, st.one_of(st.none(), st.sampled_from([0, 40, 30_000])), max_size=5),
+    st.dictionaries(numbers, st.one_of(st.none(), st.sampled_from([0, 40, 120_000])), max_size=5),
     min_size=1,
     max_size=6,
 )
@@ -108,7 +108,7 @@ def test_cold_load_of_a_damaged_stream_fails_with_the_backends_error(spark: Any,
     family = Family()
     options = {"backend__compression": "none", "backend__fileStateThreshold": "0"}
     writer = Provider(spark, f"file:{tmp_path}", **options)
-    run_batch(writer, 0, family, {1: 30_000})
+    run_batch(writer, 0, family, {1: 120_000})
     writer.close()
     (shared,) = tmp_path.glob("state/0/0/shared/*")
     sound = shared.read_bytes()

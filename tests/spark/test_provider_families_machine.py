@@ -60,7 +60,7 @@ DECLARATIONS = [
 NAMES = ["one", "two", "$three"]
 # Some are larger than the limit inside metadata, and a few so large that the rows of a removed family
 # stay in the chain.
-values = st.tuples(st.integers(0, 9), st.sampled_from([None, "", "x", 1_500, 30_000]))
+values = st.tuples(st.integers(0, 9), st.sampled_from([None, "", "x", 1_500, 120_000]))
 
 # A second thread besides the task's, like that of Spark's Python state server.
 _second_thread = ThreadPoolExecutor(1)

@@ -18,7 +18,7 @@ keys = st.tuples(st.sampled_from(PREFIXES), st.integers(0, 2))
 # metadata, and a few of the largest ones make a state large enough for background snapshots.
 values = st.tuples(
     st.integers(-(2**63), 2**63 - 1),
-    st.one_of(st.none(), st.text(max_size=8), st.sampled_from([1_500, 30_000])),
+    st.one_of(st.none(), st.text(max_size=8), st.sampled_from([1_500, 120_000])),
 )
 
 

@@ -23,7 +23,8 @@ from tests.support.trees import files_below
 pytestmark = pytest.mark.first
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
-LARGE = 30_000
+# Four of them are more than a commit writes as a snapshot; one is not.
+LARGE = 120_000
 
 
 # Without compression the base is so much larger than the changes that only explicit requests write snapshots.
@@ -196,6 +197,27 @@ def test_background_snapshot_shortens_the_chain(instance: Open) -> None:
     assert store.metrics["checkpointMaxChainLength"] == 2
     assert store.metrics["checkpointMaxSnapshotAge"] == 1
     assert read(instance(**CHAINING), 6, store.checkpoint_id) == FILLING | {A: value(4), B: value(5)}
+
+
+def test_commit_writes_a_due_snapshot_of_small_state_itself(instance: Open, tmp_path: Path) -> None:
+    provider = instance(**CHAINING)
+    filling = {("k", i): value(i, 30_000) for i in range(4)}
+    newest = commit(provider, 0, None, filling)
+    for version in range(1, 4):
+        newest = commit(provider, version, newest, {A: value(version)})
+    provider.snapshot()
+    assert not list(tmp_path.glob("state/0/0/shared/*"))
+    store = provider.open(4, newest)
+    store.put(B, value(5))
+    store.commit()
+    assert store.metrics["checkpointFullSnapshots"] == 1
+    assert store.metrics["checkpointMaxChainLength"] == 1
+    assert read(instance(**CHAINING), 5, store.checkpoint_id) == filling | {A: value(3), B: value(5)}
+    # The next one changes little again.
+    store = provider.open(5, store.checkpoint_id)
+    store.put(B, value(6))
+    store.commit()
+    assert store.metrics["checkpointFullSnapshots"] == 0
 
 
 def test_upgrade_of_a_read_store_needs_no_load(instance: Open) -> None:
@@ -372,13 +394,13 @@ def test_compaction_frees_memory(instance: Open) -> None:
     for version in range(12):
         store = provider.open(version, newest)
         for i in range(20):
-            store.put((f"k{i}", 0), value(version, LARGE))
+            store.put((f"k{i}", 0), value(version, 30_000))
         store.commit()
         newest = store.checkpoint_id
         sizes.append(store.metrics["memoryUsedBytes"])
     # 600 KB are live; the log may hold twice that, one batch's additions, and partial pages.
     assert max(sizes) < 4_000_000
-    assert dict(provider.open(12, newest).rows()) == {(f"k{i}", 0): value(11, LARGE) for i in range(20)}
+    assert dict(provider.open(12, newest).rows()) == {(f"k{i}", 0): value(11, 30_000) for i in range(20)}
 
 
 def test_killed_backend_is_restarted(instance: Open, spark: Any) -> None:

@@ -16,7 +16,7 @@ import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation, ValueEvolution}
 import org.apache.spark.sql.statestore.provider.{BackendOptions, Background, CheckpointChangeReader,
   CheckpointReadStateStore, CheckpointReplay, CheckpointStateStore, CommittedVersion, CoordinatorReports, LoadedState,
-  SnapshotPolicy, StoreCounters, StoreLocation, StoreMaintenance, StoreMetrics}
+  StoreCounters, StoreLocation, StoreMaintenance, StoreMetrics}
 import org.apache.spark.sql.statestore.table.TableMemory
 import org.apache.spark.sql.types.StructType
 
@@ -252,7 +252,7 @@ class CheckpointStateStoreProvider
       // The snapshot was used by this commit, or is now too old to be.
       if (base.exists(sent => of.pendingSnapshot.exists(_ eq sent))) of.pendingSnapshot = None
       of.committed(next, newId, reply.stored)
-      maintenance.isDue(of, tick = false)
+      maintenance.isDueInBackground(of)
     }
     store.counters.cost = reply.cost
     store.counters.full = reply.stored.baseVersion == next
@@ -305,6 +305,9 @@ class CheckpointStateStoreProvider
       StoreMetrics.MappedBytes -> (if (first) TableMemory.mappedBytes else 0L))
     Since41.metrics(of.numKeys, of.memoryBytes, custom, id, stored.fold(-1L)(_.baseVersion))
   }
+
+  /** True if state is in other storage than local files. */
+  private[statestore] lazy val isRemote: Boolean = StoreLocation.isRemote(options.checkpointsDir.getOrElse(id.checkpointRootLocation))
 
   private def operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
 
@@ -396,9 +399,7 @@ class CheckpointStateStoreProvider
       base: Option[SnapshotHandle],
       attemptId: String,
       newId: Option[String]): CommitReply = {
-    val full = SnapshotPolicy.fullOnCommit(
-      parent.stored.fold(0)(_.chainLength), maintenance.snapshotInterval, of.liveBytes, of.changedBytes(parent),
-      store.forceSnapshot, maintenance.takesSnapshots)
+    val full = synchronized(maintenance.isFull(of, parent, store.forceSnapshot))
     def send(everything: Boolean): CommitReply = {
       val changes = of.families.map { family =>
         val snapshot = family.snapshot()

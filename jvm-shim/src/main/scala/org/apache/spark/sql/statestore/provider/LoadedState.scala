@@ -56,6 +56,9 @@ private[statestore] final class LoadedState(
   /** An uploaded snapshot that the next commit uses as its base. */
   var pendingSnapshot: Option[SnapshotHandle] = None
 
+  /** True if the next commit writes a snapshot, which was due when Spark's maintenance called. */
+  var snapshotOnCommit = false
+
   /** Version of the snapshot that is being uploaded. */
   var snapshotInProgress: Option[Long] = None
 
@@ -176,6 +179,7 @@ private[statestore] final class LoadedState(
   def committed(version: Long, id: Option[String], stored: StoredVersion): Unit = {
     keepVersions((versionAs(version, id, Some(stored)) :: versions).take(versionsInMemory))
     pendingSnapshot = pendingSnapshot.filter(_.version > stored.baseVersion)
+    if (stored.baseVersion == version) snapshotOnCommit = false
   }
 
   /**

@@ -24,6 +24,9 @@ private[statestore] object StoreLocation {
     }
   }
 
+  /** True unless a URL or path is of files that the operating system mounts. */
+  def isRemote(url: String): Boolean = url.contains("://") && !url.startsWith("file:")
+
   /** Returns the directory of Spark's commit log of the store's query. */
   def commitLog(id: StateStoreId): String =
     new Path(new Path(id.checkpointRootLocation).getParent, "commits").toString

@@ -39,12 +39,20 @@ private[statestore] final class StoreMaintenance(
   /** Discards versions older than the retained ones. */
   def cleanUp(): Unit = quietly("a cleanup")(exclusive.synchronized(discardOld()))
 
-  /** True if a snapshot is due; to be called under the provider's lock. */
-  def isDue(of: LoadedState, tick: Boolean): Boolean =
+  /** True if a commit writes everything; to be called under the provider's lock. */
+  def isFull(of: LoadedState, parent: CommittedVersion, forced: Boolean): Boolean =
+    SnapshotPolicy.fullOnCommit(
+      parent.stored.fold(0)(_.chainLength), snapshotInterval, of.liveBytes, of.changedBytes(parent),
+      forced, of.snapshotOnCommit || isDue(of, tick = false), takesSnapshots, provider.isRemote)
+
+  /** True if a snapshot is to be uploaded; to be called under the provider's lock. */
+  def isDueInBackground(of: LoadedState): Boolean =
+    isDue(of, tick = false) && SnapshotPolicy.inBackground(of.liveBytes, provider.isRemote)
+
+  private def isDue(of: LoadedState, tick: Boolean): Boolean =
     takesSnapshots && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty &&
       of.newest.stored.exists { stored =>
-        SnapshotPolicy.dueInBackground(
-          stored.chainLength, snapshotInterval, of.liveBytes, stored.baseBytes, stored.deltaBytes, tick)
+        SnapshotPolicy.isDue(stored.chainLength, snapshotInterval, stored.baseBytes, stored.deltaBytes, tick)
       }
 
   private def uploadSnapshot(tick: Boolean): Unit = {
@@ -53,7 +61,10 @@ private[statestore] final class StoreMaintenance(
     var endLease: () => Unit = null
     provider.synchronized {
       val content = provider.inMemory
-      if (content != null && isDue(content, tick)) {
+      val due = content != null && isDue(content, tick)
+      if (due && !SnapshotPolicy.inBackground(content.liveBytes, provider.isRemote)) {
+        content.snapshotOnCommit = true
+      } else if (due) {
         of = content
         endLease = content.leaseInBackground()
         version = of.newest
