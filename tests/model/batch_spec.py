@@ -1,0 +1,400 @@
+"""Specification of `commit=batch`: tasks hand over their commits, and the driver awaits their publication.
+
+All runs of a query are in one process, whose kill loses what is in memory. Attempts are numbered per store. A
+run has a state store instance of its own for each store. See INVARIANTS.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from tests.model.checker import follow
+
+T = TypeVar("T")
+
+NONE = -1
+
+# A version by number alone (v1), or by number and attempt (v2).
+Name = tuple[int, ...]
+
+
+class Attempt(NamedTuple):
+    """One attempt at a version of a store.
+
+    `step` is "task" until its task hands it over, then "pending", until it is "published" or "failed". One that
+    was lost or superseded before is "gone". `torn` means that its changes were truncated while pending.
+    """
+
+    step: str
+    version: int = 0
+    run: int = NONE
+    parent: int = NONE
+    torn: bool = False
+
+
+GONE = Attempt("gone")
+
+
+class Run(NamedTuple):
+    """A run of the query: `step` is "tasks", "passed" (the barrier), "ended" (failed) or "done"."""
+
+    version: int
+    step: str = "tasks"
+
+
+class Store(NamedTuple):
+    """A store in storage, in Spark's commit log, and in memory."""
+
+    attempts: tuple[Attempt, ...] = ()
+    metadata: frozenset[tuple[Name, int]] = frozenset()
+    # By version: the attempt in the commit log, and the one found in storage when the log was written.
+    committed: tuple[int, ...] = ()
+    found: tuple[int, ...] = ()
+    # By run: the attempt in memory, and the one that Spark accepted.
+    memory: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+
+
+class State(NamedTuple):
+    """State of the stores and the runs, and the used bounds."""
+
+    stores: tuple[Store, ...]
+    runs: tuple[Run, ...] = ()
+    retries: int = 0
+    failures: int = 0
+    kills: int = 0
+
+    def __str__(self) -> str:
+        return "\n".join(f"     {name} = {value}" for name, value in zip(self._fields, self, strict=True))
+
+
+@dataclass(frozen=True)
+class BatchSpec:
+    """The protocol of commits that tasks hand over.
+
+    Attributes
+    ----------
+    with_ids
+        Spark's checkpoint format v2.
+    stores, versions, runs
+        Upper bounds on their numbers.
+    retries, failures, kills
+        Upper bounds on retries of tasks, failed publications, and kills of the process.
+    concurrent
+        Whether a run may begin before the previous one has ended.
+    late
+        Whether a task may hand over its commit after Spark has given it up.
+    knows_run
+        Whether a barrier can tell the commits of its run from those of other runs.
+    begin
+        Initial steps, in this order, see `follow`.
+    faults
+        Injected protocol faults.
+    """
+
+    with_ids: bool = False
+    stores: int = 2
+    versions: int = 2
+    runs: int = 2
+    retries: int = 1
+    failures: int = 1
+    kills: int = 0
+    concurrent: bool = False
+    late: bool = False
+    knows_run: bool = True
+    begin: tuple[str, ...] = ()
+    faults: frozenset[str] = frozenset()
+
+    def init(self) -> Iterator[State]:
+        yield follow(self, State((Store(),) * self.stores), self.begin)
+
+    def key(self, state: State) -> Hashable:
+        """Return a key that ignores the order of stores (symmetry reduction)."""
+        return state._replace(stores=tuple(sorted(state.stores, key=hash)))
+
+    def next(self, state: State) -> Iterator[tuple[str, State]]:
+        if state.runs and state.kills < self.kills:
+            yield "kill process", self._killed(state)
+        yield from self._begin(state)
+        for number, run in enumerate(state.runs):
+            if run.step == "tasks":
+                yield from self._start(state, number, run)
+                yield from self._accept(state, number, run)
+                yield from self._await(state, number, run)
+            elif run.step == "passed":
+                yield self._commit(state, number, run)
+            if run.step in ("tasks", "passed") and len(state.runs) < self.runs:
+                # A task failed too often, or the query is stopped.
+                yield f"end run {number}", self._ended(state, number)
+        for position, store in enumerate(state.stores):
+            for attempt_id, attempt in enumerate(store.attempts):
+                where = f"attempt {attempt_id} of store {position}"
+                if attempt.step == "task":
+                    of = _stepped(store, attempt_id, "pending")
+                    moved = of._replace(memory=_put(of.memory, attempt.run, attempt_id))
+                    yield f"hand over {where}", _with(state, position, moved)
+                elif attempt.step == "pending":
+                    yield from self._publish(state, position, attempt_id, where)
+
+    # Runs
+
+    def _begin(self, state: State) -> Iterator[tuple[str, State]]:
+        active = any(run.step in ("tasks", "passed") for run in state.runs)
+        version = len(state.stores[0].committed) + 1
+        if len(state.runs) == self.runs or version > self.versions or (active and not self.concurrent):
+            return
+        number = len(state.runs)
+        stores = tuple(
+            store._replace(
+                attempts=_without(store, lambda attempt: self._is_forgotten(state, attempt)),
+                memory=(*store.memory, NONE),
+                accepted=(*store.accepted, NONE),
+            )
+            for store in state.stores
+        )
+        yield (
+            f"begin run {number} at version {version}",
+            state._replace(stores=stores, runs=(*state.runs, Run(version))),
+        )
+
+    def _is_forgotten(self, state: State, attempt: Attempt) -> bool:
+        """Return whether a failed attempt does not count for the barriers of a run that begins."""
+        if attempt.step != "failed" or "failures of earlier runs count" in self.faults:
+            return False
+        return state.runs[attempt.run].step == "ended" or "every failure is forgotten" in self.faults
+
+    def _ended(self, state: State, number: int) -> State:
+        def is_lost(attempt: Attempt) -> bool:
+            return attempt.run == number and attempt.step == "task" and not self.late
+
+        stores = tuple(
+            store._replace(
+                attempts=_without(store, is_lost),
+                memory=_put(store.memory, number, NONE),
+                accepted=_put(store.accepted, number, NONE),
+            )
+            for store in state.stores
+        )
+        ended = state.runs[number]._replace(step="ended")
+        return state._replace(stores=stores, runs=_put(state.runs, number, ended))
+
+    def _killed(self, state: State) -> State:
+        nothing = (NONE,) * len(state.runs)
+        stores = tuple(
+            store._replace(
+                attempts=_without(store, lambda attempt: attempt.step != "published"),
+                memory=nothing,
+                accepted=nothing,
+            )
+            for store in state.stores
+        )
+        ended = tuple(run._replace(step="ended") for run in state.runs)
+        return state._replace(stores=stores, runs=ended, kills=state.kills + 1)
+
+    # Tasks
+
+    def _start(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
+        for position, store in enumerate(state.stores):
+            earlier = [a for a in store.attempts if (a.run, a.version) == (number, run.version)]
+            if (earlier and state.retries == self.retries) or self._waits(state, store, number):
+                continue
+            parent, source = self._parent(store, number, run.version)
+            attempts = tuple(_superseded(a) if a.run == number else a for a in store.attempts)
+            started = store._replace(
+                attempts=(*attempts, Attempt("task", run.version, number, parent)),
+                memory=_put(store.memory, number, parent),
+            )
+            where = f"store {position} at version {run.version} in run {number}"
+            yield (
+                f"start attempt {len(attempts)} of {where}, from {parent} in {source}",
+                _with(state, position, started)._replace(retries=state.retries + bool(earlier)),
+            )
+
+    def _waits(self, state: State, store: Store, number: int) -> bool:
+        """Return whether a task waits for pending commits before it loads its store."""
+        for attempt in store.attempts:
+            if attempt.step == "pending":
+                if attempt.run == number:
+                    if "retries do not wait" not in self.faults:
+                        return True
+                elif state.runs[attempt.run].step == "ended" and "runs do not wait" not in self.faults:
+                    return True
+        return False
+
+    def _parent(self, store: Store, number: int, version: int) -> tuple[int, str]:
+        """Return the attempt that a task starts from, and where it is."""
+        if version == 1:
+            return NONE, "memory"
+        newest = store.memory[number]
+        # The state in memory can return to the version before its newest one.
+        for known in (newest, store.attempts[newest].parent) if newest != NONE else ():
+            if known == NONE:
+                continue
+            if (
+                known == store.committed[version - 2]
+                if self.with_ids
+                else store.attempts[known].version == version - 1
+            ):
+                return known, "memory"
+        return self._served(store, version - 1), "storage"
+
+    def _publish(
+        self, state: State, position: int, attempt_id: int, where: str
+    ) -> Iterator[tuple[str, State]]:
+        store = state.stores[position]
+        attempt = store.attempts[attempt_id]
+        name = self._name(attempt.version, attempt_id)
+        present = dict(store.metadata).get(name, NONE)
+        failed = _stepped(store, attempt_id, "failed")
+        if "failed memory is used" not in self.faults:
+            memory = tuple(NONE if known == attempt_id else known for known in store.memory)
+            failed = failed._replace(memory=memory)
+        # One step with the replacement: INVARIANTS.md describes the remaining window.
+        if present != NONE and len(store.committed) >= attempt.version:
+            yield f"refuse {where}", _with(state, position, failed)
+            return
+        kept = {(known, by) for known, by in store.metadata if known != name}
+        metadata = frozenset(kept | {(name, attempt_id)})
+        published = _stepped(store, attempt_id, "published")
+        yield f"publish {where}", _with(state, position, published._replace(metadata=metadata))
+        if state.failures < self.failures:
+            of = state._replace(failures=state.failures + 1)
+            yield f"fail to publish {where}", _with(of, position, failed)
+            # The storage call took effect, and its answer was lost.
+            yield f"fail after writing {where}", _with(of, position, failed._replace(metadata=metadata))
+
+    # The driver
+
+    def _accept(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
+        for position, store in enumerate(state.stores):
+            for attempt_id, attempt in enumerate(store.attempts):
+                if (
+                    (attempt.run, attempt.version) == (number, run.version)
+                    and attempt.step in ("pending", "published", "failed")
+                    and store.accepted[number] != attempt_id
+                ):
+                    of = store._replace(accepted=_put(store.accepted, number, attempt_id))
+                    yield (
+                        f"accept attempt {attempt_id} of store {position} in run {number}",
+                        _with(state, position, of),
+                    )
+
+    def _await(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
+        """Yield the end of the barrier, once every task has ended and no counted commit is pending."""
+        own = {a.step for store in state.stores for a in store.attempts if a.run == number}
+        if any(store.accepted[number] == NONE for store in state.stores) or ("task" in own and not self.late):
+            return
+        counted = {
+            attempt.step
+            for store in state.stores
+            for attempt_id, attempt in enumerate(store.attempts)
+            if attempt.version == run.version and self._counts(store, attempt_id, number)
+        }
+        if "pending" in counted and "no barrier" not in self.faults:
+            return
+        if "failed" in counted and "failures pass" not in self.faults:
+            yield f"reject batch of run {number}", self._ended(state, number)
+        else:
+            passed = run._replace(step="passed")
+            yield f"pass barrier of run {number}", state._replace(runs=_put(state.runs, number, passed))
+
+    def _counts(self, store: Store, attempt_id: int, number: int) -> bool:
+        if "accepted only" in self.faults:
+            return store.accepted[number] == attempt_id
+        everything = not self.knows_run or "failures of earlier runs count" in self.faults
+        return everything or store.attempts[attempt_id].run == number
+
+    def _commit(self, state: State, number: int, run: Run) -> tuple[str, State]:
+        if len(state.stores[0].committed) >= run.version:
+            return f"conflict in run {number}", self._ended(state, number)
+        stores = []
+        for store in state.stores:
+            of = store._replace(
+                committed=(*store.committed, store.accepted[number]),
+                accepted=_put(store.accepted, number, NONE),
+            )
+            stores.append(of._replace(found=(*store.found, self._served(of, run.version))))
+        after = Run(run.version + 1) if run.version < self.versions else run._replace(step="done")
+        return (
+            f"commit version {run.version} in run {number}",
+            state._replace(stores=tuple(stores), runs=_put(state.runs, number, after)),
+        )
+
+    # Lookups
+
+    def _name(self, version: int, attempt_id: int) -> Name:
+        return (version, attempt_id) if self.with_ids else (version,)
+
+    def _served(self, store: Store, version: int) -> int:
+        """Return the attempt found at a committed version, NONE if there is none."""
+        return dict(store.metadata).get(self._name(version, store.committed[version - 1]), NONE)
+
+    def invariants(self) -> Mapping[str, Callable[[State], bool]]:
+        def is_whole(store: Store, attempt_id: int) -> bool:
+            # A replaced attempt is kept beside its successor, see `StoreSpec`.
+            there = {by for _, by in store.metadata}
+            there |= {by for by, attempt in enumerate(store.attempts) if attempt.step == "published"}
+            while attempt_id in there and not store.attempts[attempt_id].torn:
+                attempt = store.attempts[attempt_id]
+                if attempt.version == 1:
+                    return True
+                attempt_id = attempt.parent
+            return False
+
+        def whole(state: State) -> bool:
+            return all(
+                is_whole(store, self._served(store, version))
+                for store in state.stores
+                for version in range(1, len(store.committed) + 1)
+            )
+
+        def settled(state: State) -> bool:
+            return all(
+                self._served(store, version) == found
+                for store in state.stores
+                for version, found in enumerate(store.found, 1)
+            )
+
+        def continued(state: State) -> bool:
+            return all(
+                attempt.version < 2 or attempt.parent == store.found[attempt.version - 2]
+                for store in state.stores
+                for attempt in store.attempts
+            )
+
+        return {
+            "committed versions are complete": whole,
+            "committed versions are immutable": settled,
+            "batches start from the version in storage": continued,
+        }
+
+
+def _superseded(attempt: Attempt) -> Attempt:
+    """Return an attempt after a later task of its run has opened the store."""
+    if attempt.step == "task":
+        return GONE
+    return attempt._replace(torn=True) if attempt.step == "pending" else attempt
+
+
+def _without(store: Store, is_lost: Callable[[Attempt], bool]) -> tuple[Attempt, ...]:
+    """Return the attempts after some were lost; what they wrote stays."""
+    written = {by for _, by in store.metadata}
+    return tuple(
+        (attempt._replace(step="gone") if attempt_id in written else GONE) if is_lost(attempt) else attempt
+        for attempt_id, attempt in enumerate(store.attempts)
+    )
+
+
+def _stepped(store: Store, attempt_id: int, step: str) -> Store:
+    attempt = store.attempts[attempt_id]._replace(step=step)
+    return store._replace(attempts=_put(store.attempts, attempt_id, attempt))
+
+
+def _put(of: tuple[T, ...], position: int, value: T) -> tuple[T, ...]:
+    return (*of[:position], value, *of[position + 1 :])
+
+
+def _with(state: State, position: int, store: Store) -> State:
+    return state._replace(stores=_put(state.stores, position, store))
