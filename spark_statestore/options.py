@@ -144,6 +144,14 @@ OPTIONS: tuple[Option, ...] = (
         most=1_000_000,
     ),
     Option(
+        "commit",
+        "choice",
+        "auto",
+        "when a commit is durable: `task`: before its task ends; `batch`: before Spark's commit log gets the batch, "
+        "while tasks go on; `auto`: `batch` on storage other than local files where that is possible, else `task`",
+        choices=("auto", "task", "batch"),
+    ),
+    Option(
         "numRetained",
         "integer",
         "spark.sql.streaming.minBatchesToRetain",

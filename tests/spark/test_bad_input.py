@@ -63,7 +63,11 @@ def query_end(checkpoint: Path) -> int:
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("nope", "1", r"backend\.nope' is not an option.*The options are: checkpointsDir, compression"),
+        (
+            "nope",
+            "1",
+            r"backend\.nope' is not an option.*The options are: checkpointsDir, commit, compression",
+        ),
         ("numretained", "5", r"Did you mean '[\w.]*numRetained'"),
         ("numRetained", "many", r"numRetained' is 'many', but it must be a whole number"),
         ("numRetained", "0", r"must be a whole number of at least 1"),

@@ -1,6 +1,7 @@
-"""Spark's own files while the driver's backend fails, tears writes, loses answers, or is killed, alone or with the driver.
+"""Files of a checkpoint while the backend fails, tears writes, loses answers, or is killed, alone or with the driver.
 
-After a fault at any call on these files the query goes on, or ends with an error and starts again; its result is exact.
+After a fault at any call on Spark's own files, or on these and on state that tasks have handed over, the query goes on,
+or ends with an error and starts again; its result is exact.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ pytestmark = pytest.mark.slow
 
 KINDS: list[FaultKind] = ["fail", "fail_after", "tear", "kill"]
 FSYNC = OPTION_PREFIX + "fsync"
+FIGURES = ("the driver's files", "commits handed over")
 
 
 @pytest.fixture
@@ -46,14 +48,20 @@ def newest(checkpoint: Path) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fsync", ["false", pytest.param("true", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("handed_over", [False, True], ids=FIGURES)
 def test_query_is_exact_after_a_fault_at_each_call(
-    spark: Any, backend: FaultyBackend, kind: FaultKind, fsync: str
+    spark: Any, backend: FaultyBackend, kind: FaultKind, fsync: str, handed_over: bool
 ) -> None:
     session = spark.newSession()
     session.conf.set(OPTION_PREFIX + "driverPython", backend.python)
     session.conf.set(FSYNC, fsync)
+    if handed_over:
+        # The same backend, whose calls on state count as well.
+        session.conf.set(OPTION_PREFIX + "python", backend.python)
+        session.conf.set(OPTION_PREFIX + "commit", "batch")
     # A killed backend takes a second to restart.
     step = 1 if EFFORT > 1 else 11 if kind == "kill" else 7
+    step *= 1 + handed_over
     at, number, failed = 1 + KINDS.index(kind), 0, 0
     while True:
         checkpoint = backend.files / str(number)
@@ -70,7 +78,7 @@ def test_query_is_exact_after_a_fault_at_each_call(
         newest(checkpoint)
         if not fired:
             break
-        count(f"the driver's files: {kind}")
+        count(f"{FIGURES[handed_over]}: {kind}")
         at, number = at + step, number + 1
     assert number > 3
     # The request is asked for again, from the next backend.
@@ -85,10 +93,17 @@ def _points() -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("handed_over", [False, True], ids=FIGURES)
 @pytest.mark.parametrize(("kind", "at"), list(_points()))
-def test_query_is_exact_after_its_driver_was_killed(backend: FaultyBackend, kind: Any, at: int) -> None:
+def test_query_is_exact_after_its_driver_was_killed(
+    backend: FaultyBackend, kind: Any, at: int, handed_over: bool
+) -> None:
     checkpoint = backend.files / "checkpoint"
-    asked: dict[str, Any] = {"checkpoint": str(checkpoint), "configure": {"driver_python": backend.python}}
+    options = {"python": backend.python, "commit": "batch"} if handed_over else {}
+    asked: dict[str, Any] = {
+        "checkpoint": str(checkpoint),
+        "configure": {"driver_python": backend.python} | options,
+    }
     backend.strike(kind, at)
     with Program("count", **asked, batch=5) as program:
         program.process.wait(120)
@@ -100,7 +115,7 @@ def test_query_is_exact_after_its_driver_was_killed(backend: FaultyBackend, kind
         program.next("result")
         program.next("stopped")
         program.end()
-    count(f"the driver's files: {kind}")
+    count(f"{FIGURES[handed_over]}: {kind}")
     newest(checkpoint)
 
 

@@ -6,7 +6,7 @@ import org.apache.hadoop.fs.{FSDataInputStream, FileStatus, FileSystem, Path, Pa
 import org.apache.spark.sql.statestore.backend.{Backend, FileClient, PythonInterpreter}
 import org.apache.spark.sql.statestore.compat.Since41
 import org.apache.spark.sql.statestore.driver.{BackendInput, FileContent, LogBatches}
-import org.apache.spark.sql.statestore.provider.BackendOptions
+import org.apache.spark.sql.statestore.provider.{BackendOptions, CommitCollector, StoreLocation}
 
 /**
  * Checkpoint file manager, set as `spark.sql.streaming.checkpointFileManagerClass`: Spark's own files of a
@@ -21,9 +21,12 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   private val root = BackendCheckpointFileManager.qualify(path, hadoopConf)
   private val files = BackendCheckpointFileManager.clientOf(hadoopConf)
   private val batches = new LogBatches(files, root, isLocal)
+  private val isCommitLog = root.getName == StoreLocation.CommitLog
+  if (isCommitLog) CommitCollector.announce(root.toString, this)
 
   override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput =
-    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches)
+    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches,
+      () => if (isCommitLog) CommitCollector.barrier(root.toString))
 
   override def open(path: Path): FSDataInputStream = {
     val target = qualified(path)
@@ -61,9 +64,13 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
     else BackendCheckpointFileManager.qualify(path, hadoopConf)
 }
 
-/** A file that appears when the stream is closed, unless it is cancelled before. */
+/**
+ * A file that appears when the stream is closed, unless it is cancelled before.
+ *
+ * @param barrier  called before the file appears
+ */
 private final class AtomicOutput(
-    files: FileClient, path: Path, overwrite: Boolean, content: FileContent, batches: LogBatches)
+    files: FileClient, path: Path, overwrite: Boolean, content: FileContent, batches: LogBatches, barrier: () => Unit)
   extends Since41.CancellableOutput(content) {
   private var isDone = false
 
@@ -72,6 +79,7 @@ private final class AtomicOutput(
       isDone = true
       try {
         flush()
+        barrier()
         files.create(path, () => content.parts(), overwrite)
         batches.created(path, content)
       } finally {

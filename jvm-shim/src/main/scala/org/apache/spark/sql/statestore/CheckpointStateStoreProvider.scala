@@ -8,15 +8,14 @@ import org.apache.spark.{SPARK_VERSION, TaskContext}
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.arrow.RecordSelection
-import org.apache.spark.sql.statestore.backend.{Backend, CheckpointClient, CommitReply, FamilyChanges, PythonInterpreter,
-  ReplayStart, SnapshotHandle}
+import org.apache.spark.sql.statestore.backend.{Backend, CheckpointClient, CommitReply, PythonInterpreter, ReplayStart}
 import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, Since41, TaskReadStores}
 import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation, ValueEvolution}
 import org.apache.spark.sql.statestore.provider.{BackendOptions, Background, CheckpointChangeReader,
-  CheckpointReadStateStore, CheckpointReplay, CheckpointStateStore, CommittedVersion, CoordinatorReports, LoadedState,
-  StoreCounters, StoreLocation, StoreMaintenance, StoreMetrics}
+  CheckpointReadStateStore, CheckpointReplay, CheckpointStateStore, CommitCollector, CommittedVersion,
+  CoordinatorReports, LoadedState, PendingCommit, StoreCommit, StoreCounters, StoreLocation, StoreMaintenance,
+  StoreMetrics}
 import org.apache.spark.sql.statestore.table.TableMemory
 import org.apache.spark.sql.types.StructType
 
@@ -24,9 +23,9 @@ import org.apache.spark.sql.types.StructType
  * State store provider that keeps the state of one operator partition in `StateTable`s and checkpoints
  * it through the Python backend: a version is a handle to a base snapshot and the deltas on top of it.
  *
- * Guarantees: a version that `commit` returned is durable and can be loaded on any executor; a failed or
- * aborted commit is part of no version. The cost of a batch is proportional to its changes. A store whose
- * state was handed to a newer attempt cannot commit.
+ * Guarantees: a version that `commit` returned is durable and can be loaded on any executor, if it was handed
+ * over (`CommitCollector`) before Spark commits the batch; a failed or aborted commit is part of no version. The
+ * cost of a batch is proportional to its changes. A store whose state was handed to a newer attempt cannot commit.
  *
  * Nothing does I/O before the first `getStore`: `init` runs under a lock that every task of the executor
  * takes, and the driver uses the constructor and the metric lists, too.
@@ -50,6 +49,11 @@ class CheckpointStateStoreProvider
   // Guarded by `this`.
   private var content: LoadedState = _
   private var closed = false
+  // The last commit that was handed over.
+  @volatile private var pending: PendingCommit = _
+
+  // The last version that was handed over and is durable, for metrics.
+  @volatile private var lastReply: Option[(Long, CommitReply)] = None
 
   private lazy val reports = new CoordinatorReports(id, runId, conf, maintenance.snapshotInterval)
 
@@ -230,36 +234,88 @@ class CheckpointStateStoreProvider
   /** Empty families that a reader registered and no version has. */
   private[statestore] val registered = new java.util.concurrent.ConcurrentHashMap[String, ColumnFamily]
 
-  /** Publishes the changes of the store; returns the new checkpoint id in format v2. */
+  /** Commits the changes of the store, or hands the commit over; returns the new checkpoint id in format v2. */
   private[statestore] def commit(store: CheckpointStateStore, of: LoadedState): Option[String] = {
-    val next = store.version + 1
-    val (parent, base) = synchronized {
-      requireCurrent(store, of)
-      (of.newest, of.pendingSnapshot)
-    }
     val attemptId = newAttempt()
     val newId = if (conf.enableStateStoreCheckpointIds) Some(attemptId) else None
-    val reply = try publish(store, of, parent, base, attemptId, newId) catch {
-      case e: java.nio.channels.ClosedByInterruptException => throw e
-      case e: InterruptedException => throw e
-      case NonFatal(e) =>
-        throw QueryExecutionErrors.failedToCommitStateFileError(
-          // Spark ends this with a full stop.
-          s"version $next of $toString: ${Errors.clause(e)}", e)
-    }
-    val due = synchronized {
+    val commit = settled {
       requireCurrent(store, of)
+      new StoreCommit(
+        client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot,
+        maintenance.isFull(of, of.newest, store.forceSnapshot),
+        of.families.map(family => (family, family.snapshot())).toSeq,
+        options.numRetained(conf.minVersionsToRetain), toString)
+    }
+    store.counters.roundTrips += 1
+    if (collects) {
+      handOver(store, of, commit)
+    } else {
+      val reply = commit.publish()
+      published(of, commit, addVersion(store, of, commit), reply)
+      store.counters.take(reply, commit.version)
+    }
+    reports.committed(commit.version)
+    newId
+  }
+
+  // The task goes on while another thread publishes. Each later use of the state waits for its end.
+  private def handOver(store: CheckpointStateStore, of: LoadedState, commit: StoreCommit): Unit = {
+    lastReply.foreach { case (version, reply) => store.counters.take(reply, version) }
+    if (pending != null && pending.version < commit.version && !pending.isAcknowledged) {
+      throw new IllegalStateException(s"version ${pending.version} of $this was handed over, and Spark went on to the " +
+        "next batch without waiting for it: the query's commit log is not written through this store's " +
+        "BackendCheckpointFileManager. Nothing is lost. Set spark.sql.streaming.stateStore.backend.commit=task.")
+    }
+    synchronized {
+      val version = addVersion(store, of, commit)
+      val endLease = of.leaseInBackground()
+      pending = new PendingCommit(runId, id, commit.version, () => {
+        try {
+          val reply = commit.publish()
+          published(of, commit, version, reply)
+          lastReply = Some((commit.version, reply))
+        } catch {
+          case e: Throwable =>
+            // The version is in memory alone.
+            synchronized(if (content eq of) replaceContent(null))
+            throw e
+        } finally {
+          endLease()
+        }
+      })
+    }
+    CommitCollector.submit(commitLog, pending)
+  }
+
+  private def addVersion(store: CheckpointStateStore, of: LoadedState, commit: StoreCommit): CommittedVersion =
+    synchronized {
+      requireCurrent(store, of)
+      of.committed(commit.version, commit.id)
+    }
+
+  private def published(
+      of: LoadedState, commit: StoreCommit, version: CommittedVersion, reply: CommitReply): Unit = {
+    val due = synchronized {
       // The snapshot was used by this commit, or is now too old to be.
-      if (base.exists(sent => of.pendingSnapshot.exists(_ eq sent))) of.pendingSnapshot = None
-      of.committed(next, newId, reply.stored)
+      if (commit.base.exists(sent => of.pendingSnapshot.exists(_ eq sent))) of.pendingSnapshot = None
+      of.published(version, reply.stored)
       maintenance.isDueInBackground(of)
     }
-    store.counters.cost = reply.cost
-    store.counters.full = reply.stored.baseVersion == next
-    reports.committed(next)
     reports.snapshot(reply.stored.baseVersion)
     if (due) Background.submit(() => maintenance.takeSnapshot(tick = false))
-    newId
+  }
+
+  // Runs a body under the lock while no commit of this provider is pending.
+  private def settled[T](body: => T): T = {
+    var result: Option[T] = None
+    while (result.isEmpty) {
+      val running = synchronized {
+        if (pending == null || pending.hasEnded) result = Some(body)
+        pending
+      }
+      if (result.isEmpty) running.awaitUninterruptibly()
+    }
+    result.get
   }
 
   private[statestore] def abort(store: CheckpointStateStore, of: LoadedState): Unit = synchronized {
@@ -275,7 +331,7 @@ class CheckpointStateStoreProvider
    * Drops the version of a task that failed after its commit: another attempt may commit the same version.
    * In format v2 ids distinguish the two; in v1 the next task must load the version from storage.
    */
-  private[statestore] def invalidate(of: LoadedState, version: Long): Unit = synchronized {
+  private[statestore] def invalidate(of: LoadedState, version: Long): Unit = settled {
     if (!conf.enableStateStoreCheckpointIds && (content eq of) && of.isIdle &&
       !of.rewind(version, None)) {
       replaceContent(null)
@@ -283,31 +339,23 @@ class CheckpointStateStoreProvider
   }
 
   private[statestore] def measure(of: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
-    val stored = synchronized(of.newest.stored)
-    val cost = counters.cost
-    val first = StoreMetrics.isFirst(operator, version)
-    val custom = Map[StateStoreCustomMetric, Long](
-      StoreMetrics.LoadTime -> StoreMetrics.micros(counters.loadNanos),
-      StoreMetrics.LoadBytes -> counters.loadBytes,
-      StoreMetrics.EncodeTime -> StoreMetrics.micros(cost.encodeNanos),
-      StoreMetrics.SendTime -> StoreMetrics.micros(cost.sendNanos),
-      StoreMetrics.StoreTime -> StoreMetrics.micros(cost.storeNanos),
-      StoreMetrics.BytesWritten -> cost.bytes,
-      StoreMetrics.ObjectsWritten -> cost.objects,
-      StoreMetrics.ChainLength -> stored.fold(0L)(_.chainLength.toLong),
-      StoreMetrics.SnapshotAge -> stored.fold(0L)(version - _.baseVersion),
-      StoreMetrics.FullSnapshots -> (if (counters.full) 1L else 0L),
-      StoreMetrics.Compactions -> counters.compactions,
-      StoreMetrics.RoundTrips -> counters.roundTrips,
-      StoreMetrics.Restarts -> client.backend.takeRestarts(),
-      StoreMetrics.StorageRetries -> client.backend.takeStorageRetries(),
-      StoreMetrics.BackendMemory -> (if (first) client.backend.memoryBytes else 0L),
-      StoreMetrics.MappedBytes -> (if (first) TableMemory.mappedBytes else 0L))
+    val stored = synchronized(of.newestStored)
+    val custom = StoreMetrics.of(counters, stored, version, client.backend, StoreMetrics.isFirst(operator, version))
     Since41.metrics(of.numKeys, of.memoryBytes, custom, id, stored.fold(-1L)(_.baseVersion))
   }
 
+  private lazy val commitLog: String = StoreLocation.commitLog(id)
+
   /** True if state is in other storage than local files. */
-  private[statestore] lazy val isRemote: Boolean = StoreLocation.isRemote(options.checkpointsDir.getOrElse(id.checkpointRootLocation))
+  private[statestore] lazy val isRemote: Boolean = StoreLocation.isRemote(id, options)
+
+  // Whether the task that calls hands its commits over.
+  private def collects: Boolean =
+    options.commitsByBatch.getOrElse(isRemote) && CommitCollector.isInBatch && {
+      val waits = driverStore.isEmpty && CommitCollector.hasBarrier(commitLog)
+      if (!waits && options.commitsByBatch.isDefined) throw CommitCollector.noBarrier(toString)
+      waits
+    }
 
   private def operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
 
@@ -320,7 +368,7 @@ class CheckpointStateStoreProvider
       forWriting: Boolean,
       hold: LoadedState => Unit): Unit = {
     val start = System.nanoTime()
-    val found = synchronized {
+    val found = settled {
       requireNotClosed()
       val usable = from.isEmpty && content != null && {
         if (content.isIdle) content.rewind(version, ckptId)
@@ -336,6 +384,8 @@ class CheckpointStateStoreProvider
       usable
     }
     if (!found) {
+      // Another provider of the store, of a run that has ended, may have handed a commit over.
+      CommitCollector.settle(commitLog, id, runId)
       val loaded = if (version == 0) emptyContent(0L) else load(version, ckptId, from, counters)
       synchronized(hold(adoptContent(loaded)))
     }
@@ -392,40 +442,6 @@ class CheckpointStateStoreProvider
     }
   }
 
-  private def publish(
-      store: CheckpointStateStore,
-      of: LoadedState,
-      parent: CommittedVersion,
-      base: Option[SnapshotHandle],
-      attemptId: String,
-      newId: Option[String]): CommitReply = {
-    val full = synchronized(maintenance.isFull(of, parent, store.forceSnapshot))
-    def send(everything: Boolean): CommitReply = {
-      val changes = of.families.map { family =>
-        val snapshot = family.snapshot()
-        if (everything) {
-          FamilyChanges.whole(snapshot)
-        } else {
-          val from = parent.tailOf(family)
-          new FamilyChanges(snapshot.describe(), () => family.table.scan(snapshot.content.view, from),
-            new RecordSelection.Changes(family.table.existedAt(from, _)))
-        }
-      }
-      store.counters.roundTrips += 1
-      client.commit(
-        store.version + 1, attemptId, newId.isDefined,
-        if (everything) None else parent.stored,
-        parent.stored.map(_.attemptId),
-        if (everything) None else base,
-        store.version - options.numRetained(conf.minVersionsToRetain),
-        changes.toSeq)
-    }
-    try send(full) catch {
-      // The driver has lost the parent; the table has the whole state.
-      case e: BackendException if e.kind == "StateLostError" && !full => send(everything = true)
-    }
-  }
-
   private def requireCurrent(store: CheckpointStateStore, of: LoadedState): Unit =
     if (closed || !(content eq of) || !of.isWriter(store)) {
       throw new EndedStoreException(store.version,
@@ -456,7 +472,7 @@ class CheckpointStateStoreProvider
     store.put("operator", id.operatorId)
     store.put("partition", id.partitionId)
     store.put("name", id.storeName)
-    store.put("commits", StoreLocation.commitLog(id))
+    store.put("commits", commitLog)
     options.addTo(store.putObject("options"))
     new CheckpointClient(backend, store, driverStore)
   }

@@ -10,13 +10,13 @@ import org.apache.spark.sql.statestore.table.{Log, MemoryReclaimer, ReadLease, S
 
 /**
  * A committed version that can be returned to: snapshots of its tables in memory, and its handle in
- * storage.
+ * storage, None until the commit that was handed over is durable.
  */
 private[statestore] final class CommittedVersion(
     val version: Long,
     val id: Option[String],
     val families: Seq[FamilySnapshot],
-    val stored: Option[StoredVersion]) {
+    var stored: Option[StoredVersion]) {
 
   /** Returns the tail of a family's log, the start of the log if the family was created later. */
   def tailOf(family: ColumnFamily): Long = {
@@ -176,11 +176,21 @@ private[statestore] final class LoadedState(
     }
   }
 
-  def committed(version: Long, id: Option[String], stored: StoredVersion): Unit = {
-    keepVersions((versionAs(version, id, Some(stored)) :: versions).take(versionsInMemory))
-    pendingSnapshot = pendingSnapshot.filter(_.version > stored.baseVersion)
-    if (stored.baseVersion == version) snapshotOnCommit = false
+  /** Adds the version that the tables have now; `published` follows when it is durable. */
+  def committed(version: Long, id: Option[String]): CommittedVersion = {
+    keepVersions((versionAs(version, id, None) :: versions).take(versionsInMemory))
+    newest
   }
+
+  /** Records the handle of a version that was added. */
+  def published(of: CommittedVersion, stored: StoredVersion): Unit = {
+    of.stored = Some(stored)
+    pendingSnapshot = pendingSnapshot.filter(_.version > stored.baseVersion)
+    if (stored.baseVersion == of.version) snapshotOnCommit = false
+  }
+
+  /** The handle of the newest version that is durable. */
+  def newestStored: Option[StoredVersion] = versions.iterator.flatMap(_.stored).nextOption()
 
   /**
    * Compacts logs of which most is superseded, large ones in the background, and adopts finished compactions.

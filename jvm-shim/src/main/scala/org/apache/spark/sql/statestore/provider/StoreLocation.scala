@@ -11,6 +11,9 @@ import org.apache.spark.sql.statestore.backend.CheckpointClient
 
 /** Location of a store's files, as the URL that the backend uses. */
 private[statestore] object StoreLocation {
+  /** Name of the directory of Spark's commit log. */
+  final val CommitLog = "commits"
+
   def of(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
     val sparks = id.storeCheckpointLocation()
     val elsewhere = options.checkpointsDir.isDefined || options.isMemory
@@ -24,12 +27,15 @@ private[statestore] object StoreLocation {
     }
   }
 
-  /** True unless a URL or path is of files that the operating system mounts. */
-  def isRemote(url: String): Boolean = url.contains("://") && !url.startsWith("file:")
+  /** True unless state is in files that the operating system mounts. */
+  def isRemote(id: StateStoreId, options: BackendOptions): Boolean = {
+    val url = options.checkpointsDir.getOrElse(id.checkpointRootLocation)
+    url.contains("://") && !url.startsWith("file:")
+  }
 
   /** Returns the directory of Spark's commit log of the store's query. */
   def commitLog(id: StateStoreId): String =
-    new Path(new Path(id.checkpointRootLocation).getParent, "commits").toString
+    new Path(new Path(id.checkpointRootLocation).getParent, CommitLog).toString
 
   // The id of the query, from Spark's metadata file beside the state; the counterpart of Flink's job id.
   private def queryId(id: StateStoreId, hadoopConf: Configuration): String = {

@@ -1,8 +1,9 @@
 package org.apache.spark.sql.statestore.provider
 
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.backend.CommitCost
+import org.apache.spark.sql.statestore.backend.{Backend, CommitCost, CommitReply, StoredVersion}
 import org.apache.spark.sql.statestore.compat.SizeMetric
+import org.apache.spark.sql.statestore.table.TableMemory
 
 /** The custom metrics of the provider: sums over the partitions of an operator, except for a `MaximumMetric`. */
 private[statestore] object StoreMetrics {
@@ -45,6 +46,35 @@ private[statestore] object StoreMetrics {
     SnapshotAge, FullSnapshots, Compactions, RoundTrips, Restarts, StorageRetries,
     BackendMemory, MappedBytes)
 
+  /**
+   * Returns the figures of a store at a version.
+   *
+   * @param stored  its newest version that is durable
+   * @param first   whether it reports the figures of its executor, too
+   */
+  def of(
+      counters: StoreCounters, stored: Option[StoredVersion], version: Long, backend: Backend,
+      first: Boolean): Map[StateStoreCustomMetric, Long] = {
+    val cost = counters.cost
+    Map[StateStoreCustomMetric, Long](
+      LoadTime -> micros(counters.loadNanos),
+      LoadBytes -> counters.loadBytes,
+      EncodeTime -> micros(cost.encodeNanos),
+      SendTime -> micros(cost.sendNanos),
+      StoreTime -> micros(cost.storeNanos),
+      BytesWritten -> cost.bytes,
+      ObjectsWritten -> cost.objects,
+      ChainLength -> stored.fold(0L)(_.chainLength.toLong),
+      SnapshotAge -> stored.fold(0L)(version - _.baseVersion),
+      FullSnapshots -> (if (counters.full) 1L else 0L),
+      Compactions -> counters.compactions,
+      RoundTrips -> counters.roundTrips,
+      Restarts -> backend.takeRestarts(),
+      StorageRetries -> backend.takeStorageRetries(),
+      BackendMemory -> (if (first) backend.memoryBytes else 0L),
+      MappedBytes -> (if (first) TableMemory.mappedBytes else 0L))
+  }
+
   // Figures of a whole executor enter an operator's sum once per batch and executor, not per partition.
   private val reported = new java.util.concurrent.ConcurrentHashMap[String, java.lang.Long]
 
@@ -65,7 +95,7 @@ private[statestore] object StoreMetrics {
   /** Removes an operator of which a store is closed; another open store of it may then report once more. */
   def forget(operator: String): Unit = reported.remove(operator)
 
-  def micros(nanos: Long): Long = nanos / 1000
+  private def micros(nanos: Long): Long = nanos / 1000
 }
 
 /** Counters of one store between its load and its commit. */
@@ -76,4 +106,10 @@ private[statestore] final class StoreCounters {
   var roundTrips = 0L
   var full = false
   var cost: CommitCost = new CommitCost(0L, 0L, 0L, 0L, 0L)
+
+  /** Takes the figures of the commit of a version. */
+  def take(reply: CommitReply, version: Long): Unit = {
+    cost = reply.cost
+    full = reply.stored.baseVersion == version
+  }
 }

@@ -1,0 +1,182 @@
+package org.apache.spark.sql.statestore.provider
+
+import java.util.concurrent.{ConcurrentHashMap, CountDownLatch, ThreadPoolExecutor}
+
+import scala.jdk.CollectionConverters._
+
+import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
+import org.apache.spark.internal.Logging
+import org.apache.spark.sql.execution.streaming.state.StateStoreId
+import org.apache.spark.sql.statestore.InvalidOptionException
+import org.apache.spark.util.ThreadUtils
+
+/**
+ * A commit that a task has handed over: it is published by another thread.
+ *
+ * @param runId    run of the query
+ * @param version  version that it publishes
+ */
+private[statestore] final class PendingCommit(
+    val runId: String, val id: StateStoreId, val version: Long, private var publish: () => Unit) extends Runnable {
+  private val ended = new CountDownLatch(1)
+  @volatile private var error: Throwable = _
+
+  /** True once the batch's barrier has found the commit durable. */
+  @volatile var isAcknowledged = false
+
+  // Guarded by `this`.
+  private var runner: Thread = _
+  private var isCancelled = false
+
+  override def run(): Unit = try {
+    synchronized {
+      runner = Thread.currentThread
+      if (isCancelled) runner.interrupt()
+    }
+    publish()
+  } catch {
+    case e: Throwable => error = e
+  } finally {
+    synchronized {
+      runner = null
+      Thread.interrupted()
+    }
+    // It refers to the state.
+    publish = null
+    ended.countDown()
+  }
+
+  /** Lets it fail as the commit of a killed task, also while storage hangs. */
+  def cancel(): Unit = synchronized {
+    isCancelled = true
+    if (runner != null) runner.interrupt()
+  }
+
+  def hasEnded: Boolean = ended.getCount == 0
+
+  /** The reason why the version was not published; None if it was, or is not yet. */
+  def failure: Option[Throwable] = synchronized {
+    if (error == null || !isCancelled) Option(error)
+    else Some(new IllegalStateException(
+      s"version $version of operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
+        s"${id.storeCheckpointLocation()} is not committed, since another run has loaded the store: two queries run with " +
+        "one checkpointLocation. Nothing is lost. Stop one of them; the other continues from the last batch.", error))
+  }
+
+  /** Waits for the end. */
+  def await(): Unit = ended.await()
+
+  /** Waits for the end, also if the thread is interrupted: the caller would change the state that is read. */
+  def awaitUninterruptibly(): Unit = {
+    var interrupted = false
+    while (!hasEnded) {
+      try ended.await() catch {
+        case _: InterruptedException => interrupted = true
+      }
+    }
+    if (interrupted) Thread.currentThread.interrupt()
+  }
+}
+
+/**
+ * The commits of this JVM that tasks have handed over, by the commit log of their query.
+ *
+ * Guarantees: Spark's commit log gets a batch only after `barrier` has found every commit of the batch
+ * durable. Commits of one store are published in the order in which they were handed over: a store waits for its
+ * last one before it hands the next one over.
+ *
+ * Spark's driver and tasks must share this JVM.
+ */
+private[statestore] object CommitCollector extends Logging {
+  // As long as storage answers, the number is bounded by the tasks of a batch.
+  private val handedOver = new ConcurrentHashMap[String, ConcurrentHashMap[PendingCommit, java.lang.Boolean]]
+
+  private lazy val executor: ThreadPoolExecutor =
+    ThreadUtils.newDaemonCachedThreadPool("state-store-commits", MostThreads)
+
+  private final val MostThreads = 32
+
+  /** Set by Spark for the tasks of a micro-batch. */
+  private final val BatchId = "streaming.sql.batchId"
+
+  // Its writers live as long as their queries.
+  private val writers = new java.util.WeakHashMap[AnyRef, String]
+
+  /** Announces a writer of a commit log, which calls `barrier` before it adds a batch. */
+  def announce(log: String, writer: AnyRef): Unit = writers.synchronized(writers.put(writer, log))
+
+  /** True if the calling task is of a micro-batch. */
+  def isInBatch: Boolean = {
+    val task = TaskContext.get()
+    task != null && task.getLocalProperty(BatchId) != null
+  }
+
+  /**
+   * True if a commit log gets a batch only after `barrier`. Another copy of this class, of a session with classes
+   * of its own, knows no writers.
+   */
+  def hasBarrier(log: String): Boolean = isLocal && writers.synchronized(writers.containsValue(log))
+
+  def noBarrier(store: String): InvalidOptionException = new InvalidOptionException(
+    s"'${BackendOptions.Prefix}commit' is 'batch', which needs a driver that runs the tasks itself (a local master), " +
+      "storage in files, and Spark's own files written through the backend (spark_files=\"backend\", the default of " +
+      s"configure). Set it to 'auto' or 'task'; nothing was changed: $store")
+
+  // Whether tasks run in the driver's JVM.
+  private def isLocal: Boolean = {
+    val env = SparkEnv.get
+    env != null && env.executorId == SparkContext.DRIVER_IDENTIFIER
+  }
+
+  /** Takes a commit over. */
+  def submit(log: String, commit: PendingCommit): Unit = {
+    handedOver.compute(log, (_, known) => {
+      val commits = if (known == null) new ConcurrentHashMap[PendingCommit, java.lang.Boolean] else known
+      commits.put(commit, java.lang.Boolean.TRUE)
+      commits
+    })
+    try executor.execute(commit) catch {
+      // No thread can be started: others would wait for ever for a commit that does not run.
+      case _: OutOfMemoryError => commit.run()
+    }
+  }
+
+  /** Waits until no other run's commit of a store is pending: such a run has ended, or gets an error. */
+  def settle(log: String, id: StateStoreId, runId: String): Unit =
+    of(log).filter(commit => commit.id == id && commit.runId != runId).foreach { commit =>
+      commit.cancel()
+      commit.awaitUninterruptibly()
+    }
+
+  /**
+   * Waits until the commits of the calling thread's query are durable.
+   *
+   * @throws Throwable             the failure of one of them
+   * @throws InterruptedException  if the query is stopped, which cancels them
+   */
+  def barrier(log: String): Unit = {
+    val all = of(log)
+    // User code may have given its jobs another group: then commits of other runs count as well.
+    val group = SparkContext.getActive.map(_.getLocalProperty("spark.jobGroup.id")).orNull
+    val own = all.filter(_.runId == group)
+    val commits = if (own.isEmpty) all else own
+    try commits.foreach(_.await()) catch {
+      case e: InterruptedException =>
+        commits.foreach(_.cancel())
+        commits.foreach(_.awaitUninterruptibly())
+        throw e
+    } finally {
+      handedOver.computeIfPresent(log, (_, known) => {
+        commits.foreach(known.remove)
+        if (known.isEmpty) null else known
+      })
+    }
+    commits.find(_.failure.isDefined).foreach(failed => throw failed.failure.get)
+    commits.foreach(_.isAcknowledged = true)
+  }
+
+  private def of(log: String): Seq[PendingCommit] = {
+    val known = handedOver.get(log)
+    if (known == null) Nil else known.keySet.asScala.toSeq
+  }
+}

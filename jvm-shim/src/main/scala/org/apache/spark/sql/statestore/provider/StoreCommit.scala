@@ -1,0 +1,68 @@
+package org.apache.spark.sql.statestore.provider
+
+import scala.util.control.NonFatal
+
+import org.apache.spark.sql.errors.QueryExecutionErrors
+import org.apache.spark.sql.statestore.{BackendException, Errors}
+import org.apache.spark.sql.statestore.arrow.RecordSelection
+import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, FamilyChanges, SnapshotHandle}
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
+
+/**
+ * One attempt to commit a version of a store, with the state as it was when its task committed.
+ *
+ * Guarantees: `publish` may run on any thread, as long as the log is not truncated meanwhile. A version that
+ * it returns is durable and can be loaded on any executor; if it fails, the attempt is part of no version.
+ *
+ * @param id        checkpoint id of the version, in format v2
+ * @param parent    the version that it changes
+ * @param base      an uploaded snapshot that it starts from
+ * @param isFull    whether it writes everything rather than the changes
+ * @param retained  number of versions before the newest that other executors retain
+ * @param store     names the store in messages
+ */
+private[statestore] final class StoreCommit(
+    client: CheckpointClient,
+    val version: Long,
+    attemptId: String,
+    val id: Option[String],
+    parent: CommittedVersion,
+    val base: Option[SnapshotHandle],
+    isFull: Boolean,
+    families: Seq[(ColumnFamily, FamilySnapshot)],
+    retained: Int,
+    store: String) {
+
+  def publish(): CommitReply =
+    try {
+      try send(isFull) catch {
+        // The driver has lost the parent; the table has the whole state.
+        case e: BackendException if e.kind == "StateLostError" && !isFull => send(everything = true)
+      }
+    } catch {
+      case e: java.nio.channels.ClosedByInterruptException => throw e
+      case e: InterruptedException => throw e
+      case NonFatal(e) =>
+        throw QueryExecutionErrors.failedToCommitStateFileError(
+          // Spark ends this with a full stop.
+          s"version $version of $store: ${Errors.clause(e)}", e)
+    }
+
+  private def send(everything: Boolean): CommitReply =
+    client.commit(
+      version, attemptId, id.isDefined,
+      if (everything) None else parent.stored,
+      parent.stored.map(_.attemptId),
+      if (everything) None else base,
+      version - 1 - retained,
+      families.map { case (family, snapshot) => changes(family, snapshot, everything) })
+
+  private def changes(family: ColumnFamily, snapshot: FamilySnapshot, everything: Boolean): FamilyChanges =
+    if (everything) {
+      FamilyChanges.whole(snapshot)
+    } else {
+      val from = parent.tailOf(family)
+      new FamilyChanges(snapshot.describe(), () => family.table.scan(snapshot.content.view, from),
+        new RecordSelection.Changes(family.table.existedAt(from, _)))
+    }
+}

@@ -1,0 +1,101 @@
+"""Commits that tasks hand over are durable before Spark's commit log gets their batch, or the batch fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from spark_statestore.options import OPTION_PREFIX
+from tests.spark.counting import finish, run_to, start_counting, wait_for_batch, wait_until
+from tests.support.slow import SlowStorage
+
+pytestmark = pytest.mark.slow
+
+COMMIT = OPTION_PREFIX + "commit"
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+
+
+@pytest.fixture
+def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
+    """Return storage that can be slow or hang, with an interpreter whose backend uses it and ends with the test."""
+    storage = SlowStorage(tmp_path)
+    yield storage
+    harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
+    if (pid := int(harness.backendPid(storage.interpreter()))) > 0:
+        psutil.Process(pid).kill()
+
+
+def start(spark: Any, checkpoint: Path, slow: SlowStorage, commit: str, **options: str) -> Any:
+    """Start the query with its state on the storage, and Spark's own files on local files."""
+    session = spark.newSession()
+    asked = {"commit": commit, "python": slow.interpreter(), "checkpointsDir": slow.url} | options
+    return session, start_counting(
+        session, checkpoint, confs={OPTION_PREFIX + key: value for key, value in asked.items()}
+    )
+
+
+def durations(query: Any) -> dict[str, int]:
+    return dict(query.lastProgress.durationMs)
+
+
+@pytest.mark.parametrize("commit", ["task", "batch"])
+def test_driver_waits_for_what_tasks_handed_over(
+    spark: Any, slow: SlowStorage, tmp_path: Path, commit: str
+) -> None:
+    session, query = start(spark, tmp_path / "checkpoint", slow, commit)
+    wait_for_batch(query, 1)
+    slow.calls(delay=0.7)
+    batch = query.lastProgress.batchId + 2
+    wait_for_batch(query, batch)
+    taken = durations(query)
+    slow.calls()
+    waited = {"task": taken["addBatch"], "batch": taken["commitOffsets"]}
+    # A commit that was handed over is on its way while its task ends.
+    assert waited[commit] > 500
+    assert waited["batch" if commit == "task" else "task"] < 500
+    finish(session, query, batch)
+
+
+def test_log_gets_no_batch_whose_commits_are_pending(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    session, query = start(spark, checkpoint, slow, "batch")
+    wait_for_batch(query, 1)
+    with slow.hanging("write", "_metadata") as hang:
+        hang.wait()
+        offsets = {int(file.name) for file in checkpoint.glob("offsets/[0-9]*")}
+        commits = {int(file.name) for file in checkpoint.glob("commits/[0-9]*")}
+        assert commits == offsets - {max(offsets)}
+        # The tasks have ended, and the driver waits.
+        tracker = session.sparkContext.statusTracker()
+        assert wait_until(lambda: not tracker.getActiveJobsIds(), 20)
+        assert {int(file.name) for file in checkpoint.glob("commits/[0-9]*")} == commits
+    finish(session, query, max(offsets) + 1)
+
+
+def test_failed_commit_fails_its_batch(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    session, query = start(spark, checkpoint, slow, "batch", storageTimeoutSeconds="1")
+    wait_for_batch(query, 1)
+    with slow.hanging("write", "_metadata") as hang:
+        hang.wait()
+        with pytest.raises(StreamingQueryException, match="storage did not answer within 1 s"):
+            query.awaitTermination(60)
+        offsets = {int(file.name) for file in checkpoint.glob("offsets/[0-9]*")}
+        commits = {int(file.name) for file in checkpoint.glob("commits/[0-9]*")}
+        assert commits == offsets - {max(offsets)}
+    # In the same session: nothing of the failed run counts.
+    session, query = start(spark, checkpoint, slow, "batch")
+    finish(session, query, max(offsets) + 1)
+
+
+def test_batch_needs_a_commit_log_that_waits(spark: Any, tmp_path: Path) -> None:
+    session = spark.newSession()
+    session.conf.unset(FILE_MANAGER)
+    with pytest.raises(StreamingQueryException, match=r"'batch', which needs .* nothing was changed"):
+        run_to(session, tmp_path / "refused", 1, commit="batch")
+    run_to(session, tmp_path / "auto", 1, commit="auto")
