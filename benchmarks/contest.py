@@ -44,12 +44,22 @@ UNFORKED: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Spark's own stores, on local files without Hadoop's external programs.
 
-They are listed, not used as bounds: stock Spark is what users of local files run.
+Whole queries are judged against the better of these and `PROVIDERS`. Groups of single operations list them, and their bounds
+are those of stock Spark, which is what users of local files run.
 """
+
+UNFORKED_RIVALS = (f"{HDFS}, unforked", f"{CHANGELOG}, unforked")
+"""Those of `UNFORKED` that take part in whole queries; RocksDB's defaults commit in ten times as long as its changelog."""
 
 ABOUT_UNFORKED = """Hadoop without its native library, which PySpark does not bring along, starts programs (`chmod`,
 `readlink`) several times in each commit to local files; a store that is *unforked* has local files without that, and is
-not judged."""
+not judged here, but in whole queries."""
+
+LIMIT = "keeps nothing"
+"""Name of a store that only has a map in memory, so that its query is the least that a query can take."""
+
+LIMIT_PROVIDER = "org.apache.spark.sql.statestore.bench.UncheckpointedStateStoreProvider"
+"""Class of that store."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

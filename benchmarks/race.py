@@ -16,6 +16,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmarks.contest import LIMIT, LIMIT_PROVIDER, PROVIDERS, UNFORKED
 from tests.spark.queries import STATE_STORE, configured
 
 
@@ -42,6 +43,12 @@ class Entrant:
     settings: Mapping[str, str] = field(default_factory=dict)
     confs: Mapping[str, str] = field(default_factory=dict)
     checkpoints: str = ""
+
+
+def entrant_of(name: str) -> Entrant:
+    """Return the participant of a compared store; whether it is unforked depends on its session."""
+    provider, settings = (PROVIDERS | UNFORKED | {LIMIT: (LIMIT_PROVIDER, {})})[name]
+    return Entrant(name, provider, {key: settings[key] for key in settings if not key.startswith("fs.")})
 
 
 @dataclass(frozen=True)

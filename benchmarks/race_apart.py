@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import race, session
-from benchmarks.race import Entrant, Lap, Race
+from benchmarks.contest import LIMIT, OURS, UNFORKED, UNFORKED_FILES
+from benchmarks.race import Entrant, Lap, Laps, Race
 from benchmarks.session import SparkFiles
 from tests.spark.queries import unload_all
 
@@ -40,6 +41,28 @@ class Host:
     confs: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+
+
+CONFS = {
+    # Queries that wait for their turn should not poll for input.
+    "sql__streaming__pollingDelay": "200ms",
+    # Maintenance would slow down batches of any query, without attribution.
+    "sql__streaming__stateStore__maintenanceInterval": "1h",
+}
+
+
+def hosts_of(stores: Iterable[str]) -> dict[str, Host]:
+    """Return the session of each compared store: ours as `configure` sets it, Spark's as they come or unforked."""
+    return {
+        name: Host(
+            # Small, as each store has a heap of its own at the same time.
+            memory="2g",
+            spark_files="backend" if name in (OURS, LIMIT) else "hadoop",
+            confs=CONFS,
+            settings=UNFORKED_FILES if name in UNFORKED else {},
+        )
+        for name in stores
+    }
 
 
 class Hosts:
@@ -118,6 +141,22 @@ def queries(hosts: Hosts, directory: Path, entered: Race) -> Iterator[dict[str, 
             running[entrant.name] = QueryApart(hosts, entrant.name)
             stack.callback(running[entrant.name].stop)
         yield running
+
+
+def run(
+    hosts: Hosts,
+    directory: Path,
+    entered: Race,
+    warmup: int,
+    batches: int,
+    log: Callable[[str], None],
+    **limits: Any,
+) -> Laps:
+    """Run every entrant as `race.run` does, in the host of its name; all warm up at the same time."""
+    with queries(hosts, directory, entered) as running:
+        return race.take_turns(
+            directory, entered, running, warmup, batches, log, warm_up_together=True, **limits
+        )
 
 
 # The following functions run in the process of a host.

@@ -18,6 +18,7 @@ GROUPS: dict[str, str] = {
     "threads": "benchmarks.groups.threads",
     "requests": "benchmarks.groups.requests",
     "queries": "benchmarks.groups.queries",
+    "limit": "benchmarks.groups.limit",
     "driver_files": "benchmarks.groups.driver_files",
     "operators": "benchmarks.groups.operators",
     "read_state": "benchmarks.groups.read_state",

@@ -9,10 +9,10 @@ from pathlib import Path
 import spark_statestore
 from benchmarks import race, race_apart, report, session
 from benchmarks.contest import UNFORKED_FILES
-from benchmarks.groups.queries import CONFS, nexmark_table
+from benchmarks.groups.queries import nexmark_table
 from benchmarks.nexmark import queries
 from benchmarks.race import Entrant, Lap, Laps, Race
-from benchmarks.race_apart import Host
+from benchmarks.race_apart import CONFS, Host
 from benchmarks.report import figures
 from benchmarks.result import Criterion, Result
 

@@ -1,7 +1,7 @@
-"""Queries whose operators only RocksDB supports among the built-in stores, in one session.
+"""Queries whose operators only RocksDB supports among the built-in stores: as it comes, and unforked.
 
-Every query runs on each store concurrently, on the same input, batch by batch in turn. The measured time is
-that from trigger to trigger, including Spark's own work and Python's.
+Every query runs on each store concurrently, in a JVM of its own, on the same input, batch by batch in turn. The measured time
+is that from trigger to trigger, including Spark's own work and Python's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,28 @@ import numpy as np
 import pyarrow as pa
 
 import spark_statestore
-from benchmarks import race, report, session
-from benchmarks.contest import OURS, PROVIDERS
+from benchmarks import race, race_apart, report, session
+from benchmarks.contest import CHANGELOG, HDFS, OURS, ROCKSDB, UNFORKED_RIVALS
 from benchmarks.race import Entrant, Lap, Laps, Race
 from benchmarks.result import Criterion, Result
 
-ROCKSDB = tuple(
-    Entrant(name, provider, settings)
-    for name, (provider, settings) in PROVIDERS.items()
-    if name.startswith("RocksDB")
-)
+RIVALS = (ROCKSDB, CHANGELOG, *(name for name in UNFORKED_RIVALS if not name.startswith(HDFS)))
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", tz="UTC")), ("v", pa.int64())])
 
 
 def visits(keys: int, rows: int) -> Callable[[int], pa.Table]:
-    """Return batches of every key once, and then of random keys."""
+    """Return batches of every key once, and then of random keys, all of one time."""
+    # Not a local function, so that it can be sent to another process.
+    return partial(_visits, keys, rows)
 
-    def table(number: int) -> pa.Table:
-        chosen = np.random.default_rng(number)
-        k = np.arange(keys) if number == 0 else chosen.integers(0, keys, rows)
-        ts = np.full(len(k), np.datetime64(START.replace(tzinfo=None), "us"))
-        return pa.table([k, pa.array(ts, pa.timestamp("us", tz="UTC")), k + number], schema=COLUMNS)
 
-    return table
+def _visits(keys: int, rows: int, number: int) -> pa.Table:
+    chosen = np.random.default_rng(number)
+    k = np.arange(keys) if number == 0 else chosen.integers(0, keys, rows)
+    ts = np.full(len(k), np.datetime64(START.replace(tzinfo=None), "us"))
+    return pa.table([k, pa.array(ts, pa.timestamp("us", tz="UTC")), k + number], schema=COLUMNS)
 
 
 def counts_by_processor(stream: Any) -> Any:
@@ -70,19 +68,19 @@ def counts_by_processor(stream: Any) -> Any:
 
 def moments(rows: int) -> Callable[[int], pa.Table]:
     """Return batches of ten minutes of events first, and then of a minute each."""
+    return partial(_moments, rows)
 
-    def table(number: int) -> pa.Table:
-        chosen = np.random.default_rng(number)
-        minutes = 10 if number == 0 else 1
-        count = rows * minutes
-        begin = np.datetime64((START + timedelta(minutes=9 + number)).replace(tzinfo=None), "us")
-        if number == 0:
-            begin = np.datetime64(START.replace(tzinfo=None), "us")
-        ts = begin + chosen.integers(0, minutes * 60_000_000, count)
-        k = chosen.integers(0, rows, count)
-        return pa.table([k, pa.array(ts, pa.timestamp("us", tz="UTC")), k + number], schema=COLUMNS)
 
-    return table
+def _moments(rows: int, number: int) -> pa.Table:
+    chosen = np.random.default_rng(number)
+    minutes = 10 if number == 0 else 1
+    count = rows * minutes
+    begin = np.datetime64((START + timedelta(minutes=9 + number)).replace(tzinfo=None), "us")
+    if number == 0:
+        begin = np.datetime64(START.replace(tzinfo=None), "us")
+    ts = begin + chosen.integers(0, minutes * 60_000_000, count)
+    k = chosen.integers(0, rows, count)
+    return pa.table([k, pa.array(ts, pa.timestamp("us", tz="UTC")), k + number], schema=COLUMNS)
 
 
 def joined(stream: Any) -> Any:
@@ -113,13 +111,14 @@ QUICK = Plan(keys=10_000, rows=1_000, join_rows=500, warmup=1, batches=3)
 
 def races(plan: Plan) -> list[Race]:
     """Return the races."""
+    rivals = tuple(map(race.entrant_of, RIVALS))
 
     def join(state_format: int, provider: str) -> Race:
         return Race(
             f"left outer join, state format {state_format}",
             joined,
             moments(plan.join_rows),
-            (Entrant(OURS, provider), *ROCKSDB),
+            (Entrant(OURS, provider), *rivals),
             confs={"spark.sql.streaming.join.stateFormatVersion": str(state_format)},
         )
 
@@ -129,7 +128,7 @@ def races(plan: Plan) -> list[Race]:
             "Python transformWithState, value state",
             counts_by_processor,
             visits(plan.keys, plan.rows),
-            (ours, *ROCKSDB),
+            (ours, *rivals),
             "update",
         ),
         join(2, spark_statestore.PROVIDER_CLASS),
@@ -142,12 +141,13 @@ def run(scratch: Path, quick: bool) -> Result:
     """Run every query on all stores."""
     plan = QUICK if quick else FULL
     found: dict[str, Laps] = {}
-    # Queries that wait for their turn should not poll for input.
-    with session.running(scratch, sql__streaming__pollingDelay="200ms") as spark:
+    with race_apart.hosting(scratch / "hosts", race_apart.hosts_of((OURS, *RIVALS))) as hosts:
         for number, entered in enumerate(races(plan)):
             directory = scratch / str(number)
             directory.mkdir()
-            found[entered.name] = race.run(spark, directory, entered, plan.warmup, plan.batches, session.log)
+            found[entered.name] = race_apart.run(
+                hosts, directory, entered, plan.warmup, plan.batches, session.log
+            )
     laps = {
         name: {store: [asdict(lap) for lap in laps] for store, laps in stores.items()}
         for name, stores in found.items()
@@ -160,7 +160,7 @@ def total(laps: list[Lap]) -> float:
 
 
 def best_rocksdb(laps: Laps) -> str:
-    """Return RocksDB's better setting: the one with the smaller total time."""
+    """Return RocksDB's best setting, as it comes or unforked: the one with the smallest total time."""
     return min((name for name in laps if name != OURS), key=lambda name: total(laps[name]))
 
 
@@ -184,10 +184,11 @@ def tables(found: dict[str, Laps], plan: Plan) -> str:
     return "\n\n".join(
         [
             (
-                f"Each query runs on all stores at once and gets the input of {plan.batches} batches, after one "
+                f"Each query runs on all stores at once, each in its own JVM, and gets the input of {plan.batches} batches, after one "
                 f"that fills the state and {plan.warmup} to warm up; batch by batch in turn, in changing order, "
-                "while the others wait. 2 shuffle partitions, checkpoints on a local file system, Spark's "
-                f"defaults. transformWithState: {plan.keys:,} keys, {plan.rows:,} of them at random in a batch, a "
+                "while the others wait. 2 shuffle partitions, checkpoints on a local file system, ours as `configure` sets "
+                'it (`spark_files="backend"`), RocksDB as Spark comes and *unforked*, without the programs that Hadoop starts '
+                f"there for each file; both are judged. No maintenance in the background. transformWithState: {plan.keys:,} keys, {plan.rows:,} of them at random in a batch, a "
                 f"count and a sum each. Join: {2 * plan.join_rows:,} events a batch, of both sides, with watermark "
                 "and a range of five minutes. Times in milliseconds, from trigger to trigger, of a batch and the "
                 "batch without data that may follow it. Updates, removals and commit are sums over the "

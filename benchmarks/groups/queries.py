@@ -1,7 +1,7 @@
-"""Whole queries over Nexmark's events, on every store that supports them.
+"""Whole queries over Nexmark's events, on every store that supports them: Spark's as they come, and unforked.
 
-Every query runs on each store concurrently, on the same input, batch by batch in turn. The measured time is
-that from trigger to trigger, including Spark's own work and Python's; it is valid only if all
+Every query runs on each store concurrently, in a JVM of its own, on the same input, batch by batch in turn. The
+measured time is that from trigger to trigger, including Spark's own work and Python's; it is valid only if all
 stores' answers are the same.
 """
 
@@ -14,24 +14,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from benchmarks import race, report, session
-from benchmarks.contest import HDFS, OURS, PROVIDERS
+from benchmarks import race, race_apart, report, session
+from benchmarks.contest import HDFS, OURS, PROVIDERS, UNFORKED_RIVALS
 from benchmarks.nexmark import queries
 from benchmarks.nexmark.events import Generator
-from benchmarks.race import Entrant, Lap, Laps, Race
+from benchmarks.race import Lap, Laps, Race
 from benchmarks.result import Criterion, Result
-from tests.spark.queries import unload_all
 
 # Start of the stream: persons and auctions already exist.
 FIRST = 1_000_000
 
-
-CONFS = {
-    # Queries that wait for their turn should not poll for input.
-    "sql__streaming__pollingDelay": "200ms",
-    # Maintenance would slow down batches of any query, without attribution.
-    "sql__streaming__stateStore__maintenanceInterval": "1h",
-}
+STORES = (*PROVIDERS, *UNFORKED_RIVALS)
 
 
 @dataclass(frozen=True)
@@ -46,8 +39,10 @@ class Plan:
         Number of events that fill the state, and of a batch.
     python_fill, python_rows
         The same for queries with Python code for each row.
-    warmup, least, batches
-        Number of warm-up batches, of measured batches of every store, and of the fastest ones.
+    warmup
+        Number of warm-up batches, for each of `partitions`: the first races begin in new JVMs.
+    least, batches
+        Number of measured batches of every store, and of the fastest ones.
     seconds
         Time in which batches beyond `least` are run.
     hopeless
@@ -59,25 +54,25 @@ class Plan:
     rows: int = 50_000
     python_fill: int = 10_000
     python_rows: int = 5_000
-    warmup: int = 1
+    warmup: tuple[int, ...] = (3, 1)
     least: int = 2
     batches: int = 30
-    seconds: float = 30
+    seconds: float = 45
     hopeless: float = 4
 
 
 FULL = Plan()
-QUICK = Plan((2,), 5_000, 1_000, 500, 200, warmup=0, least=1, batches=1)
+QUICK = Plan((2,), 5_000, 1_000, 500, 200, warmup=(0,), least=1, batches=1)
 
 
 def races(plan: Plan, partitions: int) -> list[Race]:
     """Return the races with a number of shuffle partitions."""
-    entrants = tuple(Entrant(name, *PROVIDERS[name]) for name in PROVIDERS)
+    entrants = tuple(map(race.entrant_of, STORES))
     confs = {"spark.sql.shuffle.partitions": str(partitions)}
     table = partial(nexmark_table, plan.fill, plan.rows)
     few = partial(nexmark_table, plan.python_fill, plan.python_rows)
     # HDFSBacked supports no column families, which transformWithState needs.
-    with_families = tuple(entrant for entrant in entrants if entrant.name != HDFS)
+    with_families = tuple(entrant for entrant in entrants if not entrant.name.startswith(HDFS))
 
     def entered(name: str, build: queries.Build, mode: str, table: Callable[[int], pa.Table]) -> Race:
         python = build is queries.transform_with_state
@@ -110,23 +105,22 @@ def run(scratch: Path, quick: bool) -> Result:
     """Run every query on all stores."""
     plan = QUICK if quick else FULL
     found: dict[str, Laps] = {}
-    with session.running(scratch, **CONFS) as spark:
-        for partitions in plan.partitions:
+    with race_apart.hosting(scratch / "hosts", race_apart.hosts_of(STORES)) as hosts:
+        for partitions, warmup in zip(plan.partitions, plan.warmup, strict=True):
             for entered in races(plan, partitions):
                 directory = scratch / f"{partitions}"
                 directory.mkdir(exist_ok=True)
-                found[entered.name] = race.run(
-                    spark,
+                found[entered.name] = race_apart.run(
+                    hosts,
                     directory,
                     entered,
-                    plan.warmup,
+                    warmup,
                     plan.batches,
                     session.log,
                     least=plan.least,
                     seconds=plan.seconds,
                     hopeless=plan.hopeless,
                 )
-                unload_all(spark)
     samples = {name: {store: _samples(of) for store, of in laps.items()} for name, laps in found.items()}
     return Result("queries", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": samples})
 
@@ -148,7 +142,7 @@ def per_second(laps: list[Lap]) -> float:
 
 
 def criteria(found: dict[str, Laps]) -> list[Criterion]:
-    """Require each query to beat every built-in: in half of its batches, in nearly all, and over all."""
+    """Require each query to beat every built-in, as it comes and unforked: in half of its batches, in nearly all, and over all."""
     judged = []
     for name, laps in found.items():
         rivals = [store for store in laps if store != OURS]
@@ -166,12 +160,14 @@ def criteria(found: dict[str, Laps]) -> list[Criterion]:
 def tables(found: dict[str, Laps], plan: Plan) -> str:
     """Return everything in Markdown, which also reads well in a terminal."""
     about = (
-        f"Each query runs on all stores at once and gets the input of at most {plan.batches} batches of "
-        f"{plan.rows:,} events, after one of {plan.fill:,} that fills the state and {plan.warmup} to warm up "
-        f"(Python: {plan.python_rows:,} and {plan.python_fill:,}); batch by batch in turn, in changing order, "
+        "Each query runs on all stores at once, each in its own JVM, and gets the input of at most "
+        f"{plan.batches} batches of {plan.rows:,} events, after one of {plan.fill:,} that fills the state and "
+        f"{' or '.join(map(str, plan.warmup))} to warm up (Python: {plan.python_rows:,} and {plan.python_fill:,}), with "
+        f"{' or '.join(map(str, plan.partitions))} partitions; batch by batch in turn, in changing order, "
         f"while the others wait. A store that took {plan.hopeless:g} times as long as ours in each of the first "
         f"{plan.least} has only those. After each batch the answers of all stores are compared. Checkpoints on a local "
-        "file system, as Spark comes: for each file of the built-in stores Hadoop starts programs there. "
+        'file system, ours as `configure` sets it (`spark_files="backend"`). For each file of the built-in stores, and of '
+        "Spark's own, Hadoop starts programs there as Spark comes; *unforked*, it starts none. Both are judged. "
         "No maintenance in the background. Times in milliseconds, from "
         "trigger to trigger, of a batch and the batch without data that may follow it; of few batches, p99 is "
         "the longest. CPU is the processor time of all processes in half of the batches, which other programs "

@@ -1,0 +1,170 @@
+"""Whole queries beside the store that keeps nothing, and beside Spark's own as they come and unforked.
+
+Every query runs on each store concurrently, in a JVM of its own, on the same input, batch by batch in turn. The
+measured time is that from trigger to trigger; it is valid only if all stores' answers are the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import race, race_apart, report, session
+from benchmarks.contest import CHANGELOG, HDFS, LIMIT, OURS, UNFORKED_RIVALS
+from benchmarks.groups.operators import visits
+from benchmarks.groups.queries import p50, p99
+from benchmarks.race import Lap, Laps, Race
+from benchmarks.result import Criterion, Result
+
+STORES = (OURS, LIMIT, HDFS, CHANGELOG, *UNFORKED_RIVALS)
+
+MOST_P50 = {8: 1.05, 200: 1.10}
+"""Largest p50 as a share of the limit's, by the number of partitions."""
+
+MOST_P99 = 1.2
+
+ABOUT = """A count by key in windows of ten minutes, in update mode. All events have one time, so that the state keeps its number of
+keys, and each batch looks for expired windows. A batch has events of random keys, after one with every key. The limit is the store that
+*{limit}*: a map in memory, which writes nothing and cannot recover. It and this store have Spark's own files written by the backend
+(`spark_files="backend"`), Spark's stores by Hadoop as PySpark comes, or *unforked*: without the programs that Hadoop starts for each local
+file. All of Spark's are judged. Each store has its own JVM; they take turns, batch by batch in changing order. A store that took
+{hopeless:g} times as long as ours in each of the first batches has only those. No maintenance in the background. Times in milliseconds, from
+trigger to trigger; of few batches, p99 is the longest."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A query's size, and the number of its batches.
+
+    Parameters
+    ----------
+    partitions, rows, keys
+        Number of shuffle partitions, of events of a batch, and of keys in the state.
+    warmup, least, batches
+        Number of warm-up batches, of measured batches of every store, and of the fastest ones.
+    """
+
+    partitions: int
+    rows: int
+    keys: int
+    warmup: int
+    least: int
+    batches: int
+
+    @property
+    def name(self) -> str:
+        return f"count by key, {self.partitions} partitions, {self.rows:,} rows, {self.keys:,} keys"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Amount of work.
+
+    Parameters
+    ----------
+    works
+        The rows.
+    seconds
+        Time in which batches beyond `Work.least` are run, for each row.
+    hopeless
+        A store that is this many times slower than ours runs no batches beyond `Work.least`.
+    """
+
+    works: tuple[Work, ...] = (
+        Work(8, 1_000, 60_000, warmup=10, least=3, batches=60),
+        Work(200, 10_000, 340_000, warmup=1, least=2, batches=20),
+        Work(8, 50_000, 950_000, warmup=3, least=3, batches=30),
+    )
+    seconds: float = 50
+    hopeless: float = 2
+
+
+FULL = Plan()
+QUICK = Plan((Work(8, 100, 1_000, warmup=0, least=1, batches=2),))
+
+
+def count_by_key(stream: Any) -> Any:
+    """Count the events of each key in ten minutes."""
+    from pyspark.sql import functions as F
+
+    timed = stream.withWatermark("ts", "10 seconds")
+    return timed.groupBy(F.window("ts", "10 minutes"), "k").count()
+
+
+def entered_race(work: Work) -> Race:
+    """Return the race of a row."""
+    return Race(
+        work.name,
+        count_by_key,
+        visits(work.keys, work.rows),
+        tuple(map(race.entrant_of, STORES)),
+        "update",
+        {"spark.sql.shuffle.partitions": str(work.partitions)},
+    )
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Run every row on all stores."""
+    plan = QUICK if quick else FULL
+    found: dict[Work, Laps] = {}
+    with race_apart.hosting(scratch / "hosts", race_apart.hosts_of(STORES)) as hosts:
+        for number, work in enumerate(plan.works):
+            directory = scratch / f"{number}"
+            directory.mkdir()
+            found[work] = race_apart.run(
+                hosts,
+                directory,
+                entered_race(work),
+                work.warmup,
+                work.batches,
+                session.log,
+                least=work.least,
+                seconds=plan.seconds,
+                hopeless=plan.hopeless,
+            )
+    samples = {work.name: {store: _samples(of) for store, of in laps.items()} for work, laps in found.items()}
+    return Result("limit", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": samples})
+
+
+def criteria(found: dict[Work, Laps]) -> list[Criterion]:
+    """Require each row to beat both of Spark's stores, as they come and unforked, and to be near the limit."""
+    judged = []
+    for work, laps in found.items():
+        rivals = [store for store in laps if store not in (OURS, LIMIT)]
+        for percent, of, most in ((50, p50, MOST_P50[work.partitions]), (99, p99, MOST_P99)):
+            ours = of(laps[OURS])
+            best = min(rivals, key=lambda store: of(laps[store]))
+            judged += [
+                Criterion(f"{work.name}: p{percent}", ours, 1, "ms", of(laps[best]), best),
+                Criterion(f"{work.name}: p{percent} to the limit", ours, most, "ms", of(laps[LIMIT]), LIMIT),
+            ]
+    return judged
+
+
+def tables(found: dict[Work, Laps], plan: Plan) -> str:
+    """Return a table for each row."""
+    about = ABOUT.format(limit=LIMIT, hopeless=plan.hopeless)
+    return "\n\n".join([about, *(_table_of(work.name, laps) for work, laps in found.items())])
+
+
+def _table_of(name: str, laps: Laps) -> str:
+    limit = laps[LIMIT]
+    rows = [
+        [
+            store,
+            str(len(of)),
+            *report.figures(p50(of), p99(of), p50(of) / p50(limit), p99(of) / p99(limit)),
+        ]
+        for store, of in laps.items()
+    ]
+    return report.table(
+        name, ["store", "batches", "p50", "p99", "p50 to the limit", "p99 to the limit"], rows
+    )
+
+
+def _samples(laps: list[Lap]) -> dict[str, object]:
+    return {
+        "milliseconds": [lap.milliseconds for lap in laps],
+        "steps": {step: report.median([lap.steps[step] for lap in laps]) for step in laps[0].steps},
+    }

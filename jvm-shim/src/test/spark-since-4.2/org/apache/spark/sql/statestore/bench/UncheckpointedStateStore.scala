@@ -1,0 +1,142 @@
+package org.apache.spark.sql.statestore.bench
+
+import java.util.concurrent.ConcurrentHashMap
+
+import scala.jdk.CollectionConverters._
+
+import org.apache.hadoop.conf.Configuration
+
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.types.StructType
+
+/**
+ * State store whose rows are in a map of this process and nowhere else: the limit of a whole query, as any store
+ * that checkpoints does more.
+ *
+ * Guarantees: right answers as long as the process lives and each batch commits. It is not a store that can
+ * recover: it writes nothing, has the newest version alone, and changes it in place, so that another version, or
+ * a batch after one that did not commit, is an error. A commit counts the version and does not even report it to
+ * Spark's coordinator, which only foreachBatch sinks demand. It supports operators that get, put, remove and iterate.
+ */
+final class UncheckpointedStateStoreProvider extends StateStoreProvider {
+  // Spark removes rows while it iterates, and the tasks of a batch have other threads than those of the last one.
+  private[bench] val rows = new ConcurrentHashMap[UnsafeRow, UnsafeRow]
+
+  // Not volatile, which each put would pay for: the tasks of a partition follow one another.
+  private[bench] var newest = 0L
+  private[bench] var isChanged = false
+
+  private var id: StateStoreId = _
+
+  override def init(
+      stateStoreId: StateStoreId,
+      keySchema: StructType,
+      valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec,
+      useColumnFamilies: Boolean,
+      storeConfs: StateStoreConf,
+      hadoopConf: Configuration,
+      useMultipleValuesPerKey: Boolean,
+      stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
+    if (useColumnFamilies || useMultipleValuesPerKey) UncheckpointedStateStore.unsupported("column families")
+    id = stateStoreId
+  }
+
+  override def stateStoreId: StateStoreId = id
+
+  override def getStore(
+      version: Long,
+      stateStoreCkptId: Option[String],
+      forceSnapshotOnCommit: Boolean,
+      loadEmpty: Boolean): StateStore = {
+    if (version != newest || isChanged || loadEmpty) {
+      throw new IllegalStateException(
+        s"version $version of $id is lost: the benchmark's store without checkpoints has version $newest alone" +
+          s"${if (isChanged) ", changed by a batch that did not commit" else ""}. Start the query anew.")
+    }
+    new UncheckpointedStateStore(this, version)
+  }
+
+  override def close(): Unit = rows.clear()
+}
+
+/** Reads and writes of one batch, in place. */
+private[bench] final class UncheckpointedStateStore(
+    provider: UncheckpointedStateStoreProvider, override val version: Long) extends StateStore {
+  import UncheckpointedStateStore._
+
+  override def id: StateStoreId = provider.stateStoreId
+
+  override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = provider.rows.get(key)
+
+  override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
+    provider.isChanged = true
+    // Spark reuses the memory of both.
+    val kept = value.copy()
+    if (provider.rows.replace(key, kept) == null) provider.rows.put(key.copy(), kept)
+  }
+
+  override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
+    provider.isChanged = true
+    provider.rows.remove(key)
+  }
+
+  override def iterator(colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
+    val pair = new UnsafeRowPair
+    new StateStoreIterator(
+      provider.rows.entrySet.iterator.asScala.map(entry => pair.withRows(entry.getKey, entry.getValue)))
+  }
+
+  override def commit(): Long = {
+    provider.newest = version + 1
+    provider.isChanged = false
+    version + 1
+  }
+
+  override def hasCommitted: Boolean = provider.newest > version
+
+  override def abort(): Unit = ()
+
+  override def release(): Unit = ()
+
+  override def metrics: StateStoreMetrics = StateStoreMetrics(provider.rows.size, 0L, Map.empty, Map.empty)
+
+  override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
+    StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
+
+  override def allColumnFamilyNames: Set[String] = Set(StateStore.DEFAULT_COL_FAMILY_NAME)
+
+  override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] =
+    unsupported("valuesIterator")
+
+  override def prefixScan(prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    unsupported("prefixScan")
+
+  override def prefixScanWithMultiValues(
+      prefixKey: UnsafeRow, colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    unsupported("prefixScanWithMultiValues")
+
+  override def iteratorWithMultiValues(colFamilyName: String): StateStoreIterator[UnsafeRowPair] =
+    unsupported("iteratorWithMultiValues")
+
+  override def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
+    unsupported("putList")
+
+  override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = unsupported("merge")
+
+  override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
+    unsupported("mergeList")
+
+  override def createColFamilyIfAbsent(
+      colFamilyName: String, keySchema: StructType, valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean, isInternal: Boolean): Unit =
+    unsupported("createColFamilyIfAbsent")
+
+  override def removeColFamilyIfExists(colFamilyName: String): Boolean = unsupported("removeColFamilyIfExists")
+}
+
+private[bench] object UncheckpointedStateStore {
+  def unsupported(what: String): Nothing =
+    throw new UnsupportedOperationException(s"the benchmark's store without checkpoints has no $what")
+}
