@@ -242,7 +242,7 @@ class CheckpointStateStoreProvider
       requireCurrent(store, of)
       new StoreCommit(
         client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot,
-        maintenance.isFull(of, of.newest, store.forceSnapshot),
+        maintenance.isFull(of, store.forceSnapshot),
         of.families.map(family => (family, family.snapshot())).toSeq,
         options.numRetained(conf.minVersionsToRetain), toString)
     }

@@ -5,6 +5,7 @@ import scala.collection.mutable
 import org.apache.hadoop.fs.{FileStatus, Path}
 
 import org.apache.spark.sql.statestore.backend.FileClient
+import org.apache.spark.sql.statestore.provider.StoreLocation
 
 /**
  * The files of a log's batches, named by their numbers. Spark asks whether a file exists before it creates it,
@@ -87,7 +88,7 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
 }
 
 private object LogBatches {
-  private val Logs = Set("offsets", "commits", "_spark_metadata")
+  private val Logs = Set("offsets", StoreLocation.CommitLog, "_spark_metadata")
   private val Compacted = ".compact"
   // Of all batches together; larger ones are read again.
   private final val RememberedBytes = 1 << 20

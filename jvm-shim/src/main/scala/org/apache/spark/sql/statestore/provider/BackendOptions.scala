@@ -24,7 +24,7 @@ private[statestore] final class BackendOptions private (values: BackendOptions.V
 
   def driverPython: Option[String] = values.get("driverPython")
 
-  /** Whether commits are durable by the end of the batch rather than of their task; None if it depends. */
+  /** True for `batch`, false for `task`, None for `auto`. */
   def commitsByBatch: Option[Boolean] = values.get("commit").filter(_ != "auto").map(_ == "batch")
 
   def checkpointsDir: Option[String] = values.get("checkpointsDir")

@@ -5,7 +5,6 @@ import java.util.concurrent.{ConcurrentHashMap, CountDownLatch, ThreadPoolExecut
 import scala.jdk.CollectionConverters._
 
 import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
-import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.InvalidOptionException
 import org.apache.spark.util.ThreadUtils
@@ -87,9 +86,9 @@ private[statestore] final class PendingCommit(
  *
  * Spark's driver and tasks must share this JVM.
  */
-private[statestore] object CommitCollector extends Logging {
+private[statestore] object CommitCollector {
   // As long as storage answers, the number is bounded by the tasks of a batch.
-  private val handedOver = new ConcurrentHashMap[String, ConcurrentHashMap[PendingCommit, java.lang.Boolean]]
+  private val handedOver = new ConcurrentHashMap[String, java.util.Set[PendingCommit]]
 
   private lazy val executor: ThreadPoolExecutor =
     ThreadUtils.newDaemonCachedThreadPool("state-store-commits", MostThreads)
@@ -131,8 +130,8 @@ private[statestore] object CommitCollector extends Logging {
   /** Takes a commit over. */
   def submit(log: String, commit: PendingCommit): Unit = {
     handedOver.compute(log, (_, known) => {
-      val commits = if (known == null) new ConcurrentHashMap[PendingCommit, java.lang.Boolean] else known
-      commits.put(commit, java.lang.Boolean.TRUE)
+      val commits = if (known == null) ConcurrentHashMap.newKeySet[PendingCommit]() else known
+      commits.add(commit)
       commits
     })
     try executor.execute(commit) catch {
@@ -171,12 +170,10 @@ private[statestore] object CommitCollector extends Logging {
         if (known.isEmpty) null else known
       })
     }
-    commits.find(_.failure.isDefined).foreach(failed => throw failed.failure.get)
+    commits.iterator.flatMap(_.failure).foreach(throw _)
     commits.foreach(_.isAcknowledged = true)
   }
 
-  private def of(log: String): Seq[PendingCommit] = {
-    val known = handedOver.get(log)
-    if (known == null) Nil else known.keySet.asScala.toSeq
-  }
+  private def of(log: String): Seq[PendingCommit] =
+    Option(handedOver.get(log)).fold(Seq.empty[PendingCommit])(_.asScala.toSeq)
 }

@@ -40,9 +40,9 @@ private[statestore] final class StoreMaintenance(
   def cleanUp(): Unit = quietly("a cleanup")(exclusive.synchronized(discardOld()))
 
   /** True if a commit writes everything; to be called under the provider's lock. */
-  def isFull(of: LoadedState, parent: CommittedVersion, forced: Boolean): Boolean =
+  def isFull(of: LoadedState, forced: Boolean): Boolean =
     SnapshotPolicy.fullOnCommit(
-      parent.stored.fold(0)(_.chainLength), snapshotInterval, of.liveBytes, of.changedBytes(parent),
+      of.newest.stored.fold(0)(_.chainLength), snapshotInterval, of.liveBytes, of.changedBytes(of.newest),
       forced, of.snapshotOnCommit || isDue(of, tick = false), takesSnapshots, provider.isRemote)
 
   /** True if a snapshot is to be uploaded; to be called under the provider's lock. */
