@@ -72,7 +72,7 @@ def test_uncheckpointed_store_removes_expired_rows_as_others_do(spark: Any, tmp_
     laps = race.run(spark, tmp_path, expiring, 0, 3, lambda _: None)
     rows = [lap.rows for lap in laps[LIMIT]]
     assert rows == [lap.rows for lap in laps[OURS]]
-    # Of the ten minutes of the first batch, and the later ones, few are left.
+    # Few rows remain of the ten minutes of the first batch, and of the later ones.
     assert 0 < rows[-1] < 6 * 30
     assert all(lap.output[0] > 0 for lap in laps[LIMIT])
 

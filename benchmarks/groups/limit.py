@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks import race, race_apart, report, session
 from benchmarks.contest import CHANGELOG, HDFS, LIMIT, OURS, UNFORKED_RIVALS
 from benchmarks.groups.operators import visits
-from benchmarks.groups.queries import p50, p99
-from benchmarks.race import Lap, Laps, Race
+from benchmarks.groups.queries import p50, p99, samples
+from benchmarks.race import Laps, Race
 from benchmarks.result import Criterion, Result
 
 STORES = (OURS, LIMIT, HDFS, CHANGELOG, *UNFORKED_RIVALS)
@@ -123,8 +123,8 @@ def run(scratch: Path, quick: bool) -> Result:
                 seconds=plan.seconds,
                 hopeless=plan.hopeless,
             )
-    samples = {work.name: {store: _samples(of) for store, of in laps.items()} for work, laps in found.items()}
-    return Result("limit", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": samples})
+    kept = {work.name: {store: samples(of) for store, of in laps.items()} for work, laps in found.items()}
+    return Result("limit", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": kept})
 
 
 def criteria(found: dict[Work, Laps]) -> list[Criterion]:
@@ -161,10 +161,3 @@ def _table_of(name: str, laps: Laps) -> str:
     return report.table(
         name, ["store", "batches", "p50", "p99", "p50 to the limit", "p99 to the limit"], rows
     )
-
-
-def _samples(laps: list[Lap]) -> dict[str, object]:
-    return {
-        "milliseconds": [lap.milliseconds for lap in laps],
-        "steps": {step: report.median([lap.steps[step] for lap in laps]) for step in laps[0].steps},
-    }

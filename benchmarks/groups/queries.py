@@ -121,8 +121,8 @@ def run(scratch: Path, quick: bool) -> Result:
                     seconds=plan.seconds,
                     hopeless=plan.hopeless,
                 )
-    samples = {name: {store: _samples(of) for store, of in laps.items()} for name, laps in found.items()}
-    return Result("queries", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": samples})
+    kept = {name: {store: samples(of) for store, of in laps.items()} for name, laps in found.items()}
+    return Result("queries", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": kept})
 
 
 def p50(laps: list[Lap]) -> float:
@@ -202,7 +202,8 @@ def _table_of(name: str, laps: Laps) -> str:
     return report.table(name, header, rows)
 
 
-def _samples(laps: list[Lap]) -> dict[str, object]:
+def samples(laps: list[Lap]) -> dict[str, object]:
+    """Return the figures of one store that are kept with the results."""
     return {
         "milliseconds": [lap.milliseconds for lap in laps],
         "cpu": [lap.cpu for lap in laps],

@@ -12,7 +12,7 @@ import pyspark
 import spark_statestore
 from benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS
 from benchmarks.race import Entrant
-from benchmarks.race_apart import Host
+from benchmarks.race_apart import CONFS, Host
 from tests.spark.queries import JOIN_FORMAT
 from tests.support.services import Service
 from tests.support.services.hdfs import hadoop_version
@@ -39,11 +39,8 @@ _OTHER_CLOUDS = (
 
 _FILE_MANAGER = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 
-_SHARED = {
+_SHARED = CONFS | {
     "master": "local[8]",
-    # Queries that wait for their turn should not poll for input.
-    "sql__streaming__pollingDelay": "200ms",
-    "sql__streaming__stateStore__maintenanceInterval": "1h",
     # So that batches remove old ones after a short warm-up.
     "sql__streaming__minBatchesToRetain": "2",
     # Each input is one batch. Those without data cost less, so requests a batch are an upper limit.
