@@ -1,4 +1,4 @@
-"""Stores with column families, of this provider and of Spark's own."""
+"""Stores with column families, of this provider and of Spark's own; storage that is slow or hangs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.spark.counting import backend_pid
 from tests.spark.families import OURS, open_provider
 from tests.spark.harness import ROCKSDB, Open, Provider, Store
+from tests.support.slow import SlowStorage
 
 
 @pytest.fixture(params=[OURS, ROCKSDB], ids=["ours", "rocksdb"])
@@ -35,3 +38,12 @@ def instance(spark: Any, tmp_path: Path, provider_class: str) -> Iterator[Open]:
 @pytest.fixture
 def store(instance: Open) -> Store:
     return instance().open(0)
+
+
+@pytest.fixture
+def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
+    """Return storage that can be slow or hang, with an interpreter whose backend uses it and ends with the test."""
+    storage = SlowStorage(tmp_path)
+    yield storage
+    if (pid := backend_pid(spark, storage.interpreter())) > 0:
+        psutil.Process(pid).kill()

@@ -126,8 +126,12 @@ def backends_of(jvm: int) -> list[psutil.Process]:
 
 def backend_of(session: Any) -> psutil.Process:
     """Return the backend that the driver has started for the interpreter of this process."""
-    harness = session._jvm.org.apache.spark.sql.statestore.ProviderHarness
-    return psutil.Process(harness.backendPid(sys.executable))
+    return psutil.Process(backend_pid(session, sys.executable))
+
+
+def backend_pid(session: Any, python: str) -> int:
+    """Return the process id of the driver's backend for an interpreter; not positive if there is none."""
+    return int(session._jvm.org.apache.spark.sql.statestore.ProviderHarness.backendPid(python))
 
 
 def runs(process: psutil.Process, what: str) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from pyspark.errors import StreamingQueryException
 
@@ -16,18 +14,7 @@ from tests.support.slow import SlowStorage
 
 pytestmark = pytest.mark.slow
 
-COMMIT = OPTION_PREFIX + "commit"
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-
-
-@pytest.fixture
-def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
-    """Return storage that can be slow or hang, with an interpreter whose backend uses it and ends with the test."""
-    storage = SlowStorage(tmp_path)
-    yield storage
-    harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
-    if (pid := int(harness.backendPid(storage.interpreter()))) > 0:
-        psutil.Process(pid).kill()
 
 
 def start(spark: Any, checkpoint: Path, slow: SlowStorage, commit: str, **options: str) -> Any:
@@ -39,10 +26,6 @@ def start(spark: Any, checkpoint: Path, slow: SlowStorage, commit: str, **option
     )
 
 
-def durations(query: Any) -> dict[str, int]:
-    return dict(query.lastProgress.durationMs)
-
-
 @pytest.mark.parametrize("commit", ["task", "batch"])
 def test_driver_waits_for_what_tasks_handed_over(
     spark: Any, slow: SlowStorage, tmp_path: Path, commit: str
@@ -52,7 +35,7 @@ def test_driver_waits_for_what_tasks_handed_over(
     slow.calls(delay=0.7)
     batch = query.lastProgress.batchId + 2
     wait_for_batch(query, batch)
-    taken = durations(query)
+    taken = query.lastProgress.durationMs
     slow.calls()
     waited = {"task": taken["addBatch"], "batch": taken["commitOffsets"]}
     # A commit that was handed over is on its way while its task ends.

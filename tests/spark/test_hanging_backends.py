@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from pyspark.errors import StreamingQueryException
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
     Program,
+    backend_pid,
     finish,
     is_gone,
     messages,
@@ -32,19 +32,11 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
-    """Return storage that can hang, with an interpreter whose backend uses it and ends with the test."""
-    storage = SlowStorage(tmp_path)
+def slow(slow: SlowStorage, tmp_path: Path) -> SlowStorage:
+    """Return the storage, beside the metadata of a query."""
     (tmp_path / "query").mkdir()
     (tmp_path / "query" / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000007"}')
-    yield storage
-    if (pid := backend_pid(spark, storage)) > 0:
-        psutil.Process(pid).kill()
-
-
-def backend_pid(spark: Any, slow: SlowStorage) -> int:
-    harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
-    return int(harness.backendPid(slow.interpreter()))
+    return slow
 
 
 def settings(slow: SlowStorage, seconds: int = LIMIT) -> dict[str, str]:
@@ -119,7 +111,7 @@ def test_watchdog_replaces_a_stopped_backend(
     store.put(("a", 1), (1, "x"))
     store.commit()
     assert store.metrics["backendRestarts"] == 0
-    stopped = backend_pid(spark, slow)
+    stopped = backend_pid(spark, slow.interpreter())
     psutil.Process(stopped).suspend()
     started = time.monotonic()
     if not has_state:
@@ -131,7 +123,7 @@ def test_watchdog_replaces_a_stopped_backend(
     assert 2 * LIMIT + 2 <= time.monotonic() - started < 30
     assert store.metrics["backendRestarts"] == 1
     assert wait_until(lambda: is_gone(stopped), 5)
-    assert backend_pid(spark, slow) != stopped
+    assert backend_pid(spark, slow.interpreter()) != stopped
     assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (1, "x"), ("b", 2): (2, "y")}
 
 
@@ -208,7 +200,7 @@ def test_tasks_of_a_stopped_backend_share_its_replacement(
     for number, store in enumerate(stores):
         store.put(("a", number), (number, "x"))
     stores[0].commit()
-    psutil.Process(backend_pid(spark, slow)).suspend()
+    psutil.Process(backend_pid(spark, slow.interpreter())).suspend()
     waiting = [threading.Thread(target=store.commit) for store in stores[1:]]
     for thread in waiting:
         thread.start()

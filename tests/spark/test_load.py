@@ -37,7 +37,7 @@ def test_many_stores_serve_sixty_four_threads(spark: Any, tmp_path: Path, count:
         stores.fill(ROWS)
         jvm = psutil.Process(jvm_of(spark))
         backend = backend_of(spark)
-        # Of tests before this one, to other backends.
+        # Earlier tests have connections to other backends.
         other = sockets(jvm)
         taken = []
         for number in range(3):
