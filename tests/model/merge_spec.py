@@ -1,0 +1,400 @@
+"""Specification of merged files: the commits of a batch's stores are logical files of one physical file.
+
+Runs share only storage. One in task mode writes files of its stores' own instead. See INVARIANTS.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+
+class Attempt(NamedTuple):
+    """The one attempt of a run at a version of a store; `chain` has the earlier ones that a load reads as well."""
+
+    store: int
+    version: int
+    run: int
+    chain: frozenset[tuple[int, int]] = frozenset()
+
+    @property
+    def id(self) -> tuple[int, int]:
+        return self.version, self.run
+
+
+class Entry(NamedTuple):
+    """A logical file; `rank` is the sequence of the physical file in which its attempt was published."""
+
+    attempt: Attempt
+    rank: int
+
+
+class Physical(NamedTuple):
+    """A physical file: its name, and its index."""
+
+    sequence: int
+    oldest: int
+    newest: int
+    entries: frozenset[Entry]
+
+    @property
+    def name(self) -> tuple[int, ...]:
+        return self[:3]
+
+
+class Run(NamedTuple):
+    """A run of the query: what it has in memory.
+
+    `step` is "list", "load", "tasks", "checked" (the commit log was read), "published", or one of "ended", "killed",
+    "misled" and "lost" (it loaded the wrong attempt, or none).
+    """
+
+    step: str = "list"
+    version: int = 0
+    # The commit log before that version.
+    committed: tuple[int, ...] = ()
+    # The physical files that it has listed and published, and their highest sequence.
+    known: frozenset[Physical] = frozenset()
+    highest: int = 0
+    # By store: its newest attempt.
+    memory: tuple[Attempt | None, ...] = ()
+    discarded: frozenset[Attempt] = frozenset()
+    # The logical files that the next physical file takes over.
+    moving: frozenset[Entry] = frozenset()
+
+
+class State(NamedTuple):
+    """Storage, Spark's commit log and the runs."""
+
+    physical: frozenset[Physical] = frozenset()
+    # The stores' own files; of several at one path the last one has the name, the others are kept beside it.
+    own: tuple[Attempt, ...] = ()
+    # By version: the run in the commit log, and what was found by store when the log was written.
+    committed: tuple[int, ...] = ()
+    found: tuple[tuple[Attempt | None, ...], ...] = ()
+    runs: tuple[Run, ...] = ()
+    # The version of the last rollback; older ones need not exist.
+    oldest: int = 1
+    rewrites: int = 0
+    kills: int = 0
+    rollbacks: int = 0
+
+
+@dataclass(frozen=True)
+class MergeSpec:
+    """The protocol of merged files.
+
+    Attributes
+    ----------
+    with_ids
+        Spark's checkpoint format v2.
+    modes
+        Mode of every run: "b" (`commit=batch`) or "t" (`commit=task`).
+    stores, versions, rewrites, kills, rollbacks
+        Upper bounds on their numbers.
+    retained, lag
+        Versions that are kept before the newest, and batches by which a store's cleanup may be behind its run.
+    rolls_beyond, concurrent
+        Whether a rollback may lead to a complete version that is not retained any more, and whether a run may
+        begin before the previous one has ended.
+    whole, varied
+        Pairs of store and version: the attempts that have no chain, and those that may have none.
+    faults
+        Injected protocol faults.
+    """
+
+    with_ids: bool = False
+    modes: str = "bb"
+    stores: int = 2
+    versions: int = 3
+    rewrites: int = 0
+    kills: int = 0
+    rollbacks: int = 0
+    retained: int = 0
+    lag: int = 0
+    rolls_beyond: bool = True
+    concurrent: bool = False
+    whole: frozenset[tuple[int, int]] = frozenset([(0, 2), (1, 3)])
+    varied: frozenset[tuple[int, int]] = frozenset()
+    faults: frozenset[str] = frozenset()
+
+    def init(self) -> Iterator[State]:
+        yield State()
+
+    def key(self, state: State) -> State:
+        return state
+
+    def next(self, state: State) -> Iterator[tuple[str, State]]:
+        yield from self._begin(state)
+        for number, run in enumerate(state.runs):
+            if run.step == "list":
+                yield f"list in run {number}", _with(state, number, _listed(state, run)._replace(step="load"))
+            elif run.step == "load":
+                yield self._load(state, number, run)
+            elif run.step in ("tasks", "checked"):
+                yield from self._work(state, number, run)
+            elif run.step == "published":
+                yield self._commit(state, number, run)
+            if _is_active(run) and (len(state.runs) < len(self.modes) or state.rollbacks < self.rollbacks):
+                yield f"end run {number}", _ended(state, number)
+            if state.kills < self.kills and run.step != "killed":
+                killed = _with(state, number, Run("killed"))
+                yield f"kill run {number}", killed._replace(kills=state.kills + 1)
+            if run.memory:
+                yield from self._discard(state, number, run)
+                for physical in self._deletable(run):
+                    of = state._replace(physical=_without(state, physical))
+                    after = run._replace(known=run.known - {physical})
+                    yield f"delete {physical.name} in run {number}", _with(of, number, after)
+
+    # The driver
+
+    def _begin(self, state: State) -> Iterator[tuple[str, State]]:
+        active = any(_is_active(run) for run in state.runs)
+        version = len(state.committed) + 1
+        if len(state.runs) < len(self.modes) and (self.concurrent or not active):
+            what = f"begin run {len(state.runs)}"
+            yield what, state._replace(runs=(*state.runs, Run(version=version)))
+            for number, run in enumerate(state.runs):
+                if run.step == "ended" and "listing is reused" in self.faults:
+                    again = Run("load", version, known=run.known, highest=run.highest)
+                    yield f"{what} with listing {number}", state._replace(runs=(*state.runs, again))
+        kept = len(state.committed) - 1
+        if state.rollbacks == self.rollbacks or kept < 1 or active or not self._is_complete(state, kept):
+            return
+        # That no cleanup is in progress is an assumption, see INVARIANTS.md.
+        if (self.rolls_beyond or self.retained) and not any(map(self._deletable, state.runs)):
+            rolled = state._replace(committed=state.committed[:kept], found=state.found[:kept], oldest=kept)
+            yield f"rollback to version {kept}", rolled._replace(rollbacks=state.rollbacks + 1)
+
+    def _load(self, state: State, number: int, run: Run) -> tuple[str, State]:
+        base = run.version - 1
+        memory = self._found(state, base, run.known) or (None,) * self.stores
+        step = "tasks"
+        if base in self._retained(state) and memory != state.found[base - 1]:
+            step = "lost" if None in memory else "misled"
+        if step == "lost" and self.concurrent:
+            return f"miss in run {number}", _ended(state, number)
+        loaded = run._replace(step=step, committed=state.committed[:base], memory=memory)
+        return f"load in run {number}", _with(state, number, loaded)
+
+    def _commit(self, state: State, number: int, run: Run) -> tuple[str, State]:
+        if len(state.committed) >= run.version:
+            return f"conflict in run {number}", _ended(state, number)
+        of = state._replace(committed=(*state.committed, number))
+        of = of._replace(found=(*of.found, self._found(of, run.version, of.physical)))
+        after = run._replace(step="tasks", version=run.version + 1, committed=of.committed)
+        return f"commit version {run.version} in run {number}", _with(of, number, after)
+
+    # Publication
+
+    def _work(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
+        if run.version > self.versions:
+            return
+        if "commit log first" in self.faults and len(state.committed) < run.version:
+            yield self._commit(state, number, run)
+        if self.modes[number] == "b":
+            if not run.moving and run.step == "tasks" and state.rewrites < self.rewrites:
+                yield from self._rewrite(state, number, run)
+            for made in self._made(number, run, range(self.stores)):
+                yield self._publish(state, number, run, run._replace(step="published", memory=made))
+            return
+        waiting = [n for n, attempt in enumerate(run.memory) if not attempt or attempt.version < run.version]
+        for store in waiting:
+            for (own,) in self._made(number, run, [store]):
+                memory = (*run.memory[:store], own, *run.memory[store + 1 :])
+                after = run._replace(step="tasks" if len(waiting) > 1 else "published", memory=memory)
+                if self._newest(run.known, own) and "merged files do not exist for own" not in self.faults:
+                    yield self._publish(state, number, run, after)
+                else:
+                    yield self._create_own(state, number, after, own)
+
+    def _made(self, number: int, run: Run, stores: Iterable[int]) -> Iterator[tuple[Attempt, ...]]:
+        """Return the possible attempts of the run's batch at some stores."""
+        made = []
+        for store in stores:
+            parent, place = run.memory[store], (store, run.version)
+            chains = {frozenset() if place in self.whole or not parent else parent.chain | {parent.id}}
+            chains |= {frozenset()} if place in self.varied else set()
+            made.append([Attempt(store, run.version, number, chain) for chain in chains])
+        return product(*made)
+
+    def _publish(self, state: State, number: int, run: Run, after: Run) -> tuple[str, State]:
+        """Return the step that creates a physical file of the new attempts and the moved ones."""
+        sequence = run.highest + 1
+        made = {Entry(one, sequence) for one in after.memory if one and one not in run.memory}
+        entries = run.moving | made
+        if "ranks are not kept" in self.faults:
+            entries = frozenset(entry._replace(rank=sequence) for entry in entries)
+        versions = [entry.attempt.version for entry in entries]
+        physical = Physical(sequence, min(versions), max(versions), entries)
+        what = f"{physical.name} in run {number}"
+        if run.step != "checked":
+            committed = [one.attempt for one in entries if one.attempt.version <= len(state.committed)]
+            if any(self._is_refused(run, attempt) for attempt in committed):
+                return f"refuse {what}", _ended(state, number)
+            if "slow check" in self.faults:
+                return f"check {what}", _with(state, number, run._replace(step="checked"))
+        others = _without(state, physical)
+        if others != state.physical and "physical files are replaced" not in self.faults:
+            return f"list again for {what}", _with(state, number, _listed(state, run)._replace(step="tasks"))
+        after = after._replace(known=run.known | {physical}, highest=sequence, moving=frozenset())
+        return f"publish {what}", _with(state._replace(physical=others | {physical}), number, after)
+
+    def _is_refused(self, run: Run, attempt: Attempt) -> bool:
+        """Return whether the run must not publish an attempt whose version is committed (v1)."""
+        is_copy = attempt.version < run.version and "ranks are not kept" not in self.faults
+        if self.with_ids or is_copy or "commit log is not read" in self.faults:
+            return False
+        if attempt.version == run.version and "only known files are checked" not in self.faults:
+            return True
+        return self._newest(run.known, attempt) not in (None, attempt)
+
+    def _create_own(self, state: State, number: int, after: Run, made: Attempt) -> tuple[str, State]:
+        what = f"file of store {made.store} in run {number}"
+        exists = any(self._shares_path(made, other) for other in state.own)
+        # One step with the replacement: `StoreSpec` has them apart.
+        if exists and len(state.committed) >= made.version:
+            return f"refuse {what}", _ended(state, number)
+        own = tuple(sorted((*state.own, made), key=lambda attempt: attempt[:2]))
+        return f"{'replace' if exists else 'create'} {what}", _with(state._replace(own=own), number, after)
+
+    # Rewriting and retention
+
+    def _rewrite(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
+        """Yield the choice of an old physical file whose live logical files the next one takes over."""
+        used = {(one.store, id_) for one in _attempts(run.known) for id_ in one.chain}
+        for physical in run.known & state.physical:
+            end = run.version + ("uncommitted versions are moved" in self.faults)
+            live = {e.attempt for e in physical.entries if e.attempt.version < end} - run.discarded
+            moved = {one for one in live if self._newest(run.known, one) == one}
+            if "ranks are not kept" not in self.faults:
+                moved |= {one for one in live if (one.store, one.id) in used}
+            if moving := frozenset(e for e in physical.entries if e.attempt in moved):
+                of = state._replace(rewrites=state.rewrites + 1)
+                if "old file is deleted first" in self.faults:
+                    of = of._replace(physical=of.physical - {physical})
+                yield f"move {physical.name} in run {number}", _with(of, number, run._replace(moving=moving))
+
+    def _discard(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
+        """Yield the cleanups of the stores, each of which discards the old versions that it knows."""
+        last = len(run.committed)
+        # Without ids, a concurrent run can have published the attempts that were found.
+        if not self.with_ids and "cleanups do not list" not in self.faults:
+            run = _listed(state, run)
+        for store, newest in product(range(self.stores), range(max(1, last - self.lag), last + 1)):
+            # It must still be current, see `StoreSpec`.
+            current = state.committed[newest - 1 : newest]
+            if not current or (self.with_ids and current[0] != run.committed[newest - 1]):
+                continue
+            horizon = newest - self.retained
+            known = {one for one in _attempts(run.known) | {*state.own} if one.store == store}
+            used = {one for a in known if a.version >= horizon for one in a.chain}
+            old = {a for a in known if a.version < horizon and a.id not in used}
+            if not old <= run.discarded:
+                of = state._replace(own=tuple(attempt for attempt in state.own if attempt not in old))
+                after = run._replace(discarded=run.discarded | old)
+                yield f"discard below {horizon} in store {store} of run {number}", _with(of, number, after)
+
+    def _deletable(self, run: Run) -> list[Physical]:
+        """Return the physical files that have no live logical file, as far as the run knows."""
+        found: list[Physical] = []
+        test = any if "files with live entries are deleted" in self.faults else all
+        for physical in run.known if _is_active(run) or "ended runs delete" in self.faults else ():
+            moved = _attempts(other for other in run.known if other.name > physical.name)
+            # A path must not lead to an attempt again that was superseded.
+            exposes = "superseded files are deleted last" not in self.faults and any(
+                self._shares_path(one.attempt, other.attempt) and other[::-1] < one[::-1]
+                for one, other in product(physical.entries, _entries(run.known))
+            )
+            if not exposes and test(e.attempt in run.discarded | moved for e in physical.entries):
+                found.append(physical)
+        return found
+
+    def _shares_path(self, one: Attempt, other: Attempt) -> bool:
+        return one[: 3 if self.with_ids else 2] == other[: 3 if self.with_ids else 2]
+
+    def _newest(self, physical: Iterable[Physical], at: Attempt) -> Attempt | None:
+        """Return the attempt in the physical files that has the path of an attempt."""
+        found = [
+            (file.newest if "version order" in self.faults else 0, entry.rank, entry.attempt)
+            for file in physical
+            for entry in file.entries
+            if self._shares_path(entry.attempt, at)
+        ]
+        return max(found)[-1] if found else None
+
+    def _found(self, state: State, version: int, known: frozenset[Physical]) -> tuple[Attempt | None, ...]:
+        """Return the attempts found at a committed version, given the known physical files."""
+        found: list[Attempt | None] = []
+        for store in range(self.stores if version else 0):
+            path = Attempt(store, version, state.committed[version - 1])
+            own = next((attempt for attempt in reversed(state.own) if self._shares_path(attempt, path)), None)
+            merged = self._newest(known, path)
+            found.append((own or merged) if "own files win" in self.faults else (merged or own))
+        return tuple(found)
+
+    def _retained(self, state: State) -> range:
+        newest = len(state.committed)
+        return range(max(state.oldest, newest - self.retained), newest + 1)
+
+    def _is_complete(self, state: State, version: int) -> bool:
+        there = {(one.store, one.id) for one in _attempts(state.physical) | {*state.own}}
+        found = self._found(state, version, state.physical)
+        return all(one and all((one.store, id_) in there for id_ in one.chain) for one in found)
+
+    def invariants(self) -> Mapping[str, Callable[[State], bool]]:
+        def whole(state: State) -> bool:
+            return all(self._is_complete(state, n) for n in self._retained(state))
+
+        def settled(state: State) -> bool:
+            kept = self._retained(state)
+            return all(self._found(state, n, state.physical) == state.found[n - 1] for n in kept)
+
+        def committed(state: State) -> bool:
+            # Without ids, a concurrent run can supersede the attempt until the version is committed.
+            if self.concurrent and not self.with_ids:
+                return True
+            kept = self._retained(state)
+            return all(a and a.run == state.committed[n - 1] for n in kept for a in state.found[n - 1])
+
+        def loaded(state: State) -> bool:
+            return all(run.step not in ("misled", "lost") for run in state.runs)
+
+        return {
+            "committed versions are complete": whole,
+            "committed versions are immutable": settled,
+            "the committed attempt is the one found": committed,
+            "a run loads the version that a new run finds": loaded,
+        }
+
+
+def _is_active(run: Run) -> bool:
+    return run.step not in ("ended", "killed")
+
+
+def _entries(physical: Iterable[Physical]) -> Iterator[Entry]:
+    return (entry for file in physical for entry in file.entries)
+
+
+def _attempts(physical: Iterable[Physical]) -> set[Attempt]:
+    return {entry.attempt for entry in _entries(physical)}
+
+
+def _without(state: State, physical: Physical) -> frozenset[Physical]:
+    return frozenset(other for other in state.physical if other.name != physical.name)
+
+
+def _listed(state: State, run: Run) -> Run:
+    highest = max([run.highest, *(physical.sequence for physical in state.physical)])
+    return run._replace(known=state.physical, highest=highest)
+
+
+def _ended(state: State, number: int) -> State:
+    return _with(state, number, state.runs[number]._replace(step="ended", moving=frozenset()))
+
+
+def _with(state: State, number: int, run: Run) -> State:
+    return state._replace(runs=(*state.runs[:number], run, *state.runs[number + 1 :]))
