@@ -18,7 +18,11 @@ from tests.support.services import Service
 from tests.support.services.hdfs import hadoop_version
 from tests.support.services.service import fetched, run_client
 
-STORES = (OURS, HDFS, CHANGELOG)
+BY_TASK = f"{OURS}, commit=task"
+"""This store with an object for each partition and batch."""
+
+MINE = (OURS, BY_TASK)
+STORES = (*MINE, HDFS, CHANGELOG)
 
 CLOUD = "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2"
 """Spark's checkpoint file manager for S3. Spark 4.3's own is not on Maven Central; the class fits."""
@@ -103,7 +107,7 @@ def hosts(service: Service, endpoint: str) -> dict[str, Host]:
         "hadoop__fs__s3a__secret__key": environment["AWS_SECRET_ACCESS_KEY"],
     }
     return {
-        OURS: Host(spark_files="backend", confs=_SHARED, environment=environment),
+        **{name: Host(spark_files="backend", confs=_SHARED, environment=environment) for name in MINE},
         HDFS: Host(confs=_SHARED | hadoop),
         CHANGELOG: Host(confs=_SHARED | hadoop),
     }
@@ -113,12 +117,15 @@ def entrants(buckets: Mapping[str, str], *, is_join: bool) -> tuple[Entrant, ...
     """Return the stores, with their buckets by name; of a join each has the newest format that it supports."""
     found = []
     for name in STORES:
-        provider, settings = PROVIDERS[name]
-        scheme = "s3" if name == OURS else "s3a"
+        is_mine = name in MINE
+        provider, settings = PROVIDERS[OURS if is_mine else name]
+        if name == BY_TASK:
+            settings = settings | {"backend.commit": "task"}
+        scheme = "s3" if is_mine else "s3a"
         confs = {}
         if is_join and name != HDFS:
             confs[JOIN_FORMAT] = "4"
-            provider = spark_statestore.JOIN_PROVIDER_CLASS if name == OURS else provider
+            provider = spark_statestore.JOIN_PROVIDER_CLASS if is_mine else provider
         found.append(Entrant(name, provider, settings, confs, f"{scheme}://{buckets[name]}"))
     return tuple(found)
 
@@ -131,5 +138,5 @@ def require_isolation(spark: Any, name: str) -> None:
         present = True
     except Exception:  # noqa: BLE001 - of py4j
         present = False
-    if present == (name == OURS):
+    if present == (name in MINE):
         raise RuntimeError(f"{name}: hadoop-aws is {'' if present else 'not '}on the class path")
