@@ -1,43 +1,46 @@
-"""Handlers serve the requests that the JVM sends, after validating their fields."""
+"""Handlers serve the requests that the JVM sends."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import mmap
-import re
 import sys
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 
 from spark_statestore.backend.checkpoint_files import FILE_HANDLERS
-from spark_statestore.backend.protocol import FrameSocket, Kind
+from spark_statestore.backend.protocol import FrameSocket, Kind, check_request
 from spark_statestore.backend.supervision import LARGE_BYTES, Permit, Supervisor
 from spark_statestore.errors import ProtocolError
-from spark_statestore.files import MemoryFileSystem, check_directories, join
+from spark_statestore.files import FileSystem, MemoryFileSystem, check_directories, join
 from spark_statestore.files.request_context import take_retries
-from spark_statestore.formats.metadata import is_attempt_id
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.handle_codec import decode_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.changelog import EncodedBatch
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_snapshot, commit_version
-from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.directory import MergedFilesOf, StoreDirectory
 from spark_statestore.store.lineage import changes, column_family_of, lineage, past_version, replay
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
 
-__all__ = ["Requests", "check_request"]
+__all__ = ["Requests"]
 
 # Stores whose retention index is cached; the next cleanup of an evicted one lists its directory again.
 _CACHED_STORES = 20_000
+
+# Runs of queries whose index of merged files is cached; it is read again for others.
+_CACHED_RUNS = 32
 
 # Bytes of changes from which on a request's memory is returned to the system.
 _RELEASED_BYTES = 8 << 20
@@ -48,6 +51,7 @@ class Requests:
 
     def __init__(self) -> None:
         self._stores: OrderedDict[str, StoreDirectory] = OrderedDict()
+        self._merged: OrderedDict[tuple[str, str], MergedFiles] = OrderedDict()
         self._lock = threading.Lock()
         self._supervisor = Supervisor()
         self._handlers: dict[str, Callable[[dict[str, Any], FrameSocket, Permit], None]] = {
@@ -55,6 +59,7 @@ class Requests:
             "lineage": self._lineage,
             "changes": self._changes,
             "commit": self._commit,
+            "publish": self._publish,
             "snapshot": self._upload_snapshot,
             "cleanup": self._cleanup,
             "check": self._check,
@@ -167,16 +172,30 @@ class Requests:
             parent_attempt_id=request.get("parentAttemptId"),
             base=base,
             oldest_base_version=request.get("oldestBaseVersion", 0),
+            merge=bool(request.get("merge")),
         )
         answer = _describe(done.handle, attempt_id)
+        answer["merged"] = done.merged
         answer["storeNanos"] = time.perf_counter_ns() - start - changes.wait_nanos
         answer["bytesWritten"] = done.bytes_written
         answer["objectsWritten"] = done.objects_written
         self._answer(connection, answer, done.encoded_handle, done.metadata)
-        # After the answer, so that the task does not wait for it.
-        with contextlib.suppress(OSError):
-            store.files.prepare(done.next_directory)
+        if done.next_directory is not None:
+            # After the answer, so that the task does not wait for it.
+            with contextlib.suppress(OSError):
+                store.files.prepare(done.next_directory)
         _release_memory(done.bytes_written)
+
+    def _publish(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        connection.expect_end()
+        store = self._store(request["store"])
+        missing, size = store.publish_merged(request["attempts"])
+        answer = {"missing": missing, "bytesWritten": size}
+        connection.send_json(Kind.CONTROL, answer | _process_metrics())
+        connection.send(Kind.END)
+        if store.merged is not None and store.merged.has_garbage():
+            # The batch does not wait for it, nor does the next request of this connection.
+            threading.Thread(target=store.sweep_merged, daemon=True).start()
 
     def _upload_snapshot(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         store = self._store(request["store"])
@@ -232,7 +251,7 @@ class Requests:
             if store is not None:
                 self._stores.move_to_end(key)
                 return store
-        store = _store_of(node)
+        store = _store_of(node, merged_of=functools.partial(self._merged_of, node.get("run", "")))
         if store.options.is_on_driver:
             return store
         with self._lock:
@@ -241,13 +260,27 @@ class Requests:
                 self._stores.popitem(last=False)
         return store
 
+    def _merged_of(self, run: str, files: FileSystem, state_directory: str) -> MergedFiles:
+        """Return the merged files of a query, as a run of it sees them."""
+        key = (files.url(state_directory), run)
+        with self._lock:
+            merged = self._merged.setdefault(key, MergedFiles(files, state_directory))
+            self._merged.move_to_end(key)
+            if len(self._merged) > _CACHED_RUNS:
+                # Its stores may still be in memory.
+                self._merged.popitem(last=False)[1].forget()
+            return merged
+
 
 def _name_of(request: dict[str, Any]) -> CheckpointName:
     return CheckpointName(request["version"], request["attemptId"] if request["idInPath"] else None)
 
 
 def _store_of(
-    node: dict[str, Any], objects: MemoryFileSystem | None = None, driver_range: list[int] | None = None
+    node: dict[str, Any],
+    objects: MemoryFileSystem | None = None,
+    driver_range: list[int] | None = None,
+    merged_of: MergedFilesOf | None = None,
 ) -> StoreDirectory:
     return StoreDirectory(
         StoreId(node["operator"], node["partition"], node["name"]),
@@ -256,6 +289,7 @@ def _store_of(
         objects,
         (driver_range[0], driver_range[1]) if driver_range else None,
         node.get("commits"),
+        merged_of,
     )
 
 
@@ -341,127 +375,6 @@ def _release_memory(written: int) -> None:
     """Return a large request's memory to the system, which the allocator would keep for the next one."""
     if written >= _RELEASED_BYTES:
         pa.default_memory_pool().release_unused()
-
-
-_ID: Final = re.compile(r"[0-9A-Za-z]{1,64}")
-_LARGEST: Final = (1 << 63) - 1
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and "\0" not in value
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
-
-
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0
-
-
-def _is_id(value: Any) -> bool:
-    return value is None or (isinstance(value, str) and _ID.fullmatch(value) is not None)
-
-
-def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(of, value))
-
-
-def _is_options(value: Any) -> bool:
-    return isinstance(value, dict) and all(_is_text(text) for text in value.values())
-
-
-_Fields = Mapping[str, Callable[[Any], bool]]
-
-_STORE: Final[_Fields] = {
-    "instance": _is_text,
-    "root": _is_text,
-    "operator": _is_number,
-    "partition": _is_number,
-    "name": _is_text,
-    "options": _is_options,
-}
-_STORE_OPTIONAL: Final[_Fields] = {"commits": lambda value: value is None or _is_text(value)}
-
-_VERSION: Final[_Fields] = {"version": _is_count, "attemptId": is_attempt_id, "idInPath": _is_flag}
-_COLUMN_FAMILIES: Final[_Fields] = {"columnFamilies": _is_list(lambda value: isinstance(value, dict))}
-
-_FILE: Final[_Fields] = {"path": _is_text, "options": _is_options}
-
-# Required and optional fields of each request.
-_FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
-    "load": (
-        {"version": _is_count},
-        {
-            "id": _is_id,
-            "from": _is_count,
-            "fromId": _is_id,
-            "raw": _is_flag,
-            "metadataPaths": _is_list(_is_text),
-            "driverRange": lambda value: _is_list(_is_count)(value) and len(value) == 2,
-        },
-    ),
-    "lineage": ({"version": _is_count, "oldest": _is_count, "columnFamily": _is_text}, {"id": _is_id}),
-    "changes": ({**_VERSION, "columnFamily": _is_text}, {}),
-    "commit": (
-        {**_VERSION, **_COLUMN_FAMILIES, "hasParent": _is_flag, "hasBase": _is_flag},
-        {
-            "parentAttemptId": lambda value: value is None or is_attempt_id(value),
-            "oldestBaseVersion": _is_number,
-        },
-    ),
-    "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {}),
-    "check": ({"options": _is_options}, {}),
-    "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
-    "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),
-    "fileStatus": ({**_FILE, "isFile": _is_flag}, {}),
-    "listDirectory": (_FILE, {}),
-    "deleteFile": (_FILE, {}),
-    "deleteFiles": ({**_FILE, "names": _is_list(lambda value: _is_text(value) and "/" not in value)}, {}),
-    "makeDirectory": (_FILE, {}),
-    "cleanup": ({**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number}, {}),
-}
-
-
-def check_request(request: Mapping[str, Any]) -> None:
-    """Check the fields of a request before it is served, since many of them become parts of paths.
-
-    Raises
-    ------
-    ProtocolError
-        If there is no such request, or a field of it is missing or not valid.
-    """
-    op = request.get("op")
-    if not isinstance(op, str) or op not in _FIELDS:
-        raise ProtocolError(f"unknown request {op!r:.40}")
-    required, optional = _FIELDS[op]
-    if "options" not in required:
-        _check_store(op, request.get("store"))
-    _check(op, request, required, optional)
-    if op == "cleanup" and request["retainFrom"] > request["version"]:
-        raise ProtocolError(
-            f"the request 'cleanup' would discard the newest version, {request['version']}: it retains versions from "
-            f"{request['retainFrom']}"
-        )
-
-
-def _check_store(op: str, store: Any) -> None:
-    if not isinstance(store, dict):
-        raise ProtocolError(f"the request {op!r} has no store")
-    _check(op, store, _STORE, _STORE_OPTIONAL)
-
-
-def _check(op: str, node: Mapping[str, Any], required: _Fields, optional: _Fields) -> None:
-    for name in required:
-        if name not in node:
-            raise ProtocolError(f"the request {op!r} lacks {name!r}")
-    for name, fits in (*required.items(), *optional.items()):
-        if name in node and not fits(node[name]):
-            raise ProtocolError(f"the request {op!r} has the invalid value {node[name]!r:.80} of {name!r}")
 
 
 # Counting the pages takes longer than the rest of an answer.

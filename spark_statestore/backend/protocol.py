@@ -1,21 +1,24 @@
-"""Frames carry the messages between the JVM and the backend; docs/format.md describes the wire format."""
+"""Frames carry the messages between the JVM and the backend, and requests have known fields; see docs/format.md."""
 
 from __future__ import annotations
 
 import enum
 import json
+import re
 import socket
 import struct
 import time
 import zlib
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from spark_statestore.errors import ProtocolError
 from spark_statestore.files.request_context import RequestContext
+from spark_statestore.formats.metadata import is_attempt_id
 
-__all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind"]
+__all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind", "check_request"]
 
 PROTOCOL_VERSION: Final = 1
 """Version of frames, requests and answers; both sides must have the same one."""
@@ -290,3 +293,126 @@ class FrameSocket:
         if context is not None:
             context.suspend()
         return context
+
+
+_ID: Final = re.compile(r"[0-9A-Za-z]{1,64}")
+_LARGEST: Final = (1 << 63) - 1
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -_LARGEST <= value <= _LARGEST
+
+
+def _is_count(value: Any) -> bool:
+    return _is_number(value) and value >= 0
+
+
+def _is_id(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and _ID.fullmatch(value) is not None)
+
+
+def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(of, value))
+
+
+def _is_options(value: Any) -> bool:
+    return isinstance(value, dict) and all(_is_text(text) for text in value.values())
+
+
+_Fields = Mapping[str, Callable[[Any], bool]]
+
+_STORE: Final[_Fields] = {
+    "instance": _is_text,
+    "root": _is_text,
+    "operator": _is_number,
+    "partition": _is_number,
+    "name": _is_text,
+    "options": _is_options,
+}
+_STORE_OPTIONAL: Final[_Fields] = {"commits": lambda value: value is None or _is_text(value), "run": _is_text}
+
+_VERSION: Final[_Fields] = {"version": _is_count, "attemptId": is_attempt_id, "idInPath": _is_flag}
+_COLUMN_FAMILIES: Final[_Fields] = {"columnFamilies": _is_list(lambda value: isinstance(value, dict))}
+
+_FILE: Final[_Fields] = {"path": _is_text, "options": _is_options}
+
+# Required and optional fields of each request.
+_FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
+    "load": (
+        {"version": _is_count},
+        {
+            "id": _is_id,
+            "from": _is_count,
+            "fromId": _is_id,
+            "raw": _is_flag,
+            "metadataPaths": _is_list(_is_text),
+            "driverRange": lambda value: _is_list(_is_count)(value) and len(value) == 2,
+        },
+    ),
+    "lineage": ({"version": _is_count, "oldest": _is_count, "columnFamily": _is_text}, {"id": _is_id}),
+    "changes": ({**_VERSION, "columnFamily": _is_text}, {}),
+    "commit": (
+        {**_VERSION, **_COLUMN_FAMILIES, "hasParent": _is_flag, "hasBase": _is_flag},
+        {
+            "parentAttemptId": lambda value: value is None or is_attempt_id(value),
+            "oldestBaseVersion": _is_number,
+            "merge": _is_flag,
+        },
+    ),
+    "publish": ({"attempts": _is_list(is_attempt_id)}, {}),
+    "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {}),
+    "check": ({"options": _is_options}, {}),
+    "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
+    "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),
+    "fileStatus": ({**_FILE, "isFile": _is_flag}, {}),
+    "listDirectory": (_FILE, {}),
+    "deleteFile": (_FILE, {}),
+    "deleteFiles": ({**_FILE, "names": _is_list(lambda value: _is_text(value) and "/" not in value)}, {}),
+    "makeDirectory": (_FILE, {}),
+    "cleanup": ({**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number}, {}),
+}
+
+
+def check_request(request: Mapping[str, Any]) -> None:
+    """Check the fields of a request before it is served, since many of them become parts of paths.
+
+    Raises
+    ------
+    ProtocolError
+        If there is no such request, or a field of it is missing or not valid.
+    """
+    op = request.get("op")
+    if not isinstance(op, str) or op not in _FIELDS:
+        raise ProtocolError(f"unknown request {op!r:.40}")
+    required, optional = _FIELDS[op]
+    if "options" not in required:
+        _check_store(op, request.get("store"))
+    _check(op, request, required, optional)
+    if op == "cleanup" and request["retainFrom"] > request["version"]:
+        raise ProtocolError(
+            f"the request 'cleanup' would discard the newest version, {request['version']}: it retains versions from "
+            f"{request['retainFrom']}"
+        )
+
+
+def _check_store(op: str, store: Any) -> None:
+    if not isinstance(store, dict):
+        raise ProtocolError(f"the request {op!r} has no store")
+    _check(op, store, _STORE, _STORE_OPTIONAL)
+
+
+def _check(op: str, node: Mapping[str, Any], required: _Fields, optional: _Fields) -> None:
+    for name in required:
+        if name not in node:
+            raise ProtocolError(f"the request {op!r} lacks {name!r}")
+    for name, fits in (*required.items(), *optional.items()):
+        if name in node and not fits(node[name]):
+            raise ProtocolError(f"the request {op!r} has the invalid value {node[name]!r:.80} of {name!r}")

@@ -173,6 +173,10 @@ class FileSystem(ABC):
             If the directory cannot be prepared.
         """
 
+    def locate(self, path: str) -> tuple[str, int] | None:
+        """Return the file that has a path's bytes, and where they begin in it; None while they are in memory alone."""
+        return path, 0
+
     @abstractmethod
     def exists(self, path: str) -> bool:
         """Return whether a file or directory exists."""

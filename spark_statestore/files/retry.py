@@ -189,6 +189,9 @@ class RetryingFileSystem(FileSystem):
     def prepare(self, directory: str) -> None:
         self.wrapped.prepare(directory)
 
+    def locate(self, path: str) -> tuple[str, int] | None:
+        return self.wrapped.locate(path)
+
     def exists(self, path: str) -> bool:
         return self.run("checking for", path, lambda: self.wrapped.exists(path))
 

@@ -78,6 +78,8 @@ class MetadataKind(enum.IntEnum):
     """The state of operators, each of one or more subtasks."""
     SAVEPOINT = 2
     """A savepoint of a streaming query."""
+    MERGED_FILES = 3
+    """Metadata objects of many stores in one file, with their index."""
 
 
 @dataclass(frozen=True, slots=True)

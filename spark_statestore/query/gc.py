@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -153,14 +153,20 @@ def gc(
         for store in _stores(checkpoint)
     ]
     found = parallel_map(lambda one: one.collect(dry_run=dry_run), collectors, progress)
+    merged = _remove_merged(
+        checkpoint, {path: why for one in found for path, why in one.merged.items()}, dry_run=dry_run
+    )
     # Copies are made by other processes than the query, and may take hours.
     holds = _remove_abandoned_holds(checkpoint, time.time() - max(older_than, DAY), dry_run=dry_run)
     return GcResult(
         checkpoint.url,
         dry_run,
-        (*(orphan for one in found for orphan in one.orphans), *holds),
+        (*(orphan for one in found for orphan in one.orphans), *merged, *holds),
         sum(one.young for one in found),
-        tuple(problem for one in found for problem in one.skipped),
+        (
+            *(problem for one in found for problem in one.skipped),
+            *(Problem.of("merged files", error) for error in checkpoint.merged_files().damaged_files()),
+        ),
     )
 
 
@@ -191,6 +197,20 @@ def _remove_abandoned_holds(checkpoint: QueryCheckpoint, before: float, *, dry_r
             found.append(
                 Orphan(files.url(status.path), status.size, "the process that made the copy has ended")
             )
+    return found
+
+
+def _remove_merged(
+    checkpoint: QueryCheckpoint, unneeded: Mapping[str, str], *, dry_run: bool
+) -> list[Orphan]:
+    """Remove the merged files that have unneeded versions only."""
+    files, _ = checkpoint.open_state()
+    found = []
+    for status, versions in checkpoint.merged_files().physical_files():
+        if versions and all(path in unneeded for path in versions):
+            if not dry_run:
+                discard_file(files, status.path)
+            found.append(Orphan(files.url(status.path), status.size, unneeded[versions[0]]))
     return found
 
 
@@ -241,7 +261,9 @@ class _Collector:
         self._checkpoint = checkpoint
         self._logged = logged
         self._store = store
-        self._files, self._directory = open_file_system(checkpoint.open(store).url)
+        opened = checkpoint.open(store)
+        self._files, self._directory = opened.files, opened.directory
+        self._merged = checkpoint.merged_files()
         self._context = HandleContext(self._files, self._directory)
         self._newest = newest
         self._decided = decided
@@ -249,6 +271,8 @@ class _Collector:
         self._listing: dict[str, FileStatus] = {}
         self._known: dict[tuple[str, int, float], CheckpointMetadata] = {}
         self.orphans: list[Orphan] = []
+        # Unneeded versions in merged files, with reasons.
+        self.merged: dict[str, str] = {}
         self.young = 0
         self.skipped: list[Problem] = []
 
@@ -268,6 +292,10 @@ class _Collector:
             return self
         directories: dict[str, None] = {}
         for path, why in found.items():
+            if self._merged.find(path) is not None:
+                # Its file goes once no other store needs it.
+                self.merged[path] = why
+                continue
             if not dry_run:
                 discard_file(self._files, path)
             self.orphans.append(Orphan(self._files.url(path), self._listing[path].size, why))

@@ -41,8 +41,7 @@ def entry_before(checkpoint: QueryCheckpoint, batch: int) -> OffsetEntry:
 
 def files_of_stores(checkpoint: QueryCheckpoint) -> Iterator[tuple[StoreId, str, str, FileStatus]]:
     """Yield every file of every store from one listing: store, directory in it, file name, and file."""
-    files, directory = open_file_system(checkpoint.state_url)
-    directory = directory.rstrip("/")
+    files, directory = checkpoint.open_state()
     with failing_to("list", files, directory):
         for status in files.list_files(directory):
             if match := _OF_A_STORE.fullmatch(status.path[len(directory) + 1 :]):

@@ -23,6 +23,8 @@ from spark_statestore.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.query.operators import StatefulOperator
 from spark_statestore.query.sources import directories
 from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.merged_file_system import MergedFileSystem
+from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.version_store import VersionStore
 
@@ -112,6 +114,7 @@ class QueryCheckpoint:
         self._state_url = state_url
         self._fsync = fsync
         self._attempts = attempts or {}
+        self._merged: dict[str, MergedFiles] = {}
 
     @property
     def url(self) -> str:
@@ -306,7 +309,21 @@ class QueryCheckpoint:
         """Open a store's versions."""
         self._require_inside(store.directories)
         directory = join(self.state_url, *store.directories)
-        return VersionStore(store, directory, StorageOptions(fsync=self._fsync))
+        return VersionStore(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
+
+    def open_state(self, *, fsync: bool = False) -> tuple[FileSystem, str]:
+        """Return the file system of the stores with merged files at their stores' paths, and the stores' directory."""
+        files, directory = open_file_system(self.state_url, fsync=fsync)
+        state = directory.rstrip("/")
+        return MergedFileSystem(files, self._merged_of(files, state)), state
+
+    def merged_files(self) -> MergedFiles:
+        """Return the merged files of all stores."""
+        files, directory = open_file_system(self.state_url)
+        return self._merged_of(files, directory.rstrip("/"))
+
+    def _merged_of(self, files: FileSystem, state_directory: str) -> MergedFiles:
+        return self._merged.setdefault(state_directory, MergedFiles(files, state_directory))
 
     def _require_no_state_of(self, operator: int, batch: int | None) -> None:
         # An operator without metadata would silently be left out, and its state lost.

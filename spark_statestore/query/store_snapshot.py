@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, StorageAccessError
-from spark_statestore.files import LocalFileSystem, join, open_file_system, parent_of
+from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersion
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
@@ -84,11 +84,12 @@ def require_streams(checkpoint: QueryCheckpoint, version: StoreVersion) -> Check
 
 def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: CheckpointMetadata) -> None:
     """Fsync a version in local files, for queries that run without the option ``fsync``."""
-    files, directory = open_file_system(checkpoint.open(version.store).url, fsync=True)
-    if not isinstance(files, LocalFileSystem):
+    store = checkpoint.open(version.store)
+    if not store.is_local:
         # Object stores acknowledge durable objects only.
         return
-    where = join(directory, version.name.directory, METADATA_FILE_NAME)
+    files, directory = checkpoint.open_state(fsync=True)
+    where = join(directory, *version.store.directories, version.name.directory, METADATA_FILE_NAME)
     streams = [entry.state.delegate_state_handle for entry in metadata.handle]
     # A replaced attempt is kept beside the metadata, with its id as the suffix.
     within = {(where, metadata.attempt_id)} | {
@@ -100,7 +101,8 @@ def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: C
     paths += [stream.path for stream in streams if isinstance(stream, FileStateHandle)]
     for path in paths:
         with failing_to("sync", files, path):
-            files.make_directory(parent_of(path))
+            place = files.locate(path)
+            files.make_directory(parent_of(path if place is None else place[0]))
             files.make_durable(path)
 
 

@@ -76,7 +76,7 @@ def _discard_versions(
         # Set before the scan, so that a commit during it can request the next one.
         index.is_complete = True
         try:
-            _scan_directory(store, index, retain_from, held)
+            _scan_directory(store, index, newest, retain_from, held)
         except BaseException:
             index.is_complete = False
             raise
@@ -84,9 +84,18 @@ def _discard_versions(
 
 
 def _scan_directory(
-    store: StoreDirectory, index: RetentionIndex, retain_from: int, held: Collection[int]
+    store: StoreDirectory,
+    index: RetentionIndex,
+    newest: CheckpointName,
+    retain_from: int,
+    held: Collection[int],
 ) -> None:
-    listing = parse_listing(store.directory, store.files.list_files(store.directory))
+    if store.merged is not None and newest.id is None:
+        # Without ids a concurrent run may have superseded a version that this one has loaded.
+        store.merged.look_for_others()
+    found = list(store.files.list_files(store.directory))
+    store.keep_directory(found)
+    listing = parse_listing(store.directory, found)
     for name, present in listing.checkpoints.items():
         heartbeat()
         index.track_directory(name, present)

@@ -26,8 +26,13 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream
 from spark_statestore.storage.handle_codec import encode_handle
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
+from spark_statestore.storage.merged_files import LARGEST_MERGED
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
-from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStateOutputStream
+from spark_statestore.storage.streams import (
+    CheckpointedStateScope,
+    CheckpointStateOutputStream,
+    CheckpointStreamFactory,
+)
 from spark_statestore.store.changelog import ChangeStreamWriter, EncodedBatch
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, decode_metadata, encode_metadata
@@ -55,8 +60,11 @@ class Committed:
     ----------
     metadata
         Its metadata if that is in no file: the version exists as long as the driver keeps it.
+    merged
+        Whether it exists only once the query's merged files are published.
     next_directory
-        The next version's directory: creating it with `FileSystem.prepare` after the answer shortens the next commit.
+        The next version's directory: creating it with `FileSystem.prepare` after the answer shortens the next commit. None if
+        that version has none.
     """
 
     handle: IncrementalStateHandle
@@ -64,7 +72,8 @@ class Committed:
     bytes_written: int
     objects_written: int
     metadata: bytes | None
-    next_directory: str
+    merged: bool
+    next_directory: str | None
 
 
 class PendingSnapshot:
@@ -117,12 +126,15 @@ class PendingCheckpoint(PendingSnapshot):
     def __init__(
         self,
         store: StoreDirectory,
-        location: CheckpointStorageLocation,
+        location: CheckpointStreamFactory,
         name: CheckpointName,
         attempt_id: str,
         column_families: tuple[ColumnFamily, ...],
+        *,
+        merge: bool = False,
     ) -> None:
         self._store = store
+        self._merged = store.merged if merge else None
         self._location = location
         self._name = name
         self._attempt_id = attempt_id
@@ -207,14 +219,30 @@ class PendingCheckpoint(PendingSnapshot):
             bytes_written=encoded.size + file_size,
             objects_written=objects + bool(file_size),
             metadata=in_memory,
-            # The id of the next version is not known ahead.
-            next_directory=self._store.directory
-            if self._name.id
-            else join(self._store.directory, CheckpointName(version + 1).directory),
+            merged=self._merged is not None,
+            next_directory=self._next_directory(),
         )
+
+    def _next_directory(self) -> str | None:
+        if self._merged is not None:
+            return None
+        if self._name.id:
+            # The id of the next version is not known ahead.
+            return self._store.directory
+        return join(self._store.directory, CheckpointName(self._version + 1).directory)
 
     def _publish_metadata(self, metadata: EncodedObject) -> tuple[int, bytes | None]:
         """Publish the metadata; return the number of objects written, and the metadata if it is in no file."""
+        if self._merged is not None:
+            if metadata.size <= LARGEST_MERGED:
+                self._merged.add(
+                    self._metadata_path, self._attempt_id, metadata, self._store.require_uncommitted
+                )
+                return 0, None
+            self._merged = None
+            with self._store.writing(self._name):
+                self._store.storage.initialize_location_for_checkpoint(self._name)
+        assert isinstance(self._location, CheckpointStorageLocation)  # noqa: S101 - see begin_checkpoint
         stream = self._location.create_metadata_output_stream()
         with stream:
             stream.write_whole(metadata.parts, metadata.checksum)
@@ -338,12 +366,18 @@ def commit_version(
     parent_attempt_id: str | None,
     base: IncrementalStateHandle | None,
     oldest_base_version: int,
+    merge: bool = False,
 ) -> Committed:
     """Commit a version: write its changes as they arrive, then publish it.
 
+    With `merge` its metadata is added to the query's merged files unless it is large, and the version exists once these are
+    published. The first version of a store has a file of its own, so that its directory exists on object stores.
+
     See `begin_checkpoint`, `PendingSnapshot.write_encoded` and `PendingCheckpoint.publish` for parameters and errors.
     """
-    pending = begin_checkpoint(store, name, attempt_id, column_families)
+    pending = begin_checkpoint(
+        store, name, attempt_id, column_families, merge=merge and parent_attempt_id is not None
+    )
     pending.write_encoded(changes)
     return pending.publish(parent, parent_attempt_id, base, oldest_base_version)
 
@@ -353,8 +387,12 @@ def begin_checkpoint(
     name: CheckpointName,
     attempt_id: str,
     column_families: tuple[ColumnFamily, ...],
+    *,
+    merge: bool = False,
 ) -> PendingCheckpoint:
     """Begin a checkpoint; `attempt_id` identifies this attempt at the version, 16 hex digits.
+
+    With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`.
 
     Raises
     ------
@@ -363,9 +401,13 @@ def begin_checkpoint(
     """
     with store.writing(name):
         store.initialise()
-        location = store.storage.initialize_location_for_checkpoint(name)
-        require_no_link(store.files, store.directory, name.directory)
-    return PendingCheckpoint(store, location, name, attempt_id, column_families)
+        location: CheckpointStreamFactory
+        if merge and store.merged is not None:
+            location = store.storage.resolve_checkpoint_storage_location(name)
+        else:
+            location = store.storage.initialize_location_for_checkpoint(name)
+            require_no_link(store.files, store.directory, name.directory)
+    return PendingCheckpoint(store, location, name, attempt_id, column_families, merge=merge)
 
 
 def begin_snapshot(

@@ -42,6 +42,16 @@ class CommitLog:
         batches = self._range()
         return batches is not None and batches[1] >= version - 1
 
+    def has_entry(self, version: int) -> bool:
+        """Return True if the batch that made a version has an entry; one request.
+
+        Raises
+        ------
+        OSError
+            If the entry cannot be read.
+        """
+        return self._entry(version - 1) is not None
+
     def has_lost(self, store: StoreId, name: CheckpointName) -> bool:
         """Return True if a committed version is no longer part of the query's history.
 
@@ -70,10 +80,10 @@ class CommitLog:
     def already_committed(
         self, where: str, version: int, present_id: str | None, attempt_id: str
     ) -> CheckpointExistsError:
-        """Build the error for an attempt at a version of which Spark has committed another one, `present_id`."""
+        """Build the error for an attempt at a version of which Spark has committed another one, `present_id` if it is known."""
         return CheckpointExistsError(
             f"{where} is not committed again: Spark's commit log {self.url} contains batch {version - 1}, with the state of "
-            f"attempt {present_id}. This attempt, {attempt_id}, has changed nothing. If its task was cancelled and retried "
+            f"{f'attempt {present_id}' if present_id else 'another attempt'}. This attempt, {attempt_id}, has changed nothing. If its task was cancelled and retried "
             "elsewhere, nothing is to be done. If two queries run with one checkpointLocation, stop one of them and "
             "restart it with another checkpointLocation."
         )

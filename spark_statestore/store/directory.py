@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
 
 from spark_statestore.errors import (
     CheckpointError,
     CheckpointExistsError,
     CheckpointIOError,
     CorruptCheckpointError,
+    StateStoreError,
     StorageAccessError,
 )
-from spark_statestore.files import FileSystem, MemoryFileSystem, join, open_file_system
+from spark_statestore.files import (
+    FileStatus,
+    FileSystem,
+    LocalFileSystem,
+    MemoryFileSystem,
+    join,
+    open_file_system,
+)
 from spark_statestore.files.failures import require_no_link
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of
 from spark_statestore.options import StorageOptions
@@ -27,6 +37,9 @@ from spark_statestore.storage import (
 )
 from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.storage.merged_file_system import MergedFileSystem
+from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.storage.merged_index import LogicalFile
 from spark_statestore.storage.metadata_streams import read_object, read_without_state
 from spark_statestore.store.commit_log import CommitLog
 from spark_statestore.store.errors import missing_on_driver, missing_version
@@ -36,10 +49,18 @@ from spark_statestore.store.metadata import (
     StoreId,
     decode_metadata,
     is_whole_with_state,
+    state_directory_of,
 )
 from spark_statestore.store.retention import RetentionIndex
 
-__all__ = ["StoreDirectory"]
+__all__ = ["MergedFilesOf", "StoreDirectory"]
+
+_logger = logging.getLogger(__name__)
+
+# A file in the directory of streams, which are named otherwise.
+_KEPT: Final = "kept"
+
+MergedFilesOf = Callable[[FileSystem, str], MergedFiles]
 
 
 class StoreDirectory:
@@ -61,11 +82,16 @@ class StoreDirectory:
         The oldest and the newest version on the driver, for messages.
     commits
         URL of Spark's commit log; None where there is none.
+    merged_of
+        Returns the merged files of the query with a state directory, so that the stores of a query share one object. None
+        reads and writes this store's own files only.
 
     Attributes
     ----------
     retention
         The versions and streams that this instance tracks. `load` may replace the index concurrently.
+    merged
+        The query's merged files; None if there are none.
     newest_handle
         Encoded form and handle of the version that this instance published last.
 
@@ -83,6 +109,7 @@ class StoreDirectory:
         driver_objects: MemoryFileSystem | None = None,
         driver_range: tuple[int, int] | None = None,
         commits: str | None = None,
+        merged_of: MergedFilesOf | None = None,
     ) -> None:
         self.store = store
         self.url = url
@@ -96,6 +123,12 @@ class StoreDirectory:
             self.files, self.directory = open_file_system(
                 url, fsync=options.fsync, retries=options.storage_retries
             )
+        self.is_local = type(self.files) is LocalFileSystem
+        self.merged: MergedFiles | None = None
+        state = state_directory_of(self.directory, store)
+        if merged_of is not None and state is not None and options.storage == "filesystem":
+            self.merged = merged_of(self.files, state)
+            self.files = MergedFileSystem(self.files, self.merged)
         self.storage: CheckpointStorage
         if options.storage == "memory":
             self.storage = MemoryBackendCheckpointStorage(
@@ -159,11 +192,15 @@ class StoreDirectory:
         CheckpointError
             See `load`.
         """
-        path = self.metadata_path(name)
         try:
-            metadata = self.decode(read_object(self.files, path), name)
-            if attempt_id is not None and metadata.attempt_id != attempt_id:
-                metadata = self.decode(read_object(self.files, f"{path}.{attempt_id}"), name)
+            try:
+                return self._metadata(name, attempt_id)
+            except FileNotFoundError:
+                if self.merged is None:
+                    raise
+            # Another process may have merged it since they were listed.
+            self.merged.forget()
+            return self._metadata(name, attempt_id)
         except FileNotFoundError as error:
             raise self._not_found(name, attempt_id) from error
         except StorageAccessError:
@@ -173,6 +210,12 @@ class StoreDirectory:
                 f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that uid "
                 f"{os.getuid()} may read it; Spark retries the batch, nothing was changed."
             ) from error
+
+    def _metadata(self, name: CheckpointName, attempt_id: str | None) -> CheckpointMetadata:
+        path = self.metadata_path(name)
+        metadata = self.decode(read_object(self.files, path), name)
+        if attempt_id is not None and metadata.attempt_id != attempt_id:
+            metadata = self.decode(read_object(self.files, f"{path}.{attempt_id}"), name)
         return metadata
 
     def attempt_id(self, name: CheckpointName) -> str | None:
@@ -183,10 +226,52 @@ class StoreDirectory:
         OSError
             If the metadata cannot be read.
         """
+        path = self.metadata_path(name)
+        if self.merged is not None and (found := self.merged.find(path)) is not None:
+            # A version without an id may be another run's by now.
+            return found.attempt_id if name.id or self.merged.is_newest(found) else None
         try:
-            return attempt_id_of(self.files.read(self.metadata_path(name), 0, INLINE_STATE_OFFSET))
+            return attempt_id_of(self.files.read(path, 0, INLINE_STATE_OFFSET))
         except FileNotFoundError:
             return None
+
+    def keep_directory(self, found: Iterable[FileStatus]) -> None:
+        """Create a file that keeps the directory on an object store once all versions are in merged files.
+
+        Spark's state data source counts partitions by their directories.
+
+        Parameters
+        ----------
+        found
+            Files of the directory.
+
+        Raises
+        ------
+        OSError
+            If it cannot be created.
+        """
+        path = join(self.directory, CHECKPOINT_SHARED_STATE_DIR, _KEPT)
+        if self.merged is None or self.is_local or any(status.path == path for status in found):
+            return
+        if not self.merged.is_empty():
+            with suppress(FileExistsError):
+                self.files.create(path, b"The versions of this store are in merged files.\n")
+
+    def require_uncommitted(self, logical: LogicalFile, is_known: bool) -> None:
+        """Raise unless a version without an id may be published in merged files, see `Supersede`.
+
+        Raises
+        ------
+        CheckpointExistsError
+            If Spark's commit log has the version.
+        OSError
+            If the log cannot be read.
+        """
+        version, log = logical.checkpoint.version, self.commit_log
+        if log is not None and (log.has_committed(version) if is_known else log.has_entry(version)):
+            state = state_directory_of(self.directory, self.store) or ""
+            where = f"{logical.checkpoint} at {self.files.url(join(state, logical.path))}"
+            raise log.already_committed(where, version, None, logical.attempt_id)
 
     def decode(self, data: bytes, name: CheckpointName, *, without_state: bool = False) -> CheckpointMetadata:
         """Decode a version's metadata and check that it belongs to this store and version.
@@ -236,6 +321,43 @@ class StoreDirectory:
                 f"{self.where(name)} cannot be written: {error.__cause__ or error}. Check that the directory is writable "
                 f"for the user that runs the executors (uid {os.getuid()}) and that the storage has space."
             ) from error
+
+    def publish_merged(self, attempts: Collection[str]) -> tuple[list[str], int]:
+        """Publish the merged files of the store's query, see `MergedFiles.publish` for parameters and result.
+
+        Raises
+        ------
+        CheckpointExistsError
+            If Spark has committed another attempt at a version, in checkpoint format v1.
+        CheckpointIOError
+            If they cannot be written.
+        ValueError
+            If the query has none.
+        """
+        if self.merged is None:
+            raise ValueError(f"{self.store} at {self.url} is not part of a query with merged files")
+        try:
+            return self.merged.publish(attempts, self.require_uncommitted)
+        except (CheckpointError, StorageAccessError):
+            raise
+        except OSError as error:
+            raise CheckpointIOError(
+                f"the versions that tasks handed over cannot be written to {self.merged.url}: {error.__cause__ or error}. None of "
+                "them exists; Spark runs the batch again once the query is restarted. Check that the directory is writable "
+                f"for the user that runs the driver (uid {os.getuid()}) and that the storage has space."
+            ) from error
+
+    def sweep_merged(self) -> None:
+        """Delete what was discarded of the query's merged files, see `MergedFiles.sweep`; log a failure."""
+        try:
+            if self.merged is not None:
+                self.merged.sweep()
+        except (StateStoreError, OSError) as error:
+            _logger.warning(
+                "discarded versions in %s could not be deleted, the next batch retries it: %s",
+                self.url,
+                error,
+            )
 
     def _not_found(self, name: CheckpointName, attempt_id: str | None = None) -> CheckpointError:
         if self.options.is_on_driver:

@@ -21,8 +21,8 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from spark_statestore.files.base import FileSystem, join, parent_of
-from spark_statestore.store.metadata import StoreId
+from spark_statestore.files.base import FileSystem, join
+from spark_statestore.store.metadata import StoreId, state_directory_of
 
 __all__ = [
     "HOLDS_DIRECTORY",
@@ -74,12 +74,8 @@ class Holds:
 
 def holds_directory_of(store_directory: str, store: StoreId) -> str | None:
     """Return the directory of holds of a store's query; None for a store outside a query's state directory."""
-    state = store_directory.rstrip("/")
-    for name in reversed(store.directories):
-        if state.rpartition("/")[2] != name:
-            return None
-        state = parent_of(state)
-    return join(state, HOLDS_DIRECTORY) if state else None
+    state = state_directory_of(store_directory, store)
+    return None if state is None else join(state, HOLDS_DIRECTORY)
 
 
 def temporary_hold_name() -> str:

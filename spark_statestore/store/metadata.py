@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.files.base import parent_of
 from spark_statestore.formats.metadata import (
     EncodedObject,
     InlineState,
@@ -29,6 +30,7 @@ __all__ = [
     "decode_metadata",
     "encode_metadata",
     "is_whole_with_state",
+    "state_directory_of",
 ]
 
 
@@ -48,6 +50,16 @@ class StoreId:
 
     def __str__(self) -> str:
         return f"operator {self.operator}, partition {self.partition}, store {self.name}"
+
+
+def state_directory_of(store_directory: str, store: StoreId) -> str | None:
+    """Return the state directory of a store's query; None for a store outside of one."""
+    state = store_directory.rstrip("/")
+    for name in reversed(store.directories):
+        if state.rpartition("/")[2] != name:
+            return None
+        state = parent_of(state)
+    return state or None
 
 
 @dataclass(frozen=True, slots=True)

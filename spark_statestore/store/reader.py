@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 
 from spark_statestore.errors import CheckpointError, CheckpointIOError, CorruptCheckpointError
-from spark_statestore.files import LocalFileSystem
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
@@ -80,7 +79,7 @@ def local_streams(
     CheckpointIOError, CorruptCheckpointError
         If a file cannot be found.
     """
-    if type(store.files) is not LocalFileSystem:
+    if not store.is_local:
         return None
     where = f"{store.store}, {name}"
     positions = {family.name: i for i, family in enumerate(metadata.column_families)}
@@ -134,7 +133,8 @@ def _locate(stream: StreamStateHandle) -> tuple[str, int] | None:
         except FileNotFoundError:
             continue
         if attempt_id_of(header) == stream.attempt_id:
-            return path, stream.start
+            place = stream.files.locate(path)
+            return None if place is None else (place[0], place[1] + stream.start)
     raise FileNotFoundError(stream.files.url(stream.path))
 
 

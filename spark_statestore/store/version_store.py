@@ -28,10 +28,15 @@ class VersionStore(StoreDirectory):
     """
 
     def begin(
-        self, name: CheckpointName, attempt_id: str, column_families: tuple[ColumnFamily, ...]
+        self,
+        name: CheckpointName,
+        attempt_id: str,
+        column_families: tuple[ColumnFamily, ...],
+        *,
+        merge: bool = False,
     ) -> PendingCheckpoint:
         """Begin a checkpoint, see `begin_checkpoint`."""
-        return begin_checkpoint(self, name, attempt_id, column_families)
+        return begin_checkpoint(self, name, attempt_id, column_families, merge=merge)
 
     def begin_snapshot(self, version: int, column_families: tuple[ColumnFamily, ...]) -> PendingSnapshot:
         """Begin a full snapshot of an existing version, see `begin_snapshot`."""

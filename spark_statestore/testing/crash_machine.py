@@ -54,6 +54,7 @@ class CrashingVersionStoreMachine(VersionStoreMachine):
             return None
         except CrashedError:
             self.fs.restart()
+            self.merged = {}
             self.instances = [self.new_instance()]
             return None
         finally:

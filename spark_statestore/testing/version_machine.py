@@ -17,6 +17,7 @@ from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import decode_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.commit import Committed, PendingSnapshot
 from spark_statestore.store.holds import announce_holds, holds_directory_of
 from spark_statestore.store.metadata import StoreId, decode_metadata
@@ -81,11 +82,14 @@ class VersionStoreMachine(RuleBasedStateMachine):
         Whether versions have ids (Spark's checkpoint format v2) or numbers alone (v1).
     store
         The store.
+    merges
+        Whether some commits are in merged files.
     """
 
     with_ids = False
     options = StorageOptions(file_state_threshold=512, compression=None)
     store = StoreId(0, 3)
+    merges = False
 
     def make_directory(self) -> str:
         """Return the URL of a new directory for one run; by default a local one.
@@ -112,6 +116,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.url = self.make_directory()
+        self.merged: dict[str, MergedFiles] = {}
         _, self.directory = open_file_system(self.url, fsync=self.options.fsync)
         self.instances: list[_Instance] = []
         self.attempts = 0
@@ -134,7 +139,12 @@ class VersionStoreMachine(RuleBasedStateMachine):
         self.instances = [self.new_instance()]
 
     def new_instance(self) -> _Instance:
-        return _Instance(VersionStore(self.store, self.url, self.options))
+        merged_of = self.merged_of if self.merges else None
+        return _Instance(VersionStore(self.store, self.url, self.options, merged_of=merged_of))
+
+    def merged_of(self, files: FileSystem, state_directory: str) -> MergedFiles:
+        """Return the merged files that the instances of a run share."""
+        return self.merged.setdefault(state_directory, MergedFiles(files, state_directory))
 
     @property
     def takes_bases(self) -> bool:
@@ -195,13 +205,19 @@ class VersionStoreMachine(RuleBasedStateMachine):
         handle = None if full else parent.handle
         base = instance.base if handle else None
 
+        merge = self.merges and data.draw(st.booleans())
+
         def publish() -> Committed:
-            pending = instance.store.begin(name, attempt_id, named(*_FAMILIES))
+            pending = instance.store.begin(name, attempt_id, named(*_FAMILIES), merge=merge)
             if handle is None:
                 self.write(pending, rows, {state: set() for state in _FAMILIES})
             else:
                 self.write(pending, put, removed)
-            return pending.publish(handle, parent.attempt_id or None, base)
+            done = pending.publish(handle, parent.attempt_id or None, base)
+            if merge:
+                assert instance.store.publish_merged([attempt_id])[0] == []
+                instance.store.sweep_merged()
+            return done
 
         done = self.perform(publish)
         if done is not None and answer_lost:
@@ -317,7 +333,8 @@ class VersionStoreMachine(RuleBasedStateMachine):
         self.horizon = max(self.horizon, self.version - self.retained)
         instance.store.cleanup(committed.name, committed.attempt_id, self.horizon, 0)
         self.check_promised()
-        assert self.files() <= self.needed(instance.store)
+        extra = self.files() - self.needed(instance.store)
+        assert not extra, extra
         # Another one finds nothing more to do.
         other = self.new_instance()
         self.open(other)
@@ -348,9 +365,12 @@ class VersionStoreMachine(RuleBasedStateMachine):
         return self.instances[0].store.files, f"{directory}/{version}-hold"
 
     def files(self) -> set[str]:
-        files = self.instances[0].store.files
+        # An instance of an ended run sees the merged files of that run.
+        files = self.new_instance().store.files
         start = f"{self.directory}/"
-        return {status.path.removeprefix(start) for status in files.list_files(self.directory)}
+        found = {status.path.removeprefix(start) for status in files.list_files(self.directory)}
+        # It keeps the directory on object stores.
+        return found - {"shared/kept"}
 
     def needed(self, store: VersionStore) -> set[str]:
         """Return the files of held versions and of those from the horizon on, including unused snapshots."""
@@ -406,6 +426,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         self.pending = []
         for instance in self.instances:
             instance.outdated = True
+        self.merged = {}
         self.instances = [self.new_instance(), *(self.instances[:2] if linger else [])]
 
     # Checks

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_statestore.backend.handlers import check_request
-from spark_statestore.backend.protocol import FrameSocket, Kind
+from spark_statestore.backend.protocol import FrameSocket, Kind, check_request
 from spark_statestore.errors import CheckpointError, ProtocolError
 from spark_statestore.files import MemoryFileSystem
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack, read_change_batch

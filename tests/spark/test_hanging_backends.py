@@ -30,6 +30,9 @@ LIMIT = 1
 
 pytestmark = pytest.mark.slow
 
+# What a task waits for, and what the driver waits for.
+HANGING = [("task", "/0/1/chk-"), ("batch", "/_merged/")]
+
 
 @pytest.fixture
 def slow(slow: SlowStorage, tmp_path: Path) -> SlowStorage:
@@ -127,14 +130,17 @@ def test_watchdog_replaces_a_stopped_backend(
     assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (1, "x"), ("b", 2): (2, "y")}
 
 
-def test_killed_task_ends_at_once_while_storage_hangs(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("commit", "path"), HANGING)
+def test_stopped_query_ends_at_once_while_storage_hangs(
+    spark: Any, slow: SlowStorage, tmp_path: Path, commit: str, path: str
+) -> None:
     session = spark.newSession()
-    for name, value in settings(slow, seconds=100).items():
+    for name, value in (settings(slow, seconds=100) | {"commit": commit}).items():
         session.conf.set(OPTION_PREFIX + name, value)
     checkpoint = tmp_path / "counting"
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 1)
-    with slow.hanging("write", "/0/1/chk-") as hang:
+    with slow.hanging("write", path) as hang:
         hang.wait()
         started = time.monotonic()
         query.stop()
@@ -148,20 +154,22 @@ def test_killed_task_ends_at_once_while_storage_hangs(spark: Any, slow: SlowStor
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize(("commit", "path"), HANGING)
 def test_query_without_retries_reports_hanging_storage_and_restarts(
-    spark: Any, slow: SlowStorage, tmp_path: Path
+    spark: Any, slow: SlowStorage, tmp_path: Path, commit: str, path: str
 ) -> None:
     session = spark.newSession()
-    for name, value in settings(slow).items():
+    for name, value in (settings(slow) | {"commit": commit}).items():
         session.conf.set(OPTION_PREFIX + name, value)
     checkpoint = tmp_path / "counting"
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 0)
-    with slow.hanging("write", "/0/1/chk-"):
+    with slow.hanging("write", path):
         with pytest.raises(StreamingQueryException):
             wait_for_batch(query, 10_000)
         message = messages(query._jsq.exception().get())
-        for part in ("operator 0, partition 1", "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
+        what = {"task": "operator 0, partition 1", "batch": "the commits of all stores of a batch"}[commit]
+        for part in (what, "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
             assert part in message
         finish(session, start_counting(session, checkpoint), 3)
 
@@ -169,7 +177,8 @@ def test_query_without_retries_reports_hanging_storage_and_restarts(
 @pytest.mark.soak
 def test_task_retry_after_hanging_storage_continues_the_query(built: Path, tmp_path: Path) -> None:
     slow = SlowStorage(tmp_path)
-    with Program("hanging", checkpoint=str(tmp_path / "counting"), configure=settings(slow)) as program:
+    asked = settings(slow) | {"commit": "task"}
+    with Program("hanging", checkpoint=str(tmp_path / "counting"), configure=asked) as program:
         program.next("running")
         with slow.hanging("write", "/0/1/chk-") as hang:
             program.resume()

@@ -26,6 +26,7 @@ from spark_statestore.operator_state import (
 from spark_statestore.options import StorageOptions
 from spark_statestore.query.verify import verify
 from spark_statestore.storage import CheckpointName
+from tests.unit.query.stored_query import StoredQuery
 from tests.unit.savepoints.written_query import LARGE, WrittenQuery, content
 from tests.unit.store.stores import commit, load, open_store
 
@@ -40,12 +41,18 @@ UNTRACED = ("API", "constants", "Spark")
 
 
 def state(directory: Path) -> None:
-    """Commit and load versions, whose state is in files and inside of metadata."""
+    """Commit and load versions, whose state is in files and inside of metadata, which may be merged."""
     query = WrittenQuery(str(directory / "state"))
     query.run(put={b"large": LARGE})
     query.run()
     query.restart()
     content(query.checkpoint)
+    merging = StoredQuery(directory / "merged", merges=True)
+    for batch in range(2):
+        merging.run(word=batch)
+    again = merging.restart(2)
+    for store, attempt in zip(again.stores, again.counted[-1], strict=True):
+        load(store, CheckpointName(2, attempt.id))
 
 
 def memory_state(directory: Path) -> None:

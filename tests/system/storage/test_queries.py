@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spark_statestore.files import open_file_system
 from tests.system.object_stores.whole_checkpoint_runs import Outputs, Runs, outputs
 from tests.unit.cli.another_process import run_elsewhere
 
@@ -76,3 +77,10 @@ def test_killed_restarted_and_restored_queries_equal_a_local_run(
     runs.finish(restored, of_restored)
     assert outputs(of_restored) == batches(expected, len(WRITTEN))
     run(*(["verify", one] for one in [*checkpoints, *copies]))
+    # By default the stores' commits are merged here.
+    assert all(physical_files(one) for one in checkpoints)
+
+
+def physical_files(checkpoint: str) -> list[str]:
+    files, directory = open_file_system(f"{checkpoint}/state/_merged")
+    return [status.path for status in files.list_files(directory)]

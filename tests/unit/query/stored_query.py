@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import struct
 import uuid
@@ -14,10 +15,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_statestore.files import FileSystem
 from spark_statestore.rescaling.murmur3 import hash_columns, partitions_of
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.commit import Committed
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.store.version_store import VersionStore
@@ -61,10 +64,16 @@ class StoredQuery:
         Its checkpoint location.
     checkpoint_format
         Spark's format of state checkpoints.
+    merges
+        Whether all versions but the first are in merged files.
     """
 
-    def __init__(self, directory: Path, checkpoint_format: int = 2, partitions: int = 2) -> None:
+    def __init__(
+        self, directory: Path, checkpoint_format: int = 2, partitions: int = 2, *, merges: bool = False
+    ) -> None:
         self.directory = directory
+        self.merges = merges
+        self.merged: dict[str, MergedFiles] = {}
         self.format = checkpoint_format
         self.partitions = partitions
         self.stores = [self.open(partition) for partition in range(partitions)]
@@ -86,7 +95,26 @@ class StoredQuery:
 
     def open(self, partition: int) -> VersionStore:
         """An instance of a partition's store."""
-        return VersionStore(StoreId(0, partition), f"{self.directory}/state/0/{partition}", SMALL_FILES)
+        url = f"{self.directory}/state/0/{partition}"
+        return VersionStore(
+            StoreId(0, partition),
+            url,
+            SMALL_FILES,
+            commits=f"{self.directory}/commits" if self.merges else None,
+            merged_of=self.merged_of if self.merges else None,
+        )
+
+    def restart(self, batches: int) -> StoredQuery:
+        """Another run of the query, after so many batches."""
+        other = copy.copy(self)
+        other.merged = {}
+        other.stores = [other.open(partition) for partition in range(self.partitions)]
+        other.left, other.counted = self.left[:batches], self.counted[:batches]
+        return other
+
+    def merged_of(self, files: FileSystem, state_directory: str) -> MergedFiles:
+        """The merged files that the stores share."""
+        return self.merged.setdefault(state_directory, MergedFiles(files, state_directory))
 
     def put(self, name: str, text: str) -> None:
         """A file of Spark's, with Hadoop's checksums beside it."""
@@ -134,7 +162,8 @@ class StoredQuery:
         own = self.of(partition, counts)
         rows = len(self.of(partition, self.state() | dict(counts)))
         column_families = (ColumnFamily("default", rows, WORDS, COUNTS, "hash", 0),)
-        pending = self.stores[partition].begin(name, by, column_families)
+        merge = self.merges and before is not None
+        pending = self.stores[partition].begin(name, by, column_families, merge=merge)
         if own:
             pending.write(0, message(own))
         done = pending.publish(before and before.committed.handle, before and before.id, base)
@@ -149,7 +178,9 @@ class StoredQuery:
         return pending.finish()
 
     def finish(self, attempts: list[Attempt], counts: Counts) -> int:
-        """Write the batch's entry in the commit log."""
+        """Publish what is merged, and write the batch's entry in the commit log."""
+        if self.merges:
+            self.stores[0].publish_merged([])
         metadata: dict[str, Any] = {"nextBatchWatermarkMs": 0}
         if self.format == 2:
             metadata["stateUniqueIds"] = {"0": [[one.id] for one in attempts]}

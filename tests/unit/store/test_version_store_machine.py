@@ -60,6 +60,18 @@ class CrashingMemoryStorageMachine(CrashingVersionStoreMachine):
     options = IN_MEMORY
 
 
+class MergingMachine(VersionStoreMachine):
+    """A store some of whose versions are in merged files."""
+
+    merges = True
+
+
+class CrashingMergingMachine(CrashingVersionStoreMachine):
+    """A store some of whose versions are in merged files, on storage that fails."""
+
+    merges = True
+
+
 class PowerLossMachine(CrashingVersionStoreMachine):
     """A store in local files that are synced, on a machine that loses power, also while nothing is done."""
 
@@ -103,6 +115,7 @@ class PowerLossMachine(CrashingVersionStoreMachine):
     def lose_power(self) -> None:
         self.fs.crash()
         self.fs.restart()
+        self.merged = {}
         self.instances = [self.new_instance()]
         self.see_what_is_left()
         self.unsure = {}
@@ -134,6 +147,12 @@ class PowerLossMachine(CrashingVersionStoreMachine):
                     self.unsure[name] = (left[0], others)
 
 
+class PowerLossMergingMachine(PowerLossMachine):
+    """A store some of whose versions are in merged files, on a machine that loses power."""
+
+    merges = True
+
+
 @pytest.mark.parametrize(
     ("machine", "examples"),
     [
@@ -141,9 +160,12 @@ class PowerLossMachine(CrashingVersionStoreMachine):
         (SyncedMachine, 20),
         (MemoryStorageMachine, 40),
         (FsspecMemoryMachine, 60),
+        (MergingMachine, 100),
+        (CrashingMergingMachine, 100),
         (CrashingVersionStoreMachine, 100),
         (CrashingMemoryStorageMachine, 40),
         (PowerLossMachine, 15),
+        (PowerLossMergingMachine, 15),
     ],
 )
 def test_store_behaves_like_a_dict_of_versions(

@@ -1,0 +1,149 @@
+"""The physical file that contains the metadata objects of many stores; docs/format.md shows the layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from spark_statestore.formats.checksums import combine
+from spark_statestore.formats.metadata import (
+    INLINE_STATE_OFFSET,
+    EncodedObject,
+    InlineState,
+    MetadataKind,
+    decode_object,
+    encode_object,
+    matches_with_state,
+    reading,
+    require_attempt_id,
+    require_count,
+    require_type,
+)
+
+__all__ = ["IndexEntry", "MergedObject", "PhysicalName", "decode_index", "encode_physical_file"]
+
+_NAME: Final = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})")
+# The paths become paths of the file system.
+_PATH: Final = re.compile(r"\d+/\d+/(?:[^/\0]+/)?chk-\d{1,19}(?:_[0-9A-Za-z]{1,64})?/_metadata")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class PhysicalName:
+    """The name of a physical file.
+
+    Attributes
+    ----------
+    oldest, newest
+        Range of the versions in it.
+    number
+        Distinguishes files of one range.
+    """
+
+    oldest: int
+    newest: int
+    number: int
+
+    @classmethod
+    def parse(cls, name: str) -> PhysicalName | None:
+        """Parse the name of a physical file; return None for other names."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(*map(int, match.groups()))
+
+    def covers(self, version: int) -> bool:
+        """Return True if the file may contain a version."""
+        return self.oldest <= version <= self.newest
+
+    def __str__(self) -> str:
+        return f"{self.oldest}-{self.newest}-{self.number}"
+
+
+@dataclass(frozen=True, slots=True)
+class MergedObject:
+    """A metadata object to be merged.
+
+    Attributes
+    ----------
+    path
+        Its path below the query's state directory.
+    attempt_id
+        The attempt that wrote it.
+    rank
+        Its place among the attempts at the same path: the highest one counts.
+    data, checksum
+        The object and its CRC-32.
+    """
+
+    path: str
+    attempt_id: str
+    rank: int
+    data: bytes
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True)
+class IndexEntry:
+    """A logical file in the index of a physical file: `size` bytes from `start`; otherwise see `MergedObject`."""
+
+    path: str
+    attempt_id: str
+    rank: int
+    start: int
+    size: int
+
+
+def encode_physical_file(attempt_id: str, objects: Sequence[MergedObject]) -> EncodedObject:
+    """Encode a physical file; `attempt_id` identifies the attempt to publish it.
+
+    Raises
+    ------
+    CheckpointIOError, StateTooLargeError
+        If the objects are too large for one file.
+    """
+    size = checksum = 0
+    for one in objects:
+        checksum = combine(checksum, one.checksum, len(one.data))
+        size += len(one.data)
+    index = {
+        "checksum": checksum,
+        "paths": [one.path for one in objects],
+        "attempts": [one.attempt_id for one in objects],
+        "ranks": [one.rank for one in objects],
+        "sizes": [len(one.data) for one in objects],
+    }
+    state = InlineState([one.data for one in objects], size, checksum)
+    return encode_object(MetadataKind.MERGED_FILES, attempt_id, index, (), state)
+
+
+def decode_index(data: bytes, where: str) -> list[IndexEntry]:
+    """Decode and verify the index of a physical file, from its bytes with or without the logical files.
+
+    Raises
+    ------
+    CorruptCheckpointError
+        If the file is damaged or incomplete, or has no index.
+    UnsupportedFormatError
+        If its format version is newer than this release's.
+    """
+    decoded = decode_object(data, where, without_state=True)
+    with reading(where):
+        if decoded.kind is not MetadataKind.MERGED_FILES:
+            raise ValueError(f"it describes {decoded.kind.name}, not merged files")
+        index = decoded.properties
+        entries = []
+        start = INLINE_STATE_OFFSET
+        columns = (index["paths"], index["attempts"], index["ranks"], index["sizes"])
+        for path, attempt_id, rank, size in zip(*columns, strict=True):
+            require_type(path, str)
+            require_attempt_id(attempt_id)
+            require_count(rank)
+            require_count(size)
+            if not _PATH.fullmatch(path) or ".." in path.split("/"):
+                raise ValueError(f"it has the path {path!r:.80}")
+            entries.append(IndexEntry(path, attempt_id, rank, start, size))
+            start += size
+        require_count(index["checksum"])
+        if not matches_with_state(data, start - INLINE_STATE_OFFSET, index["checksum"]):
+            raise ValueError("its length or its checksum is not that of its index")
+        return entries

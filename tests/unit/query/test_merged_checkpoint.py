@@ -1,0 +1,270 @@
+"""The tools on a checkpoint whose versions are in merged files, beside the same one with a file for each version."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+
+import spark_statestore
+from spark_statestore.errors import CheckpointExistsError, CorruptCheckpointError
+from spark_statestore.files import open_file_system
+from spark_statestore.options import StorageOptions
+from spark_statestore.query.gc import gc
+from spark_statestore.query.repair import repair
+from spark_statestore.query.rollback import rollback
+from spark_statestore.query.verify import verify
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
+from tests.unit.query.stored_query import StoredQuery
+from tests.unit.store.stores import load, message, named
+
+BATCHES = 6
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def query(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
+    made = StoredQuery(tmp_path / "checkpoint", request.param, merges=True)
+    for batch in range(BATCHES):
+        made.run(**{"word": batch, f"word{batch}": batch})
+    return made
+
+
+def state(url: str, batch: int | None = None) -> dict[str, int]:
+    table = spark_statestore.read_state(url, batch=batch)
+    return {row["key"]["word"]: row["value"]["count"] for row in table.to_pylist()}
+
+
+def merged(query: StoredQuery) -> list[Path]:
+    """The physical files, oldest first."""
+    return sorted(query.directory.glob("state/_merged/*"), key=lambda file: int(file.name.split("-")[1]))
+
+
+def discard_old(query: StoredQuery) -> None:
+    """Clean every store up but for its newest version, as maintenance does, and sweep as the next batch does."""
+    for partition, attempt in enumerate(query.counted[-1]):
+        name = CheckpointName(len(query.left), attempt.id if query.format == 2 else None)
+        query.stores[partition].cleanup(name, attempt.id, name.version, 0)
+    query.stores[0].sweep_merged()
+
+
+def test_all_versions_but_the_first_are_merged(query: StoredQuery) -> None:
+    assert [file.name for file in merged(query)] == [
+        f"{version}-{version}-0" for version in range(2, BATCHES + 1)
+    ]
+    assert len(list(query.directory.glob("state/0/*/chk-*"))) == query.partitions
+
+
+def test_every_batch_is_read(query: StoredQuery) -> None:
+    for batch, expected in enumerate(query.left):
+        assert state(query.url, batch) == expected
+        assert verify(query.url, batch).ok
+
+
+def test_rollback_and_further_batches(query: StoredQuery) -> None:
+    rollback(query.url, 2, stopped=True)
+    assert state(query.url) == query.left[2]
+    query.restart(3).run(word=70)
+    assert state(query.url) == query.left[2] | {"word": 70}
+    assert verify(query.url).ok
+
+
+@pytest.mark.parametrize("kind", ["canonical", "pointer"])
+def test_savepoint_restores(query: StoredQuery, tmp_path: Path, kind: str) -> None:
+    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind=kind)  # type: ignore[arg-type]
+    assert state(taken.path) == query.left[-1]
+    spark_statestore.restore(taken.path, str(tmp_path / "restored"))
+    assert state(str(tmp_path / "restored")) == query.left[-1]
+    assert not (tmp_path / "restored" / "state" / "_merged").exists()
+
+
+def test_pointer_savepoint_keeps_its_version(query: StoredQuery, tmp_path: Path) -> None:
+    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind="pointer")
+    for _ in range(2):
+        # With snapshots, nothing before is needed but for the savepoint.
+        query.run({partition: query.snapshot(partition) for partition in range(query.partitions)}, word=100)
+    discard_old(query)
+    assert [file.name for file in merged(query)] == [
+        *(f"{version}-{version}-0" for version in range(2, BATCHES + 1)), f"{BATCHES + 2}-{BATCHES + 2}-0",
+    ]  # fmt: skip
+    assert state(taken.path) == query.left[BATCHES - 1]
+    spark_statestore.dispose_savepoint(taken.path)
+    discard_old(query)
+    assert len(merged(query)) == 1
+    assert state(query.url) == query.left[-1]
+
+
+def test_clone_and_rescale(query: StoredQuery, tmp_path: Path) -> None:
+    spark_statestore.clone(query.url, str(tmp_path / "clone"))
+    spark_statestore.rescale(query.url, str(tmp_path / "wide"), 5, stopped=True)
+    for made in ("clone", "wide"):
+        assert state(str(tmp_path / made)) == query.left[-1]
+
+
+def test_damaged_file_is_reported_and_repaired(query: StoredQuery) -> None:
+    damaged = merged(query)[-1]
+    damaged.write_bytes(damaged.read_bytes()[:-30])
+    with pytest.raises(CorruptCheckpointError, match=damaged.name):
+        state(query.url)
+    found = verify(query.url)
+    assert {problem.kind for problem in found.problems} == {"damaged"}
+    assert all(damaged.name in problem.message for problem in found.problems)
+    assert repair(query.url, stopped=True).batch == BATCHES - 2
+    assert state(query.url) == query.left[-2]
+
+
+def test_query_goes_on_after_a_file_that_was_cut_short(query: StoredQuery) -> None:
+    query.begin()
+    for partition in range(query.partitions):
+        query.commit(partition, {"word": 8})
+    query.stores[0].publish_merged([])
+    torn = merged(query)[-1]
+    torn.write_bytes(torn.read_bytes()[:100])
+    query = query.restart(BATCHES)
+    query.run(word=9)
+    query.run(word=10)
+    discard_old(query)
+    assert [state(query.url, batch)["word"] for batch in (BATCHES, BATCHES + 1)] == [9, 10]
+    assert all(verify(query.url, batch).ok for batch in (BATCHES, BATCHES + 1))
+    assert [problem.message for problem in gc(query.url).skipped if torn.name in problem.message]
+
+
+def test_missing_file_is_reported(query: StoredQuery) -> None:
+    merged(query)[-1].unlink()
+    assert {problem.kind for problem in verify(query.url).problems} == {"missing"}
+    assert repair(query.url, stopped=True).batch == BATCHES - 2
+
+
+def test_gc_removes_a_file_whose_batch_was_not_committed(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", merges=True)
+    for batch in range(3):
+        query.run(word=batch)
+    query.begin()
+    lost = [query.commit(partition, {"word": 9}) for partition in range(query.partitions)]
+    query.stores[0].publish_merged([attempt.id for attempt in lost])
+    (orphan,) = (file for file in merged(query) if file.name == "4-4-0")
+    for file in query.directory.rglob("*"):
+        os.utime(file, (time.time() - 200_000,) * 2)
+    # A running query may be about to commit it.
+    assert gc(query.url).orphans == ()
+    # The batch ran again.
+    query = query.restart(3)
+    query.run(word=10)
+    found = gc(query.url, dry_run=True)
+    assert [one.url for one in found.orphans] == [f"file://{orphan}"]
+    gc(query.url)
+    assert not orphan.exists()
+    assert state(query.url) == query.left[-1]
+    assert verify(query.url).ok
+
+
+def test_v1_commit_of_a_committed_version_is_refused(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1, merges=True)
+    for batch in range(3):
+        query.run(word=batch)
+    before = query.files()
+    late = query.restart(2)
+    for partition in range(query.partitions):
+        late.commit(partition, {"word": 9})
+    where = f"version 3 at file://{tmp_path}/checkpoint/state/0/0/chk-3/_metadata is not committed again"
+    with pytest.raises(CheckpointExistsError, match=rf"{where}: .* contains batch 2"):
+        late.stores[0].publish_merged([])
+    assert query.files() == before
+
+
+def test_gc_keeps_a_file_with_a_superseded_attempt_and_others(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", merges=True)
+    query.run(word=0)
+    query.begin()
+    query.commit(0, {"word": 1})
+    query.finish([query.commit(partition, {"word": 2}) for partition in range(query.partitions)], {"word": 2})
+    for file in query.directory.rglob("*"):
+        os.utime(file, (time.time() - 200_000,) * 2)
+    assert gc(query.url).orphans == ()
+    assert state(query.url) == {"word": 2}
+
+
+def test_old_run_discards_nothing_once_another_one_has_its_version(tmp_path: Path) -> None:
+    old = StoredQuery(tmp_path / "checkpoint", 1, merges=True)
+    for batch in range(5):
+        old.run({partition: old.snapshot(partition) for partition in range(2)} if batch else None, word=batch)
+    rollback(old.url, 2, stopped=True)
+    new = old.restart(3)
+    for batch in range(4):
+        new.run(word=10 + batch)
+    before = new.files()
+    for partition, attempt in enumerate(old.counted[-1]):
+        assert old.stores[partition].cleanup(CheckpointName(5), attempt.id, 5, 0) == 0
+    old.stores[0].sweep_merged()
+    assert new.files() == before
+    discard_old(new)
+    assert new.files() != before
+    assert state(new.url) == new.left[-1]
+
+
+def test_reader_finds_a_version_that_was_merged_since_it_listed(query: StoredQuery) -> None:
+    reader = query.restart(BATCHES)
+    reader.stores[0].metadata(CheckpointName(BATCHES, query.counted[-1][0].id if query.format == 2 else None))
+    query.run(word=50)
+    name = CheckpointName(BATCHES + 1, query.counted[-1][0].id if query.format == 2 else None)
+    assert reader.stores[0].metadata(name).attempt_id == query.counted[-1][0].id
+
+
+def test_first_cleanup_without_ids_sees_what_another_run_has_merged(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1, merges=True)
+    for batch in range(3):
+        query.run(word=batch)
+    (known,) = query.merged.values()
+    other = query.restart(3).stores[0].merged
+    assert other is not None
+    path = query.stores[1].metadata_path(CheckpointName(2))
+    other.supersede(path, "f" * 16, query.stores[1].files.read(path))
+    query.stores[0].cleanup(CheckpointName(3), query.counted[-1][0].id, 3, 0)
+    assert (found := known.find(path)) is not None
+    assert found.attempt_id == "f" * 16
+
+
+def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
+    merged: dict[str, MergedFiles] = {}
+    store = VersionStore(
+        StoreId(0, 0),
+        str(tmp_path / "state/0/0"),
+        StorageOptions(compression=None),
+        merged_of=lambda files, directory: merged.setdefault(directory, MergedFiles(files, directory)),
+    )
+    for version, size in ((1, 10), (2, 2 << 20)):
+        attempt = f"{version:016x}"
+        pending = store.begin(CheckpointName(version, attempt), attempt, named(), merge=True)
+        pending.write(0, message({b"key": bytes(size)}))
+        assert pending.publish(None, "0" * 16, None).merged is (version == 1)
+    assert (tmp_path / f"state/0/0/chk-2_{2:016x}/_metadata").exists()
+    assert load(store, CheckpointName(1, f"{1:016x}")) == {"default": {b"key": bytes(10)}}
+
+
+def test_directory_of_a_merged_store_is_kept_on_object_stores() -> None:
+    url = f"memory://{uuid.uuid4()}/state/0/0"
+    merged: dict[str, MergedFiles] = {}
+    store = VersionStore(
+        StoreId(0, 0),
+        url,
+        merged_of=lambda files, directory: merged.setdefault(directory, MergedFiles(files, directory)),
+        options=StorageOptions(),
+    )
+    for version in (1, 2, 3):
+        attempt = f"{version:016x}"
+        pending = store.begin(CheckpointName(version, attempt), attempt, named(), merge=version > 1)
+        pending.publish(None, None, None)
+        store.publish_merged([])
+    store.cleanup(CheckpointName(3, f"{3:016x}"), f"{3:016x}", 3, 0)
+    store.sweep_merged()
+    files, _ = open_file_system(url)
+    found = {
+        status.path.rpartition("/state/")[2]
+        for status in files.list_files(store.directory.removesuffix("/0/0"))
+    }
+    assert found == {"_merged/3-3-0", "_holds/horizon-0", "0/0/shared/kept"}

@@ -1,0 +1,461 @@
+"""Merged files: names, ranks, damage, rewriting, and the views of several runs."""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.formats.merged_files import MergedObject, decode_index, encode_physical_file
+from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
+from spark_statestore.storage import merged_index
+from spark_statestore.storage.merged_file_system import MergedFileSystem
+from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.storage.merged_index import LogicalFile
+from tests.support.effort import EFFORT
+
+STATE = "/query/state"
+
+# Most bytes of header, index and footer of a physical file with six logical files.
+_INDEX_BYTES = 1_000
+
+
+def attempt(number: int) -> str:
+    return f"{number:016x}"
+
+
+def metadata(number: int, size: int = 0) -> EncodedObject:
+    """Metadata of an attempt, with so many bytes of state."""
+    return encode_object(MetadataKind.STORE_VERSION, attempt(number), {}, [], InlineState.of(bytes(size)))
+
+
+def path(store: str, version: int, number: int | None = None) -> str:
+    """The path of a version of a store; without a number in checkpoint format v1."""
+    return f"{STATE}/{store}/chk-{version}{'' if number is None else '_' + attempt(number)}/_metadata"
+
+
+def allow(logical: LogicalFile, is_known: bool) -> None:
+    """Let every version be published."""
+
+
+def publish(merged: MergedFiles, *added: tuple[str, int]) -> None:
+    """Publish metadata of attempts at paths as one file."""
+    for where, number in added:
+        merged.add(where, attempt(number), metadata(number), allow)
+    assert merged.publish([attempt(number) for _, number in added], allow)[0] == []
+
+
+def names(files: MemoryFileSystem) -> list[str]:
+    return sorted(status.path.rpartition("/")[2] for status in files.list_files(f"{STATE}/_merged"))
+
+
+@pytest.fixture
+def files() -> MemoryFileSystem:
+    return MemoryFileSystem()
+
+
+def test_nothing_is_stored_before_the_publication(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+    where = path("0/0", 2, 1)
+    merged.add(where, attempt(1), metadata(1), allow)
+    found = merged.find(where)
+    assert found is not None
+    assert merged.read(found) == bytes(metadata(1))
+    assert (names(files), merged.locate(found)) == ([], None)
+    assert merged.publish([attempt(1), attempt(2)], allow)[0] == [attempt(2)]
+    assert names(files) == ["2-2-0"]
+    assert MergedFiles(files, STATE).find(where) is not None
+
+
+def test_each_store_finds_its_own_version_in_one_file(files: MemoryFileSystem) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 2, 1), 1), (path("0/1/left", 2, 2), 2))
+    assert names(files) == ["2-2-0"]
+    view = MergedFileSystem(files, MergedFiles(files, STATE))
+    assert view.read(path("0/0", 2, 1)) == bytes(metadata(1))
+    assert view.read(path("0/1/left", 2, 2), 3, 5) == bytes(metadata(2))[3:8]
+    assert view.size(path("0/0", 2, 1)) == metadata(1).size
+    assert view.locate(path("0/1/left", 2, 2)) == (f"{STATE}/_merged/2-2-0", 40 + metadata(1).size)
+    assert [status.path for status in view.list_files(f"{STATE}/0/1")] == [path("0/1/left", 2, 2)]
+    assert {status.path for status in view.list_files(STATE)} == {path("0/0", 2, 1), path("0/1/left", 2, 2)}
+    with pytest.raises(FileNotFoundError):
+        view.read(path("0/0", 3, 1))
+
+
+def test_index_of_other_versions_is_not_read(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+    for version in (1, 2, 3):
+        publish(merged, (path("0/0", version, version), version))
+    files.replace(f"{STATE}/_merged/1-1-0", b"damaged")
+    found = MergedFiles(files, STATE)
+    view = MergedFileSystem(files, found)
+    assert view.read(path("0/0", 3, 3)) == bytes(metadata(3))
+    with pytest.raises(CorruptCheckpointError, match="_merged/1-1-0"):
+        view.read(path("0/0", 1, 1))
+    with pytest.raises(FileNotFoundError):
+        view.read(path("0/0", 4, 4))
+    # What else there is, is shown.
+    assert {status.path for status in view.list_files(STATE)} == {path("0/0", 2, 2), path("0/0", 3, 3)}
+
+
+def test_damaged_file_of_an_attempt_is_superseded(files: MemoryFileSystem) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 2), 1))
+    files.replace(f"{STATE}/_merged/2-2-0", files.read(f"{STATE}/_merged/2-2-0")[:50])
+    known: list[bool] = []
+    merged = MergedFiles(files, STATE)
+    merged.add(path("0/0", 2), attempt(2), metadata(2), allow)
+    merged.publish([], lambda logical, is_known: known.append(is_known))
+    assert (known, names(files)) == ([True], ["2-2-0", "2-2-1"])
+    assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(2))
+
+
+def test_damaged_file_may_have_a_later_attempt(files: MemoryFileSystem) -> None:
+    for number in (1, 2):
+        publish(MergedFiles(files, STATE), (path("0/0", 2), number), (path("0/0", 3, number), number))
+    files.replace(f"{STATE}/_merged/2-3-1", b"damaged")
+    merged = MergedFiles(files, STATE)
+    with pytest.raises(CorruptCheckpointError, match="_merged/2-3-1"):
+        merged.find(path("0/0", 2))
+    # With ids there is no doubt.
+    assert merged.find(path("0/0", 3, 1)) is not None
+
+
+def test_last_attempt_counts_and_the_one_before_is_kept(files: MemoryFileSystem) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 2), 1), (path("0/1", 2), 2))
+    # Another run does the batch again.
+    publish(MergedFiles(files, STATE), (path("0/0", 2), 3), (path("0/1", 2), 4))
+    assert names(files) == ["2-2-0", "2-2-1"]
+    view = MergedFileSystem(files, MergedFiles(files, STATE))
+    assert view.read(path("0/0", 2)) == bytes(metadata(3))
+    assert view.read(f"{path('0/0', 2)}.{attempt(1)}") == bytes(metadata(1))
+    assert view.read(f"{path('0/0', 2)}.{attempt(3)}") == bytes(metadata(3))
+
+
+def test_runs_that_do_not_know_of_each_other_take_different_names(files: MemoryFileSystem) -> None:
+    first, second = MergedFiles(files, STATE), MergedFiles(files, STATE)
+    for merged in (first, second):
+        assert merged.find(path("0/0", 2)) is None
+    publish(first, (path("0/0", 2), 9))
+    known: list[bool] = []
+    second.add(path("0/0", 2), attempt(2), metadata(2), allow)
+    second.publish([attempt(2)], lambda logical, is_known: known.append(is_known))
+    # It looks into the commit log before each publication: at first as no other was just before, then as it met the other.
+    assert known == [False, True]
+    assert names(files) == ["2-2-0", "2-2-1"]
+    assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(2))
+    assert [one.is_newest(found) for one in (first, second) if (found := one.find(path("0/0", 2)))] == [
+        False,
+        True,
+    ]
+    # The first one has just published, but meets the other.
+    second.add(path("0/0", 3), attempt(3), metadata(3), allow)
+    second.publish([], allow)
+    known.clear()
+    first.add(path("0/0", 3), attempt(4), metadata(4), allow)
+    first.publish([], lambda logical, is_known: known.append(is_known))
+    assert known == [True]
+    assert names(files) == ["2-2-0", "2-2-1", "3-3-0", "3-3-1"]
+
+
+def test_refused_publication_leaves_nothing(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+
+    def refuse(logical: LogicalFile, is_known: bool) -> None:
+        raise FileExistsError(logical.path)
+
+    merged.add(path("0/0", 2), attempt(1), metadata(1), refuse)
+    with pytest.raises(FileExistsError):
+        merged.publish([attempt(1)], refuse)
+    assert (names(files), merged.find(path("0/0", 2))) == ([], None)
+    assert merged.publish([attempt(1)], allow)[0] == [attempt(1)]
+
+
+def test_repeated_request_counts_once(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 2), 1), (path("0/0", 2), 1))
+    publish(merged, (path("0/0", 2), 1))
+    assert [status.path for status in merged.list_files(STATE)] == [path("0/0", 2)]
+    merged.sweep()
+    assert names(files) == ["2-2-1"]
+
+
+def test_large_file_is_published_before_the_batch_ends(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+    for number in range(3):
+        merged.add(path(f"0/{number}", 2, number), attempt(number), metadata(number, 3 << 20), allow)
+    assert names(files) == ["2-2-0"]
+    assert merged.publish([attempt(number) for number in range(3)], allow)[0] == []
+    assert names(files) == ["2-2-0", "2-2-1"]
+
+
+def test_file_is_deleted_once_all_in_it_is_discarded(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 2, 1), 1), (path("0/1", 2, 2), 2))
+    assert merged.discard(path("0/0", 2, 1))
+    assert not merged.discard(path("0/0", 2, 1))
+    merged.sweep()
+    assert names(files) == ["2-2-0"]
+    # What was discarded is not recorded: another run finds it again.
+    assert MergedFiles(files, STATE).find(path("0/0", 2, 1)) is not None
+    merged.discard(path("0/1", 2, 2))
+    assert names(files) == ["2-2-0"]
+    merged.sweep()
+    assert names(files) == []
+
+
+def test_superseded_attempt_goes_before_the_one_that_counts(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 2), 1), (path("0/1", 2), 2))
+    publish(merged, (path("0/0", 2), 3))
+    for discarded in (f"{path('0/0', 2)}.{attempt(1)}", path("0/0", 2)):
+        assert merged.discard(discarded)
+    merged.sweep()
+    # Without the second file the first attempt would count again.
+    assert names(files) == ["2-2-0", "2-2-1"]
+    merged.discard(path("0/1", 2))
+    merged.sweep()
+    assert names(files) == []
+
+
+def test_sparse_files_are_rewritten(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    merged = MergedFiles(files, STATE)
+    stores = [f"0/{number}" for number in range(10)]
+    for version in range(1, 5):
+        publish(
+            merged,
+            *((path(store, version, version * 100 + i), version * 100 + i) for i, store in enumerate(stores)),
+        )
+    for version in (1, 2, 3):
+        for i, store in enumerate(stores[1:], 1):
+            merged.discard(path(store, version, version * 100 + i))
+    merged.sweep()
+    assert names(files) == ["1-3-0", "4-4-0"]
+    for view in (merged, MergedFiles(files, STATE)):
+        for version in (1, 2, 3):
+            found = view.find(path("0/0", version, version * 100))
+            assert found is not None
+            assert view.read(found) == bytes(metadata(version * 100))
+
+
+def test_version_of_the_batch_is_not_rewritten(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    merged = MergedFiles(files, STATE)
+    publish(merged, *((path(f"0/{number}", 1, number), number) for number in range(10)))
+    for number in range(1, 10):
+        merged.discard(path(f"0/{number}", 1, number))
+    merged.sweep()
+    assert names(files) == ["1-1-0"]
+
+
+def test_copy_that_a_crash_left_is_deleted(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    merged = MergedFiles(files, STATE)
+    publish(merged, *((path(f"0/{number}", 1, number), number) for number in range(9)))
+    before = files.read(f"{STATE}/_merged/1-1-0")
+    publish(merged, (path("0/0", 2, 20), 20))
+    for number in range(1, 9):
+        merged.discard(path(f"0/{number}", 1, number))
+    merged.sweep()
+    # It was killed before it deleted the file that it had rewritten.
+    files.create(f"{STATE}/_merged/1-1-0", before)
+    after = MergedFiles(files, STATE)
+    found = after.find(path("0/0", 1, 0))
+    assert found is not None
+    assert after.locate(found) == (f"{STATE}/_merged/1-1-1", 40)
+    for number in range(1, 9):
+        after.discard(path(f"0/{number}", 1, number))
+    after.sweep()
+    assert names(files) == ["1-1-1", "2-2-0"]
+
+
+def test_reader_follows_a_rewrite(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 1, 1), 1), (path("0/1", 1, 2), 2), (path("0/2", 1, 3), 3))
+    reader = MergedFileSystem(files, MergedFiles(files, STATE))
+    assert reader.size(path("0/0", 1, 1)) == metadata(1).size
+    publish(merged, (path("0/0", 2, 4), 4))
+    merged.discard(path("0/1", 1, 2))
+    merged.discard(path("0/2", 1, 3))
+    merged.sweep()
+    assert names(files) == ["1-1-1", "2-2-0"]
+    assert reader.read(path("0/0", 1, 1)) == bytes(metadata(1))
+
+
+def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: MemoryFileSystem) -> None:
+    files.create(path("0/0", 2), bytes(metadata(1)))
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 2), 2))
+    view = MergedFileSystem(files, merged)
+    other = f"{path('0/0', 2)}.{attempt(1)}"
+    assert view.read(path("0/0", 2)) == bytes(metadata(2))
+    assert view.read(other) == bytes(metadata(1))
+    assert {status.path for status in view.list_files(STATE)} == {path("0/0", 2), other}
+    view.delete(path("0/0", 2))
+    view.delete(other)
+    assert not files.exists(path("0/0", 2))
+
+
+def test_own_file_is_not_created_beside_a_merged_one(files: MemoryFileSystem) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 2), 1))
+    view = MergedFileSystem(files, MergedFiles(files, STATE))
+    with pytest.raises(FileExistsError):
+        view.create(path("0/0", 2), bytes(metadata(2)))
+    view.replace(path("0/0", 2), bytes(metadata(2)))
+    assert names(files) == ["2-2-0", "2-2-1"]
+    assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(2))
+
+
+@pytest.mark.parametrize(
+    "place", ["/other/state/0/0/chk-1/_metadata", f"{STATE}/0/0/shared/1-x", f"{STATE}/_holds/held"]
+)
+def test_other_paths_are_not_merged(files: MemoryFileSystem, place: str) -> None:
+    merged = MergedFiles(files, STATE)
+    assert merged.find(place) is None
+    with pytest.raises(ValueError, match="not the path of a version's metadata"):
+        merged.add(place, attempt(1), metadata(1), allow)
+
+
+def test_linked_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/_merged").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="_merged is a link"):
+        MergedFiles(LocalFileSystem(), str(tmp_path / "state")).find(f"{tmp_path}/state/0/0/chk-1/_metadata")
+
+
+def encoded(*paths: str) -> bytes:
+    objects = [
+        MergedObject(one, attempt(number), 0, data, zlib.crc32(data))
+        for number, one in enumerate(paths)
+        if (data := bytes(metadata(number)))
+    ]
+    return bytes(encode_physical_file(attempt(0), objects))
+
+
+@pytest.mark.parametrize("damage", range(0, 300, 7))
+def test_damaged_file_is_refused(damage: int) -> None:
+    data = bytearray(encoded("0/0/chk-1/_metadata", "0/1/chk-1/_metadata"))
+    data[damage % len(data)] ^= 0x10
+    with pytest.raises((CorruptCheckpointError, UnsupportedFormatError), match="2-2-0"):
+        decode_index(bytes(data), "file:///_merged/2-2-0")
+
+
+@pytest.mark.parametrize("length", [0, 1, 39, 40, 100, -1])
+def test_truncated_file_is_refused(length: int) -> None:
+    data = encoded("0/0/chk-1/_metadata")
+    with pytest.raises(CorruptCheckpointError, match="2-2-0"):
+        decode_index(data[:length], "file:///_merged/2-2-0")
+
+
+@pytest.mark.parametrize(
+    "hostile", ["../0/chk-1/_metadata", "0/0/../chk-1/_metadata", "0/0/chk-1/other", "/etc/passwd"]
+)
+def test_index_with_another_path_is_refused(hostile: str) -> None:
+    with pytest.raises(CorruptCheckpointError, match="it has the path"):
+        decode_index(encoded(hostile), "file:///_merged/2-2-0")
+
+
+class MergedFilesMachine(RuleBasedStateMachine):
+    """Runs that add, publish, discard and restart, against a dict of paths; the files' total size is bounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scratch = tempfile.TemporaryDirectory()
+        self.files = LocalFileSystem()
+        self.state = f"{self.scratch.name}/state"
+        self.version = 1
+        self.number = 0
+        self.expected: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
+        self.restart()
+
+    @rule()
+    def restart(self) -> None:
+        self.merged = MergedFiles(self.files, self.state)
+        # A run rewrites nothing before its first batch.
+        self.newest = 0
+        # What the run before had discarded, each store discards again.
+        for status in self.merged.list_files(self.state):
+            if status.path not in self.expected:
+                self.merged.discard(status.path)
+
+    def path(self, store: int, version: int, number: int) -> str:
+        return f"{self.state}/0/{store}/chk-{version}_{attempt(number)}/_metadata"
+
+    @rule(stores=st.sets(st.integers(0, 5), min_size=1), sizes=st.sampled_from([0, 100, 5_000]))
+    def batch(self, stores: set[int], sizes: int) -> None:
+        added = {}
+        for store in stores:
+            self.number += 1
+            where = self.path(store, self.version, self.number)
+            self.merged.add(where, attempt(self.number), metadata(self.number, sizes), allow)
+            added[where] = self.number, sizes
+        assert self.merged.publish([attempt(number) for number, _ in added.values()], allow)[0] == []
+        self.sizes |= {where: size for where, (_, size) in added.items()}
+        self.expected |= {where: number for where, (number, _) in added.items()}
+        self.newest = self.version
+        self.version += 1
+        self.merged.sweep()
+
+    @rule(store=st.integers(0, 5))
+    def lost_batch(self, store: int) -> None:
+        """Add metadata, and end before it is published."""
+        self.number += 1
+        self.merged.add(
+            self.path(store, self.version, self.number), attempt(self.number), metadata(self.number), allow
+        )
+        self.restart()
+
+    @precondition(lambda self: self.expected)
+    @rule(data=st.data())
+    def discard(self, data: st.DataObject) -> None:
+        where = data.draw(st.sampled_from(sorted(self.expected)))
+        assert self.merged.discard(where)
+        del self.expected[where]
+
+    @invariant()
+    def finds_what_was_not_discarded(self) -> None:
+        fresh = MergedFiles(self.files, self.state)
+        for where, number in self.expected.items():
+            for merged in (self.merged, fresh):
+                found = merged.find(where)
+                assert found is not None, where
+                assert merged.read(found) == bytes(metadata(number, self.sizes[where]))
+
+    @invariant()
+    def takes_at_most_about_twice_what_was_not_discarded(self) -> None:
+        # Discards since the last batch are not swept, and its own file is not rewritten.
+        self.merged.sweep()
+        live = sum(metadata(number, self.sizes[where]).size for where, number in self.expected.items())
+        found = {
+            status.path.rpartition("/")[2]: status.size
+            for status in self.files.list_files(f"{self.state}/_merged")
+        }
+        old = [size for name, size in found.items() if int(name.split("-")[1]) < self.newest]
+        assert sum(old) <= 2 * live + _INDEX_BYTES * len(found)
+
+    def teardown(self) -> None:
+        self.scratch.cleanup()
+
+
+def test_merged_files_behave_like_a_dict_of_paths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    run_state_machine_as_test(
+        MergedFilesMachine, settings=settings(max_examples=60 * EFFORT, stateful_step_count=30)
+    )
