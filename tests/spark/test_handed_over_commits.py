@@ -5,11 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.errors import StreamingQueryException
 
+import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
-from tests.spark.counting import finish, run_to, start_counting, wait_for_batch, wait_until
+from tests.spark.counting import (
+    backend_pid,
+    finish,
+    run_to,
+    start_counting,
+    wait_for_batch,
+    wait_until,
+)
 from tests.support.slow import SlowStorage
 
 pytestmark = pytest.mark.slow
@@ -48,7 +57,7 @@ def test_log_gets_no_batch_whose_commits_are_pending(spark: Any, slow: SlowStora
     checkpoint = tmp_path / "checkpoint"
     session, query = start(spark, checkpoint, slow, "batch")
     wait_for_batch(query, 1)
-    with slow.hanging("write", "_metadata") as hang:
+    with slow.hanging("write", "/_merged/") as hang:
         hang.wait()
         offsets = {int(file.name) for file in checkpoint.glob("offsets/[0-9]*")}
         commits = {int(file.name) for file in checkpoint.glob("commits/[0-9]*")}
@@ -64,7 +73,7 @@ def test_failed_commit_fails_its_batch(spark: Any, slow: SlowStorage, tmp_path: 
     checkpoint = tmp_path / "checkpoint"
     session, query = start(spark, checkpoint, slow, "batch", storageTimeoutSeconds="1")
     wait_for_batch(query, 1)
-    with slow.hanging("write", "_metadata") as hang:
+    with slow.hanging("write", "/_merged/") as hang:
         hang.wait()
         with pytest.raises(StreamingQueryException, match="storage did not answer within 1 s"):
             query.awaitTermination(60)
@@ -74,6 +83,36 @@ def test_failed_commit_fails_its_batch(spark: Any, slow: SlowStorage, tmp_path: 
     # In the same session: nothing of the failed run counts.
     session, query = start(spark, checkpoint, slow, "batch")
     finish(session, query, max(offsets) + 1)
+
+
+def test_batch_survives_the_end_of_its_backend(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
+    session, query = start(spark, tmp_path / "checkpoint", slow, "batch")
+    wait_for_batch(query, 2)
+    with slow.hanging("write", "/_merged/") as hang:
+        hang.wait()
+        version = query.lastProgress.batchId + 2
+        # It had the commits of all tasks in memory.
+        psutil.Process(backend_pid(spark, slow.interpreter())).kill()
+    wait_for_batch(query, version)
+    merged = {file.name for file in slow.directory.glob("*/_merged/*")}
+    assert f"{version}-{version}-0" not in merged
+    assert f"{version + 1}-{version + 1}-0" in merged
+    # The state in memory was sent again, with a file for each store.
+    assert list(slow.directory.glob(f"*/0/*/chk-{version}*/_metadata"))
+    finish(session, query, version + 1)
+
+
+def test_state_data_source_reads_merged_versions(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    session, query = start(spark, checkpoint, slow, "batch")
+    wait_for_batch(query, 3)
+    counted = {row[0]: row[1] for row in finish(session, query, 4)}
+    read = session.read.format("statestore").option("path", str(checkpoint)).load().collect()
+    assert {row.key[0]: row.value[0] for row in read} == counted
+    found = spark_statestore.read_state(
+        str(checkpoint), checkpoints_dir=f"file://{slow.directory}"
+    ).to_pylist()
+    assert {row["key"]["_groupingexpression"]: row["value"]["count"] for row in found} == counted
 
 
 def test_batch_needs_a_commit_log_that_waits(spark: Any, tmp_path: Path) -> None:

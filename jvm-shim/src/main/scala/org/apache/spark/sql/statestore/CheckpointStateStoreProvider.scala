@@ -250,7 +250,7 @@ class CheckpointStateStoreProvider
     if (collects) {
       handOver(store, of, commit)
     } else {
-      val reply = commit.publish()
+      val reply = commit.publish(merge = false)
       published(of, commit, addVersion(store, of, commit), reply)
       store.counters.take(reply, commit.version)
     }
@@ -268,21 +268,19 @@ class CheckpointStateStoreProvider
     }
     synchronized {
       val version = addVersion(store, of, commit)
-      val endLease = of.leaseInBackground()
-      pending = new PendingCommit(runId, id, commit.version, () => {
+      pending = new PendingCommit(runId, id, commit, merge => {
         try {
-          val reply = commit.publish()
+          val reply = commit.publish(merge)
           published(of, commit, version, reply)
           lastReply = Some((commit.version, reply))
+          reply.isMerged
         } catch {
           case e: Throwable =>
             // The version is in memory alone.
             synchronized(if (content eq of) replaceContent(null))
             throw e
-        } finally {
-          endLease()
         }
-      })
+      }, of.leaseInBackground())
     }
     CommitCollector.submit(commitLog, pending)
   }
@@ -305,12 +303,12 @@ class CheckpointStateStoreProvider
     if (due) Background.submit(() => maintenance.takeSnapshot(tick = false))
   }
 
-  // Runs a body under the lock while no commit of this provider is pending.
+  // Runs a body that may change the state, under the lock while no commit of this provider is pending.
   private def settled[T](body: => T): T = {
     var result: Option[T] = None
     while (result.isEmpty) {
       val running = synchronized {
-        if (pending == null || pending.hasEnded) result = Some(body)
+        if (pending == null || pending.release()) result = Some(body)
         pending
       }
       if (result.isEmpty) running.awaitUninterruptibly()
@@ -401,6 +399,7 @@ class CheckpointStateStoreProvider
   }
 
   private def replaceContent(by: LoadedState): Unit = {
+    if (pending != null) pending.release()
     if (content != null) content.drop()
     content = by
   }
@@ -473,6 +472,7 @@ class CheckpointStateStoreProvider
     store.put("partition", id.partitionId)
     store.put("name", id.storeName)
     store.put("commits", commitLog)
+    store.put("run", runId)
     options.addTo(store.putObject("options"))
     new CheckpointClient(backend, store, driverStore)
   }

@@ -40,7 +40,8 @@ private[statestore] final class CommitCost(
     val bytes: Long,
     val objects: Long)
 
-private[statestore] final class CommitReply(val stored: StoredVersion, val cost: CommitCost)
+/** @param isMerged  whether the version exists only once `CheckpointClient.publish` has returned */
+private[statestore] final class CommitReply(val stored: StoredVersion, val cost: CommitCost, val isMerged: Boolean)
 
 /** A loaded version and the bytes read from storage. */
 private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
@@ -206,6 +207,7 @@ private[statestore] final class CheckpointClient(
    * @param parentAttemptId  the attempt that wrote the previous version, also for a full snapshot
    * @param base           a snapshot of an earlier version to start the chain from
    * @param oldestBaseVersion oldest version whose snapshot may be the base: other executors may discard older ones
+   * @param merge          whether it may be one of the query's merged files, which `publish` writes
    */
   def commit(
       version: Long,
@@ -215,7 +217,8 @@ private[statestore] final class CheckpointClient(
       parentAttemptId: Option[String],
       base: Option[SnapshotHandle],
       oldestBaseVersion: Long,
-      families: Seq[FamilyChanges]): CommitReply = {
+      families: Seq[FamilyChanges],
+      merge: Boolean): CommitReply = {
     val request = newRequest("commit")
     request.put("version", version)
     request.put("attemptId", attemptId)
@@ -224,6 +227,7 @@ private[statestore] final class CheckpointClient(
     parentAttemptId.foreach(request.put("parentAttemptId", _))
     request.put("hasBase", base.isDefined)
     if (base.isDefined) request.put("oldestBaseVersion", oldestBaseVersion)
+    if (merge) request.put("merge", true)
     val described = request.putArray("columnFamilies")
     families.foreach(family => described.add(family.description))
     val control = mapper.writeValueAsBytes(request)
@@ -243,13 +247,30 @@ private[statestore] final class CheckpointClient(
       val storeNanos = reply.path("storeNanos").asLong
       new CommitReply(storedVersion(reply, handle), new CommitCost(
         encodeNanos, math.max(0L, waited - storeNanos), storeNanos,
-        reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong))
+        reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong), reply.path("merged").asBoolean)
     }
     driverStore.fold(reply) { driver =>
       val id = if (idInPath) Some(attemptId) else None
       handOver(driver, reply, DriverVersion(
         version, id, attemptId, parent.map(_.attemptId), reply.stored.baseVersion, metadata))
     }
+  }
+
+  /**
+   * Writes the merged files of the store's query, with the commits of all its stores, and returns when they are
+   * durable.
+   *
+   * @param attempts  the attempts that were merged
+   * @return          those of them that this backend does not have: it has replaced another one since
+   */
+  def publish(attempts: Iterable[String]): Set[String] = {
+    val request = newRequest("publish")
+    val listed = request.putArray("attempts")
+    attempts.foreach(listed.add(_))
+    val reply = ask(request)
+    recordUsage(reply)
+    val missing = reply.path("missing")
+    Seq.tabulate(missing.size)(missing.get(_).asText).toSet
   }
 
   /** Uploads a full snapshot of a committed version, the base of a later commit. */
@@ -324,7 +345,8 @@ private[statestore] final class CheckpointClient(
     }
     val cost = reply.cost
     new CommitReply(reply.stored, new CommitCost(
-      cost.encodeNanos, cost.sendNanos, cost.storeNanos + System.nanoTime() - start, cost.bytes, cost.objects))
+      cost.encodeNanos, cost.sendNanos, cost.storeNanos + System.nanoTime() - start, cost.bytes, cost.objects),
+      isMerged = false)
   }
 
   // Checksums verify the bytes; this verifies the decoded rows.

@@ -7,23 +7,39 @@ import scala.jdk.CollectionConverters._
 import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.InvalidOptionException
+import org.apache.spark.sql.statestore.backend.CheckpointClient
 import org.apache.spark.util.ThreadUtils
 
 /**
- * A commit that a task has handed over: it is published by another thread.
+ * A commit that a task has handed over: another thread sends it to the backend.
  *
  * @param runId    run of the query
- * @param version  version that it publishes
+ * @param commit   the commit
+ * @param publish  sends it, given whether it may be merged; returns whether it was
+ * @param end      called once the state that it refers to may change
  */
 private[statestore] final class PendingCommit(
-    val runId: String, val id: StateStoreId, val version: Long, private var publish: () => Unit) extends Runnable {
-  private val ended = new CountDownLatch(1)
+    val runId: String,
+    val id: StateStoreId,
+    commit: StoreCommit,
+    private var publish: Boolean => Boolean,
+    private var end: () => Unit)
+  extends Runnable {
+
+  val version: Long = commit.version
+  val attemptId: String = commit.attemptId
+  val client: CheckpointClient = commit.client
+  @volatile private var ended = new CountDownLatch(1)
   @volatile private var error: Throwable = _
 
+  /** True if it is durable only once the merged files of its query are published. */
+  @volatile private[provider] var isMerged = false
+
   /** True once the batch's barrier has found the commit durable. */
-  @volatile var isAcknowledged = false
+  @volatile private var acknowledged = false
 
   // Guarded by `this`.
+  private var isReleased = false
   private var runner: Thread = _
   private var isCancelled = false
 
@@ -32,17 +48,55 @@ private[statestore] final class PendingCommit(
       runner = Thread.currentThread
       if (isCancelled) runner.interrupt()
     }
-    publish()
+    isMerged = publish(true)
   } catch {
     case e: Throwable => error = e
   } finally {
     synchronized {
       runner = null
       Thread.interrupted()
+      endUse()
     }
-    // It refers to the state.
-    publish = null
+  }
+
+  private def endUse(): Unit = synchronized {
     ended.countDown()
+    if (isReleased) forgetState() else if (!isMerged) release()
+  }
+
+  private def forgetState(): Unit = {
+    end()
+    publish = null
+    end = null
+  }
+
+  /** Publishes it in a file of its own, since the backend that had it has ended. */
+  private[provider] def publishAlone(): Unit = {
+    synchronized {
+      if (isReleased) {
+        throw new IllegalStateException(
+          s"version $version of operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
+            s"${id.storeCheckpointLocation()} is not committed: the backend process that had it has ended, and the state has " +
+            "changed since. Nothing is lost. Restart the query, which runs the batch again.")
+      }
+      ended = new CountDownLatch(1)
+    }
+    try isMerged = publish(false) finally endUse()
+  }
+
+  /** Lets the state that it refers to change, at once if it has ended; returns whether it has. */
+  def release(): Boolean = synchronized {
+    val isNew = !isReleased
+    isReleased = true
+    if (isNew && hasEnded) forgetState()
+    hasEnded
+  }
+
+  def isAcknowledged: Boolean = acknowledged
+
+  private[provider] def acknowledge(): Unit = {
+    acknowledged = true
+    release()
   }
 
   /** Lets it fail as the commit of a killed task, also while storage hangs. */
@@ -145,6 +199,7 @@ private[statestore] object CommitCollector {
     of(log).filter(commit => commit.id == id && commit.runId != runId).foreach { commit =>
       commit.cancel()
       commit.awaitUninterruptibly()
+      commit.release()
     }
 
   /**
@@ -171,7 +226,14 @@ private[statestore] object CommitCollector {
       })
     }
     commits.iterator.flatMap(_.failure).foreach(throw _)
-    commits.foreach(_.isAcknowledged = true)
+    commits.filter(_.isMerged).groupBy(_.client.backend).values.foreach(publish)
+    commits.foreach(_.acknowledge())
+  }
+
+  // Publishes the merged files of a query.
+  private def publish(merged: Seq[PendingCommit]): Unit = {
+    val missing = merged.head.client.publish(merged.map(_.attemptId))
+    merged.filter(commit => missing.contains(commit.attemptId)).foreach(_.publishAlone())
   }
 
   private def of(log: String): Seq[PendingCommit] =

@@ -12,7 +12,8 @@ import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
  * One attempt to commit a version of a store, with the state as it was when its task committed.
  *
  * Guarantees: `publish` may run on any thread, as long as the log is not truncated meanwhile. A version that
- * it returns is durable and can be loaded on any executor; if it fails, the attempt is part of no version.
+ * it returns is durable and can be loaded on any executor, unless it is merged: then it is once the query's merged
+ * files are published. If it fails, the attempt is part of no version.
  *
  * @param id        checkpoint id of the version, in format v2
  * @param parent    the version that it changes
@@ -22,9 +23,9 @@ import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
  * @param store     names the store in messages
  */
 private[statestore] final class StoreCommit(
-    client: CheckpointClient,
+    val client: CheckpointClient,
     val version: Long,
-    attemptId: String,
+    val attemptId: String,
     val id: Option[String],
     parent: CommittedVersion,
     val base: Option[SnapshotHandle],
@@ -33,11 +34,12 @@ private[statestore] final class StoreCommit(
     retained: Int,
     store: String) {
 
-  def publish(): CommitReply =
+  /** @param merge  whether the version may be one of the query's merged files */
+  def publish(merge: Boolean): CommitReply =
     try {
-      try send(isFull) catch {
+      try send(isFull, merge) catch {
         // The driver has lost the parent; the table has the whole state.
-        case e: BackendException if e.kind == "StateLostError" && !isFull => send(everything = true)
+        case e: BackendException if e.kind == "StateLostError" && !isFull => send(everything = true, merge)
       }
     } catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
@@ -48,14 +50,15 @@ private[statestore] final class StoreCommit(
           s"version $version of $store: ${Errors.clause(e)}", e)
     }
 
-  private def send(everything: Boolean): CommitReply =
+  private def send(everything: Boolean, merge: Boolean): CommitReply =
     client.commit(
       version, attemptId, id.isDefined,
       if (everything) None else parent.stored,
       parent.stored.map(_.attemptId),
       if (everything) None else base,
       version - 1 - retained,
-      families.map { case (family, snapshot) => changes(family, snapshot, everything) })
+      families.map { case (family, snapshot) => changes(family, snapshot, everything) },
+      merge)
 
   private def changes(family: ColumnFamily, snapshot: FamilySnapshot, everything: Boolean): FamilyChanges =
     if (everything) {
