@@ -164,7 +164,7 @@ class MergeSpec:
         kept = len(state.committed) - 1
         if state.rollbacks == self.rollbacks or kept < 1 or active or not self._is_complete(state, kept):
             return
-        # That no cleanup is in progress is an assumption, see INVARIANTS.md.
+        # No deletion of a physical file is in progress, by assumption: see INVARIANTS.md.
         if (self.rolls_beyond or self.retained) and not any(map(self._deletable, state.runs)):
             rolled = state._replace(committed=state.committed[:kept], found=state.found[:kept], oldest=kept)
             yield f"rollback to version {kept}", rolled._replace(rollbacks=state.rollbacks + 1)

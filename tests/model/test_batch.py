@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.model.batch_spec import BatchSpec, State
-from tests.model.checker import Checked, check
+from tests.model.checker import check, passes
 
 WHOLE = "committed versions are complete"
 SETTLED = "committed versions are immutable"
@@ -39,13 +39,6 @@ class Unreached(BatchSpec):
 
     def invariants(self) -> Mapping[str, Callable[[State], bool]]:
         return {"no run is done": lambda state: all(run.step != "done" for run in state.runs)}
-
-
-def passes(spec: BatchSpec) -> Checked[State]:
-    found = check(spec)
-    assert found.counterexample is None, str(found.counterexample)
-    print(f"{found.states} states, {found.depth} steps")
-    return found
 
 
 @pytest.mark.parametrize("spec", HOLDS.values(), ids=HOLDS)

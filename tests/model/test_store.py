@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.model.checker import Checked, check
-from tests.model.store_spec import State, StoreSpec
+from tests.model.checker import check, passes
+from tests.model.store_spec import StoreSpec
 
 WHOLE = "committed versions are complete"
 SETTLED = "committed versions are immutable"
@@ -69,12 +69,6 @@ HOLDS = {
     ),
     "executors that are lost": replace(V1, versions=2, attempts=3, cleanups=1, retained=0, crashes=True),
 }
-
-
-def passes(spec: StoreSpec) -> Checked[State]:
-    found = check(spec)
-    assert found.counterexample is None, str(found.counterexample)
-    return found
 
 
 @pytest.mark.parametrize("spec", HOLDS.values(), ids=HOLDS)

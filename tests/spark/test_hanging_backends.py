@@ -30,7 +30,7 @@ LIMIT = 1
 
 pytestmark = pytest.mark.slow
 
-# What a task waits for, and what the driver waits for.
+# Calls for which a task waits, and for which the driver waits.
 HANGING = [("task", "/0/1/chk-"), ("batch", "/_merged/")]
 
 

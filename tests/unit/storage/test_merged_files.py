@@ -106,7 +106,7 @@ def test_index_of_other_versions_is_not_read(files: MemoryFileSystem) -> None:
         view.read(path("0/0", 1, 1))
     with pytest.raises(FileNotFoundError):
         view.read(path("0/0", 4, 4))
-    # What else there is, is shown.
+    # The versions in other files are listed.
     assert {status.path for status in view.list_files(STATE)} == {path("0/0", 2, 2), path("0/0", 3, 3)}
 
 
@@ -207,7 +207,7 @@ def test_file_is_deleted_once_all_in_it_is_discarded(files: MemoryFileSystem) ->
     assert not merged.discard(path("0/0", 2, 1))
     merged.sweep()
     assert names(files) == ["2-2-0"]
-    # What was discarded is not recorded: another run finds it again.
+    # Discards are not recorded: another run finds the version again.
     assert MergedFiles(files, STATE).find(path("0/0", 2, 1)) is not None
     merged.discard(path("0/1", 2, 2))
     assert names(files) == ["2-2-0"]
@@ -390,7 +390,7 @@ class MergedFilesMachine(RuleBasedStateMachine):
         self.merged = MergedFiles(self.files, self.state)
         # A run rewrites nothing before its first batch.
         self.newest = 0
-        # What the run before had discarded, each store discards again.
+        # Each store discards again the versions that it had discarded in the run before.
         for status in self.merged.list_files(self.state):
             if status.path not in self.expected:
                 self.merged.discard(status.path)
