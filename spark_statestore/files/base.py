@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-__all__ = ["FileOutput", "FileStatus", "FileSystem", "join", "parent_of", "write_whole"]
+__all__ = ["FileOutput", "FileStatus", "FileSystem", "has_file", "join", "parent_of", "write_whole"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -67,6 +67,23 @@ class FileOutput(ABC):
     @abstractmethod
     def abandon(self) -> None:
         """Stop writing and remove the file; safe to call after a failure."""
+
+
+def has_file(files: FileSystem, path: str) -> bool:
+    """Return whether a file exists, with one request.
+
+    `FileSystem.exists` also finds directories, for which an object store may list a prefix.
+
+    Raises
+    ------
+    OSError
+        If the file cannot be read.
+    """
+    try:
+        files.read(path, 0, 1)
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def write_whole(output: FileOutput, data: Buffer) -> None:

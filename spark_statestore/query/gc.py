@@ -33,6 +33,7 @@ from spark_statestore.query.verify import Problem
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import discard_file
 from spark_statestore.storage.handle_codec import HandleContext
+from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.metadata_streams import read_object
 from spark_statestore.store.holds import HOLDS_DIRECTORY, is_temporary_hold, read_holds
 from spark_statestore.store.metadata import CheckpointMetadata, StoreId, decode_metadata
@@ -148,13 +149,17 @@ def gc(
     logged = checkpoint.logged_batches()
     decided = _committed_attempts(checkpoint)
     newest = {version.store: version.name for version in checkpoint.stores()} if decided.last else {}
+    merged_files = checkpoint.merged_files()
     collectors = [
-        _Collector(checkpoint, store, newest.get(store), decided, logged, before)
+        _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before)
         for store in _stores(checkpoint)
     ]
     found = parallel_map(lambda one: one.collect(dry_run=dry_run), collectors, progress)
     merged = _remove_merged(
-        checkpoint, {path: why for one in found for path, why in one.merged.items()}, dry_run=dry_run
+        checkpoint,
+        merged_files,
+        {path: why for one in found for path, why in one.merged.items()},
+        dry_run=dry_run,
     )
     # Copies are made by other processes than the query, and may take hours.
     holds = _remove_abandoned_holds(checkpoint, time.time() - max(older_than, DAY), dry_run=dry_run)
@@ -165,7 +170,7 @@ def gc(
         sum(one.young for one in found),
         (
             *(problem for one in found for problem in one.skipped),
-            *(Problem.of("merged files", error) for error in checkpoint.merged_files().damaged_files()),
+            *(Problem.of("merged files", error) for error in merged_files.damaged_files()),
         ),
     )
 
@@ -201,12 +206,12 @@ def _remove_abandoned_holds(checkpoint: QueryCheckpoint, before: float, *, dry_r
 
 
 def _remove_merged(
-    checkpoint: QueryCheckpoint, unneeded: Mapping[str, str], *, dry_run: bool
+    checkpoint: QueryCheckpoint, merged: MergedFiles, unneeded: Mapping[str, str], *, dry_run: bool
 ) -> list[Orphan]:
     """Remove the merged files that have unneeded versions only."""
     files, _ = checkpoint.open_state()
     found = []
-    for status, versions in checkpoint.merged_files().physical_files():
+    for status, versions in merged.physical_files():
         if versions and all(path in unneeded for path in versions):
             if not dry_run:
                 discard_file(files, status.path)
@@ -252,6 +257,7 @@ class _Collector:
     def __init__(
         self,
         checkpoint: QueryCheckpoint,
+        merged: MergedFiles,
         store: StoreId,
         newest: CheckpointName | None,
         decided: CommittedAttempts,
@@ -263,7 +269,7 @@ class _Collector:
         self._store = store
         opened = checkpoint.open(store)
         self._files, self._directory = opened.files, opened.directory
-        self._merged = checkpoint.merged_files()
+        self._merged = merged
         self._context = HandleContext(self._files, self._directory)
         self._newest = newest
         self._decided = decided

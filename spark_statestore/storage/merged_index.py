@@ -53,6 +53,16 @@ class PhysicalFile:
     live_bytes: int = 0
     supersedes: set[PhysicalFile] = field(default_factory=set)
 
+    def take(self, one: LogicalFile) -> None:
+        """Add a logical file to those that are not discarded."""
+        self.live[one] = None
+        self.live_bytes += one.size
+
+    def drop(self, one: LogicalFile) -> None:
+        """Remove a logical file from those that are not discarded."""
+        del self.live[one]
+        self.live_bytes -= one.size
+
 
 @dataclass(eq=False, slots=True)
 class LogicalFile:
@@ -177,8 +187,7 @@ class MergedIndex:
         found = self._found(one)
         bisect.insort(found, one, key=_order_of)
         self._order(found)
-        one.physical.live[one] = None
-        one.physical.live_bytes += one.size
+        one.physical.take(one)
 
     def take_up(self, name: PhysicalName, status: FileStatus, entries: Iterable[IndexEntry]) -> None:
         """Add a physical file of another run, or of an earlier one, with the logical files in its index."""
@@ -203,8 +212,7 @@ class MergedIndex:
         """Remove a logical file, unless it was removed before."""
         if one not in one.physical.live:
             return
-        del one.physical.live[one]
-        one.physical.live_bytes -= one.size
+        one.physical.drop(one)
         checkpoints = self._stores[one.store]
         checkpoints[one.checkpoint].remove(one)
         if not checkpoints[one.checkpoint]:
@@ -251,24 +259,24 @@ class MergedIndex:
         for one in objects:
             # Another thread may have discarded it.
             if one in one.physical.live:
-                del one.physical.live[one]
-                one.physical.live_bytes -= one.size
-                physical.live[one] = None
-                physical.live_bytes += one.size
+                one.physical.drop(one)
+                physical.take(one)
                 one.physical, one.start, one.data = physical, start, None
-                self._order(self._found(one))
+                found = self._found(one)
+                self._order(found)
                 # A repeated request, whose answer was lost, leaves a copy.
-                for copy in [other for other in self._found(one) if other.attempt_id == one.attempt_id]:
-                    if copy is not one:
-                        self.remove(copy)
+                for copy in [
+                    other for other in found if other.attempt_id == one.attempt_id and other is not one
+                ]:
+                    self.remove(copy)
             start += one.size
 
     def empty(self) -> list[PhysicalFile]:
         """Return the files to delete: all in them is discarded."""
         empty: list[PhysicalFile] = []
         for one in self.physical.values():
-            others = one.supersedes.intersection(self.physical.values())
-            if not one.live and others.issubset(empty):
+            others = (other for other in one.supersedes if other.name in self.physical)
+            if not one.live and all(other in empty for other in others):
                 empty.append(one)
         return empty
 

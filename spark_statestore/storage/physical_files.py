@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from spark_statestore.files.base import FileStatus, FileSystem, join
+from spark_statestore.files.base import FileStatus, FileSystem, has_file, join
 from spark_statestore.files.failures import require_no_link
 from spark_statestore.files.local import LocalFileSystem
 from spark_statestore.files.request_context import heartbeat
@@ -55,7 +55,7 @@ class PhysicalFiles:
         """URL of the directory."""
         return self._files.url(self._directory)
 
-    def path(self, name: PhysicalName | None) -> str:
+    def path(self, name: PhysicalName) -> str:
         """Return the path of a file."""
         return join(self._directory, str(name))
 
@@ -164,9 +164,4 @@ class PhysicalFiles:
         OSError
             If the storage cannot be read.
         """
-        # An existence check on an object store may list a prefix; a range read is one request.
-        try:
-            self._files.read(self.path(name), 0, 1)
-        except FileNotFoundError:
-            return False
-        return True
+        return has_file(self._files, self.path(name))

@@ -21,7 +21,7 @@ import secrets
 from dataclasses import dataclass
 from typing import Final
 
-from spark_statestore.files.base import FileSystem, join
+from spark_statestore.files.base import FileSystem, has_file, join
 from spark_statestore.store.metadata import StoreId, state_directory_of
 
 __all__ = [
@@ -143,7 +143,7 @@ class CleanupHolds:
         if self._directory is None:
             return frozenset()
         if self._horizon is not None and self._horizon <= horizon and not self._has_been_used:
-            self._has_been_used = self._exists(join(self._directory, _HELD))
+            self._has_been_used = has_file(self._files, join(self._directory, _HELD))
             if not self._has_been_used:
                 return frozenset()
         holds = read_holds(self._files, self._directory)
@@ -155,14 +155,6 @@ class CleanupHolds:
         self._horizon = min(holds.horizons, default=None)
         self._has_been_used = holds.has_been_used
         return holds.held
-
-    def _exists(self, path: str) -> bool:
-        # An existence check on an object store may list a prefix; a range read is one request.
-        try:
-            self._files.read(path, 0, 1)
-        except FileNotFoundError:
-            return False
-        return True
 
 
 def _create(files: FileSystem, path: str, data: bytes) -> None:
