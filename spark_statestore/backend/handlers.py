@@ -173,6 +173,7 @@ class Requests:
             base=base,
             oldest_base_version=request.get("oldestBaseVersion", 0),
             merge=bool(request.get("merge")),
+            hand_over=bool(request.get("handOver")),
         )
         answer = _describe(done.handle, attempt_id)
         answer["merged"] = done.merged
@@ -187,13 +188,20 @@ class Requests:
         _release_memory(done.bytes_written)
 
     def _publish(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        connection.expect_end()
         store = self._store(request["store"])
-        missing, size = store.publish_merged(request["attempts"])
+        if store.merged is None:
+            raise ProtocolError(f"{store.store} at {store.url} is not part of a query with merged files")
+        objects = [
+            (path, memoryview(_receive_object(connection, path)).tobytes())
+            for path in request.get("objects", ())
+        ]
+        connection.expect_end()
+        missing, size = store.publish_merged(request["attempts"], objects)
+        store.merged.discard_reported(request.get("discarded", ()))
         answer = {"missing": missing, "bytesWritten": size}
         connection.send_json(Kind.CONTROL, answer | _process_metrics())
         connection.send(Kind.END)
-        if store.merged is not None and store.merged.has_garbage():
+        if store.merged.has_garbage():
             # The batch does not wait for it, nor does the next request of this connection.
             threading.Thread(target=store.sweep_merged, daemon=True).start()
 
@@ -216,10 +224,16 @@ class Requests:
     def _cleanup(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
         store = self._store(request["store"])
+        merged = store.merged if request.get("handOver") else None
+        if merged is not None:
+            merged.reports_discards = True
         removed = discard_versions(
             store, _name_of(request), request["attemptId"], request["retainFrom"], request["mostVersions"]
         )
-        connection.send_json(Kind.CONTROL, {"deleted": removed} | _process_metrics())
+        answer: dict[str, Any] = {"deleted": removed}
+        if merged is not None:
+            answer["discarded"] = merged.take_discarded()
+        connection.send_json(Kind.CONTROL, answer | _process_metrics())
         connection.send(Kind.END)
 
     def _receive_handle(self, connection: FrameSocket, store: StoreDirectory) -> IncrementalStateHandle:
@@ -297,12 +311,16 @@ def _receive_objects(connection: FrameSocket, request: dict[str, Any]) -> Memory
     """Receive the objects that are kept on the driver and follow the request."""
     objects = MemoryFileSystem()
     for path in request["metadataPaths"]:
-        frame = connection.receive()
-        if frame is None or frame.kind is not Kind.OBJECT:
-            raise ProtocolError(f"the object {path} was announced and did not follow")
-        objects.replace(join(request["store"]["root"], path), frame.payload)
+        objects.replace(join(request["store"]["root"], path), _receive_object(connection, path))
     connection.expect_end()
     return objects
+
+
+def _receive_object(connection: FrameSocket, path: str) -> pa.Buffer:
+    frame = connection.receive()
+    if frame is None or frame.kind is not Kind.OBJECT:
+        raise ProtocolError(f"the object {path} was announced and did not follow")
+    return frame.payload
 
 
 def _column_families(request: dict[str, Any]) -> tuple[ColumnFamily, ...]:

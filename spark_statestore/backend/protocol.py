@@ -365,9 +365,13 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
             "parentAttemptId": lambda value: value is None or is_attempt_id(value),
             "oldestBaseVersion": _is_number,
             "merge": _is_flag,
+            "handOver": _is_flag,
         },
     ),
-    "publish": ({"attempts": _is_list(is_attempt_id)}, {}),
+    "publish": (
+        {"attempts": _is_list(is_attempt_id)},
+        {"objects": _is_list(_is_text), "discarded": _is_list(_is_text)},
+    ),
     "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {}),
     "check": ({"options": _is_options}, {}),
     "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
@@ -377,7 +381,10 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     "deleteFile": (_FILE, {}),
     "deleteFiles": ({**_FILE, "names": _is_list(lambda value: _is_text(value) and "/" not in value)}, {}),
     "makeDirectory": (_FILE, {}),
-    "cleanup": ({**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number}, {}),
+    "cleanup": (
+        {**_VERSION, "retainFrom": _is_count, "mostVersions": _is_number},
+        {"handOver": _is_flag},
+    ),
 }
 
 

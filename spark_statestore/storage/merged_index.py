@@ -135,16 +135,24 @@ class MergedIndex:
     damaged
         Files whose index cannot be read, with the errors.
     pending
-        The file that is published next; by default an empty one.
+        The file that is published next.
+    elsewhere
+        Stands for the files in which another process publishes what was handed over.
+
+    Parameters
+    ----------
+    before
+        An index whose files that are not known to be published are taken over.
     """
 
-    def __init__(self, pending: PhysicalFile | None = None) -> None:
+    def __init__(self, before: MergedIndex | None = None) -> None:
         self._stores: dict[str, dict[CheckpointName, list[LogicalFile]]] = {}
         self.physical: dict[PhysicalName, PhysicalFile] = {}
         self.unread: dict[PhysicalName, FileStatus] | None = None
         self.damaged: dict[PhysicalName, CorruptCheckpointError] = {}
-        self.pending = PhysicalFile() if pending is None else pending
-        for one in self.pending.live:
+        self.pending: PhysicalFile = PhysicalFile() if before is None else before.pending
+        self.elsewhere: PhysicalFile = PhysicalFile() if before is None else before.elsewhere
+        for one in (*self.pending.live, *self.elsewhere.live):
             self._found(one).append(one)
 
     def find(
@@ -198,8 +206,10 @@ class MergedIndex:
             store, checkpoint, _ = place
             copy = self.find(store, checkpoint, entry.attempt_id)
             # A rewrite, or a publication whose answer was lost, leaves two copies: every run prefers the same one.
-            if copy is not None and (copy.physical.name is None or copy.physical.name > name):
-                continue
+            if copy is not None and copy.physical is not self.elsewhere:
+                other = copy.physical.name
+                if other is None or other > name:
+                    continue
             if copy is not None:
                 self.remove(copy)
             self.insert(

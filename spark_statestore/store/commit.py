@@ -26,7 +26,7 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream
 from spark_statestore.storage.handle_codec import encode_handle
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.storage.merged_files import LARGEST_MERGED
+from spark_statestore.storage.merged_files import LARGEST_HANDED_OVER, LARGEST_MERGED
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 from spark_statestore.storage.streams import (
     CheckpointedStateScope,
@@ -59,7 +59,7 @@ class Committed:
     Attributes
     ----------
     metadata
-        Its metadata if that is in no file: the version exists as long as the driver keeps it.
+        Its metadata if that is in no file: the driver keeps it, or publishes it in the query's merged files.
     merged
         Whether it exists only once the query's merged files are published.
     next_directory
@@ -132,9 +132,11 @@ class PendingCheckpoint(PendingSnapshot):
         column_families: tuple[ColumnFamily, ...],
         *,
         merge: bool = False,
+        hand_over: bool = False,
     ) -> None:
         self._store = store
         self._merged = store.merged if merge else None
+        self._hands_over = hand_over
         self._location = location
         self._name = name
         self._attempt_id = attempt_id
@@ -234,7 +236,10 @@ class PendingCheckpoint(PendingSnapshot):
     def _publish_metadata(self, metadata: EncodedObject) -> tuple[int, bytes | None]:
         """Publish the metadata; return the number of objects written, and the metadata if it is in no file."""
         if self._merged is not None:
-            if metadata.size <= LARGEST_MERGED:
+            if self._hands_over and metadata.size <= LARGEST_HANDED_OVER:
+                self._merged.hand_over(self._metadata_path, self._attempt_id, metadata.size)
+                return 0, bytes(metadata)
+            if not self._hands_over and metadata.size <= LARGEST_MERGED:
                 self._merged.add(
                     self._metadata_path, self._attempt_id, metadata, self._store.require_uncommitted
                 )
@@ -367,16 +372,23 @@ def commit_version(
     base: IncrementalStateHandle | None,
     oldest_base_version: int,
     merge: bool = False,
+    hand_over: bool = False,
 ) -> Committed:
     """Commit a version: write its changes as they arrive, then publish it.
 
     With `merge` its metadata is added to the query's merged files unless it is large, and the version exists once these are
-    published. The first version of a store has a file of its own, so that its directory exists on object stores.
+    published. With `hand_over` another process does that, with `Committed.metadata`. The first version of a store has a file
+    of its own, so that its directory exists on object stores.
 
     See `begin_checkpoint`, `PendingSnapshot.write_encoded` and `PendingCheckpoint.publish` for parameters and errors.
     """
     pending = begin_checkpoint(
-        store, name, attempt_id, column_families, merge=merge and parent_attempt_id is not None
+        store,
+        name,
+        attempt_id,
+        column_families,
+        merge=(merge or hand_over) and parent_attempt_id is not None,
+        hand_over=hand_over,
     )
     pending.write_encoded(changes)
     return pending.publish(parent, parent_attempt_id, base, oldest_base_version)
@@ -389,10 +401,12 @@ def begin_checkpoint(
     column_families: tuple[ColumnFamily, ...],
     *,
     merge: bool = False,
+    hand_over: bool = False,
 ) -> PendingCheckpoint:
     """Begin a checkpoint; `attempt_id` identifies this attempt at the version, 16 hex digits.
 
-    With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`.
+    With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`, or with `hand_over` as well to those
+    that another process publishes.
 
     Raises
     ------
@@ -407,7 +421,9 @@ def begin_checkpoint(
         else:
             location = store.storage.initialize_location_for_checkpoint(name)
             require_no_link(store.files, store.directory, name.directory)
-    return PendingCheckpoint(store, location, name, attempt_id, column_families, merge=merge)
+    return PendingCheckpoint(
+        store, location, name, attempt_id, column_families, merge=merge, hand_over=hand_over
+    )
 
 
 def begin_snapshot(

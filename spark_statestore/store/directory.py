@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -25,7 +26,7 @@ from spark_statestore.files import (
     open_file_system,
 )
 from spark_statestore.files.failures import require_no_link
-from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of
+from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of, decode_object
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import (
     CHECKPOINT_SHARED_STATE_DIR,
@@ -192,6 +193,7 @@ class StoreDirectory:
         CheckpointError
             See `load`.
         """
+        began = time.monotonic()
         try:
             try:
                 return self._metadata(name, attempt_id)
@@ -199,7 +201,7 @@ class StoreDirectory:
                 if self.merged is None:
                     raise
             # Another process may have merged it since they were listed.
-            self.merged.forget()
+            self.merged.list_again(began)
             return self._metadata(name, attempt_id)
         except FileNotFoundError as error:
             raise self._not_found(name, attempt_id) from error
@@ -322,8 +324,15 @@ class StoreDirectory:
                 f"for the user that runs the executors (uid {os.getuid()}) and that the storage has space."
             ) from error
 
-    def publish_merged(self, attempts: Collection[str]) -> tuple[list[str], int]:
-        """Publish the merged files of the store's query, see `MergedFiles.publish` for parameters and result.
+    def publish_merged(
+        self, attempts: Collection[str], handed_over: Iterable[tuple[str, bytes]] = ()
+    ) -> tuple[list[str], int]:
+        """Publish the merged files of the store's query, see `MergedFiles.publish` for other parameters and the result.
+
+        Parameters
+        ----------
+        handed_over
+            Metadata objects from the processes of executors, with their paths below the query's state directory.
 
         Raises
         ------
@@ -331,12 +340,18 @@ class StoreDirectory:
             If Spark has committed another attempt at a version, in checkpoint format v1.
         CheckpointIOError
             If they cannot be written.
+        CorruptCheckpointError, UnsupportedFormatError
+            If an object that was handed over is damaged.
         ValueError
-            If the query has none.
+            If the query has none, or a path is not valid.
         """
         if self.merged is None:
             raise ValueError(f"{self.store} at {self.url} is not part of a query with merged files")
+        state = state_directory_of(self.directory, self.store) or ""
         try:
+            for path, data in handed_over:
+                attempt_id = decode_object(data, f"{path}, handed over by an executor,").attempt_id
+                self.merged.add(join(state, path), attempt_id, data, self.require_uncommitted)
             return self.merged.publish(attempts, self.require_uncommitted)
         except (CheckpointError, StorageAccessError):
             raise

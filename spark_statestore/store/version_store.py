@@ -34,9 +34,10 @@ class VersionStore(StoreDirectory):
         column_families: tuple[ColumnFamily, ...],
         *,
         merge: bool = False,
+        hand_over: bool = False,
     ) -> PendingCheckpoint:
         """Begin a checkpoint, see `begin_checkpoint`."""
-        return begin_checkpoint(self, name, attempt_id, column_families, merge=merge)
+        return begin_checkpoint(self, name, attempt_id, column_families, merge=merge, hand_over=hand_over)
 
     def begin_snapshot(self, version: int, column_families: tuple[ColumnFamily, ...]) -> PendingSnapshot:
         """Begin a full snapshot of an existing version, see `begin_snapshot`."""

@@ -55,7 +55,7 @@ class CrashingVersionStoreMachine(VersionStoreMachine):
         except CrashedError:
             self.fs.restart()
             self.merged = {}
-            self.instances = [self.new_instance()]
+            self.instances = [self.new_executor()]
             return None
         finally:
             self.fs.inject()

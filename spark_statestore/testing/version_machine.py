@@ -84,12 +84,15 @@ class VersionStoreMachine(RuleBasedStateMachine):
         The store.
     merges
         Whether some commits are in merged files.
+    hands_over
+        Whether each instance is in a process of its own, of an executor: the driver publishes what it merges.
     """
 
     with_ids = False
     options = StorageOptions(file_state_threshold=512, compression=None)
     store = StoreId(0, 3)
     merges = False
+    hands_over = False
 
     def make_directory(self) -> str:
         """Return the URL of a new directory for one run; by default a local one.
@@ -136,11 +139,19 @@ class VersionStoreMachine(RuleBasedStateMachine):
     @initialize(retained=st.integers(1, 3))
     def start(self, retained: int) -> None:
         self.retained = retained
-        self.instances = [self.new_instance()]
+        self.instances = [self.new_executor()]
 
     def new_instance(self) -> _Instance:
         merged_of = self.merged_of if self.merges else None
         return _Instance(VersionStore(self.store, self.url, self.options, merged_of=merged_of))
+
+    def new_executor(self) -> _Instance:
+        if not self.hands_over:
+            return self.new_instance()
+        instance = _Instance(VersionStore(self.store, self.url, self.options, merged_of=MergedFiles))
+        assert instance.store.merged is not None
+        instance.store.merged.reports_discards = True
+        return instance
 
     def merged_of(self, files: FileSystem, state_directory: str) -> MergedFiles:
         """Return the merged files that the instances of a run share."""
@@ -208,13 +219,20 @@ class VersionStoreMachine(RuleBasedStateMachine):
         merge = self.merges and data.draw(st.booleans())
 
         def publish() -> Committed:
-            pending = instance.store.begin(name, attempt_id, named(*_FAMILIES), merge=merge)
+            pending = instance.store.begin(
+                name, attempt_id, named(*_FAMILIES), merge=merge, hand_over=self.hands_over
+            )
             if handle is None:
                 self.write(pending, rows, {state: set() for state in _FAMILIES})
             else:
                 self.write(pending, put, removed)
             done = pending.publish(handle, parent.attempt_id or None, base)
-            if merge:
+            if done.metadata is not None and self.hands_over:
+                driver = self.new_instance().store
+                path = f"{self.store.operator}/{self.store.partition}/{name.directory}/{METADATA_FILE_NAME}"
+                assert driver.publish_merged([attempt_id], [(path, done.metadata)])[0] == []
+                driver.sweep_merged()
+            elif merge and not self.hands_over:
                 assert instance.store.publish_merged([attempt_id])[0] == []
                 instance.store.sweep_merged()
             return done
@@ -308,6 +326,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         removed = self.perform(
             lambda: instance.store.cleanup(committed.name, committed.attempt_id, retain_from, most)
         )
+        self.report_discards(instance)
         if removed is None:
             self.horizon = max(self.horizon, retain_from)
         elif self.stored[committed.name][1] != committed.attempt_id:
@@ -316,6 +335,13 @@ class VersionStoreMachine(RuleBasedStateMachine):
         else:
             self.horizon = max(self.horizon, retain_from)
         self.check_promised()
+
+    def report_discards(self, instance: _Instance) -> None:
+        merged = instance.store.merged
+        if self.hands_over and merged is not None and not instance.outdated:
+            driver = self.new_instance().store.merged
+            assert driver is not None
+            driver.discard_reported(merged.take_discarded())
 
     def may_clean(self, instance: _Instance) -> bool:
         # The provider waits while a snapshot of its own is on its way.
@@ -407,7 +433,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.instances) < 4)
     @rule()
     def move_to_another_executor(self) -> None:
-        self.instances.append(self.new_instance())
+        self.instances.append(self.new_executor())
 
     @precondition(lambda self: len(self.current) > 1)
     @rule(data=st.data())
@@ -427,7 +453,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         for instance in self.instances:
             instance.outdated = True
         self.merged = {}
-        self.instances = [self.new_instance(), *(self.instances[:2] if linger else [])]
+        self.instances = [self.new_executor(), *(self.instances[:2] if linger else [])]
 
     # Checks
 

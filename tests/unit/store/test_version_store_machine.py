@@ -72,6 +72,18 @@ class CrashingMergingMachine(CrashingVersionStoreMachine):
     merges = True
 
 
+class ClusterMachine(MergingMachine):
+    """A store whose executors hand some of its versions over to the driver, which merges them."""
+
+    hands_over = True
+
+
+class CrashingClusterMachine(CrashingMergingMachine):
+    """The same, on storage that fails."""
+
+    hands_over = True
+
+
 class PowerLossMachine(CrashingVersionStoreMachine):
     """A store in local files that are synced, on a machine that loses power, also while nothing is done."""
 
@@ -116,7 +128,7 @@ class PowerLossMachine(CrashingVersionStoreMachine):
         self.fs.crash()
         self.fs.restart()
         self.merged = {}
-        self.instances = [self.new_instance()]
+        self.instances = [self.new_executor()]
         self.see_what_is_left()
         self.unsure = {}
 
@@ -162,6 +174,8 @@ class PowerLossMergingMachine(PowerLossMachine):
         (FsspecMemoryMachine, 60),
         (MergingMachine, 100),
         (CrashingMergingMachine, 100),
+        (ClusterMachine, 100),
+        (CrashingClusterMachine, 100),
         (CrashingVersionStoreMachine, 100),
         (CrashingMemoryStorageMachine, 40),
         (PowerLossMachine, 15),
@@ -171,6 +185,8 @@ class PowerLossMergingMachine(PowerLossMachine):
 def test_store_behaves_like_a_dict_of_versions(
     machine: type[VersionStoreMachine], examples: int, with_ids: bool
 ) -> None:
+    if machine.hands_over and not with_ids:
+        pytest.skip("only commits with ids are handed over")
     run_state_machine_as_test(
         type(machine.__name__, (machine,), {"with_ids": with_ids}),
         settings=settings(max_examples=examples * EFFORT, stateful_step_count=40),

@@ -1,0 +1,281 @@
+"""Lookup of merged files: which physical file has a version's metadata, and its bytes."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from typing import Final
+
+from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.files.base import FileStatus, FileSystem, join
+from spark_statestore.formats.merged_files import PhysicalName
+from spark_statestore.storage.merged_index import LogicalFile, MergedIndex, Place, place_of
+from spark_statestore.storage.physical_files import PhysicalFiles
+
+__all__ = ["MERGED_DIRECTORY", "MergedLookup"]
+
+MERGED_DIRECTORY: Final = "_merged"
+"""Directory of the physical files, beside the directories of a query's operators."""
+
+# Seconds for which a listing serves the first cleanups of all stores.
+_LISTED_SECONDS: Final = 10.0
+
+_logger = logging.getLogger(__name__)
+
+
+class MergedLookup:
+    """The merged files of one query, found and read.
+
+    The directory is listed at the first use. An index is read when a version is looked for that the file's name covers, or
+    with all others for a listing. Thread-safe.
+
+    Parameters
+    ----------
+    files
+        The file system.
+    state_directory
+        The query's state directory there.
+    """
+
+    def __init__(self, files: FileSystem, state_directory: str) -> None:
+        self._state = state_directory.rstrip("/")
+        self._files = PhysicalFiles(files, join(self._state, MERGED_DIRECTORY))
+        # Guards the index, and is not held during calls of the storage.
+        self._lock = threading.Lock()
+        # Replaced as a whole: a thread works on with the one that it began with.
+        self._index = MergedIndex()
+        self._listed_until = 0.0
+        # The time of `time.monotonic` from which on the directory was not listed again.
+        self._listed_at = 0.0
+        # Held by the one thread that reads the directory or indexes.
+        self._reading = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        """URL of the directory of the physical files."""
+        return self._files.url
+
+    def find(self, path: str) -> LogicalFile | None:
+        """Return the logical file at a path, None if there is none.
+
+        ``<path>.<attempt id>`` is the one of an attempt, which another one may have superseded.
+
+        Raises
+        ------
+        OSError
+            If the directory or an index cannot be read.
+        UnsupportedFormatError
+            If an index is of a newer release.
+        CorruptCheckpointError
+            If a damaged file may have a later attempt at a version without an id.
+        """
+        if (place := self._place_of(path)) is None:
+            return None
+        store, checkpoint, attempt_id = place
+        index = self._with_indexes(checkpoint.version)
+        with self._lock:
+            found = index.find(store, checkpoint, attempt_id)
+            if checkpoint.id is None and (error := index.damage(checkpoint, found)) is not None:
+                raise error
+            return found
+
+    def require_no_damage(self, path: str) -> None:
+        """Raise unless all files that may contain a missing path could be read.
+
+        Raises
+        ------
+        CorruptCheckpointError
+            If one is damaged.
+        """
+        if (place := self._place_of(path)) is not None:
+            index = self._with_indexes(place[1].version)
+            with self._lock:
+                if (error := index.damage(place[1], None)) is not None:
+                    raise error
+
+    def damaged_files(self) -> list[CorruptCheckpointError]:
+        """Return the errors of the files that cannot be read.
+
+        Raises
+        ------
+        OSError, UnsupportedFormatError
+            See `find`.
+        """
+        index = self._with_indexes(None)
+        with self._lock:
+            return list(index.damaged.values())
+
+    def list_files(self, directory: str) -> list[FileStatus]:
+        """Return all logical files below a directory, with the modification times of their physical files.
+
+        Those of a damaged file are left out, with a warning.
+
+        Raises
+        ------
+        OSError, UnsupportedFormatError
+            See `find`.
+        """
+        index = self._with_indexes(None)
+        directory = directory.rstrip("/")
+        if directory != self._state and not directory.startswith(f"{self._state}/"):
+            return []
+        with self._lock:
+            return [
+                FileStatus(join(self._state, path), one.size, one.physical.modified)
+                for path, one in index.below(directory[len(self._state) + 1 :])
+            ]
+
+    def read(self, logical: LogicalFile, start: int = 0, size: int | None = None) -> bytes:
+        """Read a logical file: all of it, or `size` bytes from `start`.
+
+        Raises
+        ------
+        OSError
+            If the physical file cannot be read, or another process has not published it.
+        """
+        end = logical.size if size is None else min(logical.size, start + size)
+        while True:
+            with self._lock:
+                is_elsewhere = logical.physical is self._index.elsewhere
+            if is_elsewhere:
+                logical = self._published_elsewhere(logical)
+            with self._lock:
+                physical, offset, data = logical.physical, logical.start, logical.data
+            if data is not None or physical.name is None:
+                return (data or b"")[start:end]
+            try:
+                return self._files.read(physical.name, physical.size, offset + start, max(0, end - start))
+            except FileNotFoundError:
+                with self._lock:
+                    if logical.physical is physical:
+                        raise
+                # It was rewritten meanwhile.
+
+    def locate(self, logical: LogicalFile) -> tuple[str, int] | None:
+        """Return the path of the physical file and the offset in it; None while it is not published."""
+        with self._lock:
+            name = logical.physical.name
+            return None if name is None else (self._files.path(name), logical.start)
+
+    def is_newest(self, logical: LogicalFile) -> bool:
+        """Return True unless another run has published the same version since; the storage is asked.
+
+        Raises
+        ------
+        OSError
+            If the storage cannot be read.
+        """
+        with self._lock:
+            if (name := logical.physical.name) is None:
+                return True
+            numbers = itertools.count(name.number + 1)
+            following = (PhysicalName(name.oldest, name.newest, number) for number in numbers)
+            unknown = next(one for one in following if one not in self._index.physical)
+        return not self._files.exists(unknown) and self._files.exists(name)
+
+    def physical_files(self) -> list[tuple[FileStatus, list[str]]]:
+        """Return the physical files, each with the paths of its logical files.
+
+        Raises
+        ------
+        OSError, CorruptCheckpointError, UnsupportedFormatError
+            See `find`.
+        """
+        index = self._with_indexes(None)
+        with self._lock:
+            paths = {one: join(self._state, path) for path, one in index.below("")}
+            return [
+                (FileStatus(self._files.path(name), one.size, one.modified), [paths[of] for of in one.live])
+                for name, one in index.physical.items()
+            ]
+
+    def is_empty(self) -> bool:
+        """Return True if there are no merged files; see `find` for errors."""
+        return not self._with_indexes(None).physical
+
+    def look_for_others(self) -> None:
+        """List the directory again, unless that was done a moment ago, for files of concurrent runs; see `find` for errors."""
+        index = self._with_indexes(None)
+        with self._lock:
+            is_recent = time.monotonic() < self._listed_until
+            self._listed_until = max(self._listed_until, time.monotonic() + _LISTED_SECONDS)
+        if not is_recent:
+            self._read_directory(index)
+
+    def is_physical(self, path: str) -> bool:
+        """Return True for the path of a physical file."""
+        return self._files.contains(path)
+
+    def forget(self) -> None:
+        """Forget what is published, which frees memory: the directory is listed again at the next use."""
+        self.list_again(time.monotonic())
+        self._files.release_memory(at_once=True)
+
+    def list_again(self, since: float) -> None:
+        """List the directory again at the next use, unless it was since a time of `time.monotonic`.
+
+        So a process finds what another one publishes, with one listing for many stores.
+        """
+        with self._lock:
+            if self._listed_at <= since:
+                self._listed_at = time.monotonic()
+                self._index = MergedIndex(self._index)
+
+    def _published_elsewhere(self, logical: LogicalFile) -> LogicalFile:
+        """Return the place of a file that another process has published."""
+        self.list_again(time.monotonic())
+        index = self._with_indexes(logical.checkpoint.version)
+        with self._lock:
+            found = index.find(logical.store, logical.checkpoint, logical.attempt_id)
+        if found is None or found.physical is index.elsewhere:
+            raise FileNotFoundError(f"{self.url}: no file has {logical.path}, which was handed over")
+        return found
+
+    def _with_indexes(self, version: int | None) -> MergedIndex:
+        """Return the index, after reading the files that may contain a version, or all."""
+        with self._lock:
+            index = self._index
+        self._read_indexes(index, version)
+        return index
+
+    def _read_indexes(self, index: MergedIndex, version: int | None) -> None:
+        if index.unread is not None and not index.unread:
+            return
+        with self._reading:
+            if index.unread is None:
+                index.unread = self._files.list()
+            for name in [name for name in index.unread if version is None or name.covers(version)]:
+                self._read_index(index, name, index.unread[name])
+                with self._lock:
+                    del index.unread[name]
+
+    def _read_directory(self, index: MergedIndex) -> None:
+        """List the directory again, for the files that another run has added."""
+        with self._reading:
+            listed = self._files.list()
+            with self._lock:
+                index.unread = {
+                    name: status
+                    for name, status in listed.items()
+                    if name not in index.physical and name not in index.damaged
+                }
+
+    def _read_index(self, index: MergedIndex, name: PhysicalName, status: FileStatus) -> None:
+        try:
+            entries = self._files.read_index(name)
+        except CorruptCheckpointError as error:
+            # An attempt whose machine lost power may have left a part of it. Reading a version that may be in it is an error.
+            _logger.warning("the versions in a file of a batch are not found: %s", error)
+            with self._lock:
+                index.damaged[name] = error
+            return
+        if entries is None:
+            return
+        with self._lock:
+            index.take_up(name, status, entries)
+
+    def _place_of(self, path: str) -> Place | None:
+        start = f"{self._state}/"
+        return place_of(path[len(start) :]) if path.startswith(start) else None
