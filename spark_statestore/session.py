@@ -48,7 +48,8 @@ provider, and validates the options on the driver."""
 
 PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
 """For ``spark.plugins``: starts each executor's backend with the executor. On a cluster
-``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state."""
+``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state, and so does ``commit=batch``, with
+which executors send their commits to the driver."""
 
 FILE_MANAGER_CLASS: Final = "org.apache.spark.sql.statestore.BackendCheckpointFileManager"
 """For ``spark.sql.streaming.checkpointFileManagerClass``: Spark's own files of a checkpoint, its logs and metadata,
@@ -125,7 +126,7 @@ def configure(
 
     With ``storage="memory"`` and no ``checkpoints_dir`` the driver keeps the state of all executors,
     until the application ends. Executors reach it through `PLUGIN_CLASS`, which is added to
-    ``spark.plugins`` in this case.
+    ``spark.plugins`` in this case, and if the builder's master is a cluster.
 
     Parameters
     ----------
@@ -195,7 +196,8 @@ def configure(
             builder.config(driver_python, sys.executable)
     _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
     directory = OPTION_PREFIX + "checkpointsDir"
-    if storage == "memory" and directory not in settings | given | defaults:
+    is_on_driver = storage == "memory" and directory not in settings | given | defaults
+    if is_on_driver or _has_executors(given, defaults):
         _append(builder, defaults, "spark.plugins", PLUGIN_CLASS)
     # spark-submit has started the JVM already, with --jars and --py-files.
     if not submitted:
@@ -294,6 +296,12 @@ def _check_option(name: str, value: object) -> str:
     text = check(name, value)
     check_directories({name: text})
     return text
+
+
+def _has_executors(given: dict[str, Any], defaults: dict[str, str]) -> bool:
+    """Return True if the master is known, and its executors are processes of their own."""
+    master = str(given.get("spark.master") or defaults.get("spark.master") or "local")
+    return re.fullmatch(r"local(\[.*\])?", master) is None
 
 
 def _append(builder: Builder, defaults: dict[str, str], key: str, value: str) -> None:

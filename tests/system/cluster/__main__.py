@@ -20,14 +20,21 @@ def main() -> None:
         "--short", action="store_true", help="do the short run of make test instead, with 20 kills"
     )
     parser.add_argument("--s3", action="store_true", help="keep state on an S3 service of this machine")
+    parser.add_argument(
+        "--commit", choices=["task", "batch"], default="task", help="the option commit of the queries (task)"
+    )
     asked = parser.parse_args()
     subprocess.run([sys.executable, str(ROOT / "jvm-shim" / "build_shim.py")], check=True)
     print(f"seed {asked.seed}", flush=True)
     if asked.short:
-        figures = run(plans.short(asked.seed))
+        figures = run(plans.short(asked.seed, commit=asked.commit))
     else:
         figures = plans.run_until(
-            asked.kills, asked.seed, lambda text: print(text, flush=True), on_s3=asked.s3
+            asked.kills,
+            asked.seed,
+            lambda text: print(text, flush=True),
+            on_s3=asked.s3,
+            commit=asked.commit,
         )
     print(f"\nall\n{figures}")
 

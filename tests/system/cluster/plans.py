@@ -39,17 +39,24 @@ _LONG = {
 }
 
 
-def short(seed: int) -> Plan:
-    """Return a plan of twenty kills and two queries, one in each format."""
-    queries = {"windows": ("windows", 1), "joined": ("joined", 2)}
-    return Plan(seed, _shuffled(_SHORT, random.Random(seed)), queries)
+def short(seed: int, *, commit: str = "task") -> Plan:
+    """Return a plan of twenty kills and two queries, one in each format, or with ``commit=batch`` both in v2."""
+    by_batch = commit == "batch"
+    queries = {"windows": ("windows", 2 if by_batch else 1), "joined": ("joined", 2)}
+    confs = {"spark.plugins": spark_statestore.PLUGIN_CLASS} if by_batch else {}
+    return Plan(seed, _shuffled(_SHORT, random.Random(seed)), queries, {"commit": commit}, confs)
 
 
-def long(seed: int, *, on_s3: bool = False) -> Plan:
-    """Return a plan of thirty kills, queries of every kind in alternating formats, and settings by the seed."""
+def long(seed: int, *, on_s3: bool = False, commit: str = "task") -> Plan:
+    """Return a plan of thirty kills, queries of every kind in alternating formats, and settings by the seed.
+
+    With ``commit=batch`` all are in format v2.
+    """
     chance = random.Random(f"long {seed}")
+    by_batch = commit == "batch"
     queries = {
-        f"{kind}-v{version}": (kind, version) for kind, version in zip(KINDS, _formats(chance), strict=True)
+        f"{kind}-v{version}": (kind, version)
+        for kind, version in zip(KINDS, _formats(chance, by_batch=by_batch), strict=True)
     }
     happens = dict(_LONG)
     if SmallDisk.missing() is None:
@@ -61,6 +68,7 @@ def long(seed: int, *, on_s3: bool = False) -> Plan:
         "max_heap_bytes": chance.choice([0, "64m"]),
         "compression": chance.choice(["none", "zstd"]),
         "fsync": chance.random() < 0.3,
+        "commit": commit,
     }
     confs = {
         # Speculative attempts at one task run concurrently.
@@ -70,7 +78,7 @@ def long(seed: int, *, on_s3: bool = False) -> Plan:
         "spark.speculation.quantile": "0.5",
         "spark.speculation.minTaskRuntime": "0ms",
     }
-    if chance.random() < 0.5:
+    if chance.random() < 0.5 or by_batch:
         confs["spark.plugins"] = spark_statestore.PLUGIN_CLASS
     return Plan(seed, _shuffled(happens, chance), queries, options, confs, outlast_timeouts=True, on_s3=on_s3)
 
@@ -80,11 +88,13 @@ def network_for(plan: Plan) -> Loopback | Namespaces:
     return Namespaces() if CUT in plan.faults else Loopback()
 
 
-def run_until(kills: int, seed: int, report: Callable[[str], None], *, on_s3: bool = False) -> Figures:
+def run_until(
+    kills: int, seed: int, report: Callable[[str], None], *, on_s3: bool = False, commit: str = "task"
+) -> Figures:
     """Run long plans until a number of processes was killed, and report each plan."""
     total = Figures()
     while sum(total.killed.values()) < kills:
-        plan = long(seed, on_s3=on_s3)
+        plan = long(seed, on_s3=on_s3, commit=commit)
         figures = run(plan, network_for(plan))
         total.add(figures)
         report(f"\nseed {seed}: {plan.options} {plan.confs}\n{figures}")
@@ -92,8 +102,10 @@ def run_until(kills: int, seed: int, report: Callable[[str], None], *, on_s3: bo
     return total
 
 
-def _formats(chance: random.Random) -> list[int]:
+def _formats(chance: random.Random, *, by_batch: bool) -> list[int]:
     first = chance.choice([1, 2])
+    if by_batch:
+        return [2] * len(KINDS)
     return [first if number % 2 else 3 - first for number in range(len(KINDS))]
 
 

@@ -5,7 +5,7 @@ import org.apache.hadoop.fs.{FSDataInputStream, FileStatus, FileSystem, Path, Pa
 
 import org.apache.spark.sql.statestore.backend.{Backend, FileClient, PythonInterpreter}
 import org.apache.spark.sql.statestore.compat.Since41
-import org.apache.spark.sql.statestore.driver.{BackendInput, FileContent, LogBatches}
+import org.apache.spark.sql.statestore.driver.{BackendInput, FileContent, HandedOverCommits, LogBatches}
 import org.apache.spark.sql.statestore.provider.{BackendOptions, CommitCollector, StoreLocation}
 
 /**
@@ -22,11 +22,16 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   private val files = BackendCheckpointFileManager.clientOf(hadoopConf)
   private val batches = new LogBatches(files, root, isLocal)
   private val isCommitLog = root.getName == StoreLocation.CommitLog
+  private val openedAt = System.nanoTime()
   if (isCommitLog) CommitCollector.announce(root.toString, this)
 
   override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput =
-    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches,
-      () => if (isCommitLog) CommitCollector.barrier(root.toString))
+    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches, awaitCommits)
+
+  private def awaitCommits(entry: FileContent): Unit = if (isCommitLog) {
+    CommitCollector.barrier(root.toString)
+    HandedOverCommits.barrier(root.toString, openedAt, entry.parts(), files.backend)
+  }
 
   override def open(path: Path): FSDataInputStream = {
     val target = qualified(path)
@@ -67,10 +72,11 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
 /**
  * A file that appears when the stream is closed, unless it is cancelled before.
  *
- * @param barrier  called before the file appears
+ * @param barrier  called with the content before the file appears
  */
 private final class AtomicOutput(
-    files: FileClient, path: Path, overwrite: Boolean, content: FileContent, batches: LogBatches, barrier: () => Unit)
+    files: FileClient, path: Path, overwrite: Boolean, content: FileContent, batches: LogBatches,
+    barrier: FileContent => Unit)
   extends Since41.CancellableOutput(content) {
   private var isDone = false
 
@@ -79,7 +85,7 @@ private final class AtomicOutput(
       isDone = true
       try {
         flush()
-        barrier()
+        barrier(content)
         files.create(path, () => content.parts(), overwrite)
         batches.created(path, content)
       } finally {

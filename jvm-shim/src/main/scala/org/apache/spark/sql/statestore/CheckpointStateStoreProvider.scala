@@ -8,14 +8,11 @@ import org.apache.spark.{SPARK_VERSION, TaskContext}
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.backend.{Backend, CheckpointClient, CommitReply, PythonInterpreter, ReplayStart}
+import org.apache.spark.sql.statestore.backend._
 import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, Since41, TaskReadStores}
 import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation, ValueEvolution}
-import org.apache.spark.sql.statestore.provider.{BackendOptions, Background, CheckpointChangeReader,
-  CheckpointReadStateStore, CheckpointReplay, CheckpointStateStore, CommitCollector, CommittedVersion,
-  CoordinatorReports, LoadedState, PendingCommit, StoreCommit, StoreCounters, StoreLocation, StoreMaintenance,
-  StoreMetrics}
+import org.apache.spark.sql.statestore.provider._
 import org.apache.spark.sql.statestore.table.TableMemory
 import org.apache.spark.sql.types.StructType
 
@@ -24,7 +21,7 @@ import org.apache.spark.sql.types.StructType
  * it through the Python backend: a version is a handle to a base snapshot and the deltas on top of it.
  *
  * Guarantees: a version that `commit` returned is durable and can be loaded on any executor, if it was handed
- * over (`CommitCollector`) before Spark commits the batch; a failed or aborted commit is part of no version. The
+ * over (`CommitCollector`, `Handover`) before Spark commits the batch; a failed or aborted commit is part of no version. The
  * cost of a batch is proportional to its changes. A store whose state was handed to a newer attempt cannot commit.
  *
  * Nothing does I/O before the first `getStore`: `init` runs under a lock that every task of the executor
@@ -247,10 +244,11 @@ class CheckpointStateStoreProvider
         options.numRetained(conf.minVersionsToRetain), toString)
     }
     store.counters.roundTrips += 1
-    if (collects) {
+    val byBatch = commitsByBatch
+    if (byBatch && CommitCollector.isLocal) {
       handOver(store, of, commit)
     } else {
-      val reply = commit.publish(merge = false)
+      val reply = if (byBatch) Handover.publish(commitLog, runId, id, commit) else commit.publish(Publication.Alone)
       published(of, commit, addVersion(store, of, commit), reply)
       store.counters.take(reply, commit.version)
     }
@@ -268,12 +266,12 @@ class CheckpointStateStoreProvider
     }
     synchronized {
       val version = addVersion(store, of, commit)
-      pending = new PendingCommit(runId, id, commit, merge => {
+      pending = new PendingCommit(runId, id, commit, by => {
         try {
-          val reply = commit.publish(merge)
+          val reply = commit.publish(by)
           published(of, commit, version, reply)
           lastReply = Some((commit.version, reply))
-          reply.isMerged
+          reply
         } catch {
           case e: Throwable =>
             // The version is in memory alone.
@@ -347,10 +345,10 @@ class CheckpointStateStoreProvider
   /** True if state is in other storage than local files. */
   private[statestore] lazy val isRemote: Boolean = StoreLocation.isRemote(id, options)
 
-  // Whether the task that calls hands its commits over.
-  private def collects: Boolean =
+  // Whether the commits of the task that calls are published with those of its batch.
+  private def commitsByBatch: Boolean =
     options.commitsByBatch.getOrElse(isRemote) && CommitCollector.isInBatch && {
-      val waits = driverStore.isEmpty && CommitCollector.hasBarrier(commitLog)
+      val waits = driverStore.isEmpty && CommitCollector.isAwaited(commitLog, runId, conf.enableStateStoreCheckpointIds)
       if (!waits && options.commitsByBatch.isDefined) throw CommitCollector.noBarrier(toString)
       waits
     }

@@ -9,17 +9,17 @@ import org.apache.spark.api.plugin.{DriverPlugin, ExecutorPlugin, PluginContext,
 import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.backend.{Backend, PythonInterpreter}
-import org.apache.spark.sql.statestore.driver.{DriverCheckpointStore, DriverCheckpoints, DriverMessage}
+import org.apache.spark.sql.statestore.driver.{CommitMessage, DriverCheckpoints, DriverConnection, DriverMessage}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 
 /**
  * Spark plugin, loaded through `spark.plugins`: starts and stops each executor's backend with the
  * executor, so that the first batch does not wait for it. The options must be part of the session's
  * initial configuration. On the driver it serves the requests of executors whose checkpoints are on the
- * driver, see `DriverCheckpointStore`.
+ * driver, see `DriverCheckpointStore`, and takes the commits that their tasks hand over, see `HandedOverCommits`.
  *
  * Without it a backend starts on first use and ends with its session or its JVM, and memory storage
- * without a directory works in local mode only.
+ * without a directory and `commit=batch` work in local mode only.
  */
 class StateStorePlugin extends SparkPlugin {
   override def driverPlugin(): DriverPlugin = new DriverPlugin {
@@ -30,6 +30,7 @@ class StateStorePlugin extends SparkPlugin {
 
     override def receive(message: Any): AnyRef = message match {
       case request: DriverMessage => request.answer(DriverCheckpoints.ofApplication()).asInstanceOf[AnyRef]
+      case of: CommitMessage => of.answer().asInstanceOf[AnyRef]
       case other => throw new IllegalArgumentException(
         s"the state store's plugin received an unexpected message of ${other.getClass.getName}")
     }
@@ -39,7 +40,7 @@ class StateStorePlugin extends SparkPlugin {
 
   override def executorPlugin(): ExecutorPlugin = new ExecutorPlugin with Logging {
     override def init(context: PluginContext, extra: util.Map[String, String]): Unit = {
-      DriverCheckpointStore.connect(context)
+      DriverConnection.connect(context)
       try {
         val options = BackendOptions.parse(context.conf.getAll.toMap)
         Backend.of(PythonInterpreter.choose(options, SparkHadoopUtil.get.newConfiguration(context.conf)))
@@ -50,7 +51,7 @@ class StateStorePlugin extends SparkPlugin {
     }
 
     override def shutdown(): Unit = {
-      DriverCheckpointStore.disconnect()
+      DriverConnection.disconnect()
       Backend.stopAll()
     }
   }

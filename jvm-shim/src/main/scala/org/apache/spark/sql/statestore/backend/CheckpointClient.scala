@@ -9,6 +9,7 @@ import org.apache.spark.sql.statestore.arrow.{ChangeBatches, FileMessages, Loade
   RecordSelection, StoredMessage, UnreadableChangesException}
 import org.apache.spark.sql.statestore.driver.{DriverChain, DriverCheckpointStore, DriverVersion}
 import org.apache.spark.sql.statestore.families.FamilySnapshot
+import org.apache.spark.sql.statestore.provider.Handover
 import org.apache.spark.sql.statestore.table.{ChangeSink, LogScan, StateTable}
 
 /**
@@ -40,8 +41,26 @@ private[statestore] final class CommitCost(
     val bytes: Long,
     val objects: Long)
 
-/** @param isMerged  whether the version exists only once `CheckpointClient.publish` has returned */
-private[statestore] final class CommitReply(val stored: StoredVersion, val cost: CommitCost, val isMerged: Boolean)
+/** What makes a version durable. */
+private[statestore] sealed trait Publication
+
+private[statestore] object Publication {
+  /** The commit. */
+  case object Alone extends Publication
+
+  /** `CheckpointClient.publish`, unless the commit is large. */
+  case object Merged extends Publication
+
+  /** `CheckpointClient.publish` on the driver, with `CommitReply.metadata`, unless the commit is large. */
+  case object HandedOver extends Publication
+}
+
+/**
+ * @param isMerged  whether the version exists only once `CheckpointClient.publish` has returned
+ * @param metadata  its metadata if the driver publishes or keeps it, else null
+ */
+private[statestore] final class CommitReply(
+    val stored: StoredVersion, val cost: CommitCost, val isMerged: Boolean, val metadata: Array[Byte])
 
 /** A loaded version and the bytes read from storage. */
 private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
@@ -87,9 +106,15 @@ private[statestore] final class CheckpointClient(
   private val timeout = new RequestTimeout(
     store.path("options").path("storageTimeoutSeconds").asLong(RequestTimeout.DefaultSeconds))
 
+  // Whether commits of this store were handed over to the driver.
+  @volatile private var handsOver = false
+
   // Identifies the store in messages, and as key on the driver.
   private val where = s"operator ${store.path("operator").asText}, partition " +
     s"${store.path("partition").asText}, store ${store.path("name").asText} at ${store.path("root").asText}"
+
+  /** The store, as requests name it. */
+  def describedStore: String = store.toString
 
   /**
    * Loads a version. `tablesOf` is called with the descriptions of its column families before their
@@ -207,7 +232,6 @@ private[statestore] final class CheckpointClient(
    * @param parentAttemptId  the attempt that wrote the previous version, also for a full snapshot
    * @param base           a snapshot of an earlier version to start the chain from
    * @param oldestBaseVersion oldest version whose snapshot may be the base: other executors may discard older ones
-   * @param merge          whether it may be one of the query's merged files, which `publish` writes
    */
   def commit(
       version: Long,
@@ -218,7 +242,7 @@ private[statestore] final class CheckpointClient(
       base: Option[SnapshotHandle],
       oldestBaseVersion: Long,
       families: Seq[FamilyChanges],
-      merge: Boolean): CommitReply = {
+      by: Publication): CommitReply = {
     val request = newRequest("commit")
     request.put("version", version)
     request.put("attemptId", attemptId)
@@ -227,11 +251,14 @@ private[statestore] final class CheckpointClient(
     parentAttemptId.foreach(request.put("parentAttemptId", _))
     request.put("hasBase", base.isDefined)
     if (base.isDefined) request.put("oldestBaseVersion", oldestBaseVersion)
-    if (merge) request.put("merge", true)
+    if (by == Publication.Merged) request.put("merge", true)
+    if (by == Publication.HandedOver) {
+      request.put("handOver", true)
+      handsOver = true
+    }
     val described = request.putArray("columnFamilies")
     families.foreach(family => described.add(family.description))
     val control = mapper.writeValueAsBytes(request)
-    var metadata: Array[Byte] = null
     val reply = backend.exchange(timeout) { connection =>
       connection.send(Frames.Control, control)
       parent.foreach(p => connection.send(Frames.Handle, p.bytes))
@@ -242,17 +269,19 @@ private[statestore] final class CheckpointClient(
       val reply = Backend.answer(connection)
       val waited = System.nanoTime() - sent
       val handle = receiveHandle(connection)
-      if (driverStore.isDefined) metadata = receive(connection, Frames.Object)
+      val isMerged = reply.path("merged").asBoolean
+      val metadata =
+        if (driverStore.isDefined || isMerged && by == Publication.HandedOver) receive(connection, Frames.Object) else null
       Backend.expectEnd(connection)
       val storeNanos = reply.path("storeNanos").asLong
       new CommitReply(storedVersion(reply, handle), new CommitCost(
         encodeNanos, math.max(0L, waited - storeNanos), storeNanos,
-        reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong), reply.path("merged").asBoolean)
+        reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong), isMerged, metadata)
     }
     driverStore.fold(reply) { driver =>
       val id = if (idInPath) Some(attemptId) else None
       handOver(driver, reply, DriverVersion(
-        version, id, attemptId, parent.map(_.attemptId), reply.stored.baseVersion, metadata))
+        version, id, attemptId, parent.map(_.attemptId), reply.stored.baseVersion, reply.metadata))
     }
   }
 
@@ -260,14 +289,35 @@ private[statestore] final class CheckpointClient(
    * Writes the merged files of the store's query, with the commits of all its stores, and returns when they are
    * durable.
    *
-   * @param attempts  the attempts that were merged
-   * @return          those of them that this backend does not have: it has replaced another one since
+   * @param attempts   the attempts that were merged
+   * @param objects    metadata that executors have handed over, with its paths below the query's state directory
+   * @param discarded  paths there that executors have discarded
+   * @return           those of the attempts that this backend does not have: it has replaced another one since
    */
-  def publish(attempts: Iterable[String]): Set[String] = {
+  def publish(
+      attempts: Iterable[String],
+      objects: Seq[(String, Array[Byte])] = Nil,
+      discarded: Iterable[String] = Nil): Set[String] = {
     val request = newRequest("publish")
     val listed = request.putArray("attempts")
     attempts.foreach(listed.add(_))
-    val reply = ask(request)
+    if (objects.nonEmpty) {
+      val paths = request.putArray("objects")
+      objects.foreach { case (path, _) => paths.add(path) }
+    }
+    if (discarded.nonEmpty) {
+      val paths = request.putArray("discarded")
+      discarded.foreach(paths.add(_))
+    }
+    val control = mapper.writeValueAsBytes(request)
+    val reply = backend.exchange(timeout) { connection =>
+      connection.send(Frames.Control, control)
+      objects.foreach { case (_, bytes) => connection.sendNow(Frames.Object, bytes) }
+      connection.end()
+      val reply = Backend.answer(connection)
+      Backend.expectEnd(connection)
+      reply
+    }
     recordUsage(reply)
     val missing = reply.path("missing")
     Seq.tabulate(missing.size)(missing.get(_).asText).toSet
@@ -307,8 +357,14 @@ private[statestore] final class CheckpointClient(
     request.put("idInPath", idInPath)
     request.put("retainFrom", retainFrom)
     request.put("mostVersions", most)
+    if (handsOver) request.put("handOver", true)
     val reply = ask(request)
     recordUsage(reply)
+    val discarded = reply.path("discarded")
+    if (!discarded.isEmpty) {
+      Handover.discarded(
+        store.path("commits").asText, store.path("run").asText, Array.tabulate(discarded.size)(discarded.get(_).asText))
+    }
     reply.path("deleted").asLong
   }
 
@@ -346,7 +402,7 @@ private[statestore] final class CheckpointClient(
     val cost = reply.cost
     new CommitReply(reply.stored, new CommitCost(
       cost.encodeNanos, cost.sendNanos, cost.storeNanos + System.nanoTime() - start, cost.bytes, cost.objects),
-      isMerged = false)
+      isMerged = false, null)
   }
 
   // Checksums verify the bytes; this verifies the decoded rows.

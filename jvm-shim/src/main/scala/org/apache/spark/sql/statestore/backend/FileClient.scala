@@ -17,7 +17,7 @@ import org.apache.spark.util.UninterruptibleThread
  * Guarantees: a created file appears whole or not at all, and replaces another one only if asked to. A change is
  * done or has failed when its call ends, also if a query is stopped meanwhile, which interrupts its thread.
  */
-private[statestore] final class FileClient(backend: Backend, options: BackendOptions) {
+private[statestore] final class FileClient(val backend: Backend, options: BackendOptions) {
   import FileClient._
 
   private val timeout = new RequestTimeout(options.storageTimeoutSeconds.getOrElse(RequestTimeout.DefaultSeconds))

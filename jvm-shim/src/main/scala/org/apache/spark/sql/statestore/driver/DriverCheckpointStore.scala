@@ -38,8 +38,6 @@ private[statestore] trait DriverCheckpointStore {
 
 private[statestore] object DriverCheckpointStore {
   private val Plugin = classOf[StateStorePlugin].getName
-  @volatile private var plugin: Option[PluginContext] = None
-
   /** The configuration that loads the plugin. */
   val PluginLine: String = s"spark.plugins=$Plugin"
 
@@ -51,13 +49,8 @@ private[statestore] object DriverCheckpointStore {
   def find(): DriverCheckpointStore = {
     val env = SparkEnv.get
     if (env == null || env.executorId == SparkContext.DRIVER_IDENTIFIER) DriverCheckpoints.ofApplication()
-    else plugin.fold[DriverCheckpointStore](refuse(env.conf))(new RpcDriverCheckpointStore(_))
+    else DriverConnection.find().fold[DriverCheckpointStore](refuse(env.conf))(new RpcDriverCheckpointStore(_))
   }
-
-  /** Connects the stores of this executor to the driver. */
-  def connect(context: PluginContext): Unit = plugin = Some(context)
-
-  def disconnect(): Unit = plugin = None
 
   /** Fails if the executors of an application could not reach its driver, however many there are now. */
   def require(context: SparkContext): Unit =

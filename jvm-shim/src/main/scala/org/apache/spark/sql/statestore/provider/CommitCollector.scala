@@ -7,7 +7,8 @@ import scala.jdk.CollectionConverters._
 import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.InvalidOptionException
-import org.apache.spark.sql.statestore.backend.CheckpointClient
+import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, Publication}
+import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
 import org.apache.spark.util.ThreadUtils
 
 /**
@@ -15,14 +16,14 @@ import org.apache.spark.util.ThreadUtils
  *
  * @param runId    run of the query
  * @param commit   the commit
- * @param publish  sends it, given whether it may be merged; returns whether it was
+ * @param publish  sends it
  * @param end      called once the state that it refers to may change
  */
 private[statestore] final class PendingCommit(
     val runId: String,
     val id: StateStoreId,
     commit: StoreCommit,
-    private var publish: Boolean => Boolean,
+    private var publish: Publication => CommitReply,
     private var end: () => Unit)
   extends Runnable {
 
@@ -48,7 +49,7 @@ private[statestore] final class PendingCommit(
       runner = Thread.currentThread
       if (isCancelled) runner.interrupt()
     }
-    isMerged = publish(true)
+    isMerged = publish(Publication.Merged).isMerged
   } catch {
     case e: Throwable => error = e
   } finally {
@@ -81,7 +82,7 @@ private[statestore] final class PendingCommit(
       }
       ended = new CountDownLatch(1)
     }
-    try isMerged = publish(false) finally endUse()
+    try isMerged = publish(Publication.Alone).isMerged finally endUse()
   }
 
   /** Lets the state that it refers to change, at once if it has ended; returns whether it has. */
@@ -138,7 +139,7 @@ private[statestore] final class PendingCommit(
  * durable. Commits of one store are published in the order in which they were handed over: a store waits for its
  * last one before it hands the next one over.
  *
- * Spark's driver and tasks must share this JVM.
+ * Spark's driver and tasks must share this JVM; on a cluster see `Handover`.
  */
 private[statestore] object CommitCollector {
   // As long as storage answers, the number is bounded by the tasks of a batch.
@@ -165,18 +166,23 @@ private[statestore] object CommitCollector {
   }
 
   /**
-   * True if a commit log gets a batch only after `barrier`. Another copy of this class, of a session with classes
-   * of its own, knows no writers.
+   * True if this process adds a batch to a commit log only after `barrier`. Another copy of this class, of a session with
+   * classes of its own, knows no writers.
    */
-  def hasBarrier(log: String): Boolean = isLocal && writers.synchronized(writers.containsValue(log))
+  def hasBarrier(log: String): Boolean = writers.synchronized(writers.containsValue(log))
+
+  /** True if the commits of a run's tasks are published before its commit log gets their batch. */
+  def isAwaited(log: String, run: String, hasIds: Boolean): Boolean =
+    if (isLocal) hasBarrier(log) else hasIds && Handover.isPossible(log, run)
 
   def noBarrier(store: String): InvalidOptionException = new InvalidOptionException(
-    s"'${BackendOptions.Prefix}commit' is 'batch', which needs a driver that runs the tasks itself (a local master), " +
-      "storage in files, and Spark's own files written through the backend (spark_files=\"backend\", the default of " +
-      s"configure). Set it to 'auto' or 'task'; nothing was changed: $store")
+    s"'${BackendOptions.Prefix}commit' is 'batch', which needs storage in files, Spark's own files written through the " +
+      "backend (spark_files=\"backend\", the default of configure), and on a cluster checkpoint format v2 " +
+      "(spark.sql.streaming.stateStore.checkpointFormatVersion=2) and " + DriverCheckpointStore.PluginLine +
+      s". Set it to 'auto' or 'task'; nothing was changed: $store")
 
-  // Whether tasks run in the driver's JVM.
-  private def isLocal: Boolean = {
+  /** True if tasks run in the driver's JVM. */
+  def isLocal: Boolean = {
     val env = SparkEnv.get
     env != null && env.executorId == SparkContext.DRIVER_IDENTIFIER
   }

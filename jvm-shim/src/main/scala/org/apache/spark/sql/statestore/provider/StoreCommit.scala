@@ -5,7 +5,7 @@ import scala.util.control.NonFatal
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.statestore.{BackendException, Errors}
 import org.apache.spark.sql.statestore.arrow.RecordSelection
-import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, FamilyChanges, SnapshotHandle}
+import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, FamilyChanges, Publication, SnapshotHandle}
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
 
 /**
@@ -13,7 +13,7 @@ import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
  *
  * Guarantees: `publish` may run on any thread, as long as the log is not truncated meanwhile. A version that
  * it returns is durable and can be loaded on any executor, unless it is merged: then it is once the query's merged
- * files are published. If it fails, the attempt is part of no version.
+ * files are published, by this process or the driver's. If it fails, the attempt is part of no version.
  *
  * @param id        checkpoint id of the version, in format v2
  * @param parent    the version that it changes
@@ -34,12 +34,11 @@ private[statestore] final class StoreCommit(
     retained: Int,
     store: String) {
 
-  /** @param merge  whether the version may be one of the query's merged files */
-  def publish(merge: Boolean): CommitReply =
+  def publish(by: Publication): CommitReply =
     try {
-      try send(isFull, merge) catch {
+      try send(isFull, by) catch {
         // The driver has lost the parent; the table has the whole state.
-        case e: BackendException if e.kind == "StateLostError" && !isFull => send(everything = true, merge)
+        case e: BackendException if e.kind == "StateLostError" && !isFull => send(everything = true, by)
       }
     } catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
@@ -50,7 +49,7 @@ private[statestore] final class StoreCommit(
           s"version $version of $store: ${Errors.clause(e)}", e)
     }
 
-  private def send(everything: Boolean, merge: Boolean): CommitReply =
+  private def send(everything: Boolean, by: Publication): CommitReply =
     client.commit(
       version, attemptId, id.isDefined,
       if (everything) None else parent.stored,
@@ -58,7 +57,7 @@ private[statestore] final class StoreCommit(
       if (everything) None else base,
       version - 1 - retained,
       families.map { case (family, snapshot) => changes(family, snapshot, everything) },
-      merge)
+      by)
 
   private def changes(family: ColumnFamily, snapshot: FamilySnapshot, everything: Boolean): FamilyChanges =
     if (everything) {

@@ -1,0 +1,43 @@
+package org.apache.spark.sql.statestore.provider
+
+import java.util.concurrent.ConcurrentHashMap
+
+import org.apache.spark.sql.execution.streaming.state.StateStoreId
+import org.apache.spark.sql.statestore.BackendException
+import org.apache.spark.sql.statestore.backend.{CommitReply, Publication}
+import org.apache.spark.sql.statestore.driver.{DriverConnection, FindBarrier, HandOver, HandedOverCommit, VersionsDiscarded}
+
+/**
+ * Hands the commits of an executor's stores over to the driver, which publishes those of a batch as one file. Flink's task
+ * managers send small state to the job manager alike.
+ *
+ * Guarantees: a version that `publish` returned is on the driver or in storage, so that losing the executor costs nothing.
+ */
+private[statestore] object Handover {
+  // By commit log and run.
+  private val answers = new ConcurrentHashMap[(String, String), java.lang.Boolean]
+  private final val MostAnswers = 1000
+
+  /** True if the driver publishes the commits of a run; false without the plugin. */
+  def isPossible(log: String, run: String): Boolean = DriverConnection.find().exists { driver =>
+    if (answers.size > MostAnswers) answers.clear()
+    answers.computeIfAbsent((log, run), _ => driver.ask(FindBarrier(log, run)).asInstanceOf[java.lang.Boolean])
+  }
+
+  def publish(log: String, run: String, id: StateStoreId, commit: StoreCommit): CommitReply = {
+    val reply = commit.publish(Publication.HandedOver)
+    val store = if (id.storeName == StateStoreId.DEFAULT_STORE_NAME) "" else s"/${id.storeName}"
+    val path = s"${id.operatorId}/${id.partitionId}$store/chk-${commit.version}_${commit.attemptId}/_metadata"
+    val isTaken = DriverConnection.find().exists(_.ask(HandOver(log, run, HandedOverCommit(
+      commit.attemptId, commit.version, path, commit.client.describedStore, reply.metadata))).asInstanceOf[Boolean])
+    if (!isTaken) {
+      throw new BackendException("EndedRun", s"$path below ${id.checkpointRootLocation} is not committed: the run $run of its query " +
+        "has ended, or its application has. Nothing is lost: the next run runs the batch again.")
+    }
+    reply
+  }
+
+  /** Tells the driver what was discarded of merged files, once: if that is lost, a later run discards it. */
+  def discarded(log: String, run: String, paths: Array[String]): Unit =
+    DriverConnection.find().foreach(_.send(VersionsDiscarded(log, run, paths)))
+}
