@@ -139,7 +139,8 @@ OPTIONS: tuple[Option, ...] = (
         "snapshotInterval",
         "integer",
         "spark.sql.streaming.stateStore.minDeltasForSnapshot",
-        "versions between full snapshots",
+        "number of deltas of about one size that a load reads before they are merged into a run, or, of a small state, "
+        "before the next full snapshot",
         least=1,
         most=1_000_000,
     ),

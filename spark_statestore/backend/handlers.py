@@ -208,7 +208,11 @@ class Requests:
     def _upload_snapshot(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         store = self._store(request["store"])
         column_families = _column_families(request)
-        snapshot = begin_snapshot(store, request["version"], column_families)
+        if not request.get("since", 0) < request["version"]:
+            raise ProtocolError(
+                f"a run of the changes since version {request['since']} to {request['version']}"
+            )
+        snapshot = begin_snapshot(store, request["version"], column_families, request.get("since"))
         snapshot.write_encoded(_ChangesReceiver(connection, permit, column_families))
         try:
             handle = snapshot.finish()
@@ -338,7 +342,8 @@ def _describe(handle: IncrementalStateHandle, attempt_id: str) -> dict[str, Any]
         "chainLength": len(handle),
         "baseVersion": handle.base_version,
         "baseBytes": handle.base_size,
-        "deltaBytes": handle.delta_size,
+        "baseRows": handle.base_rows,
+        "streams": [[entry.version, entry.state.state_size] for entry in handle.runs_and_deltas],
     }
 
 

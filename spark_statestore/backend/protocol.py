@@ -372,7 +372,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
         {"attempts": _is_list(is_attempt_id)},
         {"objects": _is_list(_is_text), "discarded": _is_list(_is_text)},
     ),
-    "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {}),
+    "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {"since": _is_count}),
     "check": ({"options": _is_options}, {}),
     "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
     "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),

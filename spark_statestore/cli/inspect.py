@@ -16,6 +16,7 @@ from spark_statestore.query.savepoint import open_checkpoint
 from spark_statestore.query.summary import StoredFiles, StoreSummary, stored_files, summarize_each
 from spark_statestore.rows.types import with_unique_names
 from spark_statestore.storage.file_handles import SegmentFileStateHandle
+from spark_statestore.storage.incremental_handle import ChainEntry
 from spark_statestore.store.metadata import CheckpointMetadata, StoreId
 
 __all__ = ["ls", "show"]
@@ -223,6 +224,7 @@ def _show_store(out: Output, metadata: CheckpointMetadata) -> None:
             {
                 "version": entry.version,
                 "full": entry.full,
+                "since": entry.since,
                 "bytes": entry.state.state_size,
                 "stream": entry.state.stream_state_handle_id,
                 "inline": isinstance(entry.state.delegate_state_handle, SegmentFileStateHandle),
@@ -255,7 +257,7 @@ def _show_store(out: Output, metadata: CheckpointMetadata) -> None:
             [
                 (
                     entry.version,
-                    "full snapshot" if entry.full else "changes",
+                    _kind(entry),
                     size(entry.state.state_size),
                     entry.state.stream_state_handle_id,
                 )
@@ -263,6 +265,12 @@ def _show_store(out: Output, metadata: CheckpointMetadata) -> None:
             ],
         ),
     )
+
+
+def _kind(entry: ChainEntry) -> str:
+    if entry.full:
+        return "full snapshot"
+    return "changes" if entry.since is None else f"changes since {entry.since}"
 
 
 def _short(schema: str) -> str:

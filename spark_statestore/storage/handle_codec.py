@@ -38,6 +38,8 @@ HANDLE_SCHEMA: Final = pa.schema(
         pa.field("checksum", pa.uint32()),
         pa.field("data", pa.binary()),
         pa.field("version", pa.int64()),
+        pa.field("since", pa.int64()),
+        pa.field("rows", pa.int64()),
         pa.field("mode", pa.uint8()),
         pa.field("offsets", pa.list_(pa.field("item", pa.int64(), nullable=False))),
     ]
@@ -183,7 +185,16 @@ def _add(rows: _Rows, parent: int, state: StateObject, context: HandleContext) -
             row = rows.add(parent, _INCREMENTAL, version=state.version, start=state.base_version)
             for entry in state:
                 kind = _FULL_ENTRY if entry.full else _DELTA_ENTRY
-                _add_operator(rows, row, kind, entry.state, context, version=entry.version)
+                _add_operator(
+                    rows,
+                    row,
+                    kind,
+                    entry.state,
+                    context,
+                    version=entry.version,
+                    since=entry.since,
+                    rows=entry.rows,
+                )
         case OperatorStreamStateHandle():
             _add_operator(rows, parent, _OPERATOR, state, context)
         case StreamStateHandle():
@@ -198,6 +209,7 @@ def _add_operator(
     kind: int,
     state: OperatorStreamStateHandle,
     context: HandleContext,
+    /,
     **values: Any,
 ) -> None:
     row = rows.add(parent, kind, **_stream_columns(state.delegate_state_handle, context), **values)
@@ -236,7 +248,7 @@ class _Nodes:
             parent = row["parent"]
             if not -1 <= parent < number or (parent == -1) != (number == 0):
                 raise ValueError(f"row {number} has the parent {parent}")
-            for column in ("start", "size", "version"):
+            for column in ("start", "size", "version", "since", "rows"):
                 if row[column] is not None and row[column] < 0:
                     raise ValueError(f"row {number} has the {column} {row[column]}")
             self._children.setdefault(parent, []).append(number)
@@ -264,7 +276,8 @@ class _Nodes:
         row = self._rows[number]
         if row["kind"] not in (_FULL_ENTRY, _DELTA_ENTRY):
             raise ValueError(f"row {number} of kind {row['kind']} is no entry of a chain")
-        return ChainEntry(row["version"], row["kind"] == _FULL_ENTRY, self.operator(number, context))
+        full = row["kind"] == _FULL_ENTRY
+        return ChainEntry(row["version"], full, self.operator(number, context), row["since"], row["rows"])
 
     def operator(self, number: int, context: HandleContext) -> OperatorStreamStateHandle:
         column_families = {}

@@ -1,4 +1,4 @@
-"""The handle to a version of a store: a snapshot and the changes on top of it."""
+"""The handle to a version of a store: a base snapshot, and runs and deltas on top of it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,35 @@ class ChainEntry:
         Whether it holds all of that version's rows, rather than what changed.
     state
         The stream, with the named states in it.
+    since
+        Of a run, the version that its changes apply to: it has the net changes of several commits. None for other streams.
+    rows
+        Number of rows of a full snapshot, None if it is unknown.
+
+    Raises
+    ------
+    ValueError
+        If a run does not begin before its version, or is a full snapshot.
     """
 
     version: int
     full: bool
     state: OperatorStreamStateHandle
+    since: int | None = None
+    rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.since is not None and (self.full or not 0 <= self.since < self.version):
+            raise ValueError(
+                f"a run of the changes since version {self.since} is not of version {self.version}"
+            )
+
+    @property
+    def parent_version(self) -> int:
+        """The oldest version that the stream can apply to; -1 for a full snapshot."""
+        if self.full:
+            return -1
+        return self.version - 1 if self.since is None else self.since
 
 
 class IncrementalStateHandle(StateObject):
@@ -59,6 +83,12 @@ class IncrementalStateHandle(StateObject):
             raise ValueError(f"a chain is one full snapshot and then changes, in order: {self.entries}")
         if self.entries and (versions[0] < base_version or versions[-1] > version):
             raise ValueError(f"the chain of version {version} does not start at {base_version}: {versions}")
+        ends = [base_version, *versions]
+        if any(
+            entry.since is not None and entry.since < end
+            for end, entry in zip(ends, self.entries, strict=False)
+        ):
+            raise ValueError(f"a run overlaps with the stream before it: {self.entries}")
 
     @property
     def base_size(self) -> int:
@@ -66,9 +96,14 @@ class IncrementalStateHandle(StateObject):
         return sum(entry.state.state_size for entry in self.entries if entry.full)
 
     @property
-    def delta_size(self) -> int:
-        """Size of the changes on top of it in bytes."""
-        return sum(entry.state.state_size for entry in self.entries if not entry.full)
+    def base_rows(self) -> int | None:
+        """Number of rows of the full snapshot, None if it is unknown."""
+        return next((entry.rows for entry in self.entries if entry.full), 0)
+
+    @property
+    def runs_and_deltas(self) -> tuple[ChainEntry, ...]:
+        """The streams on top of the full snapshot, in the order in which they apply."""
+        return tuple(entry for entry in self.entries if not entry.full)
 
     @property
     def state_size(self) -> int:

@@ -1,4 +1,4 @@
-"""Commits and snapshots of one state store are written here, up to the publication of their metadata."""
+"""Commits, snapshots and runs of one state store are written here, up to the publication of their metadata."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from spark_statestore.storage import (
     CheckpointName,
     CheckpointStorageLocation,
 )
+from spark_statestore.storage.chains import extend_chain, is_usable, rebase_chain, run_of, start_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream
 from spark_statestore.storage.handle_codec import encode_handle
-from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.merged_files import LARGEST_HANDED_OVER, LARGEST_MERGED
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 from spark_statestore.storage.streams import (
@@ -44,9 +45,6 @@ __all__ = [
     "begin_checkpoint",
     "begin_snapshot",
     "commit_version",
-    "extend_chain",
-    "rebase_chain",
-    "start_chain",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -77,7 +75,12 @@ class Committed:
 
 
 class PendingSnapshot:
-    """A full snapshot being written: write its rows, then finish or abandon it.
+    """A full snapshot being written, or a run: write its rows, then finish or abandon it.
+
+    Parameters
+    ----------
+    since
+        Of a run, the version that its changes apply to; None for a full snapshot.
 
     Attributes
     ----------
@@ -91,8 +94,10 @@ class PendingSnapshot:
         column_families: tuple[ColumnFamily, ...],
         stream: CheckpointStateOutputStream,
         codec: str | None,
+        since: int | None = None,
     ) -> None:
         self._version = version
+        self._since = since
         self.column_families = column_families
         self._stream = stream
         self._writer = ChangeStreamWriter(stream, codec)
@@ -117,7 +122,14 @@ class PendingSnapshot:
         """Finish the snapshot as a file, since no metadata can hold it until a commit uses it."""
         if self._stream.get_pos() and isinstance(self._stream, FsCheckpointStateOutputStream):
             self._stream.flush_to_file()
-        return start_chain(self._version, self._writer.finish())
+        stream = self._writer.finish()
+        if self._since is None:
+            return start_chain(self._version, stream, self._rows)
+        return run_of(self._since, self._version, stream)
+
+    @property
+    def _rows(self) -> int:
+        return sum(family.stored_rows for family in self.column_families)
 
 
 class PendingCheckpoint(PendingSnapshot):
@@ -167,10 +179,11 @@ class PendingCheckpoint(PendingSnapshot):
         parent_attempt_id
             The attempt that wrote it.
         base
-            A full snapshot of an earlier version to start from, see `PendingSnapshot.finish`.
+            A full snapshot of an earlier version to start from, or a run to use instead of the streams that it
+            merges, see `PendingSnapshot.finish`.
         oldest_base_version
-            The oldest version that other instances retain until this one is committed. A snapshot of an older version
-            is not used: no metadata refers to it yet, so they may discard it at any moment.
+            The oldest version that other instances retain until this one is committed. A snapshot or run of an older
+            version is not used: no metadata refers to it yet, so they may discard it at any moment.
 
         Raises
         ------
@@ -197,7 +210,10 @@ class PendingCheckpoint(PendingSnapshot):
         # Inline state is part of the metadata object.
         file_size = 0 if stream is None or inline.size else stream.state_size
         version = self._version
-        handle = start_chain(version, stream) if parent is None else extend_chain(parent, version, stream)
+        if parent is None:
+            handle = start_chain(version, stream, self._rows)
+        else:
+            handle = extend_chain(parent, version, stream)
         if base is not None:
             handle = self._rebase(handle, base, oldest_base_version)
         metadata = CheckpointMetadata(
@@ -317,9 +333,9 @@ class PendingCheckpoint(PendingSnapshot):
                 "spark.sql.streaming.stateStore.backend.numRetained.",
                 base.version, self._store.store, self._version, oldest,
             )  # fmt: skip
-        elif base.version > handle.base_version and self._has_snapshot(base):
+        elif is_usable(base, handle) and self._has_snapshot(base):
             return rebase_chain(handle, base)
-        # A full commit can overtake a snapshot upload in the background.
+        # A full commit can overtake an upload in the background.
         self._store.retention.is_complete = False
         return handle
 
@@ -427,9 +443,11 @@ def begin_checkpoint(
 
 
 def begin_snapshot(
-    store: StoreDirectory, version: int, column_families: tuple[ColumnFamily, ...]
+    store: StoreDirectory, version: int, column_families: tuple[ColumnFamily, ...], since: int | None = None
 ) -> PendingSnapshot:
     """Begin a full snapshot of an existing version, to be the base of a later commit.
+
+    With `since` it is a run: the net changes since that version, to replace the streams that it merges.
 
     Raises
     ------
@@ -445,34 +463,5 @@ def begin_snapshot(
         column_families,
         factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED),
         store.options.compression,
+        since,
     )
-
-
-def start_chain(version: int, snapshot: OperatorStreamStateHandle | None) -> IncrementalStateHandle:
-    """Return the handle of a version that is a full snapshot; `snapshot` is None if it has no rows."""
-    entries = [] if snapshot is None else [ChainEntry(version, True, snapshot)]
-    return IncrementalStateHandle(version, version, entries)
-
-
-def extend_chain(
-    parent: IncrementalStateHandle, version: int, changes: OperatorStreamStateHandle | None
-) -> IncrementalStateHandle:
-    """Return the handle of a version that is its parent and changes; `changes` is None if there are none."""
-    entries = list(parent.entries)
-    if changes is not None:
-        entries.append(ChainEntry(version, False, changes))
-    return IncrementalStateHandle(version, parent.base_version, entries)
-
-
-def rebase_chain(chain: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
-    """Return the handle of the same version based on a newer full snapshot from its past.
-
-    Raises
-    ------
-    ValueError
-        If the snapshot is not of the chain's past.
-    """
-    if not chain.base_version <= base.version <= chain.version:
-        raise ValueError(f"a snapshot of version {base.version} is not in the past of {chain!r}")
-    entries = list(base.entries) + [entry for entry in chain.entries if entry.version > base.version]
-    return IncrementalStateHandle(chain.version, base.version, entries)

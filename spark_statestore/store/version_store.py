@@ -39,9 +39,11 @@ class VersionStore(StoreDirectory):
         """Begin a checkpoint, see `begin_checkpoint`."""
         return begin_checkpoint(self, name, attempt_id, column_families, merge=merge, hand_over=hand_over)
 
-    def begin_snapshot(self, version: int, column_families: tuple[ColumnFamily, ...]) -> PendingSnapshot:
-        """Begin a full snapshot of an existing version, see `begin_snapshot`."""
-        return begin_snapshot(self, version, column_families)
+    def begin_snapshot(
+        self, version: int, column_families: tuple[ColumnFamily, ...], since: int | None = None
+    ) -> PendingSnapshot:
+        """Begin a full snapshot or a run of an existing version, see `begin_snapshot`."""
+        return begin_snapshot(self, version, column_families, since)
 
     def read(
         self, name: CheckpointName, metadata: CheckpointMetadata

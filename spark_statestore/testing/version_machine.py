@@ -297,14 +297,29 @@ class VersionStoreMachine(RuleBasedStateMachine):
     # Snapshots ahead of a commit
 
     @precondition(lambda self: self.takes_bases and any(max(i.versions, default=0) > 0 for i in self.current))
-    @rule(data=st.data(), abandon=st.integers(0, 5).map(lambda n: n == 0))
-    def upload_snapshot(self, data: st.DataObject, abandon: bool) -> None:
+    @rule(
+        data=st.data(),
+        abandon=st.integers(0, 5).map(lambda n: n == 0),
+        merge=st.integers(0, 3).map(lambda n: n != 0),
+    )
+    def upload_snapshot(self, data: st.DataObject, abandon: bool, merge: bool) -> None:
+        """Upload a full snapshot, or a run of several streams of a version."""
         instance = self.draw(data, [i for i in self.current if max(i.versions, default=0) > 0])
         version = data.draw(st.sampled_from([v for v in sorted(instance.versions) if v > 0]))
+        rows, handle = instance.versions[version].rows, instance.versions[version].handle
+        assert handle is not None
+        ends = {handle.base_version, *(entry.version for entry in handle)}
+        starts = sorted(v for v in ends if v < version and v in instance.versions)
+        since = data.draw(st.sampled_from(starts)) if merge and starts else None
+        removed: dict[str, set[bytes]] = {state: set() for state in _FAMILIES}
+        if since is not None:
+            old = instance.versions[since].rows
+            removed = {state: old[state].keys() - rows[state].keys() for state in _FAMILIES}
+            rows = {state: dict(rows[state].items() - old[state].items()) for state in _FAMILIES}
 
         def write() -> PendingSnapshot:
-            pending = instance.store.begin_snapshot(version, named(*_FAMILIES))
-            self.write(pending, instance.versions[version].rows, {state: set() for state in _FAMILIES})
+            pending = instance.store.begin_snapshot(version, named(*_FAMILIES), since)
+            self.write(pending, rows, removed)
             if abandon:
                 pending.abandon()
             else:

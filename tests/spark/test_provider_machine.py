@@ -6,8 +6,12 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
+from hypothesis.stateful import Bundle, consumes, initialize, multiple, precondition, rule
 
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
 from tests.spark.harness import RowIterator, Store
 from tests.spark.versions_machine import VersionsMachine, run_machine
 
@@ -135,6 +139,57 @@ class ProviderMachine(VersionsMachine):
         if remove:
             self.content.pop(key, None)
         return True
+
+
+class LargeStateMachine(ProviderMachine):
+    """A state that is so large that its changes are merged into runs in the background."""
+
+    # Without compression the base stays larger than the changes.
+    settings = {"backend__compression": "none"}  # noqa: RUF012 - a constant
+    runs = 0
+
+    @initialize()
+    def start(self) -> None:
+        super().start()
+        self.open_newest()
+        self.put({("filling", number): (number, 120_000) for number in range(8)})
+        self.commit()
+
+    @precondition(lambda self: self.store is None)
+    @rule(rows=st.lists(st.tuples(keys, st.one_of(st.none(), st.integers(0, 9))), min_size=3, max_size=8))
+    def batches(self, rows: list[Any]) -> None:
+        """Commit several small batches, of which the last ones may be merged."""
+        for key, number in rows:
+            self.open_newest()
+            if number is None:
+                self.remove({key})
+            else:
+                self.put({key: (number, "")})
+            self.commit()
+        self.provider.snapshot()
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def commit(self) -> None:
+        super().commit()
+        version = max(self.committed)
+        store = VersionStore(StoreId(0, 0), f"file:{self.location}/state/0/0", StorageOptions())
+        handle = store.load(CheckpointName(version, self.ids[version])).handle
+        LargeStateMachine.runs += any(entry.since is not None for entry in handle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("checkpoint_format", "prefix_columns"), [(1, 1), (2, 0)], ids=["v1-prefix", "v2-hash"]
+)
+def test_provider_with_runs_equals_a_versioned_dict(
+    spark: Any, checkpoint_format: int, prefix_columns: int
+) -> None:
+    LargeStateMachine.runs = 0
+    run_machine(
+        LargeStateMachine, 15, spark=spark, prefix_columns=prefix_columns, checkpoint_format=checkpoint_format
+    )
+    assert LargeStateMachine.runs > 20
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_chain_sizes_are_those_of_its_streams(tmp_path: Path) -> None:
         operator = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=stream)
         entries.append(ChainEntry(version, version == 1, operator))
     handle = IncrementalStateHandle(4, 1, entries)
-    assert (handle.base_size, handle.delta_size, handle.state_size) == (10, 8, 18)
+    assert (handle.base_size, len(handle.runs_and_deltas), handle.state_size) == (10, 2, 18)
 
 
 def test_segment_is_read_from_the_copy_of_replaced_metadata() -> None:

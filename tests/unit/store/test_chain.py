@@ -6,10 +6,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
+from spark_statestore.storage.chains import extend_chain, rebase_chain, run_of, start_chain
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
-from spark_statestore.store.commit import extend_chain, rebase_chain, start_chain
 
 # Changes of a number by a stream; None is no change.
 changes = st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8)
@@ -66,10 +66,76 @@ def test_rebase_chain_keeps_every_later_change_once(changes: list[int | None], d
     assert (rebased.version, rebased.base_version) == (handle.version, base)
 
 
+def chain_of(*versions: int) -> IncrementalStateHandle:
+    handle = start_chain(1, stream("1"))
+    for version in range(2, max(versions) + 1):
+        handle = extend_chain(handle, version, stream(str(version)) if version in versions else None)
+    return handle
+
+
+def test_rebase_chain_replaces_merged_entries_with_the_run() -> None:
+    handle = rebase_chain(chain_of(2, 3, 4, 6, 7), run_of(2, 6, stream("run")))
+    assert (handle.version, handle.base_version) == (7, 1)
+    assert names(handle) == ["1", "2", "run", "7"]
+    assert [(entry.version, entry.since) for entry in handle] == [(1, None), (2, None), (6, 2), (7, None)]
+    again = rebase_chain(handle, run_of(1, 7, None))
+    assert names(again) == ["1"]
+
+
+@pytest.mark.parametrize(
+    ("chain", "run"),
+    [
+        # Before the base, after the newest version, and in the middle of a run.
+        (rebase_chain(chain_of(2, 3, 4), start_chain(3, stream("base"))), run_of(2, 4, stream("run"))),
+        (chain_of(2, 3, 4), run_of(2, 5, stream("run"))),
+        (rebase_chain(chain_of(2, 3, 4), run_of(1, 3, stream("run"))), run_of(2, 4, stream("other"))),
+        (rebase_chain(chain_of(2, 3, 4), run_of(1, 3, stream("run"))), run_of(1, 2, stream("other"))),
+    ],
+)
+def test_rebase_chain_refuses_a_run_of_other_changes(
+    chain: IncrementalStateHandle, run: IncrementalStateHandle
+) -> None:
+    with pytest.raises(ValueError, match=r"not in the past|a part of the changes"):
+        rebase_chain(chain, run)
+
+
+def applied(handle: IncrementalStateHandle) -> set[int]:
+    """Return the versions whose changes a chain has, each once."""
+    found: list[int] = []
+    for entry in handle:
+        found += range(1 if entry.full else entry.parent_version + 1, entry.version + 1)
+    assert len(set(found)) == len(found)
+    return set(found)
+
+
+@given(data=st.data())
+def test_rebase_chain_keeps_every_change_once_with_runs(data: st.DataObject) -> None:
+    handle = start_chain(1, stream("1"))
+    for version in range(2, 12):
+        handle = extend_chain(handle, version, stream(str(version)))
+        ends = sorted({handle.base_version, *(entry.version for entry in handle)})
+        since, end = data.draw(st.tuples(st.sampled_from(ends), st.sampled_from(ends)))
+        if since < end:
+            handle = rebase_chain(handle, run_of(since, end, stream(f"run to {end}")))
+        elif data.draw(st.booleans()):
+            handle = rebase_chain(handle, start_chain(since, stream("base")))
+        assert applied(handle) == set(range(1, version + 1))
+
+
+def test_chain_entry_refuses_a_run_that_is_none() -> None:
+    for full, since in ((True, 1), (False, 3), (False, 4), (False, -1)):
+        with pytest.raises(ValueError, match="a run of the changes since"):
+            ChainEntry(3, full, stream("3"), since)
+    base, run = ChainEntry(1, True, stream("1")), ChainEntry(4, False, stream("4"), 1)
+    for entries, start in (([base, ChainEntry(2, False, stream("2")), run], 1), ([run], 2)):
+        with pytest.raises(ValueError, match="a run overlaps"):
+            IncrementalStateHandle(4, start, entries)
+
+
 @pytest.mark.parametrize("version", [2, 6])
 def test_rebase_chain_refuses_a_snapshot_outside_the_chain(version: int) -> None:
     handle = extend_chain(start_chain(3, stream("3")), 5, stream("5"))
-    with pytest.raises(ValueError, match=f"a snapshot of version {version}"):
+    with pytest.raises(ValueError, match="is not in the past"):
         rebase_chain(handle, start_chain(version, stream("base")))
 
 

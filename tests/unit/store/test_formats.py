@@ -72,8 +72,15 @@ def test_sample_has_every_kind_of_stream_and_name() -> None:
     for store, name in versions:
         handle = open_sample(store).load(name).handle
         lengths.add(len(handle))
-        kinds |= {(type(entry.state.delegate_state_handle), entry.full) for entry in handle}
-    assert {(FileStateHandle, True), (SegmentFileStateHandle, True), (SegmentFileStateHandle, False)} <= kinds
+        kinds |= {
+            (type(entry.state.delegate_state_handle), entry.full, entry.since is not None) for entry in handle
+        }
+    assert kinds >= {
+        (FileStateHandle, True, False),
+        (FileStateHandle, False, True),
+        (SegmentFileStateHandle, True, False),
+        (SegmentFileStateHandle, False, False),
+    }
     assert {0, 1, 2, 3} <= lengths
     assert list(SAMPLE.glob("0/*/chk-4/_metadata.*"))
 
@@ -85,7 +92,7 @@ def test_sample_has_every_layout_of_change_batches() -> None:
             for _, data in read_messages(entry.state, "here"):
                 batch = read_change_batch(pa.py_buffer(data), full=True)
                 seen.add((message_layout(pa.py_buffer(data)).buffers, DELETE in batch["op"].to_pylist()))
-    assert seen == {(8, False), (6, False), (6, True)}
+    assert seen == {(8, False), (8, True), (6, False), (6, True)}
 
 
 def test_sample_metadata_describes_the_column_families() -> None:

@@ -24,12 +24,12 @@ from spark_statestore.formats.metadata import (
 from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators, encode_operators
 from spark_statestore.operator_state.operator_state import OperatorState
 from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.chains import extend_chain, start_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import HandleContext, encode_handle
 from spark_statestore.storage.metadata_streams import read_without_state
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
-from spark_statestore.store.commit import extend_chain, start_chain
 from spark_statestore.store.metadata import (
     CheckpointMetadata,
     ColumnFamily,

@@ -9,10 +9,10 @@ import pytest
 
 from spark_statestore.files import FileStatus, LocalFileSystem, MemoryFileSystem
 from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.chains import extend_chain, start_chain
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
-from spark_statestore.store.commit import extend_chain, start_chain
 from spark_statestore.store.retention import RetentionIndex, parse_listing
 from tests.unit.storage.test_shared_state_registry import StubbornFiles, file
 

@@ -110,8 +110,14 @@ class Sample:
         return handle
 
     def snapshot(self, version: int, rows: Content) -> IncrementalStateHandle:
-        pending = self._store.begin_snapshot(version, self.column_families(version, rows))
-        self.write(pending, rows, [])
+        return self.run(None, version, rows, rows, [])
+
+    def run(
+        self, since: int | None, version: int, rows: Content, put: Content, removed: list[bytes]
+    ) -> IncrementalStateHandle:
+        """Upload the changes since a version, which make `rows` of that version's rows."""
+        pending = self._store.begin_snapshot(version, self.column_families(version, rows), since)
+        self.write(pending, put, removed)
         return pending.finish()
 
 
@@ -147,7 +153,14 @@ def grow(sample: Sample) -> None:
     sample.commit(7, alone, {"default": row(1)}, parent=six)
     eighth = fourth | {"default": fourth["default"] | row(600), "list": row(601)}
     sample.commit(8, eighth, {"default": row(600), "list": row(601)}, parent=five)
-    sample.commit(9, alone, alone)
+    nine = sample.commit(9, alone, alone)
+    tenth = alone | {"default": row(2) | row(3)}
+    ten = sample.commit(10, tenth, {"default": row(2) | row(3)}, list(row(1)), parent=nine)
+    eleventh = tenth | {"default": row(3)}
+    eleven = sample.commit(11, eleventh, {}, list(row(2)), parent=ten)
+    merged = sample.run(9, 11, eleventh, {"default": row(3)}, list(row(1)))
+    twelfth = eleventh | {"timers": row(4)}
+    sample.commit(12, twelfth, {"timers": row(4)}, parent=eleven, base=merged)
 
 
 def write_operators(directory: Path) -> OperatorsMetadata:

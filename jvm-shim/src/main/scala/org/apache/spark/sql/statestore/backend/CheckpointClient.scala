@@ -17,10 +17,13 @@ import org.apache.spark.sql.statestore.table.{ChangeSink, LogScan, StateTable}
  *
  * @param bytes         the handle, one Arrow record batch message
  * @param attemptId     id of the commit attempt that wrote the version
- * @param chainLength   number of streams that a load reads: the base and the deltas on top of it
+ * @param chainLength   number of streams that a load reads: the base, and the runs and deltas on top of it
  * @param baseVersion   version of the newest full snapshot in the chain
  * @param baseBytes     bytes of that snapshot, as stored
- * @param deltaBytes    bytes of the deltas, as stored
+ * @param baseRows      its rows, -1 if they are not known
+ * @param versions      versions of the streams on top of it, oldest first; the changes of a stream begin after the
+ *                      version of the one before
+ * @param onTop         bytes of these streams, as stored
  */
 private[statestore] final class StoredVersion(
     val bytes: Array[Byte],
@@ -28,9 +31,15 @@ private[statestore] final class StoredVersion(
     val chainLength: Int,
     val baseVersion: Long,
     val baseBytes: Long,
-    val deltaBytes: Long)
+    val baseRows: Long,
+    val versions: Array[Long],
+    val onTop: Array[Long]) {
 
-/** Handle of an uploaded full snapshot that a later commit uses as its base. */
+  /** Returns the version that the changes of a stream on top of the base apply to. */
+  def before(stream: Int): Long = if (stream == 0) baseVersion else versions(stream - 1)
+}
+
+/** Handle of an uploaded full snapshot that a later commit uses as its base, or of a run for it to use. */
 private[statestore] final class SnapshotHandle(val version: Long, val bytes: Array[Byte])
 
 /** Cost of one commit: times in nanoseconds, sizes in bytes. */
@@ -88,6 +97,13 @@ private[statestore] object FamilyChanges {
   def whole(snapshot: FamilySnapshot): FamilyChanges =
     new FamilyChanges(
       snapshot.describe(), () => snapshot.family.table.scan(snapshot.content.view), RecordSelection.Live)
+
+  /** The net changes from a tail of a family's log to a version. */
+  def since(tail: Long, snapshot: FamilySnapshot): FamilyChanges = {
+    val view = snapshot.content.view
+    new FamilyChanges(snapshot.describe(), () => snapshot.family.table.scan(view, tail),
+      new RecordSelection.Changes(_.existedAt(tail)))
+  }
 }
 
 /**
@@ -323,10 +339,15 @@ private[statestore] final class CheckpointClient(
     Seq.tabulate(missing.size)(missing.get(_).asText).toSet
   }
 
-  /** Uploads a full snapshot of a committed version, the base of a later commit. */
-  def uploadSnapshot(version: Long, families: Seq[FamilyChanges]): SnapshotHandle = {
+  /**
+   * Uploads a full snapshot of a committed version, the base of a later commit.
+   *
+   * @param since  uploads a run instead: the net changes since this version, which replace the streams with them
+   */
+  def uploadSnapshot(version: Long, since: Option[Long], families: Seq[FamilyChanges]): SnapshotHandle = {
     val request = newRequest("snapshot")
     request.put("version", version)
+    since.foreach(request.put("since", _))
     val described = request.putArray("columnFamilies")
     families.foreach(family => described.add(family.description))
     val control = mapper.writeValueAsBytes(request)
@@ -431,9 +452,11 @@ private[statestore] final class CheckpointClient(
   private def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
     recordUsage(reply)
     // Jackson would read a missing field as 0.
-    if (!reply.path("attemptId").isTextual || !reply.path("chainLength").isInt || !reply.path("baseVersion").isNumber) {
+    val streams = reply.path("streams")
+    if (!reply.path("attemptId").isTextual || !reply.path("chainLength").isInt || !reply.path("baseVersion").isNumber ||
+      !streams.isArray) {
       throw new BackendException("Protocol",
-        "the backend described a version incompletely: attemptId, chainLength or baseVersion is missing")
+        "the backend described a version incompletely: attemptId, chainLength, baseVersion or streams is missing")
     }
     new StoredVersion(
       handle,
@@ -441,7 +464,9 @@ private[statestore] final class CheckpointClient(
       reply.path("chainLength").asInt,
       reply.path("baseVersion").asLong,
       reply.path("baseBytes").asLong,
-      reply.path("deltaBytes").asLong)
+      reply.path("baseRows").asLong(-1L),
+      Array.tabulate(streams.size)(streams.get(_).path(0).asLong),
+      Array.tabulate(streams.size)(streams.get(_).path(1).asLong))
   }
 
   private def sendFamilies(connection: BackendConnection, families: Seq[FamilyChanges]): Long = {

@@ -4,7 +4,7 @@ import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
 import org.apache.spark.internal.Logging
-import org.apache.spark.sql.statestore.backend.{SnapshotHandle, StoredVersion}
+import org.apache.spark.sql.statestore.backend.{FamilyChanges, SnapshotHandle, StoredVersion}
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FamilySnapshot}
 import org.apache.spark.sql.statestore.table.{Log, MemoryReclaimer, ReadLease, StateTable}
 
@@ -48,18 +48,20 @@ private[statestore] final class LoadedState(
   private var latest: NamedFamily = _
 
   private val reclaimer = new MemoryReclaimer
+  private val slices = new LogSlices
   private var versions = List(versionAs(version, id, stored))
+  slices.add(newest)
   private var writer: AnyRef = _
   private val readers = java.util.Collections.newSetFromMap(
     new java.util.IdentityHashMap[AnyRef, java.lang.Boolean])
 
-  /** An uploaded snapshot that the next commit uses as its base. */
+  /** An uploaded snapshot that the next commit uses as its base, or a run that it uses. */
   var pendingSnapshot: Option[SnapshotHandle] = None
 
   /** True if the next commit writes a snapshot, which was due when Spark's maintenance called. */
   var snapshotOnCommit = false
 
-  /** Version of the snapshot that is being uploaded. */
+  /** Version of the snapshot or run that is being uploaded. */
   var snapshotInProgress: Option[Long] = None
 
   /** The newest version that Spark is known to have committed, since a store was opened at it. */
@@ -97,6 +99,16 @@ private[statestore] final class LoadedState(
   def memoryBytes: Long = families.iterator.map(_.table.memoryBytes).sum
 
   def liveBytes: Long = families.iterator.map(_.table.liveBytes).sum
+
+  /** Number of values of all keys: the rows of a snapshot. */
+  def liveRows: Long = families.iterator.map(_.table.numValues).sum
+
+  /** Returns the oldest stream of the newest version from which on all changes are slices of the logs. */
+  def oldestSlice(of: StoredVersion): Int = slices.oldestOf(of)
+
+  /** Returns the net changes from the version before a stream of the newest version to that version. */
+  def changesSince(version: Long): Seq[FamilyChanges] =
+    newest.families.map(family => FamilyChanges.since(slices.tailOf(version, family.family), family))
 
   /** Bytes written since a version. */
   def changedBytes(since: CommittedVersion): Long =
@@ -168,6 +180,7 @@ private[statestore] final class LoadedState(
     } else {
       if (from.head ne newest) {
         keepVersions(from)
+        slices.dropAfter(version)
         // A snapshot of a dropped version is invalid: the version may be committed again with other rows.
         pendingSnapshot = pendingSnapshot.filter(_.version <= version)
       }
@@ -179,12 +192,14 @@ private[statestore] final class LoadedState(
   /** Adds the version that the tables have now; `published` follows when it is durable. */
   def committed(version: Long, id: Option[String]): CommittedVersion = {
     keepVersions((versionAs(version, id, None) :: versions).take(versionsInMemory))
+    slices.add(newest)
     newest
   }
 
   /** Records the handle of a version that was added. */
   def published(of: CommittedVersion, stored: StoredVersion): Unit = {
     of.stored = Some(stored)
+    slices.keep(stored)
     pendingSnapshot = pendingSnapshot.filter(_.version > stored.baseVersion)
     if (stored.baseVersion == of.version) snapshotOnCommit = false
   }
@@ -209,7 +224,12 @@ private[statestore] final class LoadedState(
         false
       }
     } > 0
-    if (compacted) keepVersions(List(versionAs(newest.version, newest.id, newest.stored)))
+    if (compacted) {
+      keepVersions(List(versionAs(newest.version, newest.id, newest.stored)))
+      // The records have other offsets, and another order in tables that are ordered.
+      slices.clear()
+      slices.add(newest)
+    }
     reclaimer.retire(families.flatMap(_.table.takeReplacedMemory()))
     compacted
   }

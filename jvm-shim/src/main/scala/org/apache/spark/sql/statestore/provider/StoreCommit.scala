@@ -4,7 +4,6 @@ import scala.util.control.NonFatal
 
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.statestore.{BackendException, Errors}
-import org.apache.spark.sql.statestore.arrow.RecordSelection
 import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, FamilyChanges, Publication, SnapshotHandle}
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
 
@@ -17,7 +16,7 @@ import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
  *
  * @param id        checkpoint id of the version, in format v2
  * @param parent    the version that it changes
- * @param base      an uploaded snapshot that it starts from
+ * @param base      an uploaded snapshot that it starts from, or a run that it uses
  * @param isFull    whether it writes everything rather than the changes
  * @param retained  number of versions before the newest that other executors retain
  * @param store     names the store in messages
@@ -63,8 +62,6 @@ private[statestore] final class StoreCommit(
     if (everything) {
       FamilyChanges.whole(snapshot)
     } else {
-      val from = parent.tailOf(family)
-      new FamilyChanges(snapshot.describe(), () => family.table.scan(snapshot.content.view, from),
-        new RecordSelection.Changes(family.table.existedAt(from, _)))
+      FamilyChanges.since(parent.tailOf(family), snapshot)
     }
 }

@@ -9,7 +9,7 @@ import org.apache.spark.sql.statestore.backend.{CheckpointClient, FamilyChanges,
 import org.apache.spark.sql.statestore.compat.Since41
 
 /**
- * Background maintenance of a store: uploads full snapshots and discards versions that are neither
+ * Background maintenance of a store: uploads full snapshots and runs, and discards versions that are neither
  * retained nor held.
  *
  * Guarantees: it never throws, since Spark closes a provider whose maintenance does; snapshots and
@@ -27,13 +27,13 @@ private[statestore] final class StoreMaintenance(
   // Guarded by the provider.
   private var cleanedBelow = -1L
 
-  /** Number of versions between full snapshots. */
+  /** Number of deltas that a load reads beyond the base and the runs. */
   def snapshotInterval: Int = options.snapshotInterval(conf.minDeltasForSnapshot)
 
   /** True if snapshots are uploaded in the background: with memory storage state is inside of metadata. */
   def takesSnapshots: Boolean = !options.isMemory
 
-  /** Writes a full snapshot of the newest version if one is due. */
+  /** Writes a full snapshot of the newest version, or a run, if one is due. */
   def takeSnapshot(tick: Boolean): Unit = quietly("a snapshot")(uploadSnapshot(tick))
 
   /** Discards versions older than the retained ones. */
@@ -43,37 +43,58 @@ private[statestore] final class StoreMaintenance(
   def isFull(of: LoadedState, forced: Boolean): Boolean =
     SnapshotPolicy.fullOnCommit(
       of.newest.stored.fold(0)(_.chainLength), snapshotInterval, of.liveBytes, of.changedBytes(of.newest),
-      forced, of.snapshotOnCommit || isDue(of, tick = false), takesSnapshots, provider.isRemote)
+      forced, of.snapshotOnCommit || isSmallBaseDue(of, tick = false), takesSnapshots, provider.isRemote)
 
-  /** True if a snapshot is to be uploaded; to be called under the provider's lock. */
-  def isDueInBackground(of: LoadedState): Boolean =
-    isDue(of, tick = false) && SnapshotPolicy.inBackground(of.liveBytes, provider.isRemote)
+  /** True if a snapshot or run is to be uploaded; to be called under the provider's lock. */
+  def isDueInBackground(of: LoadedState): Boolean = inBackground(of) && planOf(of, tick = false).isDefined
 
-  private def isDue(of: LoadedState, tick: Boolean): Boolean =
-    takesSnapshots && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty &&
-      of.newest.stored.exists { stored =>
-        SnapshotPolicy.isDue(stored.chainLength, snapshotInterval, stored.baseBytes, stored.deltaBytes, tick)
-      }
+  private def inBackground(of: LoadedState): Boolean =
+    SnapshotPolicy.inBackground(of.liveBytes, provider.isRemote)
+
+  private def isSmallBaseDue(of: LoadedState, tick: Boolean): Boolean =
+    !inBackground(of) && uploadable(of).exists { stored =>
+      SnapshotPolicy.isSmallBaseDue(stored.chainLength, snapshotInterval, stored.baseBytes, stored.onTop.sum, tick)
+    }
+
+  // The newest version, if it is in storage and no upload is in progress or waits for a commit.
+  private def uploadable(of: LoadedState): Option[StoredVersion] =
+    if (takesSnapshots && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty) of.newest.stored else None
+
+  // The version since which the changes are to be merged into a run, None for a full snapshot; None if none is due.
+  private def planOf(of: LoadedState, tick: Boolean): Option[Option[Long]] = uploadable(of).flatMap { stored =>
+    val fresh = if (stored.baseRows > 0) (stored.baseBytes.toDouble * of.liveRows / stored.baseRows).toLong else 0L
+    if (stored.chainLength > 0 && SnapshotPolicy.isBaseDue(stored.baseBytes, fresh, stored.onTop, snapshotInterval)) {
+      Some(None)
+    } else {
+      val first = SnapshotPolicy.runFrom(stored.onTop, of.oldestSlice(stored), snapshotInterval, tick)
+      if (first < 0) None else Some(Some(stored.before(first)))
+    }
+  }
 
   private def uploadSnapshot(tick: Boolean): Unit = {
     var of: LoadedState = null
     var version: CommittedVersion = null
+    var since: Option[Long] = None
+    var changes = Seq.empty[FamilyChanges]
     var endLease: () => Unit = null
     provider.synchronized {
       val content = provider.inMemory
-      val due = content != null && isDue(content, tick)
-      if (due && !SnapshotPolicy.inBackground(content.liveBytes, provider.isRemote)) {
-        content.snapshotOnCommit = true
-      } else if (due) {
-        of = content
-        endLease = content.leaseInBackground()
-        version = of.newest
-        of.snapshotInProgress = Some(version.version)
+      if (content != null && !inBackground(content)) {
+        if (isSmallBaseDue(content, tick)) content.snapshotOnCommit = true
+      } else if (content != null) {
+        planOf(content, tick).foreach { plan =>
+          of = content
+          endLease = content.leaseInBackground()
+          version = of.newest
+          since = plan
+          changes = since.fold(version.families.map(FamilyChanges.whole))(of.changesSince)
+          of.snapshotInProgress = Some(version.version)
+        }
       }
     }
     if (of != null) {
       try exclusive.synchronized {
-        val base = client.uploadSnapshot(version.version, version.families.map(FamilyChanges.whole))
+        val base = client.uploadSnapshot(version.version, since, changes)
         // The version is still valid: `rewind` refuses to go behind a snapshot in progress.
         provider.synchronized { of.pendingSnapshot = Some(base) }
       } finally {

@@ -257,6 +257,15 @@ private[statestore] final class LogScan(
     by == Record.None || by >= view.end
   }
 
+  /** True if the record's key had a row when the log ended at `tail`. Reads only what is never rewritten. */
+  def existedAt(tail: Long): Boolean = {
+    var old = prev
+    while (old >= tail) old = Record.offsetIn(linkOf(old))
+    old != Record.None && Record.kind(linkOf(old)) != Record.Tombstone
+  }
+
+  private def linkOf(record: Long): Long = Platform.getLong(view.page(record), view.address(record) + Record.Link)
+
   /** True if the record appends a value to those of its key, be it the first one. */
   def isMerge: Boolean = kind == Record.Append || kind == Record.Row && isMerged(page, position, offset)
 

@@ -189,13 +189,6 @@ private[statestore] final class StateTable(
     while (rows.hasNext) remove(rows.next().key)
   }
 
-  /** True if the key of a record had a row when the log ended at `tail`. */
-  def existedAt(tail: Long, scan: LogScan): Boolean = {
-    var old = scan.prev
-    while (old >= tail) old = records.prevOf(old)
-    records.isLive(old)
-  }
-
   /** Restores a snapshot, undoing every later record, newest first. */
   def rollbackTo(snapshot: TableSnapshot): Unit = {
     if (compaction != null && snapshot.tail < compaction.startTail) dropCompaction()

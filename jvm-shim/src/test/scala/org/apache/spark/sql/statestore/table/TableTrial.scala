@@ -5,12 +5,13 @@ import java.util.SplittableRandom
 import scala.collection.mutable
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.statestore.arrow.RecordSelection
 import org.apache.spark.unsafe.Platform
 
 /**
  * Randomized test of a table against a map: puts, merges and removes; commits, rollbacks and compactions,
- * with scans open meanwhile, each with a lease on the table's memory. Row lengths fill pages in every way; some
- * rows are larger than a page.
+ * with scans open meanwhile, each with a lease on the table's memory. Slices of the log between any two commits have the
+ * net changes between them. Row lengths fill pages in every way; some rows are larger than a page.
  *
  * @param keys     number of distinct keys
  * @param largest  length of the largest rows, in bytes
@@ -18,6 +19,7 @@ import org.apache.spark.unsafe.Platform
  */
 class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: Long) {
   private val random = new SplittableRandom(seed)
+  private val slicing = new SplittableRandom(seed)
   private val table = new StateTable(1, 1, hasLists)
   private var content = Map.empty[Int, Vector[Long]]
   private var committed = List((table.snapshot(), content))
@@ -54,7 +56,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     case n if n < 984 => compact()
     case 984 => if (table.adoptCompaction()) compacted() else compactMeanwhile()
     case n if n < 990 => if (scans.size < 4) open() else close(random.nextInt(scans.size), complete = true)
-    case n if n < 992 => check()
+    case n if n < 992 =>
+      check()
+      checkSlice()
     case _ => scans.foreach { case (rows, left) => take(rows, left) }
   }
 
@@ -144,6 +148,33 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     require(table.numValues == content.valuesIterator.map(_.size).sum)
     open()
     close(scans.size - 1, complete = true)
+  }
+
+  // What a run of several commits has, read at any later time.
+  private def checkSlice(): Unit = {
+    val (newer, wanted) :: before = committed.drop(slicing.nextInt(committed.size)): @unchecked
+    if (before.nonEmpty) {
+      val (older, content) = before(slicing.nextInt(before.size))
+      val tail = older.tail
+      val scan = table.scan(newer.view, tail)
+      val changes = new RecordSelection.Changes(_.existedAt(tail))
+      var found = content
+      val row = new UnsafeRow(1)
+      while (scan.advance()) if (changes.selects(scan)) {
+        row.pointTo(scan.page, scan.keyAddress, scan.keyLength)
+        val key = keyOf(row)
+        if (scan.kind == Record.Tombstone) {
+          require(found.contains(key), s"a slice removes key $key, which did not exist")
+          found -= key
+        } else {
+          row.pointTo(scan.page, scan.valueAddress, scan.valueLength)
+          val value = valueOf(row)
+          val before = if (scan.isMerge) found.getOrElse(key, Vector.empty) else Vector.empty
+          found += key -> (before :+ value)
+        }
+      }
+      require(found == wanted, s"the log from $tail to ${newer.tail} has other changes")
+    }
   }
 
   // The number of a value determines its bytes.
