@@ -15,7 +15,8 @@ from tests.model.checker import follow
 NONE = -1
 
 # A stream: ("inside", attempt) is inside that attempt's metadata, ("file", attempt) in a separate file, and
-# ("snapshot", number, version, attempt) is a full snapshot, written ahead of the commit that uses it.
+# ("snapshot", number, version, attempt) is a full snapshot, written ahead of the commit that uses it, and
+# ("run", (number, since), version, attempt) is a run of the changes since a version.
 Stream = tuple
 # A version by number alone, or by number and attempt.
 Name = tuple
@@ -58,7 +59,7 @@ class Executor(NamedTuple):
     attempt_id: int = NONE
     # The versions that this executor knows to be committed.
     committed: tuple[int, int] = (NONE, NONE)
-    snapshot: tuple[int, int] | None = None
+    snapshot: tuple[int, int, int] | None = None
     base: Stream | None = None
     # Attempts whose streams it tracks, own attempts that others may have replaced, and whether the index is
     # complete.
@@ -107,6 +108,8 @@ class StoreSpec:
         Versions that are kept before the newest.
     contended
         The versions at which several attempts are made; by default all.
+    runs
+        Whether runs are written instead of full snapshots.
     whole
         Versions at which an attempt may write the whole state, instead of its changes.
     crashes
@@ -127,6 +130,7 @@ class StoreSpec:
     retained: int = 1
     cleanups: int = 0
     contended: frozenset[int] | None = None
+    runs: bool = False
     whole: frozenset[int] = frozenset()
     crashes: bool = False
     begin: tuple[str, ...] = ()
@@ -252,10 +256,18 @@ class StoreSpec:
             assert base is not None
             oldest = 0 if "old base" in self.faults else attempt_id.version - 1 - self.retained
             taken = base in state.files and base[2] >= oldest
+            since = base[1][1] if base[0] == "run" else 0
+            if base[0] == "run" and "overtaken run" not in self.faults:
+                # A full commit may have overtaken it.
+                taken = taken and _version(state, attempt_id.chain[0]) <= since
             executor = executor._replace(complete=executor.complete and taken)
             of = state
             if taken:
-                chain = (base, *(s for s in attempt_id.chain if state.attempts[s[-1]].version > base[2]))
+                chain = (
+                    *(s for s in attempt_id.chain if _version(state, s) <= since),
+                    base,
+                    *(s for s in attempt_id.chain if _version(state, s) > base[2]),
+                )
                 made = list(state.attempts)
                 made[task.attempt_id] = attempt_id._replace(chain=chain)
                 of = state._replace(attempts=tuple(made))
@@ -303,8 +315,10 @@ class StoreSpec:
 
     def _snapshot(self, state: State, number: int, executor: Executor) -> Iterator[tuple[str, State]]:
         if executor.snapshot is not None:
-            version, attempt_id = executor.snapshot
-            base = ("snapshot", state.snapshots, version, attempt_id)
+            version, attempt_id, since = executor.snapshot
+            base: Stream = ("snapshot", state.snapshots, version, attempt_id)
+            if self.runs:
+                base = ("run", (state.snapshots, since), version, attempt_id)
             of = state._replace(files=state.files | {base}, snapshots=state.snapshots + 1)
             # A snapshot of an undone version is not needed.
             kept = base if executor.version >= version else None
@@ -313,8 +327,14 @@ class StoreSpec:
                 _with(of, number, executor._replace(snapshot=None, base=kept)),
             )
         elif executor.version > 0 and executor.base is None and state.snapshots < self.snapshots:
-            begun = executor._replace(snapshot=(executor.version, executor.attempt_id))
-            yield f"begin snapshot of version {executor.version} on {number}", _with(state, number, begun)
+            ends = [0]
+            if self.runs:
+                chain = state.attempts[executor.attempt_id].chain
+                ends = [end for s in chain if (end := _version(state, s)) < executor.version]
+            for since in ends:
+                begun = executor._replace(snapshot=(executor.version, executor.attempt_id, since))
+                what = f"run since {since}" if self.runs else "snapshot"
+                yield f"begin {what} of version {executor.version} on {number}", _with(state, number, begun)
 
     # Cleanups
 
@@ -449,6 +469,9 @@ class StoreSpec:
                 for version in promised(state)
             )
 
+        def applied(state: State) -> bool:
+            return all(_is_continuous(state, state.attempts[a].chain) for a in state.done)
+
         def committed(state: State) -> bool:
             return not self.with_ids or state.found == state.committed
 
@@ -456,6 +479,7 @@ class StoreSpec:
             "committed versions are complete": whole,
             "committed versions are immutable": settled,
             "the committed attempt is the one found": committed,
+            "versions have each change once": applied,
         }
 
 
@@ -465,7 +489,18 @@ def _known(executor: Executor) -> frozenset[int]:
 
 
 def _version(state: State, stream: Stream) -> int:
-    return int(stream[2]) if stream[0] == "snapshot" else state.attempts[stream[-1]].version
+    return int(stream[2]) if stream[0] in ("snapshot", "run") else state.attempts[stream[-1]].version
+
+
+def _is_continuous(state: State, chain: tuple[Stream, ...]) -> bool:
+    """Return whether a chain begins with a full snapshot, and each stream applies to what the ones before it have."""
+    whole = chain[0][0] != "run"
+    versions = [_version(state, stream) for stream in chain]
+    begins = [
+        stream[1][1] if stream[0] == "run" else version - 1
+        for stream, version in zip(chain[1:], versions[1:], strict=True)
+    ]
+    return whole and begins == versions[:-1]
 
 
 def _with(state: State, number: int, executor: Executor) -> State:

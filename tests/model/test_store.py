@@ -45,6 +45,19 @@ SNAPSHOTS = {
     "begin": SLOW_SNAPSHOT,
 }
 
+# A run of version 2 on top of version 1, while version 3 may be written whole.
+SLOW_RUN = {
+    "versions": 4,
+    "attempts": 4,
+    "executors": 1,
+    "cleanups": 1,
+    "snapshots": 1,
+    "retained": 1,
+    "runs": True,
+    "whole": frozenset([3]),
+    "begin": (*versions(1, 2), "begin run since 1 of version 2"),
+}
+
 HOLDS = {
     "two attempts at each version": replace(V1, versions=3, attempts=5),
     "two attempts in files": replace(V1, versions=3, attempts=4, inside=False),
@@ -63,6 +76,7 @@ HOLDS = {
     "cleanups with ids": replace(V2, versions=3, attempts=4, cleanups=2, whole=frozenset([2, 3])),
     "a slow snapshot": replace(V1, **SNAPSHOTS),
     "a slow snapshot with ids": replace(V2, **SNAPSHOTS),
+    "a slow run with ids": replace(V2, **SLOW_RUN),
     "a rollback": replace(V1, versions=3, attempts=3, cleanups=1, rollbacks=1, retained=0, inside=False),
     "a rollback with ids": replace(
         V2, versions=3, attempts=3, cleanups=1, rollbacks=1, retained=0, inside=False
@@ -141,6 +155,11 @@ OUTDATED = replace(
 )
 
 FAULTS = {
+    "a run is used that a full commit has overtaken": (
+        "overtaken run",
+        replace(V2, **SLOW_RUN),
+        "versions have each change once",
+    ),
     "a late attempt replaces a committed version": ("no check", V1, SETTLED),
     "metadata is written over": ("overwrite", V1, SETTLED),
     "the attempt that is there is not kept beside": (

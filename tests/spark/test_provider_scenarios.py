@@ -200,6 +200,30 @@ def test_background_run_shortens_the_chain(instance: Open) -> None:
     assert read(instance(**CHAINING), 6, store.checkpoint_id) == FILLING | {A: value(4), B: value(5)}
 
 
+def test_run_has_no_changes_from_before_a_compaction(instance: Open) -> None:
+    provider = instance(**CHAINING)
+    newest = None
+    compactions = 0
+    # The compacted log has the other rows at lower offsets.
+    first = {A: value(1), ("fill", 0): value(0)}
+    batches: list[dict[Row, Row | None]] = [FILLING, first, {B: value(1)}, {C: value(1)}, {A: None}]
+    for version, rows in enumerate([*batches, {B: value(2)}, {A: value(3)}, {C: None}]):
+        store = provider.open(version, newest)
+        if version in (1, 2, 3):
+            # Enough superseded bytes for a compaction, not so many that a batch writes a full snapshot.
+            for number in range(2):
+                store.put(C, value(number, LARGE))
+        change(store, rows)
+        store.commit()
+        newest = store.checkpoint_id
+        compactions += store.metrics["stateTableCompactions"]
+    assert compactions > 0
+    provider.snapshot()
+    newest = commit(provider, 8, newest, {("d", 1): value(5)})
+    wanted = FILLING | {("fill", 0): value(0), A: value(3), B: value(2), ("d", 1): value(5)}
+    assert read(instance(**CHAINING), 9, newest) == wanted
+
+
 def test_commit_writes_a_due_snapshot_of_small_state_itself(instance: Open, tmp_path: Path) -> None:
     provider = instance(**CHAINING)
     filling = {("k", i): value(i, 30_000) for i in range(4)}
