@@ -29,6 +29,7 @@ GROUPS: dict[str, str] = {
 SEPARATE: dict[str, str] = {
     "guard": "benchmarks.groups.guard",
     "scale": "benchmarks.groups.scale",
+    "amplification": "benchmarks.groups.amplification",
     "s3": "benchmarks.groups.s3",
     "codecs": "benchmarks.groups.codecs",
 }
