@@ -15,6 +15,7 @@ from spark_statestore.errors import *
 from spark_statestore.session import *
 
 if TYPE_CHECKING:
+    from spark_statestore.conversion import *
     from spark_statestore.query.gc import gc as gc
     from spark_statestore.query.repair import repair as repair
     from spark_statestore.query.verify import verify as verify
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 else:
     # Imported on first access: these need pyarrow, which a program that only builds a session does not.
     _LAZY = {
+        "spark_statestore.conversion": ["Conversion", "ConvertedState", "convert"],
         "spark_statestore.query.gc": ["gc"],
         "spark_statestore.query.repair": ["repair"],
         "spark_statestore.query.verify": ["verify"],

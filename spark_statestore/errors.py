@@ -30,6 +30,7 @@
         ├── StateTooLargeError      (ValueError)         more state than the storage accepts
         ├── QueryRunningError       (RuntimeError)       its query runs and must be stopped first
         ├── SavepointError          (RuntimeError)       a triggered savepoint failed
+        ├── ConversionError         (ValueError)         it cannot be converted to another state store
         └── RescaleError            (ValueError)         it cannot be redistributed
 
 Each message has the subject, what happened, the cause and the remedy.
@@ -47,6 +48,7 @@ __all__ = [
     "CheckpointExistsError",
     "CheckpointIOError",
     "CheckpointNotFoundError",
+    "ConversionError",
     "CorruptCheckpointError",
     "ForeignCheckpointError",
     "IllegalStateError",
@@ -194,6 +196,10 @@ class QueryRunningError(CheckpointError, RuntimeError):
 
 class SavepointError(CheckpointError, RuntimeError):
     """Raised when a triggered savepoint failed."""
+
+
+class ConversionError(CheckpointError, ValueError):
+    """Raised when a checkpoint cannot be converted to another state store."""
 
 
 class RescaleError(CheckpointError, ValueError):

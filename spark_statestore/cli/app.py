@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from spark_statestore._version import __version__
+from spark_statestore.cli.convert import convert
 from spark_statestore.cli.doctor import doctor, jar
 from spark_statestore.cli.inspect import ls, show
 from spark_statestore.cli.maintenance import gc, repair, verify
@@ -23,7 +24,7 @@ def app() -> None:
     """Inspect and maintain checkpoints and savepoints of spark-statestore.
 
     Checkpoints, savepoints and targets are directories: local paths, or fsspec URLs (s3://, gs://, abfss://, hdfs://
-    and others). Neither Spark nor Java is needed.
+    and others). Neither Spark nor Java is needed, except by convert.
 
     Exit codes: 0 success, 1 failure or finding, 2 wrong usage.
     """
@@ -40,6 +41,7 @@ for command in (
     rollback,
     clone,
     rescale,
+    convert,
     gc,
     plot,
     doctor,

@@ -20,7 +20,6 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_statestore.errors import OptionError, StateStoreError, StorageURLError
-from spark_statestore.query.parallel import Progress as Report
 
 __all__ = ["FAILED", "USAGE", "Output", "one_line", "plain", "size", "table", "when", "with_output"]
 
@@ -37,6 +36,10 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 # Tables are not folded to the terminal's width, so that cells can be copied.
 _WIDE: Final = 10_000
+
+
+Report = Callable[..., None]
+"""Updates a progress bar with the number of items done, their total, and optionally another text."""
 
 
 class Output:
@@ -75,7 +78,9 @@ class Output:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(what, total=None)
-            yield lambda done, total: bar.update(task, completed=done, total=total)
+            yield lambda done, total, what=None: bar.update(
+                task, completed=done, total=total, description=what
+            )
 
 
 def with_output(command: Callable[..., None]) -> Callable[..., None]:

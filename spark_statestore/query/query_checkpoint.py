@@ -337,6 +337,16 @@ class QueryCheckpoint:
             f"_metadata there{of}. Restore it from a backup, or use a later batch; nothing was changed."
         )
 
+    def operator_history(self, operator: int, batch: int) -> Iterator[StatefulOperator]:
+        """Yield an operator as each run of the query described it up to a batch, oldest first."""
+        directory = self.path(STATE, str(operator), "_metadata", "v2")
+        with failing_to("list", self.files, directory):
+            names = [status.path.rpartition("/")[2] for status in self.files.list_files(directory)]
+        for number in sorted(int(name) for name in names if name.isdigit()):
+            if number <= batch:
+                path = join(directory, str(number))
+                yield StatefulOperator.decode(read_file(self.files, path), self.files.url(path))
+
     def _operator_file(self, operator: int, batch: int | None) -> str | None:
         directory = self.path(STATE, str(operator), "_metadata")
         with failing_to("list", self.files, directory):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -20,7 +21,7 @@ from spark_statestore.query.layout import (
     operator_states,
     path_in_its_file_system,
 )
-from spark_statestore.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
+from spark_statestore.query.logs import SHUFFLE_PARTITIONS, CommitEntry, OffsetEntry
 from spark_statestore.query.operators import SCHEMAS, StatefulOperator
 from spark_statestore.query.parallel import parallel_iter
 from spark_statestore.query.query_checkpoint import (
@@ -36,7 +37,7 @@ from spark_statestore.rescaling import rescaled
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["DIRECTORIES", "copy_checkpoint"]
+__all__ = ["DIRECTORIES", "CheckpointCopy", "copy_checkpoint"]
 
 DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
 """Directories beside the file ``metadata``."""
@@ -72,19 +73,39 @@ def copy_checkpoint(
     fsync
         Fsync local files.
     """
-    _CheckpointCopy(source, batch, target, query_id, partitions, checkpoints_dir, fsync).write(state=state)
+    copy = CheckpointCopy(
+        source,
+        batch,
+        target,
+        query_id=query_id,
+        partitions=partitions,
+        checkpoints_dir=checkpoints_dir,
+        fsync=fsync,
+    )
+    copy.write(state=state)
+    copy.publish()
 
 
-class _CheckpointCopy:
+class CheckpointCopy:
+    """A copy in two steps: all files but one, then the one that makes it a checkpoint.
+
+    Parameters
+    ----------
+    conf
+        Settings in the offset log that the copy has with other values.
+    """
+
     def __init__(
         self,
         source: QueryCheckpoint,
         batch: int,
         target: str,
+        *,
         query_id: str,
-        partitions: int | None,
-        checkpoints_dir: str | None,
-        fsync: bool,
+        partitions: int | None = None,
+        checkpoints_dir: str | None = None,
+        fsync: bool = False,
+        conf: Mapping[str, str] | None = None,
     ) -> None:
         self._source = source
         self._batch = source.require_batch(batch)
@@ -96,10 +117,24 @@ class _CheckpointCopy:
         state_url = join(checkpoints_dir, query_id.replace("-", "")) if checkpoints_dir else None
         self._target = QueryCheckpoint(target, state_url=state_url, fsync=fsync)
         self._partitions_written: dict[int, int] = {}
+        self._conf = dict(conf or {})
+        if self._partitions:
+            self._conf[SHUFFLE_PARTITIONS] = str(self._partitions)
         self._state_path = join(path_in_its_file_system(target), STATE)
 
-    def write(self, *, state: bool) -> None:
-        commit = self._commit
+    def write(
+        self, *, state: bool = True, state_ids: Mapping[int, Sequence[Sequence[str]]] | None = None
+    ) -> CommitEntry:
+        """Write all files but `publish`'s, and return the commit log's entry.
+
+        Parameters
+        ----------
+        state
+            Copy the stores.
+        state_ids
+            Checkpoint ids of stores that were written before, by operator, partition and store.
+        """
+        commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
         operators = list(self._source.operator_files(self._batch))
         if state:
             ids = {one.id: self._write_stores(one) for _, one in operators}
@@ -112,13 +147,19 @@ class _CheckpointCopy:
         self._write_operator_state()
         if self._batch > 0:
             before = entry_before(self._source, self._batch)
-            self._put(self._rescaled(before).encode(), OFFSETS, str(self._batch - 1))
-        self._put(self._rescaled(self._offsets).encode(), OFFSETS, str(self._batch))
+            self._put(self._changed(before).encode(), OFFSETS, str(self._batch - 1))
+        self._put(self._changed(self._offsets).encode(), OFFSETS, str(self._batch))
         self._put(commit.encode(), COMMITS, str(self._batch))
+        return commit
+
+    def publish(self) -> None:
+        """Write the file without which the location is no checkpoint."""
         self._put(json.dumps({"id": self._query_id}, separators=(",", ":")).encode(), METADATA)
 
-    def _rescaled(self, entry: OffsetEntry) -> OffsetEntry:
-        return entry.with_conf(SHUFFLE_PARTITIONS, str(self._partitions)) if self._partitions else entry
+    def _changed(self, entry: OffsetEntry) -> OffsetEntry:
+        for name, value in self._conf.items():
+            entry = entry.with_conf(name, value)
+        return entry
 
     def _write_stores(self, operator: StatefulOperator) -> list[list[str]]:
         """Write the stores of an operator, and return their attempts by partition and store."""

@@ -23,10 +23,23 @@ from spark_statestore.savepoints.copy import DIRECTORIES, copy_checkpoint
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
 
-__all__ = ["IN_PROGRESS", "ClaimMode", "clone", "rescale", "restore"]
+__all__ = [
+    "IN_PROGRESS",
+    "SCRATCH",
+    "ClaimMode",
+    "clone",
+    "new_location",
+    "remove_location",
+    "require_empty",
+    "rescale",
+    "restore",
+]
 
 IN_PROGRESS: Final = "_in-progress"
 """File in a checkpoint location that is not complete."""
+
+SCRATCH: Final = "_conversion"
+"""Directory of intermediate files in a checkpoint location that is not complete."""
 
 ClaimMode = Literal["no_claim", "claim"]
 
@@ -229,7 +242,7 @@ def _copy(
     if partitions is not None and partitions < 1:
         raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
     state_url = None if checkpoints_dir is None else join(checkpoints_dir, query_id.replace("-", ""))
-    with held_if_possible(source, batch, new_checkpoint), _new_location(source, new_checkpoint, state_url):
+    with held_if_possible(source, batch, new_checkpoint), new_location(source, new_checkpoint, state_url):
         copy_checkpoint(
             source,
             batch,
@@ -248,8 +261,13 @@ def _copy(
 
 
 @contextlib.contextmanager
-def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> Iterator[None]:
-    """Reserve an empty location for files written within the context; if it fails, they are removed."""
+def new_location(
+    source: QueryCheckpoint, url: str, state_url: str | None = None, *, by: bytes = b""
+) -> Iterator[None]:
+    """Reserve an empty location for files written within the context; if it fails, they are removed.
+
+    `by` is the content of the marker file while it is reserved.
+    """
     files, root = open_file_system(url, fsync=True)
     root = root.rstrip("/")
     if source.files.url(root).startswith(f"{source.url}/"):
@@ -262,18 +280,18 @@ def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> I
         state_files, state_root = open_file_system(state_url, fsync=True)
         locations.append((state_files, state_root.rstrip("/")))
     for at, directory in locations:
-        _require_empty(at, directory)
+        require_empty(at, directory)
     marker = join(root, IN_PROGRESS)
     with failing_to("write", files, marker):
         files.make_directory(root)
         try:
-            files.create(marker, b"")
+            files.create(marker, by)
         except FileExistsError as error:
             raise _exists(files, root, IN_PROGRESS) from error
     try:
         yield
     except BaseException:
-        _remove(files, root)
+        remove_location(files, root)
         for at, directory in locations[1:]:
             with contextlib.suppress(OSError):
                 at.delete_directory(directory, recursive=True)
@@ -283,14 +301,14 @@ def _new_location(source: QueryCheckpoint, url: str, state_url: str | None) -> I
         files.sync_directory(root)
 
 
-def _remove(files: FileSystem, root: str) -> None:
+def remove_location(files: FileSystem, root: str) -> None:
     """Remove the files written to a location, first the one that makes it a checkpoint, and no file of others.
 
     A location with files that cannot be removed is not empty, so that the next copy to it is refused.
     """
     with contextlib.suppress(OSError):
         files.delete(join(root, METADATA))
-    for name in DIRECTORIES:
+    for name in (SCRATCH, *DIRECTORIES):
         with contextlib.suppress(OSError):
             files.delete_directory(join(root, name), recursive=True)
     with contextlib.suppress(OSError):
@@ -298,7 +316,8 @@ def _remove(files: FileSystem, root: str) -> None:
         files.delete_directory(root)
 
 
-def _require_empty(files: FileSystem, directory: str) -> None:
+def require_empty(files: FileSystem, directory: str) -> None:
+    """Raise `CheckpointExistsError` if a directory has a file."""
     with failing_to("list", files, directory):
         found = next(iter(files.list_files(directory)), None)
     if found is not None:

@@ -23,6 +23,7 @@ from tests.unit.cli.commands import invoke, node, output_of
 
 COMMANDS = [
     "clone",
+    "convert",
     "diff",
     "doctor",
     "gc",

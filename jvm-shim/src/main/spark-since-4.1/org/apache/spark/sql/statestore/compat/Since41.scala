@@ -47,4 +47,6 @@ private[statestore] object Since41 {
       StateStoreSnapshotLastUploadInstanceMetric(Some(store.partitionId), store.storeName) -> lastSnapshot))
 
   def maxVersionsToDelete(conf: StateStoreConf): Int = conf.maxVersionsToDeletePerMaintenance
+
+  def release(store: ReadStateStore): Unit = store.release()
 }

@@ -91,4 +91,6 @@ private[statestore] object Since41 {
 
   /** This Spark has no bound. */
   def maxVersionsToDelete(conf: StateStoreConf): Int = -1
+
+  def release(store: ReadStateStore): Unit = store.abort()
 }

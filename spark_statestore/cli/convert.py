@@ -1,0 +1,141 @@
+"""The command ``convert``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_statestore.cli import parameters
+from spark_statestore.cli.output import Output, size, table, when, with_output
+from spark_statestore.errors import OptionError, SessionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from spark_statestore import Conversion
+
+__all__ = ["convert"]
+
+
+@click.command("convert")
+@click.argument("source")
+@click.argument("target")
+@click.option(
+    "--to",
+    type=click.Choice(["statestore", "rocksdb", "hdfs"]),
+    default="statestore",
+    show_default=True,
+    help="The state store of the target; rocksdb and hdfs are Spark's.",
+)
+@click.option("--master", default="local[*]", show_default=True, help="Spark's master.")
+@click.option(
+    "--conf",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of the Spark session, such as spark.driver.memory=8g; may be repeated.",
+)
+@parameters.batch
+@parameters.partitions
+@parameters.stopped
+@parameters.dry_run
+@parameters.checkpoints_dir
+@with_output
+def convert(
+    out: Output, source: str, target: str, to: str, master: str, conf: tuple[str, ...], **arguments: Any
+) -> None:
+    """Copy a stopped query's checkpoint SOURCE to TARGET, with its state in another state store.
+
+    Runs in a Spark session of its own, and needs Java. All rows are read back and compared before TARGET becomes a
+    checkpoint; SOURCE is only read.
+    """
+    from spark_statestore import convert as run
+    from spark_statestore.conversion.plan import Source
+
+    # Raises before Spark starts.
+    Source(source, arguments["batch"], arguments["checkpoints_dir"])
+    spark = _session(master, conf)
+    try:
+        with out.progress("converting") as report:
+            done = run(
+                spark,
+                source,
+                target,
+                to,  # type: ignore[arg-type]
+                progress=lambda phase, tasks, total, rows, count: report(
+                    tasks, total, f"{phase}: {rows:,} rows, {size(count)}"
+                ),
+                **arguments,
+            )
+    finally:
+        spark.stop()
+    _print(out, done)
+
+
+def _session(master: str, conf: tuple[str, ...]) -> SparkSession:
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise SessionError(
+            "the conversion runs in Spark, and PySpark is not installed in this interpreter: pip install pyspark"
+        ) from error
+    from spark_statestore.session import configure
+
+    builder = SparkSession.builder.master(master).appName("spark-statestore convert")
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    for setting in conf:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise OptionError(f"--conf {setting} is not of the form KEY=VALUE.")
+        settings[name] = value
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    return configure(builder).getOrCreate()
+
+
+def _print(out: Output, done: Conversion) -> None:
+    node = {
+        "source": done.source,
+        "target": done.target,
+        "source_provider": done.source_provider,
+        "provider": done.provider,
+        "batch": done.batch,
+        "watermark_ms": done.watermark_ms,
+        "checkpoint_format": done.checkpoint_format,
+        "partitions": done.partitions,
+        "states": done.states,
+        "rows": done.rows,
+        "bytes": done.bytes,
+        "source_bytes": done.source_bytes,
+        "seconds": round(done.seconds, 3),
+        "dry_run": done.dry_run,
+    }
+    watermark = when(done.watermark_ms) if done.watermark_ms else "none"
+    of = f"batch {done.batch}, watermark {watermark}, checkpoint format v{done.checkpoint_format}"
+    counts = sorted(set(done.partitions.values()))
+    partitions = f"{', '.join(map(str, counts))} partitions"
+    stored = "" if done.source_bytes is None else f", {size(done.source_bytes)} of state files"
+    if done.dry_run:
+        out.result(
+            node,
+            f"{done.source} can be converted from {done.source_provider} to {done.provider}",
+            of,
+            partitions + stored,
+        )
+        return
+    rows = [
+        (s.operator, s.operator_name, s.store, s.column_family, s.rows, s.values, size(s.bytes), s.checksum)
+        for s in done.states
+    ]
+    headings = ["operator", "name", "store", "column family", "keys", "rows", "bytes", "checksum"]
+    out.result(
+        node,
+        table(headings, rows),
+        f"{done.target} is ready: its {done.rows} rows are equal to those of {done.source}",
+        f"{of}, {partitions}; {done.seconds:.1f} s",
+        f"start the query there with {done.provider}",
+    )

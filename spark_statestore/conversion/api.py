@@ -1,0 +1,344 @@
+"""The function `convert`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_statestore.conversion.claim import claim, remove_interrupted
+from spark_statestore.conversion.job import Job, Progress, require_classes
+from spark_statestore.conversion.plan import Source, side
+from spark_statestore.conversion.providers import (
+    PROVIDER,
+    Target,
+    is_own,
+    provider_for,
+    require_known,
+    require_target,
+)
+from spark_statestore.conversion.result import Conversion, ConvertedState
+from spark_statestore.conversion.space import require_space, state_bytes
+from spark_statestore.errors import ConversionError, QueryRunningError
+from spark_statestore.files import join, open_file_system
+from spark_statestore.query.running import ActivityCheck
+from spark_statestore.savepoints.copy import CheckpointCopy
+from spark_statestore.savepoints.restore import SCRATCH, new_location, require_empty
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["convert"]
+
+
+def convert(
+    spark: SparkSession,
+    source: str,
+    target: str,
+    to: Target = "statestore",
+    *,
+    batch: int | None = None,
+    partitions: int | None = None,
+    stopped: bool = False,
+    dry_run: bool = False,
+    checkpoints_dir: str | None = None,
+    progress: Progress | None = None,
+) -> Conversion:
+    """Copy the checkpoint of a stopped query to a new location, with its state in another state store.
+
+    The unchanged query resumes from the target after the batch. Everything but the state and the name of its provider
+    is the same, the query's id included. The source is only read.
+
+    All rows of both sides are read after they were written, and compared, before the file is written that makes the
+    target a checkpoint. A conversion that failed leaves nothing; one that was killed is begun anew by the next call.
+
+    Parameters
+    ----------
+    spark
+        A session that `configure` made, with the jar of the source's state store. The conversion runs as its jobs, with a
+        task for each store and partition.
+    source
+        The query's ``checkpointLocation``.
+    target
+        URL of the new checkpoint location, which must be empty.
+    to
+        ``statestore``, Spark's ``rocksdb``, or Spark's ``hdfs`` (HDFSBackedStateStoreProvider).
+    batch
+        The last batch of the target, by default the newest one, which must be committed.
+    partitions
+        Number of state partitions of every operator, by default unchanged. Aggregations without keys and limits keep
+        one.
+    stopped
+        The query is stopped: do not check its logs for activity before the conversion.
+    dry_run
+        Check everything that can be checked without reading state, and change nothing.
+    checkpoints_dir
+        The option ``checkpointsDir`` of the query, if its state is in this store and the option was set.
+    progress
+        Called about twice a second from another thread, see `spark_statestore.conversion.job.Progress`.
+
+    Raises
+    ------
+    ConversionError
+        If the target's store cannot hold the state, the newest batch is not committed, or the two sides differ.
+    QueryRunningError
+        If the query seems to run.
+    CheckpointNotFoundError
+        If the checkpoint or the batch does not exist.
+    CheckpointExistsError
+        If the target is not empty.
+    RescaleError
+        If the state cannot be redistributed.
+    SessionError
+        If the session lacks the jar.
+    CheckpointError, StorageError
+        If a file cannot be read or written.
+    OptionError
+        If `to` is none of the three.
+    ValueError
+        If `partitions` is less than one.
+
+    Examples
+    --------
+    >>> spark_statestore.convert(spark, "/checkpoints/orders", "/checkpoints/orders-2")  # doctest: +SKIP
+    """
+    require_target(to)
+    if partitions is not None and partitions < 1:
+        raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
+    begun = time.monotonic()
+    of = Source(source, batch, checkpoints_dir)
+    activity = ActivityCheck(of.checkpoint)
+    require_known(of.operators)
+    of.require_encoding()
+    provider = provider_for(to, of.operators, has_ids=of.ids is not None)
+    if of.provider == provider or (is_own(of.provider) and is_own(provider)):
+        raise ConversionError(
+            f"the state of {of.checkpoint.url} is in the state store {of.provider} already. To change its number of partitions use "
+            "spark-statestore rescale; nothing was changed."
+            if is_own(provider)
+            else f"the state of {of.checkpoint.url} is in the state store {of.provider} already; nothing was changed."
+        )
+    require_classes(spark, of.provider, provider)
+    counts = {one.id: of.partitions(one) for one in of.operators}
+    size = state_bytes(of)
+    require_space(target, size)
+    activity.require_stopped(stopped=stopped)
+    plan: dict[str, Any] = {
+        "source": of.checkpoint.url,
+        "target": target,
+        "source_provider": of.provider,
+        "provider": provider,
+        "batch": of.batch,
+        "watermark_ms": int(of.commit.metadata.get("nextBatchWatermarkMs", 0)),
+        "checkpoint_format": 1 if of.ids is None else 2,
+        "source_bytes": size,
+    }
+    if dry_run:
+        _require_empty(target)
+        if partitions is not None:
+            # Operators without keys keep one.
+            counts |= {
+                one.id: partitions for one in of.operators if not one.may_be_single or counts[one.id] > 1
+            }
+        return Conversion(**plan, partitions=counts, dry_run=True)
+    remove_interrupted(target)
+    run = _Run(spark, of, target, provider, counts, progress)
+    with _reserved(spark, of, target):
+        written = run.write() if partitions is None else run.write_rescaled(partitions)
+        states = run.compare(written)
+        if added := activity.added():
+            raise QueryRunningError(
+                f"the query of {of.checkpoint.url} runs: it has written {', '.join(added)} during the conversion, which lacks "
+                "them. Stop it, then try again; no checkpoint was made."
+            )
+        written.copy.publish()
+    return Conversion(**plan, partitions=written.counts, states=states, seconds=time.monotonic() - begun)
+
+
+_Ids = Mapping[int, Sequence[Sequence[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The files of a checkpoint, all but the last.
+
+    Attributes
+    ----------
+    copy
+        The copy, to publish it.
+    ids
+        Checkpoint ids of the stores, None in format 1.
+    counts
+        Number of partitions of each operator.
+    """
+
+    copy: CheckpointCopy
+    ids: _Ids | None
+    counts: dict[int, int]
+
+
+class _Run:
+    """The steps of one conversion, between the reservation of the target and its last file."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: Source,
+        target: str,
+        provider: str,
+        counts: dict[int, int],
+        progress: Progress | None,
+    ) -> None:
+        self._spark = spark
+        self._source = source
+        self._target = target
+        self._provider = provider
+        self._counts = counts
+        self._progress = progress
+
+    def write(self) -> _Written:
+        """Write all files but the last, in the same partitions."""
+        return self._convert(self._source, self._target, self._provider, self._counts)
+
+    def write_rescaled(self, partitions: int) -> _Written:
+        """Write all files but the last, by way of this store, which knows Spark's partitioning."""
+        own = self._source
+        own_provider = provider_for("statestore", own.operators, has_ids=own.ids is not None)
+        if not is_own(own.provider):
+            scratch = join(self._target, SCRATCH, "converted")
+            self._convert(own, scratch, own_provider, self._counts)
+            own = self._scratch(scratch)
+        is_last = is_own(self._provider)
+        place = self._target if is_last else join(self._target, SCRATCH, "rescaled")
+        copy = CheckpointCopy(
+            own.checkpoint,
+            own.batch,
+            place,
+            query_id=own.query_id,
+            partitions=partitions,
+            fsync=is_last,
+            conf={PROVIDER: own_provider},
+        )
+        ids = copy.write().state_ids
+        rescaled = self._scratch(place)
+        counts = {one.id: rescaled.partitions(one) for one in rescaled.operators}
+        if is_last:
+            written = _Written(copy, ids, counts)
+        else:
+            written = self._convert(rescaled, self._target, self._provider, counts)
+        files, root = open_file_system(self._target)
+        files.delete_directory(join(root.rstrip("/"), SCRATCH), recursive=True)
+        return written
+
+    def compare(self, written: _Written) -> tuple[ConvertedState, ...]:
+        """Read all rows of both sides, raise if they differ, and return what they have."""
+        source = self._source
+        sides = {
+            "source": side(source, source.given, source.provider, self._counts, source.ids),
+            "target": side(source, self._target, self._provider, written.counts, written.ids),
+        }
+        job = Job(self._spark, source.batch + 1, sides, self._progress)
+        same_partitions = written.counts == self._counts
+        digests = job.digests("source"), job.digests("target")
+        here, there = (_added_up(found, by_partition=same_partitions) for found in digests)
+        for where in sorted(here.keys() | there.keys()):
+            if here[where] != there[where]:
+                operator, store, family, partition = where
+                raise ConversionError(
+                    f"operator {operator}, store {store}, column family {family}"
+                    f"{f', partition {partition}' if same_partitions else ''}: the source has {here[where]}, but what was "
+                    f"written is {there[where]}. No checkpoint was made, and the source is unchanged. Please report this error."
+                )
+        names = {operator.id: operator.name for operator in source.operators}
+        return tuple(
+            ConvertedState(
+                operator,
+                names[operator],
+                store,
+                family,
+                total.keys,
+                total.values,
+                total.bytes,
+                total.checksum,
+            )
+            for (operator, store, family, _), total in sorted(
+                _added_up(digests[0], by_partition=False).items()
+            )
+        )
+
+    def _convert(self, source: Source, target: str, provider: str, counts: dict[int, int]) -> _Written:
+        """Copy all stores, and Spark's files except the last."""
+        sides = {
+            "source": side(source, source.given, source.provider, counts, source.ids),
+            "target": side(source, target, provider, counts, None),
+        }
+        ids = Job(self._spark, source.batch + 1, sides, self._progress).copy()
+        copy = CheckpointCopy(
+            source.checkpoint,
+            source.batch,
+            target,
+            query_id=source.query_id,
+            fsync=True,
+            conf={PROVIDER: provider},
+        )
+        copy.write(state=False, state_ids=ids)
+        return _Written(copy, ids, counts)
+
+    def _scratch(self, url: str) -> Source:
+        return Source(url, self._source.batch, None, query_id=self._source.query_id)
+
+
+@dataclass(slots=True)
+class _Total:
+    """Count and checksum of rows."""
+
+    keys: int = 0
+    values: int = 0
+    bytes: int = 0
+    sum: int = 0
+    ordered: tuple[str, ...] = ()
+
+    @property
+    def checksum(self) -> str:
+        return f"{self.sum:016x}"
+
+    def add(self, digest: Mapping[str, Any], *, with_order: bool) -> None:
+        self.keys += digest["keys"]
+        self.values += digest["values"]
+        self.bytes += digest["bytes"]
+        self.sum = (self.sum + int(digest["sum"], 16)) % (1 << 64)
+        if with_order and digest["values"]:
+            self.ordered += (digest["ordered"],)
+
+    def __str__(self) -> str:
+        order = f", in the order {self.ordered[0]}" if self.ordered and self.ordered[0] else ""
+        return f"{self.keys} keys with {self.values} values of {self.bytes} bytes, checksum {self.checksum}{order}"
+
+
+_Where = tuple[int, str, str, int]
+
+
+def _added_up(digests: Sequence[Mapping[str, Any]], *, by_partition: bool) -> defaultdict[_Where, _Total]:
+    """Return digests by operator, store, column family and partition, or without the partition, which then is -1."""
+    found: defaultdict[_Where, _Total] = defaultdict(_Total)
+    for one in digests:
+        where = (one["operator"], one["store"], one["family"], one["partition"] if by_partition else -1)
+        found[where].add(one, with_order=by_partition)
+    return found
+
+
+@contextlib.contextmanager
+def _reserved(spark: SparkSession, source: Source, target: str) -> Iterator[None]:
+    jvm: Any = spark._jvm
+    pids = [os.getpid(), int(jvm.java.lang.ProcessHandle.current().pid())]
+    with new_location(source.checkpoint, target, by=claim(pids)):
+        yield
+
+
+def _require_empty(target: str) -> None:
+    files, root = open_file_system(target)
+    require_empty(files, root.rstrip("/"))

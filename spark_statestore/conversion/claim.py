@@ -1,0 +1,84 @@
+"""Reservation of a conversion's target, which a conversion that was killed does not keep."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+from typing import Any, Final
+
+from spark_statestore.errors import CheckpointExistsError
+from spark_statestore.files import FileSystem, join, open_file_system
+from spark_statestore.query.query_checkpoint import METADATA
+from spark_statestore.savepoints.restore import IN_PROGRESS, remove_location
+
+__all__ = ["claim", "remove_interrupted"]
+
+_BY: Final = "conversion"
+
+
+def claim(pids: list[int]) -> bytes:
+    """Return the content of the marker file of a conversion that these processes run."""
+    processes = [{"pid": pid, "started": _started(pid)} for pid in pids]
+    return json.dumps({"by": _BY, "host": _host(), "processes": processes}).encode()
+
+
+def remove_interrupted(target: str) -> bool:
+    """Remove what a conversion that was killed left at a location; False if there is nothing of that kind.
+
+    Raises
+    ------
+    CheckpointExistsError
+        If that conversion still runs, or ran on another machine.
+    """
+    files, root = open_file_system(target, fsync=True)
+    root = root.rstrip("/")
+    marker = _read(files, join(root, IN_PROGRESS))
+    if marker is None or files.exists(join(root, METADATA)):
+        return False
+    where = files.url(root)
+    if marker["host"] != _host():
+        raise CheckpointExistsError(
+            f"{where} has the files of a conversion that began on {marker['host']} and is not complete. If it no longer runs "
+            "there, delete the directory; nothing was changed."
+        )
+    for process in marker["processes"]:
+        if _started(process["pid"]) == process["started"] is not None:
+            raise CheckpointExistsError(
+                f"{where} is the target of a conversion that runs in process {process['pid']} on this machine. Wait for its end, or "
+                "use another target; nothing was changed."
+            )
+    remove_location(files, root)
+    return True
+
+
+def _read(files: FileSystem, path: str) -> dict[str, Any] | None:
+    """Return the content of a marker file of a conversion; None if there is none, or another one."""
+    with contextlib.suppress(FileNotFoundError, ValueError, TypeError):
+        node = json.loads(files.read(path))
+        if node["by"] == _BY:
+            return {"host": str(node["host"]), "processes": list(node["processes"])}
+    return None
+
+
+def _host() -> str:
+    return socket.gethostname()
+
+
+def _started(pid: int) -> str | None:
+    """Return when a process of this machine started, which distinguishes it from later ones of its id; None if it ended."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        if os.path.isdir("/proc/self"):
+            return None
+    else:
+        # A zombie writes no more.
+        return None if fields[0] == "Z" else fields[19]
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return None
+    return "unknown"

@@ -1,0 +1,87 @@
+"""State store providers that a checkpoint can be converted from and to, and what each can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, get_args
+
+from spark_statestore.errors import ConversionError, OptionError
+from spark_statestore.query import StatefulOperator
+from spark_statestore.session import JOIN_PROVIDER_CLASS, PROVIDER_CLASS
+
+__all__ = ["PROVIDER", "Target", "has_families", "is_own", "provider_for", "require_known", "require_target"]
+
+Target = Literal["statestore", "rocksdb", "hdfs"]
+
+PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
+"""The setting with a query's provider; the offset log has its value."""
+
+_OWN: Final = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
+_SPARKS: Final = "org.apache.spark.sql.execution.streaming.state."
+_ROCKSDB: Final = f"{_SPARKS}RocksDBStateStoreProvider"
+_HDFS: Final = f"{_SPARKS}HDFSBackedStateStoreProvider"
+
+_JOIN: Final = "symmetricHashJoin"
+
+_OPERATORS: Final = {
+    "stateStoreSave",
+    "StatefulStreamlineAggregate",
+    "sessionWindowStateStoreSaveExec",
+    "dedupe",
+    "dedupeWithinWatermark",
+    "globalLimit",
+    "flatMapGroupsWithState",
+    "applyInPandasWithState",
+    _JOIN,
+    "transformWithStateExec",
+    "transformWithStateInPandasExec",
+    "transformWithStateInPySparkExec",
+}
+
+
+def require_target(to: str) -> None:
+    """Raise `OptionError` if there is no such target."""
+    if to not in get_args(Target):
+        raise OptionError(f"to is {to!r}, but it must be one of {', '.join(get_args(Target))}.")
+
+
+def is_own(provider: str) -> bool:
+    """Return True for the classes of this package."""
+    return provider in _OWN
+
+
+def has_families(operator: StatefulOperator) -> bool:
+    """Return True if an operator keeps several column families in one store."""
+    return operator.version != "v1"
+
+
+def require_known(operators: Sequence[StatefulOperator]) -> None:
+    """Raise if there is an operator whose state may not be understood in full."""
+    for operator in operators:
+        if operator.name not in _OPERATORS:
+            raise ConversionError(
+                f"operator {operator.id} ({operator.name}) is unknown to this release of spark-statestore, which might miss a "
+                "part of its state. Upgrade spark-statestore; nothing was changed."
+            )
+
+
+def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: bool) -> str:
+    """Return the class of a target's provider, or raise if it cannot hold the state."""
+    if to == "statestore":
+        # Since Spark 4.3 such joins need a subclass of Spark's RocksDB provider.
+        late_join = any(one.name == _JOIN and has_families(one) for one in operators)
+        return JOIN_PROVIDER_CLASS if late_join else PROVIDER_CLASS
+    if to == "rocksdb":
+        return _ROCKSDB
+    for operator in operators:
+        if has_families(operator):
+            raise ConversionError(
+                f"operator {operator.id} ({operator.name}) keeps several column families in one store, which Spark's "
+                "HDFSBackedStateStoreProvider cannot. Convert to rocksdb; nothing was changed."
+            )
+    if has_ids:
+        raise ConversionError(
+            "the query has state checkpoint format 2, which Spark's HDFSBackedStateStoreProvider does not support, and a query "
+            "keeps its format. Convert to rocksdb; nothing was changed."
+        )
+    return _HDFS

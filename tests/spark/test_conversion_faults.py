@@ -1,0 +1,285 @@
+"""Conversions that are refused, fail or are killed: the source is unchanged, and no target looks like a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_statestore
+from spark_statestore.conversion import space
+from spark_statestore.errors import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    ConversionError,
+    QueryRunningError,
+    StateStoreError,
+)
+from tests.spark.counting import Program
+from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query
+from tests.spark.test_conversion import snapshot
+from tests.system.upgrades.cases import CASES, SCHEMAS, input_of
+
+PROVIDER = STATE_STORE + "providerClass"
+
+
+@pytest.fixture(scope="module")
+def written(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, int], Path]:
+    """Return a function that returns a checkpoint of a query with two committed batches."""
+    known: dict[tuple[str, str, int], Path] = {}
+
+    def write(name: str, provider: str = ROCKSDB, checkpoint_format: int = 1) -> Path:
+        which = (name, provider, checkpoint_format)
+        if which not in known:
+            case = CASES[name]
+            query = Query(
+                spark,
+                tmp_path_factory.mktemp("written"),
+                case.build,
+                case.mode,
+                SCHEMAS[case.reads],
+                provider=provider,
+                checkpoint_format=checkpoint_format,
+                confs=case.confs,
+            )
+            query.feed(*input_of(case.reads)[:2])
+            query.run()
+            known[which] = query.checkpoint
+        return known[which]
+
+    return write
+
+
+@pytest.fixture
+def checkpoint(written: Callable[..., Path], tmp_path: Path) -> Path:
+    """Return a copy of a checkpoint on RocksDB."""
+    return shutil.copytree(written("aggregation, update mode"), tmp_path / "checkpoint", symlinks=True)
+
+
+def edit(path: Path, change: Callable[[str], str]) -> None:
+    """Change a file of Spark's, without its checksums."""
+    path.write_text(change(path.read_text()))
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def refused(error: type[StateStoreError], pattern: str, source: Path, target: Path) -> Iterator[None]:
+    """Expect an error that leaves the source as it was, and no target."""
+    before = snapshot(source)
+    with pytest.raises(error, match=pattern):
+        yield
+    assert snapshot(source) == before
+    assert not target.exists() or list(target.rglob("*")) == []
+
+
+def test_convert_refuses_running_query(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    os.utime(checkpoint / "commits" / "1")
+    with refused(QueryRunningError, "seems to run: .* Stop the query", checkpoint, tmp_path / "target"):
+        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"))
+
+
+def test_convert_refuses_query_that_commits_meanwhile(
+    spark: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_statestore.conversion import api
+
+    compare = api._Run.compare
+
+    def compare_late(*arguments: Any) -> Any:
+        found = compare(*arguments)
+        shutil.copy(checkpoint / "offsets" / "1", checkpoint / "offsets" / "2")
+        return found
+
+    monkeypatch.setattr(api._Run, "compare", compare_late)
+    with pytest.raises(QueryRunningError, match="it has written offsets/2 during the conversion"):
+        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), stopped=True)
+    assert not (tmp_path / "target").exists()
+
+
+def test_convert_refuses_open_batch_unless_it_is_left_out(
+    spark: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    (checkpoint / "commits" / "1").unlink()
+    (checkpoint / "commits" / ".1.crc").unlink(missing_ok=True)
+    target = tmp_path / "target"
+    with refused(ConversionError, r"it has begun 1, and committed 0\. .*--batch 0", checkpoint, target):
+        spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
+    assert spark_statestore.convert(spark, str(checkpoint), str(target), batch=0, stopped=True).batch == 0
+
+
+def test_convert_refuses_missing_checkpoint_and_batch(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    with refused(CheckpointNotFoundError, "no file 'metadata'", checkpoint, tmp_path / "target"):
+        spark_statestore.convert(spark, str(tmp_path / "nothing"), str(tmp_path / "target"))
+    with refused(CheckpointNotFoundError, "has no batch 7", checkpoint, tmp_path / "target"):
+        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), batch=7)
+
+
+def test_convert_refuses_provider_without_classes(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    for log in (checkpoint / "offsets").glob("[0-9]*"):
+        edit(log, lambda text: text.replace(ROCKSDB, "com.example.OtherProvider"))
+    target = tmp_path / "target"
+    with refused(ConversionError, r"com\.example\.OtherProvider, whose class", checkpoint, target):
+        spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
+
+
+def test_convert_refuses_unknown_operator(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    edit(
+        checkpoint / "state/0/_metadata/metadata",
+        lambda text: text.replace("stateStoreSave", "stateOfTomorrow"),
+    )
+    target = tmp_path / "target"
+    with refused(ConversionError, r"\(stateOfTomorrow\) is unknown", checkpoint, target):
+        spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
+
+
+def test_convert_refuses_avro(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    for log in (checkpoint / "offsets").glob("[0-9]*"):
+        edit(log, lambda text: text.replace('"unsaferow"', '"avro"'))
+    target = tmp_path / "target"
+    with refused(ConversionError, "encodingFormat=avro, whose rows", checkpoint, target):
+        spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
+
+
+def test_convert_refuses_target_with_files(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "notes.txt").write_text("mine")
+    for dry_run in (True, False):
+        with pytest.raises(CheckpointExistsError, match=r"is not empty: it has notes\.txt"):
+            spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True, dry_run=dry_run)
+    assert snapshot(target) == {str(target / "notes.txt"): b"mine"}
+
+
+def test_convert_refuses_too_little_space(
+    spark: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(space.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 100))
+    target = tmp_path / "target"
+    with refused(ConversionError, r"takes \d{4,} bytes, but .* has 100 bytes free", checkpoint, target):
+        spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
+
+
+def test_convert_refuses_same_store(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    with refused(ConversionError, "RocksDBStateStoreProvider already", checkpoint, tmp_path / "target"):
+        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), "rocksdb", stopped=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "checkpoint_format", "pattern"),
+    [
+        ("outer join, state format 3", 1, r"\(symmetricHashJoin\) keeps several column families"),
+        ("aggregation, update mode", 2, "state checkpoint format 2, which"),
+    ],
+)
+def test_convert_refuses_what_hdfs_cannot_hold(
+    spark: Any, written: Callable[..., Path], tmp_path: Path, name: str, checkpoint_format: int, pattern: str
+) -> None:
+    source = written(name, ROCKSDB, checkpoint_format)
+    with refused(ConversionError, pattern, source, tmp_path / "target"):
+        spark_statestore.convert(spark, str(source), str(tmp_path / "target"), "hdfs", stopped=True)
+
+
+def test_convert_refuses_missing_state(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    for path in (checkpoint / "state/0/1").glob("[0-9]*"):
+        path.unlink()
+    with refused(ConversionError, "copying failed: ", checkpoint, tmp_path / "target"):
+        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), stopped=True)
+
+
+def test_dry_run_changes_nothing(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    before = snapshot(checkpoint)
+    plan = spark_statestore.convert(
+        spark, str(checkpoint), str(tmp_path / "target"), partitions=5, stopped=True, dry_run=True
+    )
+    assert (plan.provider, plan.batch, plan.partitions, plan.states) == (OURS, 1, {0: 5}, ())
+    assert plan.source_bytes
+    assert snapshot(checkpoint) == before
+    assert not (tmp_path / "target").exists()
+
+
+def test_convert_raises_if_sides_differ(
+    spark: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from spark_statestore.conversion import api
+
+    convert = api._Run.write
+
+    def write_other_batch(run: Any) -> Any:
+        written = convert(run)
+        target = Path(run._target)
+        other = tmp_path / "other"
+        spark_statestore.convert(spark, str(checkpoint), str(other), batch=0, stopped=True)
+        # The state of the batch before, under the number of this one.
+        shutil.rmtree(target / "state/0/0/chk-2")
+        shutil.copytree(other / "state/0/0/chk-1", target / "state/0/0/chk-2")
+        return written
+
+    monkeypatch.setattr(api._Run, "write", write_other_batch)
+    with pytest.raises(ConversionError):
+        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), stopped=True)
+    assert not (tmp_path / "target").exists()
+
+
+MOMENTS = {
+    "the target is reserved": "_in-progress",
+    "a store is written": "state/*/*/chk-*/_metadata",
+    "the logs are written": "commits/1",
+}
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_conversion_runs_again(
+    written: Callable[..., Path], tmp_path: Path, moment: str, partitions: int | None
+) -> None:
+    source = written("aggregation, update mode", ROCKSDB, 2)
+    before = snapshot(source)
+    target = tmp_path / "target"
+    arguments = {"source": str(source), "target": str(target), "to": "statestore", "partitions": partitions}
+    with Program("convert", **arguments) as program:
+        assert program.next("started")
+        end = time.monotonic() + 120
+        while not any(target.glob(MOMENTS[moment])):
+            assert time.monotonic() < end
+            assert program.process.poll() is None
+            time.sleep(0.001)
+        os.killpg(program.process.pid, signal.SIGKILL)
+    if not (target / "metadata").exists():
+        with pytest.raises(CheckpointNotFoundError):
+            spark_statestore.read_state(str(target))
+        with Program("convert", **arguments) as program:
+            assert program.next("started")
+            assert program.next("converted") > 0
+    assert snapshot(source) == before
+    assert not (target / "_conversion").exists()
+    rows = spark_statestore.read_state(str(target)).num_rows
+    assert rows == spark_statestore.read_state(str(target), batch=1).num_rows > 0
+
+
+def test_running_conversion_is_not_replaced(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    with Program(
+        "convert", source=str(checkpoint), target=str(target), to="statestore", partitions=None
+    ) as program:
+        assert program.next("started")
+        while not (target / "_in-progress").exists():
+            time.sleep(0.001)
+        os.kill(program.process.pid, signal.SIGSTOP)
+        marker = json.loads((target / "_in-progress").read_text())
+        pid = marker["processes"][0]["pid"]
+        assert pid == program.process.pid
+        with pytest.raises(CheckpointExistsError, match=f"runs in process {pid}"):
+            spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
+        os.kill(program.process.pid, signal.SIGCONT)
+        assert program.next("converted") > 0
+    text = str(spark_statestore.read_state(str(target)).schema)
+    assert re.search("key", text)
