@@ -155,6 +155,7 @@ def convert(
                 f"the query of {of.checkpoint.url} runs: it has written {', '.join(added)} during the conversion, which lacks "
                 "them. Stop it, then try again; no checkpoint was made."
             )
+        written.copy.write_logs()
         written.copy.publish()
     return Conversion(**plan, partitions=written.counts, states=states, seconds=time.monotonic() - begun)
 
@@ -164,7 +165,7 @@ _Ids = Mapping[int, Sequence[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The files of a checkpoint, all but the last.
+    """The files of a checkpoint, without Spark's logs and the last one.
 
     Attributes
     ----------
@@ -201,17 +202,16 @@ class _Run:
         self._progress = progress
 
     def write(self) -> _Written:
-        """Write all files but the last, in the same partitions."""
+        """Write all files but the logs and the last, in the same partitions."""
         return self._convert(self._source, self._target, self._provider, self._counts)
 
     def write_rescaled(self, partitions: int) -> _Written:
-        """Write all files but the last, by way of this store, which knows Spark's partitioning."""
+        """Write all files but the logs and the last, by way of this store, which knows Spark's partitioning."""
         own = self._source
         own_provider = provider_for("statestore", own.operators, has_ids=own.ids is not None)
         if not is_own(own.provider):
             scratch = join(self._target, SCRATCH, "converted")
-            self._convert(own, scratch, own_provider, self._counts)
-            own = self._scratch(scratch)
+            own = self._as_source(scratch, self._convert(own, scratch, own_provider, self._counts))
         is_last = is_own(self._provider)
         place = self._target if is_last else join(self._target, SCRATCH, "rescaled")
         copy = CheckpointCopy(
@@ -223,13 +223,11 @@ class _Run:
             fsync=is_last,
             conf={PROVIDER: own_provider},
         )
-        ids = copy.write().state_ids
-        rescaled = self._scratch(place)
-        counts = {one.id: rescaled.partitions(one) for one in rescaled.operators}
-        if is_last:
-            written = _Written(copy, ids, counts)
-        else:
-            written = self._convert(rescaled, self._target, self._provider, counts)
+        copy.write()
+        written = _Written(copy, copy.state_ids, dict(copy.partitions_written))
+        if not is_last:
+            rescaled = self._as_source(place, written)
+            written = self._convert(rescaled, self._target, self._provider, written.counts)
         files, root = open_file_system(self._target)
         files.delete_directory(join(root.rstrip("/"), SCRATCH), recursive=True)
         return written
@@ -271,7 +269,7 @@ class _Run:
         )
 
     def _convert(self, source: Source, target: str, provider: str, counts: dict[int, int]) -> _Written:
-        """Copy all stores, and Spark's files except the last."""
+        """Copy all stores, and Spark's files except the logs and the last."""
         sides = {
             "source": side(source, source.given, source.provider, counts, source.ids),
             "target": side(source, target, provider, counts, None),
@@ -288,7 +286,9 @@ class _Run:
         copy.write(state=False, state_ids=ids)
         return _Written(copy, ids, counts)
 
-    def _scratch(self, url: str) -> Source:
+    def _as_source(self, url: str, written: _Written) -> Source:
+        """Return an intermediate location as the source of the next step."""
+        written.copy.write_logs()
         return Source(url, self._source.batch, None, query_id=self._source.query_id)
 
 

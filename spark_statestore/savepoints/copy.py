@@ -21,7 +21,7 @@ from spark_statestore.query.layout import (
     operator_states,
     path_in_its_file_system,
 )
-from spark_statestore.query.logs import SHUFFLE_PARTITIONS, CommitEntry, OffsetEntry
+from spark_statestore.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
 from spark_statestore.query.operators import SCHEMAS, StatefulOperator
 from spark_statestore.query.parallel import parallel_iter
 from spark_statestore.query.query_checkpoint import (
@@ -83,11 +83,12 @@ def copy_checkpoint(
         fsync=fsync,
     )
     copy.write(state=state)
+    copy.write_logs()
     copy.publish()
 
 
 class CheckpointCopy:
-    """A copy in two steps: all files but one, then the one that makes it a checkpoint.
+    """A copy in steps: state and all that belongs to it, Spark's logs, and the file that makes it a checkpoint.
 
     Parameters
     ----------
@@ -111,6 +112,7 @@ class CheckpointCopy:
         self._batch = source.require_batch(batch)
         self._commit = source.commit(batch)
         self._offsets = source.offsets(batch)
+        self._before = entry_before(source, batch) if batch > 0 else None
         self._query_id = query_id
         self._partitions = None if partitions == self._offsets.shuffle_partitions else partitions
         self._elsewhere = checkpoints_dir is not None
@@ -124,8 +126,8 @@ class CheckpointCopy:
 
     def write(
         self, *, state: bool = True, state_ids: Mapping[int, Sequence[Sequence[str]]] | None = None
-    ) -> CommitEntry:
-        """Write all files but `publish`'s, and return the commit log's entry.
+    ) -> None:
+        """Write all files but `write_logs`'s and `publish`'s.
 
         Parameters
         ----------
@@ -140,21 +142,33 @@ class CheckpointCopy:
             ids = {one.id: self._write_stores(one) for _, one in operators}
             if commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
+        self._commit = commit
         for path, operator in operators:
             self._write_operator(path, operator)
         for name, offset in self._source.source_offsets(self._offsets).items():
             self._write_source(name, offset)
         self._write_operator_state()
-        if self._batch > 0:
-            before = entry_before(self._source, self._batch)
-            self._put(self._changed(before).encode(), OFFSETS, str(self._batch - 1))
+
+    def write_logs(self) -> None:
+        """Write the entries of Spark's logs, after `write`."""
+        if self._before is not None:
+            self._put(self._changed(self._before).encode(), OFFSETS, str(self._batch - 1))
         self._put(self._changed(self._offsets).encode(), OFFSETS, str(self._batch))
-        self._put(commit.encode(), COMMITS, str(self._batch))
-        return commit
+        self._put(self._commit.encode(), COMMITS, str(self._batch))
 
     def publish(self) -> None:
-        """Write the file without which the location is no checkpoint."""
+        """Write the file without which the location is no checkpoint, last of all."""
         self._put(json.dumps({"id": self._query_id}, separators=(",", ":")).encode(), METADATA)
+
+    @property
+    def state_ids(self) -> Mapping[int, Sequence[Sequence[str]]] | None:
+        """Checkpoint ids of the stores after `write`; None in checkpoint format v1."""
+        return self._commit.state_ids
+
+    @property
+    def partitions_written(self) -> Mapping[int, int]:
+        """Number of partitions of each operator whose stores `write` has copied."""
+        return self._partitions_written
 
     def _changed(self, entry: OffsetEntry) -> OffsetEntry:
         for name, value in self._conf.items():

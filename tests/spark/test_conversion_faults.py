@@ -211,13 +211,13 @@ def test_convert_raises_if_sides_differ(
 ) -> None:
     from spark_statestore.conversion import api
 
-    convert = api._Run.write
+    other = tmp_path / "other"
+    spark_statestore.convert(spark, str(checkpoint), str(other), batch=0, stopped=True)
+    write = api._Run.write
 
     def write_other_batch(run: Any) -> Any:
-        written = convert(run)
+        written = write(run)
         target = Path(run._target)
-        other = tmp_path / "other"
-        spark_statestore.convert(spark, str(checkpoint), str(other), batch=0, stopped=True)
         # The state of the batch before, under the number of this one.
         shutil.rmtree(target / "state/0/0/chk-2")
         shutil.copytree(other / "state/0/0/chk-1", target / "state/0/0/chk-2")
@@ -254,8 +254,9 @@ def test_killed_conversion_runs_again(
             time.sleep(0.001)
         os.killpg(program.process.pid, signal.SIGKILL)
     if not (target / "metadata").exists():
-        with pytest.raises(CheckpointNotFoundError):
-            spark_statestore.read_state(str(target))
+        if moment != "the logs are written":
+            with pytest.raises(CheckpointNotFoundError):
+                spark_statestore.read_state(str(target))
         with Program("convert", **arguments) as program:
             assert program.next("started")
             assert program.next("converted") > 0

@@ -7,7 +7,6 @@ import json
 import sys
 
 import spark_statestore
-from benchmarks.contest import UNFORKED_FILES
 from tests.spark.counting import report
 from tests.support.sessions import local_builder
 
@@ -16,8 +15,6 @@ def main():
     asked = json.loads(sys.argv[1])
     spark = spark_statestore.configure(local_builder("convert", memory="512m")).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
-    for name, value in UNFORKED_FILES.items():
-        spark.sparkContext._jsc.hadoopConfiguration().set(name, value)
     report("started", True)
     done = spark_statestore.convert(
         spark, asked["source"], asked["target"], asked["to"], partitions=asked["partitions"], stopped=True
