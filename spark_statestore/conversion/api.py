@@ -115,12 +115,15 @@ def convert(
     require_known(of.operators)
     of.require_encoding()
     provider = provider_for(to, of.operators, has_ids=of.ids is not None)
-    if of.provider == provider or (is_own(of.provider) and is_own(provider)):
+    if is_own(of.provider) and is_own(provider):
         raise ConversionError(
-            f"the state of {of.checkpoint.url} is in the state store {of.provider} already. To change its number of partitions use "
-            "spark-statestore rescale; nothing was changed."
-            if is_own(provider)
-            else f"the state of {of.checkpoint.url} is in the state store {of.provider} already; nothing was changed."
+            f"the state of {of.checkpoint.url} is in the state store {of.provider} already. spark-statestore rescale changes its "
+            "number of partitions; nothing was changed."
+        )
+    if of.provider == provider and partitions is None:
+        raise ConversionError(
+            f"the state of {of.checkpoint.url} is in the state store {of.provider} already. Pass partitions (--partitions) to "
+            "change its number of partitions; nothing was changed."
         )
     require_classes(spark, of.provider, provider)
     counts = {one.id: of.partitions(one) for one in of.operators}
