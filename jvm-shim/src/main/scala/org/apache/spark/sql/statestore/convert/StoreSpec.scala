@@ -59,7 +59,9 @@ private[convert] object StoreSpec {
     val prefixColumns = node.path("prefixColumns").asInt
     // The newest file comes last. A family that it lacks may still have rows.
     val schemas = texts(node.path("schemas")).flatMap(readSchemas(_, hadoopConf))
-    val families = schemas.map(schema => schema.colFamilyName -> schema).toMap.values.toSeq.sortBy(_.colFamilyName)
+    // With column families the default one is a dummy, which some releases list.
+    val families = schemas.filterNot(hasFamilies && _.colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME)
+      .map(schema => schema.colFamilyName -> schema).toMap.values.toSeq.sortBy(_.colFamilyName)
     StoreSpec(
       node.path("operator").asLong,
       node.path("name").asText,

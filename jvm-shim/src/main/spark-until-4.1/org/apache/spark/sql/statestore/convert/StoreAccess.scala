@@ -1,14 +1,13 @@
 package org.apache.spark.sql.statestore.convert
 
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.CheckpointStateStoreProvider
-import org.apache.spark.sql.statestore.compat.ReadStoreSince42
+import org.apache.spark.sql.statestore.compat.{ProviderSince42, ReadStoreSince42}
 
 /** Calls of a provider that other releases of Spark lack. */
 private[convert] object StoreAccess {
   /** Opens an empty store to write the version after one; the flag is false if it writes version 1. */
   def openEmpty(provider: StateStoreProvider, version: Long): (StateStore, Boolean) = provider match {
-    case own: CheckpointStateStoreProvider =>
+    case own: ProviderSince42 =>
       (own.getStore(version, None, forceSnapshotOnCommit = true, loadEmpty = true), true)
     case _ => (provider.getStore(0), version == 0)
   }
