@@ -62,6 +62,18 @@ OUTPUT = {
         "7 partitions: 300 users, 500 visits",
         "200 users came on both days",
     ],
+    "move_in.py": [
+        "batches 0 to 2 with RocksDBStateStoreProvider",
+        "converted 968 rows after batch 2, compared with checksums",
+        "batches 3 to 5 with CheckpointStateStoreProvider",
+        "247,813 duties of aircraft: the result equals the batch answer",
+    ],
+    "move_out.py": [
+        "batches 0 to 2 with CheckpointStateStoreProvider",
+        "converted 968 rows after batch 2, compared with checksums",
+        "batches 3 to 5 with RocksDBStateStoreProvider",
+        "247,813 duties of aircraft: the result equals the batch answer",
+    ],
     "memory_storage.py": [
         "run 1: 1000 numbers counted",
         "run 2: 2000 numbers counted",
