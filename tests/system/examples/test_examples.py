@@ -63,15 +63,15 @@ OUTPUT = {
         "200 users came on both days",
     ],
     "move_in.py": [
-        "batches 0 to 2 with RocksDBStateStoreProvider",
-        "converted 968 rows after batch 2, compared with checksums",
-        "batches 3 to 5 with CheckpointStateStoreProvider",
+        "batches 0 to 3 with RocksDBStateStoreProvider",
+        "converted 968 rows after batch 3, compared with checksums",
+        "batches 4 to 7 with CheckpointStateStoreProvider",
         "247,813 duties of aircraft: the result equals the batch answer",
     ],
     "move_out.py": [
-        "batches 0 to 2 with CheckpointStateStoreProvider",
-        "converted 968 rows after batch 2, compared with checksums",
-        "batches 3 to 5 with RocksDBStateStoreProvider",
+        "batches 0 to 3 with CheckpointStateStoreProvider",
+        "converted 968 rows after batch 3, compared with checksums",
+        "batches 4 to 7 with RocksDBStateStoreProvider",
         "247,813 duties of aircraft: the result equals the batch answer",
     ],
     "memory_storage.py": [
