@@ -4,8 +4,6 @@ import java.util.concurrent.atomic.AtomicLong
 
 import scala.jdk.CollectionConverters._
 
-import com.fasterxml.jackson.databind.JsonNode
-
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.statestore.backend.CheckpointClient
 import org.apache.spark.util.LongAccumulator

@@ -19,8 +19,6 @@ import org.apache.spark.util.SerializableConfiguration
  */
 private[convert] final class StoreSide(
     root: String, version: Long, conf: StateStoreConf, hadoopConf: SerializableConfiguration) extends Serializable {
-  import StoreSide._
-
   /** Opens a store's version, passes it to a function with the families that it has, and closes it. */
   def read[T](store: StoreSpec, partition: Int, id: Option[String])(body: (ReadStateStore, Seq[Family]) => T): T =
     using(store, partition) { provider =>
