@@ -189,19 +189,16 @@ class Requests:
 
     def _publish(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         store = self._store(request["store"])
-        if store.merged is None:
-            raise ProtocolError(f"{store.store} at {store.url} is not part of a query with merged files")
         objects = [
             (path, memoryview(_receive_object(connection, path)).tobytes())
             for path in request.get("objects", ())
         ]
         connection.expect_end()
-        missing, size = store.publish_merged(request["attempts"], objects)
-        store.merged.discard_reported(request.get("discarded", ()))
+        missing, size = store.publish_merged(request["attempts"], objects, request.get("discarded", ()))
         answer = {"missing": missing, "bytesWritten": size}
         connection.send_json(Kind.CONTROL, answer | _process_metrics())
         connection.send(Kind.END)
-        if store.merged.has_garbage():
+        if store.merged is not None and store.merged.has_garbage():
             # The batch does not wait for it, nor does the next request of this connection.
             threading.Thread(target=store.sweep_merged, daemon=True).start()
 

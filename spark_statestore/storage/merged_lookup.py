@@ -138,11 +138,11 @@ class MergedLookup:
         end = logical.size if size is None else min(logical.size, start + size)
         while True:
             with self._lock:
-                is_elsewhere = logical.physical is self._index.elsewhere
+                physical, offset, data = logical.physical, logical.start, logical.data
+                is_elsewhere = physical is self._index.elsewhere
             if is_elsewhere:
                 logical = self._published_elsewhere(logical)
-            with self._lock:
-                physical, offset, data = logical.physical, logical.start, logical.data
+                continue
             if data is not None or physical.name is None:
                 return (data or b"")[start:end]
             try:

@@ -325,7 +325,10 @@ class StoreDirectory:
             ) from error
 
     def publish_merged(
-        self, attempts: Collection[str], handed_over: Iterable[tuple[str, bytes]] = ()
+        self,
+        attempts: Collection[str],
+        handed_over: Iterable[tuple[str, bytes]] = (),
+        discarded: Iterable[str] = (),
     ) -> tuple[list[str], int]:
         """Publish the merged files of the store's query, see `MergedFiles.publish` for other parameters and the result.
 
@@ -333,6 +336,8 @@ class StoreDirectory:
         ----------
         handed_over
             Metadata objects from the processes of executors, with their paths below the query's state directory.
+        discarded
+            Paths there of what these processes have discarded.
 
         Raises
         ------
@@ -352,7 +357,9 @@ class StoreDirectory:
             for path, data in handed_over:
                 attempt_id = decode_object(data, f"{path}, handed over by an executor,").attempt_id
                 self.merged.add(join(state, path), attempt_id, data, self.require_uncommitted)
-            return self.merged.publish(attempts, self.require_uncommitted)
+            published = self.merged.publish(attempts, self.require_uncommitted)
+            self.merged.discard_reported(discarded)
+            return published
         except (CheckpointError, StorageAccessError):
             raise
         except OSError as error:
