@@ -14,10 +14,13 @@ from typing import Any, Literal
 
 from spark_statestore.errors import OptionError
 
-__all__ = ["OPTIONS", "OPTION_PREFIX", "Option", "StorageOptions", "check", "parse_size"]
+__all__ = ["OPTIONS", "OPTION_PREFIX", "PROVIDER_KEY", "Option", "StorageOptions", "check", "parse_size"]
 
 OPTION_PREFIX = "spark.sql.streaming.stateStore.backend."
 """Prefix of the options' keys: only keys below ``spark.sql.streaming.stateStore.`` reach a provider."""
+
+PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
+"""Spark's setting with the provider of a query's state stores."""
 
 MAX_FILE_STATE_THRESHOLD = 256 * 1024 * 1024
 """Upper bound of ``fileStateThreshold`` in bytes; Flink's is 1 MiB.

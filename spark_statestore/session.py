@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 from spark_statestore._version import SUPPORTED_SPARK, __version__, minor_of
 from spark_statestore.errors import IncompatibleSparkError, OptionError, SessionError
-from spark_statestore.options import OPTION_PREFIX, check
+from spark_statestore.options import OPTION_PREFIX, PROVIDER_KEY, check
 from spark_statestore.temporary import PREFIX, keep_while_alive, remove_abandoned
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "JOIN_PROVIDER_CLASS",
     "PLUGIN_CLASS",
     "PROVIDER_CLASS",
+    "PROVIDER_CLASSES",
     "attach",
     "configure",
     "jar_path",
@@ -41,6 +42,9 @@ PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStorePro
 JOIN_PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointJoinStateStoreProvider"
 """The same store, for queries with stream-stream joins of state format 3 or 4: Spark 4.3 takes
 those only for a class that extends its RocksDB provider, and uses format 2 otherwise."""
+
+PROVIDER_CLASSES: Final = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
+"""The classes of this store."""
 
 EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
 """For ``spark.sql.extensions``: enables transformWithState, which Spark restricts to its own RocksDB
@@ -58,9 +62,7 @@ are read and written by the driver's backend, as state is."""
 _SHIPPED: Final = ("backend", "files", "formats", "operator_state", "storage", "store")
 """Subpackages in the archive for executors: those that the backend and `QueryOperatorState` import."""
 
-_PROVIDERS = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
 _FILE_MANAGER_KEY = "spark.sql.streaming.checkpointFileManagerClass"
-_PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 _JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
 
 
@@ -176,8 +178,8 @@ def configure(
         )
     defaults = _spark_defaults()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    provider = given.get(_PROVIDER_KEY) or defaults.get(_PROVIDER_KEY)
-    settings = {_PROVIDER_KEY: provider if provider in _PROVIDERS else PROVIDER_CLASS}
+    provider = given.get(PROVIDER_KEY) or defaults.get(PROVIDER_KEY)
+    settings = {PROVIDER_KEY: provider if provider in PROVIDER_CLASSES else PROVIDER_CLASS}
     settings |= {OPTION_PREFIX + name: value for name, value in values.items()}
     python = _interpreter(given, defaults)
     if python is not None and OPTION_PREFIX + "python" not in settings | given:
@@ -227,16 +229,16 @@ def attach(spark: SparkSession) -> None:
         )
     missing = []
     build = None
-    provider = spark.conf.get(_PROVIDER_KEY, None)
+    provider = spark.conf.get(PROVIDER_KEY, None)
     try:
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
         jvm.java.lang.Class.forName(PROVIDER_CLASS, True, loader)
         build = jvm.org.apache.spark.sql.statestore.BuildInfo
     except Exception:  # noqa: BLE001 - py4j raises several types
         effect = (
-            f"; {_PROVIDER_KEY!r} names a class in it, so a query ends with 'terminated with "
+            f"; {PROVIDER_KEY!r} names a class in it, so a query ends with 'terminated with "
             f"exception: {PROVIDER_CLASS}', a ClassNotFoundException"
-            if provider in _PROVIDERS
+            if provider in PROVIDER_CLASSES
             else ""
         )
         missing.append(
@@ -246,10 +248,10 @@ def attach(spark: SparkSession) -> None:
             f"or   spark-submit --jars {_jar_or_hint(spark.version)} ..."
         )
     # Such a session has no class of its own: its queries get this store's.
-    if provider not in _PROVIDERS and spark.conf.get(OPTION_PREFIX + "realTimeMode", "false") != "true":
+    if provider not in PROVIDER_CLASSES and spark.conf.get(OPTION_PREFIX + "realTimeMode", "false") != "true":
         missing.append(
             "the session has another provider. Before the query's first start:\n"
-            f'    spark.conf.set("{_PROVIDER_KEY}", "{PROVIDER_CLASS}")'
+            f'    spark.conf.set("{PROVIDER_KEY}", "{PROVIDER_CLASS}")'
         )
     if _needs_plugin(spark):
         missing.append(

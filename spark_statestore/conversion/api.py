@@ -14,7 +14,6 @@ from spark_statestore.conversion.claim import claim, remove_interrupted
 from spark_statestore.conversion.job import Job, Progress, require_classes
 from spark_statestore.conversion.plan import Source, side
 from spark_statestore.conversion.providers import (
-    PROVIDER,
     Target,
     is_own,
     provider_for,
@@ -25,6 +24,7 @@ from spark_statestore.conversion.result import Conversion, ConvertedState
 from spark_statestore.conversion.space import require_space, state_bytes
 from spark_statestore.errors import ConversionError, QueryRunningError
 from spark_statestore.files import join, open_file_system
+from spark_statestore.options import PROVIDER_KEY
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.savepoints.copy import CheckpointCopy
 from spark_statestore.savepoints.restore import SCRATCH, new_location, require_empty
@@ -224,7 +224,7 @@ class _Run:
             query_id=own.query_id,
             partitions=partitions,
             fsync=is_last,
-            conf={PROVIDER: own_provider},
+            conf={PROVIDER_KEY: own_provider},
         )
         copy.write()
         written = _Written(copy, copy.state_ids, dict(copy.partitions_written))
@@ -284,7 +284,7 @@ class _Run:
             target,
             query_id=source.query_id,
             fsync=True,
-            conf={PROVIDER: provider},
+            conf={PROVIDER_KEY: provider},
         )
         copy.write(state=False, state_ids=ids)
         return _Written(copy, ids, counts)

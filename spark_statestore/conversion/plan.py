@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from spark_statestore.conversion.providers import PROVIDER, has_families, is_own
+from spark_statestore.conversion.providers import has_families, is_own
 from spark_statestore.errors import CheckpointNotFoundError, ConversionError, CorruptCheckpointError
 from spark_statestore.files import join
-from spark_statestore.options import OPTION_PREFIX
+from spark_statestore.options import OPTION_PREFIX, PROVIDER_KEY
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.operators import SCHEMAS
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, STATE, ranges
@@ -23,7 +23,6 @@ STORE_CONF: Final = "spark.sql.streaming.stateStore."
 
 _ENCODING: Final = f"{STORE_CONF}encodingFormat"
 _LIST: Final = "ListState"
-_JOIN: Final = "symmetricHashJoin"
 
 # Families that Spark's joins declare as internal; those of transformWithState begin with a dollar sign.
 _INTERNAL: Final = ("left-keyToNumValues", "right-keyToNumValues", "left-tsWithKey", "right-tsWithKey")
@@ -52,7 +51,7 @@ class Source:
     @cached_property
     def provider(self) -> str:
         """Class of the query's provider."""
-        provider = self.offsets.conf.get(PROVIDER)
+        provider = self.offsets.conf.get(PROVIDER_KEY)
         if not provider:
             raise CorruptCheckpointError(
                 f"the offset log of {self.checkpoint.url} does not name a state store provider for batch {self.batch}. Restore the "
@@ -132,7 +131,7 @@ def side(
     pinned = {name: value for name, value in source.offsets.conf.items() if name.startswith(STORE_CONF)}
     conf: dict[str, str | None] = {
         **pinned,
-        PROVIDER: provider,
+        PROVIDER_KEY: provider,
         f"{STORE_CONF}checkpointFormatVersion": "2" if source.ids else "1",
         f"{STORE_CONF}commitValidation.enabled": "false",
         f"{OPTION_PREFIX}storage": "filesystem",
@@ -179,7 +178,7 @@ def _schema_files(operator: StatefulOperator, store: str, url: str) -> list[str]
 
 def _lists(source: Source, operator: StatefulOperator) -> list[str]:
     """Return the column families whose keys may have several values."""
-    if operator.name == _JOIN:
+    if operator.is_join:
         return [f"{side}-{name}" for side in ("left", "right") for name in _LISTS_OF_JOINS]
     kinds: dict[str, str] = {}
     # A variable that the query no longer has may still have rows.

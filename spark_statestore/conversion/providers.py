@@ -7,21 +7,16 @@ from typing import Final, Literal, get_args
 
 from spark_statestore.errors import ConversionError, OptionError
 from spark_statestore.query import StatefulOperator
-from spark_statestore.session import JOIN_PROVIDER_CLASS, PROVIDER_CLASS
+from spark_statestore.query.operators import JOIN
+from spark_statestore.session import JOIN_PROVIDER_CLASS, PROVIDER_CLASS, PROVIDER_CLASSES
 
-__all__ = ["PROVIDER", "Target", "has_families", "is_own", "provider_for", "require_known", "require_target"]
+__all__ = ["Target", "has_families", "is_own", "provider_for", "require_known", "require_target"]
 
 Target = Literal["statestore", "rocksdb", "hdfs"]
 
-PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
-"""The setting with a query's provider; the offset log has its value."""
-
-_OWN: Final = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
 _SPARKS: Final = "org.apache.spark.sql.execution.streaming.state."
 _ROCKSDB: Final = f"{_SPARKS}RocksDBStateStoreProvider"
 _HDFS: Final = f"{_SPARKS}HDFSBackedStateStoreProvider"
-
-_JOIN: Final = "symmetricHashJoin"
 
 _OPERATORS: Final = {
     "stateStoreSave",
@@ -32,7 +27,7 @@ _OPERATORS: Final = {
     "globalLimit",
     "flatMapGroupsWithState",
     "applyInPandasWithState",
-    _JOIN,
+    JOIN,
     "transformWithStateExec",
     "transformWithStateInPandasExec",
     "transformWithStateInPySparkExec",
@@ -47,7 +42,7 @@ def require_target(to: str) -> None:
 
 def is_own(provider: str) -> bool:
     """Return True for the classes of this package."""
-    return provider in _OWN
+    return provider in PROVIDER_CLASSES
 
 
 def has_families(operator: StatefulOperator) -> bool:
@@ -69,7 +64,7 @@ def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: boo
     """Return the class of a target's provider, or raise if it cannot hold the state."""
     if to == "statestore":
         # Since Spark 4.3 such joins need a subclass of Spark's RocksDB provider.
-        late_join = any(one.name == _JOIN and has_families(one) for one in operators)
+        late_join = any(one.is_join and has_families(one) for one in operators)
         return JOIN_PROVIDER_CLASS if late_join else PROVIDER_CLASS
     if to == "rocksdb":
         return _ROCKSDB

@@ -13,10 +13,13 @@ from typing import Any, Final
 
 from spark_statestore.errors import CorruptCheckpointError
 
-__all__ = ["SCHEMAS", "OperatorStore", "StatefulOperator"]
+__all__ = ["JOIN", "SCHEMAS", "OperatorStore", "StatefulOperator"]
 
 SCHEMAS: Final = "_stateSchema"
 """Directory of an operator's schema files."""
+
+JOIN: Final = "symmetricHashJoin"
+"""Name of a join of two streams."""
 
 _SCHEMA_FILES = "stateSchemaFilePaths"
 
@@ -113,6 +116,11 @@ class StatefulOperator:
     def partitions(self) -> int:
         """Number of partitions in Spark's metadata; see `is_single` for operators that run in one."""
         return self.stores[0].partitions
+
+    @property
+    def is_join(self) -> bool:
+        """True for a join of two streams."""
+        return self.name == JOIN
 
     @property
     def may_be_single(self) -> bool:

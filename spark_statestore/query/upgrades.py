@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from spark_statestore._version import SUPPORTED_SPARK
+from spark_statestore.options import PROVIDER_KEY
 from spark_statestore.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.query.operators import StatefulOperator
 from spark_statestore.query.query_checkpoint import OFFSETS, QueryCheckpoint
@@ -14,7 +15,6 @@ from spark_statestore.store.metadata import ColumnFamily
 
 __all__ = ["obstacles_by_spark"]
 
-_PROVIDER: Final = "spark.sql.streaming.stateStore.providerClass"
 _OWN_PACKAGE: Final = "org.apache.spark.sql.statestore."
 
 _TIMESTAMP_KEYS: Final = ("timestampPrefix", "timestampPostfix")
@@ -48,7 +48,7 @@ def _limits(checkpoint: QueryCheckpoint) -> Iterator[_Limit]:
     """Yield what limits the query, with the minor versions that it leaves."""
     batch = checkpoint.newest_batch()
     offsets = checkpoint.offsets(max(checkpoint.logged(OFFSETS)))
-    provider = offsets.conf.get(_PROVIDER)
+    provider = offsets.conf.get(PROVIDER_KEY)
     if provider is not None and not provider.startswith(_OWN_PACKAGE):
         yield (), f"its state is in the state store {provider}: a query keeps the provider of its first batch"
         return
@@ -80,7 +80,7 @@ def _limits_of(
 ) -> Iterator[_Limit]:
     which = f"operator {operator.id} ({operator.name})"
     ordered_by_time = any(family.key_encoder in _TIMESTAMP_KEYS for family in families)
-    if operator.name == "symmetricHashJoin":
+    if operator.is_join:
         # In formats 3 and 4 a join has one store, with column families.
         if ordered_by_time:
             yield _since("4.3"), f"{which} is a join of state format 4, which Spark has since 4.3"

@@ -29,7 +29,6 @@ _PLAIN: Final = {
 }
 
 _SESSIONS: Final = "sessionWindowStateStoreSaveExec"
-_JOIN: Final = "symmetricHashJoin"
 _TRANSFORM: Final = {
     "transformWithStateExec",
     "transformWithStateInPandasExec",
@@ -89,7 +88,7 @@ def partition_key(
     elif operator.name == _SESSIONS and state.name == _DEFAULT:
         # The session's start is the last column.
         found = PartitionKey(dropped=1)
-    elif operator.name == _JOIN:
+    elif operator.is_join:
         # Four stores, or four column families of one.
         found = _JOINS.get((store if state.name == _DEFAULT else state.name).partition("-")[2])
     elif operator.name in _TRANSFORM:
