@@ -6,105 +6,10 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.BackendException
 import org.apache.spark.sql.statestore.arrow.{ChangeBatches, FileMessages, LoadedChanges, ReceivedMessages,
-  RecordSelection, StoredMessage, UnreadableChangesException}
+  StoredMessage, UnreadableChangesException}
 import org.apache.spark.sql.statestore.driver.{DriverChain, DriverCheckpointStore, DriverVersion}
-import org.apache.spark.sql.statestore.families.FamilySnapshot
 import org.apache.spark.sql.statestore.provider.Handover
-import org.apache.spark.sql.statestore.table.{ChangeSink, LogScan, StateTable}
-
-/**
- * A version in storage: its handle, opaque to the shim, and the figures that plan snapshots.
- *
- * @param bytes         the handle, one Arrow record batch message
- * @param attemptId     id of the commit attempt that wrote the version
- * @param chainLength   number of streams that a load reads: the base, and the runs and deltas on top of it
- * @param baseVersion   version of the newest full snapshot in the chain
- * @param baseBytes     bytes of that snapshot, as stored
- * @param baseRows      its rows, -1 if they are not known
- * @param versions      versions of the streams on top of it, oldest first; the changes of a stream begin after the
- *                      version of the one before
- * @param onTop         bytes of these streams, as stored
- */
-private[statestore] final class StoredVersion(
-    val bytes: Array[Byte],
-    val attemptId: String,
-    val chainLength: Int,
-    val baseVersion: Long,
-    val baseBytes: Long,
-    val baseRows: Long,
-    val versions: Array[Long],
-    val onTop: Array[Long]) {
-
-  /** Returns the version that the changes of a stream on top of the base apply to. */
-  def before(stream: Int): Long = if (stream == 0) baseVersion else versions(stream - 1)
-}
-
-/** Handle of an uploaded full snapshot that a later commit uses as its base, or of a run for it to use. */
-private[statestore] final class SnapshotHandle(val version: Long, val bytes: Array[Byte])
-
-/** Cost of one commit: times in nanoseconds, sizes in bytes. */
-private[statestore] final class CommitCost(
-    val encodeNanos: Long,
-    val sendNanos: Long,
-    val storeNanos: Long,
-    val bytes: Long,
-    val objects: Long)
-
-/** What makes a version durable. */
-private[statestore] sealed trait Publication
-
-private[statestore] object Publication {
-  /** The commit. */
-  case object Alone extends Publication
-
-  /** `CheckpointClient.publish`, unless the commit is large. */
-  case object Merged extends Publication
-
-  /** `CheckpointClient.publish` on the driver, with `CommitReply.metadata`, unless the commit is large. */
-  case object HandedOver extends Publication
-}
-
-/**
- * @param isMerged  whether the version exists only once `CheckpointClient.publish` has returned
- * @param metadata  its metadata if the driver publishes or keeps it, else null
- */
-private[statestore] final class CommitReply(
-    val stored: StoredVersion, val cost: CommitCost, val isMerged: Boolean, val metadata: Array[Byte])
-
-/** A loaded version and the bytes read from storage. */
-private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
-
-/** Version that a replay starts from. */
-private[statestore] final class ReplayStart(val version: Long, val id: Option[String])
-
-/**
- * The attempts that led to a version, oldest first.
- *
- * @param columnFamilies  the description of one column family in each of them, null where it has none
- * @param columnFamily    the newest of these
- */
-private[statestore] final class Lineage(
-    val attempts: Seq[String], val columnFamilies: Seq[JsonNode], val columnFamily: JsonNode)
-
-/** One column family of a commit: its description and the records to send. */
-private[statestore] final class FamilyChanges(
-    val description: ObjectNode,
-    val scan: () => LogScan,
-    val selection: RecordSelection)
-
-private[statestore] object FamilyChanges {
-  /** All rows that a family had at a version. */
-  def whole(snapshot: FamilySnapshot): FamilyChanges =
-    new FamilyChanges(
-      snapshot.describe(), () => snapshot.family.table.scan(snapshot.content.view), RecordSelection.Live)
-
-  /** The net changes from a tail of a family's log to a version. */
-  def since(tail: Long, snapshot: FamilySnapshot): FamilyChanges = {
-    val view = snapshot.content.view
-    new FamilyChanges(snapshot.describe(), () => snapshot.family.table.scan(view, tail),
-      new RecordSelection.Changes(_.existedAt(tail)))
-  }
-}
+import org.apache.spark.sql.statestore.table.{ChangeSink, StateTable}
 
 /**
  * Client of the backend for one store. Each call is one exchange and blocks until the backend has
@@ -212,10 +117,9 @@ private[statestore] final class CheckpointClient(
     request.put("oldest", oldest)
     request.put("columnFamily", columnFamily)
     val reply = ask(request)
-    val attempts = reply.path("attempts")
     val families = reply.path("columnFamilies")
     new Lineage(
-      Seq.tabulate(attempts.size)(attempts.get(_).asText),
+      texts(reply, "attempts"),
       Seq.tabulate(families.size)(families.get),
       reply.path("columnFamily"))
   }
@@ -315,16 +219,9 @@ private[statestore] final class CheckpointClient(
       objects: Seq[(String, Array[Byte])] = Nil,
       discarded: Iterable[String] = Nil): Set[String] = {
     val request = newRequest("publish")
-    val listed = request.putArray("attempts")
-    attempts.foreach(listed.add(_))
-    if (objects.nonEmpty) {
-      val paths = request.putArray("objects")
-      objects.foreach { case (path, _) => paths.add(path) }
-    }
-    if (discarded.nonEmpty) {
-      val paths = request.putArray("discarded")
-      discarded.foreach(paths.add(_))
-    }
+    putTexts(request, "attempts", attempts)
+    putTexts(request, "objects", objects.map(_._1))
+    putTexts(request, "discarded", discarded)
     val control = mapper.writeValueAsBytes(request)
     val reply = backend.exchange(timeout) { connection =>
       connection.send(Frames.Control, control)
@@ -335,8 +232,7 @@ private[statestore] final class CheckpointClient(
       reply
     }
     recordUsage(reply)
-    val missing = reply.path("missing")
-    Seq.tabulate(missing.size)(missing.get(_).asText).toSet
+    texts(reply, "missing").toSet
   }
 
   /**
@@ -381,10 +277,9 @@ private[statestore] final class CheckpointClient(
     if (handsOver) request.put("handOver", true)
     val reply = ask(request)
     recordUsage(reply)
-    val discarded = reply.path("discarded")
-    if (!discarded.isEmpty) {
-      Handover.discarded(
-        store.path("commits").asText, store.path("run").asText, Array.tabulate(discarded.size)(discarded.get(_).asText))
+    val discarded = texts(reply, "discarded")
+    if (discarded.nonEmpty) {
+      Handover.discarded(store.path("commits").asText, store.path("run").asText, discarded.toArray)
     }
     reply.path("deleted").asLong
   }
@@ -515,6 +410,16 @@ private[statestore] final class CheckpointClient(
 
 private[statestore] object CheckpointClient {
   val mapper = new ObjectMapper
+
+  private def texts(reply: JsonNode, field: String): Seq[String] = {
+    val found = reply.path(field)
+    Seq.tabulate(found.size)(found.get(_).asText)
+  }
+
+  private def putTexts(request: ObjectNode, field: String, texts: Iterable[String]): Unit = {
+    val array = request.putArray(field)
+    texts.foreach(array.add(_))
+  }
 
   /** Number of loads that the backend had to decode. */
   val decodedLoads = new java.util.concurrent.atomic.LongAdder

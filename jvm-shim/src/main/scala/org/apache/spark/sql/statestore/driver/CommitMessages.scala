@@ -1,6 +1,6 @@
 package org.apache.spark.sql.statestore.driver
 
-/** What executors tell the driver of the commits that they hand over. Answers as those of `DriverMessage`. */
+/** A message of an executor to the driver about commits that it hands over. Answers are as those of `DriverMessage`. */
 private[statestore] sealed trait CommitMessage extends Product with Serializable {
   def answer(): Any
 }

@@ -5,7 +5,8 @@ import java.util.concurrent.ConcurrentHashMap
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.BackendException
 import org.apache.spark.sql.statestore.backend.{CommitReply, Publication}
-import org.apache.spark.sql.statestore.driver.{DriverConnection, FindBarrier, HandOver, HandedOverCommit, VersionsDiscarded}
+import org.apache.spark.sql.statestore.driver.{DriverConnection, DriverVersionName, FindBarrier, HandOver,
+  HandedOverCommit, VersionsDiscarded}
 
 /**
  * Hands the commits of an executor's stores over to the driver, which publishes those of a batch as one file. Flink's task
@@ -26,8 +27,8 @@ private[statestore] object Handover {
 
   def publish(log: String, run: String, id: StateStoreId, commit: StoreCommit): CommitReply = {
     val reply = commit.publish(Publication.HandedOver)
-    val store = if (id.storeName == StateStoreId.DEFAULT_STORE_NAME) "" else s"/${id.storeName}"
-    val path = s"${id.operatorId}/${id.partitionId}$store/chk-${commit.version}_${commit.attemptId}/_metadata"
+    val name = DriverVersionName(commit.version, commit.id, commit.attemptId, isCurrent = true)
+    val path = s"${StoreLocation.belowState(id)}/${name.path}"
     val isTaken = DriverConnection.find().exists(_.ask(HandOver(log, run, HandedOverCommit(
       commit.attemptId, commit.version, path, commit.client.describedStore, reply.metadata))).asInstanceOf[Boolean])
     if (!isTaken) {

@@ -12,7 +12,7 @@ import org.apache.spark.sql.statestore.table.Log
  * load or a compaction are not known. Not thread-safe.
  */
 private[provider] final class LogSlices {
-  // By version, the tails by family; a family is identified as its object may not be kept from being freed.
+  // By version, the tails by name and creation of the family: a reference to it would keep its memory.
   private val tails = new java.util.TreeMap[java.lang.Long, Map[(String, Long), Long]]
 
   /** Adds a version that the tables have now. */

@@ -22,9 +22,14 @@ private[statestore] object StoreLocation {
     options.checkpointsDir match {
       case None => sparks.toString
       case Some(base) =>
-        val store = if (id.storeName == StateStoreId.DEFAULT_STORE_NAME) "" else s"/${id.storeName}"
-        s"${base.stripSuffix("/")}/${queryId(id, hadoopConf)}/${id.operatorId}/${id.partitionId}$store"
+        s"${base.stripSuffix("/")}/${queryId(id, hadoopConf)}/${belowState(id)}"
     }
+  }
+
+  /** Returns the directory of a store below the state directory of its query. */
+  def belowState(id: StateStoreId): String = {
+    val store = if (id.storeName == StateStoreId.DEFAULT_STORE_NAME) "" else s"/${id.storeName}"
+    s"${id.operatorId}/${id.partitionId}$store"
   }
 
   /** True unless state is in files that the operating system mounts. */

@@ -1,0 +1,102 @@
+package org.apache.spark.sql.statestore.backend
+
+import com.fasterxml.jackson.databind.JsonNode
+import com.fasterxml.jackson.databind.node.ObjectNode
+
+import org.apache.spark.sql.statestore.arrow.RecordSelection
+import org.apache.spark.sql.statestore.families.FamilySnapshot
+import org.apache.spark.sql.statestore.table.LogScan
+
+/**
+ * A version in storage: its handle, opaque to the shim, and the figures that plan snapshots.
+ *
+ * @param bytes         the handle, one Arrow record batch message
+ * @param attemptId     id of the commit attempt that wrote the version
+ * @param chainLength   number of streams that a load reads: the base, and the runs and deltas on top of it
+ * @param baseVersion   version of the newest full snapshot in the chain
+ * @param baseBytes     bytes of that snapshot, as stored
+ * @param baseRows      its rows, -1 if they are not known
+ * @param versions      versions of the streams on top of it, oldest first; the changes of a stream begin after the
+ *                      version of the one before
+ * @param onTop         bytes of these streams, as stored
+ */
+private[statestore] final class StoredVersion(
+    val bytes: Array[Byte],
+    val attemptId: String,
+    val chainLength: Int,
+    val baseVersion: Long,
+    val baseBytes: Long,
+    val baseRows: Long,
+    val versions: Array[Long],
+    val onTop: Array[Long]) {
+
+  /** Returns the version that the changes of a stream on top of the base apply to. */
+  def before(stream: Int): Long = if (stream == 0) baseVersion else versions(stream - 1)
+}
+
+/** Handle of an uploaded full snapshot that a later commit uses as its base, or of a run for it to use. */
+private[statestore] final class SnapshotHandle(val version: Long, val bytes: Array[Byte])
+
+/** Cost of one commit: times in nanoseconds, sizes in bytes. */
+private[statestore] final class CommitCost(
+    val encodeNanos: Long,
+    val sendNanos: Long,
+    val storeNanos: Long,
+    val bytes: Long,
+    val objects: Long)
+
+/** The way in which a commit becomes durable. */
+private[statestore] sealed trait Publication
+
+private[statestore] object Publication {
+  /** In a file of its own, when `CheckpointClient.commit` returns. */
+  case object Alone extends Publication
+
+  /** In a merged file, when `CheckpointClient.publish` returns; a large commit as `Alone`. */
+  case object Merged extends Publication
+
+  /** As `Merged`, by the driver, which gets `CommitReply.metadata`. */
+  case object HandedOver extends Publication
+}
+
+/**
+ * @param isMerged  whether the version exists only once `CheckpointClient.publish` has returned
+ * @param metadata  its metadata if the driver publishes or keeps it, else null
+ */
+private[statestore] final class CommitReply(
+    val stored: StoredVersion, val cost: CommitCost, val isMerged: Boolean, val metadata: Array[Byte])
+
+/** A loaded version and the bytes read from storage. */
+private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
+
+/** Version that a replay starts from. */
+private[statestore] final class ReplayStart(val version: Long, val id: Option[String])
+
+/**
+ * The attempts that led to a version, oldest first.
+ *
+ * @param columnFamilies  the description of one column family in each of them, null where it has none
+ * @param columnFamily    the newest of these
+ */
+private[statestore] final class Lineage(
+    val attempts: Seq[String], val columnFamilies: Seq[JsonNode], val columnFamily: JsonNode)
+
+/** One column family of a commit: its description and the records to send. */
+private[statestore] final class FamilyChanges(
+    val description: ObjectNode,
+    val scan: () => LogScan,
+    val selection: RecordSelection)
+
+private[statestore] object FamilyChanges {
+  /** All rows that a family had at a version. */
+  def whole(snapshot: FamilySnapshot): FamilyChanges =
+    new FamilyChanges(
+      snapshot.describe(), () => snapshot.family.table.scan(snapshot.content.view), RecordSelection.Live)
+
+  /** The net changes from a tail of a family's log to a version. */
+  def since(tail: Long, snapshot: FamilySnapshot): FamilyChanges = {
+    val view = snapshot.content.view
+    new FamilyChanges(snapshot.describe(), () => snapshot.family.table.scan(view, tail),
+      new RecordSelection.Changes(_.existedAt(tail)))
+  }
+}
