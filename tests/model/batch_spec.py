@@ -66,9 +66,6 @@ class State(NamedTuple):
     failures: int = 0
     kills: int = 0
 
-    def __str__(self) -> str:
-        return "\n".join(f"     {name} = {value}" for name, value in zip(self._fields, self, strict=True))
-
 
 @dataclass(frozen=True)
 class BatchSpec:

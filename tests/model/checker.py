@@ -39,7 +39,7 @@ class Counterexample(Generic[S]):
 
     def __str__(self) -> str:
         steps = [f"{number:3}. {label}" for number, label in enumerate(self.labels, 1)]
-        return "\n".join([f"{self.invariant!r} does not hold after", *steps, str(self.states[-1])])
+        return "\n".join([f"{self.invariant!r} does not hold after", *steps, _described(self.states[-1])])
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,12 @@ class Checked(Generic[S]):
     depth: int
     labels: frozenset[str]
     counterexample: Counterexample[S] | None
+
+
+def _described(state: object) -> str:
+    """Return the fields of a state, a line for each."""
+    fields = getattr(state, "_asdict", dict)().items()
+    return "\n".join(f"     {name} = {value}" for name, value in fields) or str(state)
 
 
 class TooManyStates(Exception):

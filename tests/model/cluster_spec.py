@@ -46,9 +46,6 @@ class State(NamedTuple):
     kills: int = 0
     retries: int = 0
 
-    def __str__(self) -> str:
-        return "\n".join(f"     {name} = {value}" for name, value in zip(self._fields, self, strict=True))
-
 
 @dataclass(frozen=True)
 class ClusterSpec:

@@ -37,9 +37,6 @@ class State(NamedTuple):
     cleaners: tuple[Cleaner, ...]
     holders: tuple[Holder, ...]
 
-    def __str__(self) -> str:
-        return "\n".join(f"     {name} = {value}" for name, value in zip(self._fields, self, strict=True))
-
 
 @dataclass(frozen=True)
 class HoldSpec:

@@ -88,9 +88,6 @@ class State(NamedTuple):
     rollbacks: int = 0
     cleanups: int = 0
 
-    def __str__(self) -> str:
-        return "\n".join(f"     {name} = {value}" for name, value in zip(self._fields, self, strict=True))
-
 
 @dataclass(frozen=True)
 class StoreSpec:
@@ -316,9 +313,8 @@ class StoreSpec:
     def _snapshot(self, state: State, number: int, executor: Executor) -> Iterator[tuple[str, State]]:
         if executor.snapshot is not None:
             version, attempt_id, since = executor.snapshot
-            base: Stream = ("snapshot", state.snapshots, version, attempt_id)
-            if self.runs:
-                base = ("run", (state.snapshots, since), version, attempt_id)
+            kind = ("run", (state.snapshots, since)) if self.runs else ("snapshot", state.snapshots)
+            base: Stream = (*kind, version, attempt_id)
             of = state._replace(files=state.files | {base}, snapshots=state.snapshots + 1)
             # A snapshot of an undone version is not needed.
             kept = base if executor.version >= version else None
@@ -494,13 +490,9 @@ def _version(state: State, stream: Stream) -> int:
 
 def _is_continuous(state: State, chain: tuple[Stream, ...]) -> bool:
     """Return whether a chain begins with a full snapshot, and each stream applies to what the ones before it have."""
-    whole = chain[0][0] != "run"
-    versions = [_version(state, stream) for stream in chain]
-    begins = [
-        stream[1][1] if stream[0] == "run" else version - 1
-        for stream, version in zip(chain[1:], versions[1:], strict=True)
-    ]
-    return whole and begins == versions[:-1]
+    ends = [_version(state, stream) for stream in chain]
+    begins = [s[1][1] if s[0] == "run" else end - 1 for s, end in zip(chain, ends, strict=True)]
+    return chain[0][0] != "run" and begins[1:] == ends[:-1]
 
 
 def _with(state: State, number: int, executor: Executor) -> State:

@@ -156,9 +156,39 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def kill(*pids: int) -> None:
+    """Kill processes, and wait until they have ended."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        assert wait_until(lambda pid=pid: is_gone(pid), 10)  # type: ignore[misc]
+
+
+def backends_of_executors(session: Any) -> list[psutil.Process]:
+    """Return the backends of a cluster's executors, which are not the driver's."""
+    driver = jvm_of(session)
+    return [backend for backend in backends_of(driver) if backend.ppid() != driver]
+
+
+def report_executors(session: Any) -> None:
+    """Report the process ids of the backends and executors of a cluster of two, as `running`."""
+    wait_until(lambda: len(backends_of_executors(session)) == 2, 20)
+    report("running", [(backend.pid, backend.ppid()) for backend in backends_of_executors(session)])
+
+
 def report(event: str, value: Any = None) -> None:
     """Report an event to the test that runs this program, see `Program.next`."""
     print(json.dumps({"event": event, "value": value}), flush=True)
+
+
+def cluster_environment(directory: Path) -> dict[str, str]:
+    """Return the environment of a program that runs a ``local-cluster``, with the workers' files in a directory."""
+    import pyspark
+
+    return {
+        "SPARK_HOME": str(Path(pyspark.__file__).parent),
+        "SPARK_WORKER_DIR": str(directory / "work"),
+    }
 
 
 class Program:

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
-import pyspark
 import pytest
 
 import spark_statestore
-from tests.spark.counting import Program, is_gone, wait_until
+from tests.spark.counting import Program, cluster_environment, kill, wait_until
 from tests.support.slow import SlowStorage
 
 pytestmark = pytest.mark.slow
 
 
-def kill(*pids: int) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        assert wait_until(lambda pid=pid: is_gone(pid), 10)
-
-
 def test_commits_on_a_cluster_are_one_file_and_survive_their_executors(built: Path, tmp_path: Path) -> None:
     slow = SlowStorage(tmp_path)
     checkpoint = tmp_path / "checkpoint"
-    environment = slow.environment | {
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
-        "SPARK_WORKER_DIR": str(tmp_path / "work"),
-    }
+    environment = slow.environment | cluster_environment(tmp_path)
     with Program(
         "commits_on_a_cluster",
         environment,

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark.counting import Program, is_gone, wait_until
+from tests.spark.counting import Program, cluster_environment, is_gone, kill, wait_until
 from tests.support.trees import files_below
 
 PLUGIN_LINE = "spark.plugins=org.apache.spark.sql.statestore.StateStorePlugin"
@@ -18,20 +16,8 @@ pytestmark = pytest.mark.slow
 
 
 def cluster(directory: Path, **arguments: Any) -> Program:
-    import pyspark
-
-    environment = {
-        "SPARK_HOME": str(Path(pyspark.__file__).parent),
-        "SPARK_WORKER_DIR": str(directory / "work"),
-    }
+    environment = cluster_environment(directory)
     return Program("memory_cluster", environment, checkpoint=str(directory / "checkpoint"), **arguments)
-
-
-def kill(*pids: int) -> None:
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    for pid in pids:
-        assert wait_until(lambda pid=pid: is_gone(pid), 10)
 
 
 def test_memory_query_is_exact_after_kills_of_executor_and_backend(built: Path, tmp_path: Path) -> None:

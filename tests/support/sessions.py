@@ -20,3 +20,11 @@ def local_builder(name: str, memory: str, master: str = "local[2]") -> Any:
     for key, value in settings.items():
         builder.config(key, value)
     return builder
+
+
+def cluster_builder() -> Any:
+    """Return the builder of a session with two executors, which are killed and replaced."""
+    builder = local_builder("cluster", memory="512m", master="local-cluster[2,1,1024]")
+    builder.config("spark.sql.shuffle.partitions", "4")
+    # Spark otherwise requests blocks of a lost executor again and again.
+    return builder.config("spark.shuffle.io.maxRetries", "1").config("spark.shuffle.io.retryWait", "100ms")

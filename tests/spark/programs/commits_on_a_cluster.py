@@ -11,28 +11,23 @@ import sys
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    backends_of,
     finish,
-    jvm_of,
     messages,
     report,
+    report_executors,
     start_counting,
     wait_for_batch,
     wait_until,
 )
-from tests.support.sessions import local_builder
+from tests.support.sessions import cluster_builder
 
 STATE_STORE = "spark.sql.streaming.stateStore."
 
 
 def main():
     asked = json.loads(sys.argv[1])
-    builder = local_builder("cluster", memory="512m", master="local-cluster[2,1,1024]")
+    builder = cluster_builder()
     settings = {
-        "spark.sql.shuffle.partitions": "4",
-        # Spark otherwise requests blocks of a lost executor again and again.
-        "spark.shuffle.io.maxRetries": "1",
-        "spark.shuffle.io.retryWait": "100ms",
         "spark.sql.streaming.minBatchesToRetain": "2",
         STATE_STORE + "checkpointFormatVersion": "2",
         STATE_STORE + "maintenanceInterval": "500ms",
@@ -72,17 +67,6 @@ def main():
     spark.stop()
     report("stopped")
     sys.stdin.readline()
-
-
-def report_executors(session):
-    driver = jvm_of(session)
-    wait_until(lambda: len(executors(driver)) == 2, 20)
-    report("running", executors(driver))
-
-
-def executors(driver):
-    # The driver's own backend writes Spark's files.
-    return [(p.pid, p.ppid()) for p in backends_of(driver) if p.ppid() != driver]
 
 
 def failure_of(query):

@@ -14,16 +14,14 @@ from pyspark.sql import functions as f
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    backends_of,
     finish,
-    jvm_of,
     messages,
     report,
+    report_executors,
     start_counting,
     wait_for_batch,
-    wait_until,
 )
-from tests.support.sessions import local_builder
+from tests.support.sessions import cluster_builder
 
 STORAGE = OPTION_PREFIX + "storage"
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
@@ -31,10 +29,7 @@ FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 
 def main():
     asked = json.loads(sys.argv[1])
-    builder = local_builder("cluster", memory="512m", master="local-cluster[2,1,1024]")
-    builder.config("spark.sql.shuffle.partitions", "4")
-    # Spark otherwise requests blocks of a lost executor again and again.
-    builder.config("spark.shuffle.io.maxRetries", "1").config("spark.shuffle.io.retryWait", "100ms")
+    builder = cluster_builder()
     builder.config("spark.rpc.message.maxSize", "1")
     if asked.get("plain"):
         builder.config("spark.jars", spark_statestore.jar_path())
@@ -86,8 +81,7 @@ def run(start):
 def count(session, checkpoint):
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 1)
-    wait_until(lambda: len(backends_of_executors(session)) == 2, 20)
-    report("running", [(p.pid, p.ppid()) for p in backends_of_executors(session)])
+    report_executors(session)
     sys.stdin.readline()
     finish(session, query, query.lastProgress.batchId + 3)
     query = start_counting(session, checkpoint)
@@ -95,12 +89,6 @@ def count(session, checkpoint):
     first = query.recentProgress[0].batchId
     finish(session, query, first + 1)
     report("result", first)
-
-
-def backends_of_executors(session):
-    # The driver's own backend writes Spark's files.
-    driver = jvm_of(session)
-    return [backend for backend in backends_of(driver) if backend.ppid() != driver]
 
 
 def start_wide(session, checkpoint, **confs):
