@@ -8,6 +8,7 @@ import org.apache.hadoop.fs.Path
 
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.CheckpointStateStoreProvider
 import org.apache.spark.sql.statestore.compat.Since41
 import org.apache.spark.util.SerializableConfiguration
@@ -18,7 +19,11 @@ import org.apache.spark.util.SerializableConfiguration
  * Guarantees: reading changes no file; `write` publishes a store at just that version, as a full snapshot.
  */
 private[convert] final class StoreSide(
-    root: String, version: Long, conf: StateStoreConf, hadoopConf: SerializableConfiguration) extends Serializable {
+    root: String,
+    version: Long,
+    conf: StateStoreConf,
+    settings: Map[String, String],
+    hadoopConf: SerializableConfiguration) extends Serializable {
   /** Opens a store's version, passes it to a function with the families that it has, and closes it. */
   def read[T](store: StoreSpec, partition: Int, id: Option[String])(body: (ReadStateStore, Seq[Family]) => T): T =
     using(store, partition) { provider =>
@@ -67,7 +72,17 @@ private[convert] final class StoreSide(
       store.families.filter(family => found(family.name))
     }
 
-  private def using[T](store: StoreSpec, partition: Int)(body: StateStoreProvider => T): T = {
+  // Spark's stores read some settings from the active session instead of `conf`.
+  private def using[T](store: StoreSpec, partition: Int)(body: StateStoreProvider => T): T =
+    SQLConf.withExistingConf(active)(open(store, partition)(body))
+
+  private def active: SQLConf = {
+    val active = new SQLConf
+    settings.foreach { case (name, value) => active.setConfString(name, value) }
+    active
+  }
+
+  private def open[T](store: StoreSpec, partition: Int)(body: StateStoreProvider => T): T = {
     val default = store.default
     val provider = StateStoreProvider.createAndInit(
       StateStoreProviderId(StateStoreId(root, store.operator, partition, store.name), UUID.randomUUID()),
@@ -105,6 +120,7 @@ private[convert] object StoreSide {
     if (!conf.stateStoreProviderClass.startsWith(classOf[CheckpointStateStoreProvider].getPackageName)) {
       hadoopConf.unset(FileManager)
     }
-    new StoreSide(node.path("root").asText, version, new StateStoreConf(conf), new SerializableConfiguration(hadoopConf))
+    new StoreSide(node.path("root").asText, version, new StateStoreConf(conf), conf.getAllConfs,
+      new SerializableConfiguration(hadoopConf))
   }
 }
