@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
 from spark_statestore.conversion.providers import has_families, is_own
 from spark_statestore.errors import CheckpointNotFoundError, ConversionError, CorruptCheckpointError
 from spark_statestore.files import join
+from spark_statestore.files.failures import failing_to
 from spark_statestore.options import OPTION_PREFIX, PROVIDER_KEY
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.operators import SCHEMAS
@@ -124,21 +126,20 @@ class Source:
 def side(
     source: Source, url: str, provider: str, partitions: Mapping[int, int], ids: _Ids | None
 ) -> dict[str, Any]:
-    """Return a side of the conversion as the JVM reads it: location, settings and stores.
-
-    `url` is the checkpoint location of that side, which has schema files of its own.
-    """
+    """Return a side of the conversion, whose checkpoint location is `url`, as the JVM reads it: root, settings and stores."""
     pinned = {name: value for name, value in source.offsets.conf.items() if name.startswith(STORE_CONF)}
     conf: dict[str, str | None] = {
         **pinned,
         PROVIDER_KEY: provider,
         f"{STORE_CONF}checkpointFormatVersion": "2" if source.ids else "1",
         f"{STORE_CONF}commitValidation.enabled": "false",
+        # With it Spark 4.0 would write no full snapshot.
+        f"{STORE_CONF}rocksdb.changelogCheckpointing.enabled": "false",
         f"{OPTION_PREFIX}storage": "filesystem",
         f"{OPTION_PREFIX}checkpointsDir": source.checkpoints_dir if url == source.given else None,
     }
     stores = [
-        _store(source, operator, number, url, partitions[operator.id], ids)
+        _store(source, operator, number, partitions[operator.id], ids)
         for operator in source.operators
         for number in range(len(operator.stores))
     ]
@@ -146,7 +147,7 @@ def side(
 
 
 def _store(
-    source: Source, operator: StatefulOperator, number: int, url: str, partitions: int, ids: _Ids | None
+    source: Source, operator: StatefulOperator, number: int, partitions: int, ids: _Ids | None
 ) -> dict[str, Any]:
     store = operator.stores[number]
     return {
@@ -155,25 +156,31 @@ def _store(
         "hasFamilies": has_families(operator),
         "prefixColumns": store.prefix_columns,
         "partitions": partitions,
-        "schemas": _schema_files(operator, store.name, url),
+        "schemas": [b64encode(content).decode() for content in _schemas(source, operator, store.name)],
         "lists": _lists(source, operator),
         "internal": list(_INTERNAL),
         "ids": [stores[number] for stores in ids[operator.id]] if ids and operator.id in ids else [],
     }
 
 
-def _schema_files(operator: StatefulOperator, store: str, url: str) -> list[str]:
-    state = join(_location(url), STATE)
+def _schemas(source: Source, operator: StatefulOperator, store: str) -> Iterator[bytes]:
+    """Yield the content of the schema files, which need no file system of Hadoop's that way; the newest comes last."""
+    checkpoint = source.checkpoint
     if not has_families(operator):
-        return [join(state, *StoreId(operator.id, 0, store).directories, "_metadata", "schema")]
-    # The recorded URLs are those of the place where the query began.
-    below = [operator.below_its_schemas(file) for file in operator.schema_files]
-    if None in below or not below:
-        raise CorruptCheckpointError(
-            f"the metadata of operator {operator.id} ({operator.name}) names schema files outside of the operator's directory: "
-            f"{', '.join(operator.schema_files) or 'none'}. Restore it from a backup; nothing was changed."
-        )
-    return [join(state, str(operator.id), SCHEMAS, name) for name in below if name is not None]
+        below: list[tuple[str, ...]] = [(*StoreId(operator.id, 0, store).directories, "_metadata", "schema")]
+    else:
+        # The recorded URLs are those of the place where the query began.
+        names = [operator.below_its_schemas(file) for file in operator.schema_files]
+        if None in names or not names:
+            raise CorruptCheckpointError(
+                f"the metadata of operator {operator.id} ({operator.name}) names schema files outside of the operator's directory: "
+                f"{', '.join(operator.schema_files) or 'none'}. Restore it from a backup; nothing was changed."
+            )
+        below = [(str(operator.id), SCHEMAS, name) for name in names if name is not None]
+    for parts in below:
+        path = checkpoint.path(STATE, *parts)
+        with failing_to("read", checkpoint.files, path):
+            yield checkpoint.files.read(path)
 
 
 def _lists(source: Source, operator: StatefulOperator) -> list[str]:

@@ -15,6 +15,9 @@ import org.apache.spark.util.LongAccumulator
 final class StateConversion(session: SparkSession, description: String) {
   import StateConversion._
 
+  // Starts the coordinator of state stores, which Spark 4.0 and 4.1 ask even to read.
+  session.streams
+
   private val node = CheckpointClient.mapper.readTree(description)
   private val version = node.path("version").asLong
   private val rows = session.sparkContext.longAccumulator
@@ -82,10 +85,8 @@ final class StateConversion(session: SparkSession, description: String) {
 
   private def side(which: String): StoreSide = StoreSide(session, node.path(which), version)
 
-  private def stores(which: String): Seq[StoreSpec] = {
-    val hadoopConf = session.sessionState.newHadoopConf()
-    node.path(which).path("stores").elements().asScala.map(StoreSpec.read(_, hadoopConf)).toSeq
-  }
+  private def stores(which: String): Seq[StoreSpec] =
+    node.path(which).path("stores").elements().asScala.map(StoreSpec.read).toSeq
 
   private def run[T: scala.reflect.ClassTag](items: Seq[(StoreSpec, Int)])(body: ((StoreSpec, Int)) => T): Seq[T] = {
     tasks.reset()

@@ -1,10 +1,11 @@
 package org.apache.spark.sql.statestore.convert
 
+import java.util.Base64
+
 import scala.jdk.CollectionConverters._
 
 import com.fasterxml.jackson.databind.JsonNode
-import org.apache.hadoop.conf.Configuration
-import org.apache.hadoop.fs.Path
+import org.apache.hadoop.fs.{FSDataInputStream, FSInputStream}
 
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.compat.TimestampPrefixKeys
@@ -51,14 +52,14 @@ private[convert] final case class StoreSpec(
 }
 
 private[convert] object StoreSpec {
-  /** Reads a store's description, and its schemas from the files that it names. */
-  def read(node: JsonNode, hadoopConf: Configuration): StoreSpec = {
+  /** Reads a store's description, which has the content of its schema files. */
+  def read(node: JsonNode): StoreSpec = {
     val hasFamilies = node.path("hasFamilies").asBoolean
     val lists = texts(node.path("lists")).toSet
     val internal = texts(node.path("internal")).toSet
     val prefixColumns = node.path("prefixColumns").asInt
     // The newest file comes last. A family that it lacks may still have rows.
-    val schemas = texts(node.path("schemas")).flatMap(readSchemas(_, hadoopConf))
+    val schemas = texts(node.path("schemas")).flatMap(readSchemas)
     // With column families the default one is a dummy, which some releases list.
     val families = schemas.filterNot(hasFamilies && _.colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME)
       .map(schema => schema.colFamilyName -> schema).toMap.values.toSeq.sortBy(_.colFamilyName)
@@ -78,10 +79,22 @@ private[convert] object StoreSpec {
       texts(node.path("ids")))
   }
 
-  private def readSchemas(file: String, hadoopConf: Configuration): Seq[StateStoreColFamilySchema] = {
-    val path = new Path(file)
-    val stream = path.getFileSystem(hadoopConf).open(path)
-    try StateSchemaCompatibilityChecker.readSchemaFile(stream) finally stream.close()
+  private def readSchemas(content: String): Seq[StateStoreColFamilySchema] =
+    StateSchemaCompatibilityChecker.readSchemaFile(new FSDataInputStream(new SchemaFile(Base64.getDecoder.decode(content))))
+
+  private final class SchemaFile(content: Array[Byte]) extends FSInputStream {
+    private var position = 0
+
+    override def read(): Int = if (position == content.length) -1 else {
+      position += 1
+      content(position - 1) & 0xff
+    }
+
+    override def seek(to: Long): Unit = position = to.toInt
+
+    override def getPos: Long = position
+
+    override def seekToNewSource(to: Long): Boolean = false
   }
 
   private def texts(node: JsonNode): Seq[String] = node.elements().asScala.map(_.asText).toSeq
