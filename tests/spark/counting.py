@@ -170,6 +170,16 @@ def backends_of_executors(session: Any) -> list[psutil.Process]:
     return [backend for backend in backends_of(driver) if backend.ppid() != driver]
 
 
+def executors_of(session: Any) -> list[int]:
+    """Return the process ids of a cluster's executors."""
+    found = psutil.Process(jvm_of(session)).children(recursive=True)
+    return [
+        process.pid
+        for process in found
+        if runs(process, "org.apache.spark.executor.CoarseGrainedExecutorBackend")
+    ]
+
+
 def report_executors(session: Any) -> None:
     """Report the process ids of the backends and executors of a cluster of two, as `running`."""
     wait_until(lambda: len(backends_of_executors(session)) == 2, 20)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,11 @@ from spark_statestore.errors import (
     QueryRunningError,
     StateStoreError,
 )
-from tests.spark.counting import Program
-from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query
+from tests.spark.counting import GROUPS, Program, cluster_environment, kill, wait_until
+from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query, configured
 from tests.spark.test_conversion import snapshot
+from tests.support.effort import EFFORT
+from tests.support.spark_versions import NEWEST_READABLE_FORMAT
 from tests.system.upgrades.cases import CASES, SCHEMAS, input_of
 
 PROVIDER = STATE_STORE + "providerClass"
@@ -239,13 +243,13 @@ MOMENTS = {
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_conversion_runs_again(
-    written: Callable[..., Path], tmp_path: Path, moment: str, partitions: int | None
+    spark: Any, written: Callable[..., Path], tmp_path: Path, moment: str, partitions: int | None
 ) -> None:
     source = written("aggregation, update mode", ROCKSDB, 2)
     before = snapshot(source)
     target = tmp_path / "target"
-    arguments = {"source": str(source), "target": str(target), "to": "statestore", "partitions": partitions}
-    with Program("convert", **arguments) as program:
+    arguments = {"source": str(source), "target": str(target), "partitions": partitions}
+    with Program("convert", conversions=[arguments]) as program:
         assert program.next("started")
         end = time.monotonic() + 120
         while not any(target.glob(MOMENTS[moment])):
@@ -253,24 +257,76 @@ def test_killed_conversion_runs_again(
             assert program.process.poll() is None
             time.sleep(0.001)
         os.killpg(program.process.pid, signal.SIGKILL)
+        program.process.wait()
     if not (target / "metadata").exists():
         if moment != "the logs are written":
             with pytest.raises(CheckpointNotFoundError):
                 spark_statestore.read_state(str(target))
-        with Program("convert", **arguments) as program:
-            assert program.next("started")
-            assert program.next("converted") > 0
+        assert spark_statestore.convert(spark, **arguments, stopped=True).rows > 0
     assert snapshot(source) == before
+    assert_converted(spark, source, target)
+
+
+def test_conversion_that_is_killed_at_any_moment_runs_again(
+    spark: Any, written: Callable[..., Path], tmp_path: Path
+) -> None:
+    seed = time.time_ns()
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    source = written("outer join", ROCKSDB, 2)
+    before = snapshot(source)
+    interrupted = 0
+    for number in range(2 * EFFORT):
+        targets = [tmp_path / f"{number}-{each}" for each in range(50)]
+        arguments = [
+            {
+                "source": str(source),
+                "target": str(target),
+                "partitions": chance.choice([None, 3]),
+            }
+            for target in targets
+        ]
+        with Program("convert", conversions=arguments) as program:
+            assert program.next("started")
+            # The first conversion of a process takes longer than all others.
+            for _ in range(chance.randrange(3)):
+                assert program.next("converted") > 0
+            time.sleep(chance.uniform(0, 3))
+            os.killpg(program.process.pid, signal.SIGKILL)
+            program.process.wait()
+        for target, asked in zip(targets, arguments, strict=True):
+            if target.exists() and not (target / "metadata").exists():
+                interrupted += 1
+                spark_statestore.convert(spark, **asked, stopped=True)
+            if target.exists():
+                assert_converted(spark, source, target, {"joinSide": "left"}, {"joinSide": "right"})
+        assert snapshot(source) == before
+    print(f"{interrupted} conversions were interrupted")
+
+
+def assert_converted(spark: Any, source: Path, target: Path, *options: dict[str, str]) -> None:
+    """Check that a target in this store is whole, and has the rows of its source, which Spark's data source reads."""
+    assert not (target / "_in-progress").exists()
     assert not (target / "_conversion").exists()
-    rows = spark_statestore.read_state(str(target)).num_rows
-    assert rows == spark_statestore.read_state(str(target), batch=1).num_rows > 0
+    checked = spark_statestore.verify(str(target))
+    assert checked.ok, checked
+    for which in options or ({},):
+        if NEWEST_READABLE_FORMAT < 2:
+            # The data source cannot read either; the conversion has compared them.
+            continue
+        with configured(spark, {STATE_STORE + "checkpointFormatVersion": "2"}):
+            here, there = (
+                Counter(map(repr, reader.load(str(at)).select("key", "value").collect()))
+                for at in (source, target)
+                for reader in [spark.read.format("statestore").options(**which)]
+            )
+        assert here == there
+        assert here
 
 
 def test_running_conversion_is_not_replaced(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
-    with Program(
-        "convert", source=str(checkpoint), target=str(target), to="statestore", partitions=None
-    ) as program:
+    with Program("convert", conversions=[{"source": str(checkpoint), "target": str(target)}]) as program:
         assert program.next("started")
         while not (target / "_in-progress").exists():
             time.sleep(0.001)
@@ -284,3 +340,24 @@ def test_running_conversion_is_not_replaced(spark: Any, checkpoint: Path, tmp_pa
         assert program.next("converted") > 0
     text = str(spark_statestore.read_state(str(target)).schema)
     assert re.search("key", text)
+
+
+def test_conversion_on_a_cluster_survives_an_executor(built: Path, tmp_path: Path) -> None:
+    places = [tmp_path / f"checkpoint-{number}" for number in range(3)]
+    confs = {STATE_STORE + "checkpointFormatVersion": "2"}
+    with Program(
+        "move",
+        cluster_environment(tmp_path),
+        places=[str(place) for place in places],
+        confs=confs,
+        cluster=True,
+    ) as program:
+        for target in places[1:]:
+            executors = program.next("converting")
+            assert len(executors) == 2
+            program.resume()
+            assert wait_until(lambda at=target: any(at.glob("state/*/*")), 60)  # type: ignore[misc]
+            kill(executors[0])
+            assert program.next("converted") == GROUPS
+            assert program.next("continued") >= 2
+        program.end()

@@ -1,6 +1,6 @@
-"""Test program: a conversion in a separate session.
+"""Test program: conversions in a separate session, one after another.
 
-The only argument is a JSON object: ``source``, ``target``, ``to`` and ``partitions``.
+The only argument is a JSON object: ``conversions``, a list of the arguments of `spark_statestore.convert`.
 """
 
 import json
@@ -12,14 +12,11 @@ from tests.support.sessions import local_builder
 
 
 def main():
-    asked = json.loads(sys.argv[1])
     spark = spark_statestore.configure(local_builder("convert", memory="512m")).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     report("started", True)
-    done = spark_statestore.convert(
-        spark, asked["source"], asked["target"], asked["to"], partitions=asked["partitions"], stopped=True
-    )
-    report("converted", done.rows)
+    for conversion in json.loads(sys.argv[1])["conversions"]:
+        report("converted", spark_statestore.convert(spark, **conversion, stopped=True).rows)
     spark.stop()
 
 

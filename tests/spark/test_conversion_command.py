@@ -1,0 +1,45 @@
+"""The command ``convert``, in a process of its own with its own Spark session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.spark.queries import OURS, ROCKSDB
+from tests.spark.test_conversion import Converted, snapshot
+from tests.unit.cli.another_process import run_elsewhere
+
+pytestmark = pytest.mark.slow
+
+
+def test_commands_convert_query_and_back(spark: Any, tmp_path: Path) -> None:
+    query = Converted(spark, tmp_path, "aggregation, update mode", ROCKSDB, 2)
+    query.run(0, 1)
+    source, moved, back = str(query.query.checkpoint), str(tmp_path / "moved"), str(tmp_path / "back")
+    files = snapshot(query.query.checkpoint)
+    settings = ["--stopped", "--master", "local[2]", "--conf", "spark.driver.memory=512m"]
+    # A process has one Spark session.
+    (planned,), ((code, done),), (again,) = (
+        run_elsewhere([["convert", source, moved, *settings, *more]]) for more in (["--dry-run"], [], [])
+    )
+    assert planned[0] == code == 0, done
+    assert planned[1]["dry_run"]
+    assert planned[1]["states"] == []
+    assert (done["source_provider"], done["provider"], done["batch"]) == (ROCKSDB, OURS, 1)
+    (state,) = done["states"]
+    assert state["rows"] == done["rows"] > 0
+    assert again[0] == 1
+    assert again[1]["error"]["type"] == "CheckpointExistsError"
+    assert snapshot(query.query.checkpoint) == files
+    query.go_on_from(Path(moved), OURS)
+    query.run(2)
+
+    ((code, done),) = run_elsewhere(
+        [["convert", moved, back, "--to", "rocksdb", "--partitions", "3", *settings]]
+    )
+    assert code == 0, done
+    assert done["partitions"] == {"0": 3}
+    query.go_on_from(Path(back), ROCKSDB)
+    query.run(3)
