@@ -2,9 +2,11 @@
 
     python -m benchmarks.conversion                     # 10,000,000 rows in 8 partitions, three rounds
     python -m benchmarks.conversion --rows 1000000 --rounds 5
+    python -m benchmarks.conversion --partitions 1 --memory 600m --rounds 1      # memory
 
-An aggregation on RocksDB writes the state. In each round all of them take a turn on it, in changing order; the
-median of each is compared. The rewriter is that of Spark 4.2 and later, with a change from 8 to 9 partitions.
+Each conversion prints the memory of the JVM and the backend. An aggregation on RocksDB writes the state. In each round
+all of them take a turn on it, in changing order; the median of each is compared. The rewriter is that of Spark 4.2 and
+later, with a change to one more partition.
 """
 
 from __future__ import annotations
@@ -19,22 +21,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import spark_statestore
 from benchmarks.contest import PREFIX, PROVIDERS, ROCKSDB, UNFORKED_FILES
+from tests.spark.counting import backends_of, jvm_of
 from tests.support.paths import TEST_JAR
 from tests.support.sessions import local_builder
 
-PARTITIONS = 8
 
-
-def write(spark: Any, work: Path, rows: int) -> Path:
+def write(spark: Any, work: Path, rows: int, partitions: int) -> Path:
     """Write the state of a query with as many keys, a string and three numbers for each."""
     checkpoint = work / "checkpoint"
     spark.range(rows).selectExpr(
         "concat('customer ', id) as customer", "id % 97 as amount", "timestamp_seconds(id) as ts"
     ).write.parquet(str(work / "input"))
     spark.conf.set(PREFIX + "providerClass", PROVIDERS[ROCKSDB][0])
-    spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
+    spark.conf.set("spark.sql.shuffle.partitions", str(partitions))
     query = (
         spark.readStream.schema("customer string, amount long, ts timestamp")
         .parquet(str(work / "input"))
@@ -50,16 +53,24 @@ def write(spark: Any, work: Path, rows: int) -> Path:
     return checkpoint
 
 
-def contenders(spark: Any, checkpoint: Path, work: Path, rows: int) -> dict[str, Callable[[], float]]:
+def contenders(
+    spark: Any, checkpoint: Path, work: Path, rows: int, partitions: int
+) -> dict[str, Callable[[], float]]:
     """Return what is compared; each returns its seconds."""
 
     def convert(source: Path, to: str) -> float:
         target = work / f"converted-to-{to}"
+        driver = psutil.Process(jvm_of(spark))
+        processes = [driver, *backends_of(driver.pid)]
+        for process in processes:
+            reset_peak(process)
         begun = time.perf_counter()
         done = spark_statestore.convert(spark, str(source), str(target), to, stopped=True)
         seconds = time.perf_counter() - begun
         if done.rows != rows:
             raise SystemExit(f"{done.rows} rows were converted, not {rows}")
+        peaks = " + ".join(f"{peak(process) / 2**20:,.0f}" for process in processes)
+        print(f"  {done.bytes / 2**20:,.0f} MiB of rows, peak of {peaks} MiB in memory", flush=True)
         return seconds
 
     def to_statestore() -> float:
@@ -82,7 +93,7 @@ def contenders(spark: Any, checkpoint: Path, work: Path, rows: int) -> dict[str,
         copy = shutil.copytree(checkpoint, work / "rewritten")
         runner = spark._jvm.org.apache.spark.sql.execution.streaming.state.OfflineStateRepartitionRunner
         begun = time.perf_counter()
-        runner(spark._jsparkSession, str(copy), PARTITIONS + 1, False).run()
+        runner(spark._jsparkSession, str(copy), partitions + 1, False).run()
         seconds = time.perf_counter() - begun
         shutil.rmtree(copy)
         return seconds
@@ -95,11 +106,23 @@ def contenders(spark: Any, checkpoint: Path, work: Path, rows: int) -> dict[str,
     }
 
 
+def reset_peak(process: psutil.Process) -> None:
+    """Let the peak of a process's memory begin at its present use."""
+    Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+
+
+def peak(process: psutil.Process) -> int:
+    """Return the largest resident memory of a process since `reset_peak`, in bytes, with its memory-mapped files."""
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--memory", default="4g")
+    parser.add_argument("--partitions", type=int, default=8)
+    parser.add_argument("--memory", default="4g", help="heap of the JVM (4g)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="conversion-") as directory:
         work = Path(directory)
@@ -109,9 +132,9 @@ def main() -> None:
         spark.sparkContext.setLogLevel("ERROR")
         for name, value in UNFORKED_FILES.items():
             spark.sparkContext._jsc.hadoopConfiguration().set(name, value)
-        checkpoint = write(spark, work, arguments.rows)
+        checkpoint = write(spark, work, arguments.rows, arguments.partitions)
         seconds: dict[str, list[float]] = {}
-        turns = contenders(spark, checkpoint, work, arguments.rows)
+        turns = contenders(spark, checkpoint, work, arguments.rows, arguments.partitions)
         order = list(turns)
         for _ in range(arguments.rounds):
             random.shuffle(order)
@@ -120,7 +143,7 @@ def main() -> None:
                 print(f"  {name}: {seconds[name][-1]:.1f} s", flush=True)
         medians = {name: statistics.median(found) for name, found in seconds.items()}
         baseline = medians["Spark's offline rewriter"]
-        print(f"{arguments.rows:,} rows in {PARTITIONS} partitions, median of {arguments.rounds}:")
+        print(f"{arguments.rows:,} rows in {arguments.partitions} partitions, median of {arguments.rounds}:")
         for name in turns:
             rate = arguments.rows / medians[name]
             print(
