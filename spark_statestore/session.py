@@ -30,7 +30,6 @@ __all__ = [
     "JOIN_PROVIDER_CLASS",
     "PLUGIN_CLASS",
     "PROVIDER_CLASS",
-    "PROVIDER_CLASSES",
     "attach",
     "configure",
     "jar_path",
