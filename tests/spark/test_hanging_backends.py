@@ -116,6 +116,8 @@ def test_watchdog_replaces_a_stopped_backend(
     assert store.metrics["backendRestarts"] == 0
     stopped = backend_pid(spark, slow.interpreter())
     psutil.Process(stopped).suspend()
+    # It stops a little later than asked for.
+    assert wait_until(lambda: psutil.Process(stopped).status() == psutil.STATUS_STOPPED, 10)
     started = time.monotonic()
     if not has_state:
         made = provider(spark, slow, tmp_path)

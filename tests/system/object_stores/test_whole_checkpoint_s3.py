@@ -36,9 +36,13 @@ def test_killed_queries_resume_from_s3(
     expected = outputs(local)
     assert {name for name, _ in expected} == set(QUERIES)
     url = f"s3://{bucket}/checkpoints"
-    # Killed after a batch of the query.
+    # Killed after the query's first batch. A query killed between its source's log and the log of offsets would take two
+    # inputs into one batch, so there is one.
+    runs = Runs(tmp_path / "remote-input", QUERIES, checkpoint_format)
+    runs.write_input(range(1))
     for query in killed:
         runs.kill(url, remote, lambda found, query=query: any(name == query for name, _ in found))
+    runs.write_input(range(1, 4))
     runs.finish(url, remote)
     assert outputs(remote) == expected
     assert fsspec.filesystem("s3").find(f"{bucket}/checkpoints/0/commits")
