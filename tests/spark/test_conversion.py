@@ -88,7 +88,9 @@ class Converted:
         self.go_on_from(target, done.provider)
         assert self._state(options) == before
         assert not (target / "_in-progress").exists()
-        unload_all(self.spark)
+        if is_since("4.1"):
+            # Spark 4.0 may wait for its own maintenance there, for minutes.
+            unload_all(self.spark)
         self.conversions.append(done)
         return done
 
@@ -136,7 +138,7 @@ BOTH_FORMATS = [
     if is_since("4.1") or version == 1 or name not in ("aggregation without keys", "limit")
 ]
 
-# With each version of Spark.
+# In `make test-spark`.
 EVERYWHERE = [
     ("aggregation, update mode", 2),
     ("outer join", 2),
@@ -146,7 +148,7 @@ EVERYWHERE = [
 
 def marks(name: str, version: int) -> list[pytest.MarkDecorator]:
     """Each operator in one of the formats; in the long runs in both."""
-    if (name, version) in EVERYWHERE:
+    if (name, version) in EVERYWHERE and is_since("4.1"):
         return [pytest.mark.spark]
     return [pytest.mark.soak] if (ALL.index(name) + version) % 2 else []
 
