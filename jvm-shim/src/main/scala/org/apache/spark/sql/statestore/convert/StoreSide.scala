@@ -74,12 +74,12 @@ private[convert] final class StoreSide(
 
   // Spark's stores read some settings from the active session instead of `conf`.
   private def using[T](store: StoreSpec, partition: Int)(body: StateStoreProvider => T): T =
-    SQLConf.withExistingConf(active)(open(store, partition)(body))
+    SQLConf.withExistingConf(sessionConf)(open(store, partition)(body))
 
-  private def active: SQLConf = {
-    val active = new SQLConf
-    settings.foreach { case (name, value) => active.setConfString(name, value) }
-    active
+  private def sessionConf: SQLConf = {
+    val conf = new SQLConf
+    settings.foreach { case (name, value) => conf.setConfString(name, value) }
+    conf
   }
 
   private def open[T](store: StoreSpec, partition: Int)(body: StateStoreProvider => T): T = {
