@@ -31,6 +31,7 @@ SEPARATE: dict[str, str] = {
     "scale": "benchmarks.groups.scale",
     "amplification": "benchmarks.groups.amplification",
     "s3": "benchmarks.groups.s3",
+    "s3_requests": "benchmarks.groups.s3_requests",
     "codecs": "benchmarks.groups.codecs",
 }
 """Groups that run only when they are asked for by name."""

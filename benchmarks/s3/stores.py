@@ -43,7 +43,7 @@ _OTHER_CLOUDS = (
 
 _FILE_MANAGER = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 
-_SHARED = CONFS | {
+SHARED = CONFS | {
     "master": "local[8]",
     # So that batches remove old ones after a short warm-up.
     "sql__streaming__minBatchesToRetain": "2",
@@ -107,16 +107,16 @@ def hosts(service: Service, endpoint: str) -> dict[str, Host]:
         "hadoop__fs__s3a__secret__key": environment["AWS_SECRET_ACCESS_KEY"],
     }
     return {
-        **{name: Host(spark_files="backend", confs=_SHARED, environment=environment) for name in MINE},
-        HDFS: Host(confs=_SHARED | hadoop),
-        CHANGELOG: Host(confs=_SHARED | hadoop),
+        **{name: Host(spark_files="backend", confs=SHARED, environment=environment) for name in MINE},
+        HDFS: Host(confs=SHARED | hadoop),
+        CHANGELOG: Host(confs=SHARED | hadoop),
     }
 
 
 def entrants(buckets: Mapping[str, str], *, is_join: bool) -> tuple[Entrant, ...]:
-    """Return the stores, with their buckets by name; of a join each has the newest format that it supports."""
+    """Return stores with their buckets; of a join each has the newest format that it supports."""
     found = []
-    for name in STORES:
+    for name in buckets:
         is_mine = name in MINE
         provider, settings = PROVIDERS[OURS if is_mine else name]
         if name == BY_TASK:
