@@ -121,3 +121,20 @@ def test_batch_needs_a_commit_log_that_waits(spark: Any, tmp_path: Path) -> None
     with pytest.raises(StreamingQueryException, match=r"'batch', which needs .* nothing was changed"):
         run_to(session, tmp_path / "refused", 1, commit="batch")
     run_to(session, tmp_path / "auto", 1, commit="auto")
+
+
+def test_run_with_another_file_manager_does_not_count_on_an_earlier_one(spark: Any, tmp_path: Path) -> None:
+    """The commit log of the later run has no barrier, while the earlier query's objects are still in use."""
+    checkpoint = tmp_path / "checkpoint"
+    batches = {OPTION_PREFIX + "commit": "batch"}
+    earlier = start_counting(spark.newSession(), checkpoint, confs=batches)
+    wait_for_batch(earlier, 1)
+    earlier.stop()
+    session = spark.newSession()
+    session.conf.unset(FILE_MANAGER)
+    later = start_counting(session, checkpoint, confs=batches)
+    with pytest.raises(StreamingQueryException, match=r"'batch', which needs .* nothing was changed"):
+        later.awaitTermination(60)
+    assert earlier.lastProgress is not None
+    later = start_counting(session, checkpoint, confs={OPTION_PREFIX + "commit": "auto"})
+    finish(session, later, 3)

@@ -23,7 +23,6 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   private val batches = new LogBatches(files, root, isLocal)
   private val isCommitLog = root.getName == StoreLocation.CommitLog
   private val openedAt = System.nanoTime()
-  if (isCommitLog) CommitCollector.announce(root.toString, this)
 
   override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput =
     new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches, awaitCommits)
@@ -40,6 +39,10 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
 
   override def list(path: Path, filter: PathFilter): Array[FileStatus] = {
     val target = qualified(path)
+    // Each run begins with its log of offsets, on the thread that writes the commit log later.
+    if (root.getName == StoreLocation.OffsetLog) {
+      CommitCollector.announce(new Path(root.getParent, StoreLocation.CommitLog).toString)
+    }
     val found = if (target == root) batches.list() else files.list(target)
     found.filter(status => filter.accept(status.getPath)).toArray
   }

@@ -30,9 +30,9 @@ private[statestore] object HandedOverCommits {
     var published: Set[String] = Set.empty
   }
 
-  /** Begins to take the commits of a run; false if its commit log has no barrier. */
+  /** Begins to take the commits of a run; false if it adds batches to its commit log without a barrier. */
   def begin(log: String, run: String): Boolean =
-    CommitCollector.hasBarrier(log) && synchronized {
+    CommitCollector.hasBarrier(log, run) && synchronized {
       val known = queries.get(log)
       // Only one run of a query is active.
       if (known == null || known.run != run) queries.put(log, new Query(run))

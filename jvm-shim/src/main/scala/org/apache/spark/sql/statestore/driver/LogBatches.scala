@@ -88,7 +88,7 @@ private[statestore] final class LogBatches(files: FileClient, directory: Path, i
 }
 
 private object LogBatches {
-  private val Logs = Set("offsets", StoreLocation.CommitLog, "_spark_metadata")
+  private val Logs = Set(StoreLocation.OffsetLog, StoreLocation.CommitLog, "_spark_metadata")
   private val Compacted = ".compact"
   // Of all batches together; larger ones are read again.
   private final val RememberedBytes = 1 << 20

@@ -153,11 +153,27 @@ private[statestore] object CommitCollector {
   /** Set by Spark for the tasks of a micro-batch. */
   private final val BatchId = "streaming.sql.batchId"
 
-  // Its writers live as long as their queries.
-  private val writers = new java.util.WeakHashMap[AnyRef, String]
+  // Runs by their commit log, the one that was asked for longest ago first.
+  private val runs = new java.util.LinkedHashSet[(String, String)]
+  private final val MostRuns = 1000
 
-  /** Announces a writer of a commit log, which calls `barrier` before it adds a batch. */
-  def announce(log: String, writer: AnyRef): Unit = writers.synchronized(writers.put(writer, log))
+  /**
+   * Announces that the run of the calling thread, if it is one of a query, calls `barrier` before it adds a batch to its commit
+   * log. Another run of the query may use another file manager, which does not.
+   */
+  def announce(log: String): Unit = currentRun.foreach(run => runs.synchronized {
+    touch((log, run))
+    if (runs.size > MostRuns) runs.remove(runs.iterator.next())
+  })
+
+  private def touch(run: (String, String)): Unit = {
+    runs.remove(run)
+    runs.add(run)
+  }
+
+  // Spark names the job group of a query's thread for its run.
+  private def currentRun: Option[String] =
+    SparkContext.getActive.flatMap(context => Option(context.getLocalProperty("spark.jobGroup.id")))
 
   /** True if the calling task is of a micro-batch. */
   def isInBatch: Boolean = {
@@ -166,14 +182,18 @@ private[statestore] object CommitCollector {
   }
 
   /**
-   * True if this process adds a batch to a commit log only after `barrier`. Another copy of this class, of a session with
-   * classes of its own, knows no writers.
+   * True if a run adds a batch to its commit log only after `barrier`. Another copy of this class, of a session with classes of
+   * its own, knows no runs.
    */
-  def hasBarrier(log: String): Boolean = writers.synchronized(writers.containsValue(log))
+  def hasBarrier(log: String, run: String): Boolean = runs.synchronized {
+    val isKnown = runs.contains((log, run))
+    if (isKnown) touch((log, run))
+    isKnown
+  }
 
   /** True if the commits of a run's tasks are published before its commit log gets their batch. */
   def isAwaited(log: String, run: String, hasIds: Boolean): Boolean =
-    if (isLocal) hasBarrier(log) else hasIds && Handover.isPossible(log, run)
+    if (isLocal) hasBarrier(log, run) else hasIds && Handover.isPossible(log, run)
 
   def noBarrier(store: String): InvalidOptionException = new InvalidOptionException(
     s"'${BackendOptions.Prefix}commit' is 'batch', which needs storage in files, Spark's own files written through the " +
@@ -217,8 +237,8 @@ private[statestore] object CommitCollector {
   def barrier(log: String): Unit = {
     val all = of(log)
     // User code may have given its jobs another group: then commits of other runs count as well.
-    val group = SparkContext.getActive.map(_.getLocalProperty("spark.jobGroup.id")).orNull
-    val own = all.filter(_.runId == group)
+    val run = currentRun
+    val own = all.filter(commit => run.contains(commit.runId))
     val commits = if (own.isEmpty) all else own
     try commits.foreach(_.await()) catch {
       case e: InterruptedException =>

@@ -14,6 +14,9 @@ private[statestore] object StoreLocation {
   /** Name of the directory of Spark's commit log. */
   final val CommitLog = "commits"
 
+  /** Name of the directory of Spark's log of offsets. */
+  final val OffsetLog = "offsets"
+
   def of(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration): String = {
     val sparks = id.storeCheckpointLocation()
     val elsewhere = options.checkpointsDir.isDefined || options.isMemory
