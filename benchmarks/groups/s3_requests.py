@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks import race, race_apart, report, session
 from benchmarks.contest import OURS
-from benchmarks.groups.queries import nexmark_table, p50
+from benchmarks.groups.queries import nexmark_table
 from benchmarks.groups.s3 import QUERIES, UNWANTED, Row
 from benchmarks.race import Race
 from benchmarks.race_apart import Host
@@ -146,7 +146,7 @@ def criteria(master: Master, row: Row) -> list[Criterion]:
 
 def table_of(rows: Mapping[Master, list[Row]]) -> str:
     """Return one table of all rows."""
-    header = ["query", "executors", "p50", "requests", *KINDS, "bytes"]
+    header = ["query", "executors", "requests", *KINDS, "bytes"]
     lines = []
     for master, found in rows.items():
         for row in found:
@@ -155,7 +155,6 @@ def table_of(rows: Mapping[Master, list[Row]]) -> str:
                 [
                     row.name,
                     str(master.executors),
-                    f"{p50(row.laps[OURS]):,.0f}",
                     f"{sum(counted.values()):.1f}",
                     *(f"{counted[kind]:.1f}" if counted[kind] else "" for kind in KINDS),
                     f"{row.bytes_per_batch(OURS):,.0f}",
