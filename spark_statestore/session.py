@@ -61,6 +61,28 @@ are read and written by the driver's backend, as state is."""
 _SHIPPED: Final = ("backend", "files", "formats", "operator_state", "storage", "store")
 """Subpackages in the archive for executors: those that the backend and `QueryOperatorState` import."""
 
+_CUSTOM_METRICS: Final = (
+    "checkpointLoadTimeUs",
+    "checkpointLoadBytes",
+    "checkpointCommitEncodeTimeUs",
+    "checkpointCommitSendTimeUs",
+    "checkpointCommitStoreTimeUs",
+    "checkpointBytesWritten",
+    "checkpointObjectsWritten",
+    "checkpointMaxChainLength",
+    "checkpointMaxSnapshotAge",
+    "checkpointFullSnapshots",
+    "stateTableCompactions",
+    "backendRoundTrips",
+    "backendRestarts",
+    "storageRetries",
+    "backendMemoryBytes",
+    "stateTableMappedBytes",
+)
+"""The custom metrics of the store, in the order of `StoreMetrics`: Spark draws those that are listed."""
+
+_CUSTOM_METRICS_KEY = "spark.sql.streaming.ui.enabledCustomMetricList"
+
 _FILE_MANAGER_KEY = "spark.sql.streaming.checkpointFileManagerClass"
 _JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
 
@@ -121,7 +143,7 @@ def configure(
     """Configure a session builder to keep streaming state in this store.
 
     Adds the jar and an archive of the backend to the files that the session ships, and sets provider,
-    extension, interpreter and options. Present settings are kept: lists are appended to, and a contradicting
+    extension, interpreter and options. Spark's page of a streaming query then shows the store's metrics, too. Present settings are kept: lists are appended to, and a contradicting
     setting is an error. The provider is `PROVIDER_CLASS`, unless the builder or
     spark-defaults.conf already names `JOIN_PROVIDER_CLASS`.
 
@@ -195,6 +217,8 @@ def configure(
         driver_python = OPTION_PREFIX + "driverPython"
         if sys.executable and driver_python not in settings | given | defaults:
             builder.config(driver_python, sys.executable)
+    if _CUSTOM_METRICS_KEY not in given | defaults:
+        builder.config(_CUSTOM_METRICS_KEY, ",".join(_CUSTOM_METRICS))
     _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
     directory = OPTION_PREFIX + "checkpointsDir"
     is_on_driver = storage == "memory" and directory not in settings | given | defaults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from pyspark.sql import SparkSession
 import spark_statestore
 from spark_statestore.errors import OptionError
 from spark_statestore.options import OPTION_PREFIX
+from tests.support.paths import ROOT
 
 ANOTHER = "com.example.AnotherPlugin"
+CUSTOM_METRICS = "spark.sql.streaming.ui.enabledCustomMetricList"
+SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 
 
@@ -48,6 +52,18 @@ def test_configure_adds_no_plugin_if_a_directory_is_set_on_the_builder(builder: 
     builder.config(OPTION_PREFIX + "checkpointsDir", "/somewhere")
     spark_statestore.configure(builder, storage="memory")
     assert "spark.plugins" not in builder._options
+
+
+def test_configure_lists_every_custom_metric_for_sparks_page(builder: Any) -> None:
+    spark_statestore.configure(builder)
+    source = (SHIM / "provider/StoreMetrics.scala").read_text()
+    assert builder._options[CUSTOM_METRICS].split(",") == re.findall(r'Metric\(\s*"(\w+)"', source)
+
+
+def test_configure_keeps_the_users_list_of_custom_metrics(builder: Any) -> None:
+    builder.config(CUSTOM_METRICS, "storageRetries")
+    spark_statestore.configure(builder)
+    assert builder._options[CUSTOM_METRICS] == "storageRetries"
 
 
 def test_configure_sets_the_main_provider_by_default(builder: Any) -> None:

@@ -81,6 +81,7 @@ class CheckpointStateStoreProvider
     this.driverStore = if (options.isOnDriver) Some(DriverCheckpointStore.find()) else None
     this.schema = FamilySchema(
       StateStore.DEFAULT_COL_FAMILY_NAME, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal = false)
+    StoreMetrics.opened()
   }
 
   override def stateStoreId: StateStoreId = id
@@ -166,6 +167,7 @@ class CheckpointStateStoreProvider
   }
 
   override def close(): Unit = synchronized {
+    if (schema != null && !closed) StoreMetrics.closed()
     closed = true
     replaceContent(null)
     if (id != null) StoreMetrics.forget(operator)

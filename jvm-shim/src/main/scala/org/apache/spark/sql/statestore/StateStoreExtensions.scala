@@ -4,7 +4,7 @@ import org.apache.spark.{SPARK_VERSION, SparkContext}
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.statestore.driver.{DriverCheckpointStore, QueryOptionsRule, RealTimeSessions}
+import org.apache.spark.sql.statestore.driver.{DriverCheckpointStore, QueryMonitor, QueryOptionsRule, RealTimeSessions}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 import org.apache.spark.sql.statestore.transform.TransformWithStateRule
 
@@ -12,14 +12,17 @@ import org.apache.spark.sql.statestore.transform.TransformWithStateRule
  * Session extension, loaded through `spark.sql.extensions`. It lets transformWithState and queries in
  * real-time mode run on this package's providers, which Spark refuses, and validates the options of the state
  * store on the driver: their form when a streaming query is analysed, and what only a backend can check when
- * its first batch is planned.
+ * its first batch is planned. It adds the tab "State" to the application's UI.
  *
  * Without it everything else still works, but an invalid option fails the first batch.
  */
 class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
   override def apply(extensions: SparkSessionExtensions): Unit = {
     BuildInfo.requireSpark(SPARK_VERSION)
-    SparkContext.getActive.foreach(context => BackendFileSystem.register(context.hadoopConfiguration))
+    SparkContext.getActive.foreach { context =>
+      BackendFileSystem.register(context.hadoopConfiguration)
+      QueryMonitor.start(context)
+    }
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
     extensions.injectColumnar(_ => TransformWithStateRule)
     extensions.injectColumnar(session => new QueryOptionsRule(session))

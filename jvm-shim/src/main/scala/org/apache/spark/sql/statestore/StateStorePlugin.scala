@@ -8,24 +8,36 @@ import org.apache.spark.SparkContext
 import org.apache.spark.api.plugin.{DriverPlugin, ExecutorPlugin, PluginContext, SparkPlugin}
 import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.internal.Logging
-import org.apache.spark.sql.statestore.backend.{Backend, PythonInterpreter}
-import org.apache.spark.sql.statestore.driver.{CommitMessage, DriverCheckpoints, DriverConnection, DriverMessage}
+import org.apache.spark.sql.statestore.backend.{Backend, BackendMetrics, PythonInterpreter}
+import org.apache.spark.sql.statestore.driver.{CommitMessage, DriverCheckpoints, DriverConnection, DriverMessage,
+  QueryMetrics, QueryMonitor}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 
 /**
  * Spark plugin, loaded through `spark.plugins`: starts and stops each executor's backend with the
  * executor, so that the first batch does not wait for it. The options must be part of the session's
  * initial configuration. On the driver it serves the requests of executors whose checkpoints are on the
- * driver, see `DriverCheckpointStore`, and takes the commits that their tasks hand over, see `HandedOverCommits`.
+ * driver, see `DriverCheckpointStore`, and takes the commits that their tasks hand over, see `HandedOverCommits`. Both register
+ * their figures with Spark's metrics system, see `BackendMetrics` and `QueryMetrics`.
  *
  * Without it a backend starts on first use and ends with its session or its JVM, and memory storage
  * without a directory and `commit=batch` work in local mode only.
  */
 class StateStorePlugin extends SparkPlugin {
   override def driverPlugin(): DriverPlugin = new DriverPlugin {
+    private var application: SparkContext = _
+
     override def init(context: SparkContext, plugins: PluginContext): util.Map[String, String] = {
+      application = context
       BackendOptions.parse(context.getConf.getAll.toMap)
       util.Map.of()
+    }
+
+    override def registerMetrics(id: String, plugins: PluginContext): Unit = {
+      val monitor = QueryMonitor.of(application)
+      monitor.register(new QueryMetrics(plugins.metricRegistry, monitor))
+      // In local mode the executor's part of the plugin does, in the same JVM.
+      if (!application.isLocal) BackendMetrics.register(plugins.metricRegistry)
     }
 
     override def receive(message: Any): AnyRef = message match {
@@ -41,6 +53,7 @@ class StateStorePlugin extends SparkPlugin {
   override def executorPlugin(): ExecutorPlugin = new ExecutorPlugin with Logging {
     override def init(context: PluginContext, extra: util.Map[String, String]): Unit = {
       DriverConnection.connect(context)
+      BackendMetrics.register(context.metricRegistry)
       try {
         val options = BackendOptions.parse(context.conf.getAll.toMap)
         Backend.of(PythonInterpreter.choose(options, SparkHadoopUtil.get.newConfiguration(context.conf)))

@@ -3,8 +3,9 @@ package org.apache.spark.sql.statestore.backend
 import java.net.{StandardProtocolFamily, StandardSocketOptions}
 import java.nio.channels.{ClosedByInterruptException, SocketChannel}
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedDeque}
-import java.util.concurrent.atomic.{AtomicBoolean, AtomicLong, LongAdder}
+import java.util.concurrent.atomic.{AtomicBoolean, LongAdder}
 
+import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
 import com.fasterxml.jackson.core.JsonProcessingException
@@ -40,18 +41,22 @@ private[statestore] final class Backend private (python: String) extends Logging
   /** Number of answered requests. */
   val roundTrips = new LongAdder
 
-  /** Restarts that `takeRestarts` has not reported yet. */
-  private val restarts = new AtomicLong
+  val restarts = new ReportedCounter
 
-  /** Retries of storage calls that `takeStorageRetries` has not reported yet. */
-  val storageRetries = new LongAdder
+  /** Retries of storage calls. */
+  val storageRetries = new ReportedCounter
+
+  /** Commits that the backend answered, the bytes and the objects that they wrote. */
+  val commits, bytesWritten, objectsWritten = new LongAdder
 
   /** Resident memory of the backend as of its last answer, in bytes. */
   @volatile var memoryBytes: Long = 0L
 
-  def takeRestarts(): Long = restarts.getAndSet(0L)
-
-  def takeStorageRetries(): Long = storageRetries.sumThenReset()
+  def recordCommit(cost: CommitCost): Unit = {
+    commits.increment()
+    bytesWritten.add(cost.bytes)
+    objectsWritten.add(cost.objects)
+  }
 
   def pid: Long = synchronized(if (process == null) -1L else process.pid)
 
@@ -157,7 +162,7 @@ private[statestore] final class Backend private (python: String) extends Logging
       }
       process = BackendProcess.start(python, shippedPath())
       started += 1
-      if (started > 1) restarts.incrementAndGet()
+      if (started > 1) restarts.add(1)
     }
     process
   }
@@ -241,6 +246,9 @@ private[statestore] object Backend extends Logging {
     watch()
     backends.computeIfAbsent(python, new Backend(_))
   }
+
+  /** Returns a figure's sum over the backends of this JVM. */
+  def sum(figure: Backend => Long): Long = synchronized(backends.values.asScala.iterator.map(figure).sum)
 
   /** Starts a backend for one use, in a JVM that keeps none. */
   def temporary(python: String)(use: Backend => Unit): Unit = {

@@ -198,6 +198,7 @@ private[statestore] final class CheckpointClient(
         encodeNanos, math.max(0L, waited - storeNanos), storeNanos,
         reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong), isMerged, metadata)
     }
+    backend.recordCommit(reply.cost)
     driverStore.fold(reply) { driver =>
       val id = if (idInPath) Some(attemptId) else None
       handOver(driver, reply, DriverVersion(

@@ -69,8 +69,8 @@ private[statestore] object StoreMetrics {
       FullSnapshots -> (if (counters.full) 1L else 0L),
       Compactions -> counters.compactions,
       RoundTrips -> counters.roundTrips,
-      Restarts -> backend.takeRestarts(),
-      StorageRetries -> backend.takeStorageRetries(),
+      Restarts -> backend.restarts.take(),
+      StorageRetries -> backend.storageRetries.take(),
       BackendMemory -> (if (first) backend.memoryBytes else 0L),
       MappedBytes -> (if (first) TableMemory.mappedBytes else 0L))
   }
@@ -94,6 +94,15 @@ private[statestore] object StoreMetrics {
 
   /** Removes an operator of which a store is closed; another open store of it may then report once more. */
   def forget(operator: String): Unit = reported.remove(operator)
+
+  private val open = new java.util.concurrent.atomic.LongAdder
+
+  /** Number of stores that this JVM has open. */
+  def openStores: Long = open.sum
+
+  def opened(): Unit = open.increment()
+
+  def closed(): Unit = open.decrement()
 
   private def micros(nanos: Long): Long = nanos / 1000
 }

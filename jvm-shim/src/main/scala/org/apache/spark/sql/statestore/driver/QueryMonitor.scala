@@ -1,0 +1,164 @@
+package org.apache.spark.sql.statestore.driver
+
+import java.util.UUID
+
+import scala.collection.mutable
+import scala.jdk.CollectionConverters._
+import scala.util.control.NonFatal
+
+import org.apache.spark.SparkContext
+import org.apache.spark.internal.Logging
+import org.apache.spark.scheduler.{SparkListener, SparkListenerEvent}
+import org.apache.spark.sql.classic
+import org.apache.spark.sql.statestore.provider.StoreMetrics
+import org.apache.spark.sql.streaming.{StateOperatorProgress, StreamingQueryProgress}
+import org.apache.spark.sql.streaming.StreamingQueryListener.{QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent}
+
+/**
+ * The figures of a stateful operator in a batch.
+ *
+ * @param values  by the names that `StreamingQueryProgress` has for them
+ */
+private[statestore] final case class OperatorFigures(name: String, partitions: Long, values: Map[String, Long])
+
+private[statestore] final case class BatchFigures(
+    batchId: Long, timestamp: String, durationMs: Long, operators: IndexedSeq[OperatorFigures])
+
+/**
+ * A streaming query of the application, with its last batches.
+ *
+ * @param restarts  restarts of backends during all of its batches
+ * @param retries   retries of storage calls during all of its batches
+ * @param error     the exception that ended its last run
+ */
+private[statestore] final case class MonitoredQuery(
+    id: UUID, runId: UUID, name: Option[String], isActive: Boolean, runs: Int, checkpoint: Option[String],
+    batches: Vector[BatchFigures], restarts: Long, retries: Long, error: Option[String]) {
+
+  def title: String = name.getOrElse(id.toString)
+
+  def last: Option[BatchFigures] = batches.lastOption
+}
+
+/**
+ * Keeps the last figures of an application's streaming queries, for the UI and for metrics systems. It works on the thread of
+ * Spark's listeners alone, from what Spark reports of each batch.
+ */
+private[statestore] final class QueryMonitor extends SparkListener with Logging {
+  import QueryMonitor._
+
+  // In the order of their first start.
+  private val known = mutable.LinkedHashMap.empty[UUID, MonitoredQuery]
+  @volatile private var metrics: Option[QueryMetrics] = None
+
+  /** Returns the queries, the newest first. */
+  def queries: Seq[MonitoredQuery] = synchronized(known.values.toVector).reverse
+
+  def find(id: UUID): Option[MonitoredQuery] = synchronized(known.get(id))
+
+  /** Keeps the metrics of active queries up to date from now on. */
+  def register(to: QueryMetrics): Unit = metrics = Some(to)
+
+  override def onOtherEvent(event: SparkListenerEvent): Unit =
+    try {
+      event match {
+        case started: QueryStartedEvent => update(started.id)(start(_, started))
+        case progress: QueryProgressEvent => update(progress.progress.id)(add(_, progress.progress))
+        case ended: QueryTerminatedEvent =>
+          update(ended.id)(_.map(_.copy(isActive = false, error = ended.exception.map(_.take(MaxErrorLength)))))
+        case _ =>
+      }
+    } catch {
+      case NonFatal(e) => logWarning("the figures of a streaming query are not shown", e)
+    }
+
+  private def update(id: UUID)(change: Option[MonitoredQuery] => Option[MonitoredQuery]): Unit = {
+    val (changed, dropped) = synchronized {
+      val changed = change(known.get(id))
+      changed.foreach(known.update(id, _))
+      (changed, if (known.size > MaxQueries) dropOne() else None)
+    }
+    metrics.foreach { to =>
+      dropped.foreach(to.remove)
+      changed.foreach(query => if (query.isActive) to.add(query) else to.remove(query.id))
+    }
+  }
+
+  private def dropOne(): Option[UUID] = {
+    val oldest = known.values.find(!_.isActive).orElse(known.values.headOption).map(_.id)
+    oldest.foreach(known.remove)
+    oldest
+  }
+
+  private def start(query: Option[MonitoredQuery], event: QueryStartedEvent): Option[MonitoredQuery] = {
+    val fresh = MonitoredQuery(
+      event.id, event.runId, Option(event.name), isActive = true, runs = 1, checkpointOf(event.id), Vector.empty, 0L, 0L, None)
+    Some(query.fold(fresh)(old => old.copy(
+      runId = event.runId, name = fresh.name, isActive = true, runs = old.runs + 1, checkpoint = fresh.checkpoint,
+      error = None)))
+  }
+
+  private def add(query: Option[MonitoredQuery], progress: StreamingQueryProgress): Option[MonitoredQuery] = {
+    // Without its start it began before the monitor did.
+    val before = query.getOrElse(MonitoredQuery(
+      progress.id, progress.runId, Option(progress.name), isActive = true, runs = 1, None, Vector.empty, 0L, 0L, None))
+    val operators = progress.stateOperators.toVector.map(figures)
+    val batch = BatchFigures(progress.batchId, progress.timestamp, progress.batchDuration, operators)
+    def sum(name: String) = operators.flatMap(_.values.get(name)).sum
+    Some(before.copy(
+      checkpoint = before.checkpoint.orElse(checkpointOf(progress.id)),
+      batches = (before.batches :+ batch).takeRight(MaxBatches),
+      restarts = before.restarts + sum(StoreMetrics.Restarts.name),
+      retries = before.retries + sum(StoreMetrics.StorageRetries.name)))
+  }
+
+  private def figures(operator: StateOperatorProgress): OperatorFigures =
+    OperatorFigures(operator.operatorName, operator.numShufflePartitions, Map(
+      RowsTotal -> operator.numRowsTotal,
+      RowsUpdated -> operator.numRowsUpdated,
+      RowsRemoved -> operator.numRowsRemoved,
+      MemoryUsed -> operator.memoryUsedBytes,
+      CommitTime -> operator.commitTimeMs) ++
+      operator.customMetrics.asScala.iterator.map { case (name, value) => name -> value.longValue })
+
+  // No event has it.
+  private def checkpointOf(id: UUID): Option[String] =
+    classic.SparkSession.getDefaultSession.flatMap { session =>
+      Option(session.sharedState.activeStreamingQueries.get(id)).map(_.resolvedCheckpointRoot)
+    }
+}
+
+private[statestore] object QueryMonitor extends Logging {
+  final val RowsTotal = "numRowsTotal"
+  final val RowsUpdated = "numRowsUpdated"
+  final val RowsRemoved = "numRowsRemoved"
+  final val MemoryUsed = "memoryUsedBytes"
+  final val CommitTime = "commitTimeMs"
+
+  /** Queries that are kept; of more, the oldest that has ended is dropped. */
+  final val MaxQueries = 100
+
+  /** Batches that are kept of each query. */
+  final val MaxBatches = 100
+
+  private final val MaxErrorLength = 10000
+
+  private var current: Option[(SparkContext, QueryMonitor)] = None
+
+  /** Returns the monitor of an application; the first call starts it, and adds its tab to the application's UI. */
+  def of(context: SparkContext): QueryMonitor = synchronized {
+    current.collect { case (same, monitor) if same eq context => monitor }.getOrElse {
+      val monitor = new QueryMonitor
+      context.addSparkListener(monitor)
+      context.ui.foreach(ui => new StateTab(ui, monitor).attach())
+      current = Some((context, monitor))
+      monitor
+    }
+  }
+
+  /** Starts the monitor of an application, which does without it if that fails. */
+  def start(context: SparkContext): Unit =
+    try of(context) catch {
+      case NonFatal(e) => logWarning("the application's UI has no tab of state", e)
+    }
+}
