@@ -54,6 +54,7 @@ def test_readme_names_existing_make_targets() -> None:
         "docs/performance.md",
         "docs/hdfs.md",
         "docs/local-files.md",
+        "docs/monitoring.md",
         "docs/reliability.md",
         "docs/storage-model.md",
         "docs/object-stores.md",
