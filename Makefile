@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all test-storage soak coverage test-spark mutation bench bench-quick bench-s3 lint format wheel clean
+.PHONY: help setup jar demo test test-all test-storage soak coverage test-spark mutation bench bench-quick bench-s3 lint format docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -122,9 +122,12 @@ format: $(READY) ## format the Python sources
 	$(PY) -m ruff check --fix
 	$(PY) -m ruff format
 
+docs: $(READY) ## build the documentation site into build/site; a broken link or an undocumented name fails
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build
+
 wheel: jar $(OLDER:%=.spark/%/.ready) ## build the wheel into dist/, with a jar for each minor version of Spark
 	$(foreach spark,$(OLDER),$(call with_spark,$(spark)) $(PY) jvm-shim/build_shim.py &&) true
 	$(PY) -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 clean: ## remove everything that was built
-	rm -rf $(VENV) .services .spark dist mutants jvm-shim/target spark_statestore/jars
+	rm -rf $(VENV) .services .spark build dist mutants jvm-shim/target spark_statestore/jars
