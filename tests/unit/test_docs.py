@@ -70,6 +70,7 @@ def test_readme_names_existing_make_targets() -> None:
         "docs/security.md",
         "docs/troubleshooting.md",
         "docs/tune.md",
+        "docs/tutorial.md",
         "docs/upgrading.md",
         "examples/README.md",
         "conf/README.md",

@@ -1,0 +1,100 @@
+"""The tutorial: every command runs in an empty directory, and prints what the page shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from tests.support.bare import environment_without_settings
+from tests.support.paths import ROOT
+
+PAGE = ROOT / "docs/tutorial.md"
+
+# The language, the file that a block is saved as, and the text.
+BLOCKS = re.findall(
+    r'^```(\w+)(?: title="([\w.]+)")?\n(.*?)^```$', PAGE.read_text(), re.MULTILINE | re.DOTALL
+)
+
+END = "end of the output of"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("built")]
+
+
+def script() -> str:
+    """Return the page's commands as a script, with the files that it says to save.
+
+    Jobs have process groups of their own, as in an interactive shell.
+    """
+    lines = ["set -e", "set -m"]
+    for number, (language, name, text) in enumerate(BLOCKS):
+        if language == "python":
+            lines += [f"cat > {name} <<'{END}'", text + END]
+        elif language == "sh":
+            lines += [text, f"echo '{END} {number}'"]
+    return "\n".join(lines)
+
+
+def installed(directory: Path) -> Path:
+    """Make a directory of this environment's packages without this project, for pip to find."""
+    directory.mkdir()
+    for path in Path(sysconfig.get_path("purelib")).iterdir():
+        if "spark_statestore" not in path.name:
+            (directory / path.name).symlink_to(path)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    """Run the script with the checkout at home; return the output of the blocks by number."""
+    tmp_path = tmp_path_factory.mktemp("tutorial")
+    home, work = tmp_path / "home", tmp_path / "empty"
+    home.mkdir()
+    work.mkdir()
+    (home / "spark-statestore").symlink_to(ROOT)
+    environment = environment_without_settings() | {
+        "HOME": str(home),
+        "PYTHONPATH": str(installed(tmp_path / "installed")),
+        # pip takes what it would fetch from there; what it builds is this checkout.
+        "PIP_NO_INDEX": "1",
+        "PIP_NO_BUILD_ISOLATION": "0",
+        "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+        "JDK_JAVA_OPTIONS": os.environ["JDK_JAVA_OPTIONS"],
+    }
+    done = subprocess.run(
+        ["bash", "-c", script()],
+        cwd=work,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    logs = "".join(path.read_text()[-2000:] for path in work.rglob("*.log"))
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
+    parts = re.split(rf"^{END} (\d+)\n", done.stdout, flags=re.MULTILINE)
+    return {int(number): output for output, number in zip(parts[::2], parts[1::2], strict=False)}
+
+
+def test_blocks_are_commands_files_and_outputs() -> None:
+    assert PAGE.read_text().count("```") == 2 * len(BLOCKS)
+    assert {language for language, _, _ in BLOCKS} == {"sh", "python", "text"}
+    assert all(bool(name) == (language == "python") for language, name, _ in BLOCKS)
+    assert all(BLOCKS[number - 1][0] == "sh" for number, block in enumerate(BLOCKS) if block[0] == "text")
+
+
+@pytest.mark.parametrize("number", [number for number, block in enumerate(BLOCKS) if block[0] == "text"])
+def test_commands_print_what_the_page_shows(number: int, printed: dict[int, str]) -> None:
+    output = re.sub(" +$", "", printed[number - 1], flags=re.MULTILINE)
+    pattern = ".+".join(map(re.escape, BLOCKS[number][2].split("…")))
+    assert re.fullmatch(pattern, output, re.DOTALL), output
+
+
+def test_query_is_killed_before_its_end(printed: dict[int, str]) -> None:
+    (kill,) = (number for number, block in enumerate(BLOCKS) if block[2].startswith("kill -9"))
+    (newest,) = re.findall(r"^batch (\d+):", printed[kill], re.MULTILINE)
+    assert 9 <= int(newest) < 39
