@@ -18,12 +18,15 @@ from pathlib import Path
 from typing import Final
 
 import fsspec
+import pyspark
 import pytest
 
 from tests.support.paths import ROOT
 
 CACHE: Final = ROOT / ".services"
 """Directory of the fetched services, one directory for each version."""
+
+PYSPARK_JARS: Final = Path(pyspark.__file__).parent / "jars"
 
 FETCH_SECONDS: Final = float(os.environ.get("FETCH_SECONDS", "1200"))
 """Time limit of fetching a service; 0 to use only what is in the cache. MinIO compiles for minutes."""
@@ -152,6 +155,46 @@ def go_program(package: str, version: str) -> Path:
         )
 
     return fetched(f"{program}-{version}", compile_to) / program
+
+
+def maven_jars(directory: Path, *dependencies: str, transitive: bool = False) -> None:
+    """Fetch jars from Maven's repository into a directory.
+
+    Parameters
+    ----------
+    directory
+        Directory of the jars.
+    dependencies
+        Coordinates as ``group:name:version``.
+    transitive
+        Whether what they need to run is fetched, too.
+
+    Raises
+    ------
+    ServiceUnavailableError
+        If they cannot be fetched here.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        lines = []
+        for dependency in dependencies:
+            group, name, version = dependency.split(":")
+            lines.append(
+                f'<dependency org="{group}" name="{name}" rev="{version}" transitive="{str(transitive).lower()}" '
+                f'conf="default->master{",runtime" if transitive else ""}"/>'
+            )
+        Path(scratch, "ivy.xml").write_text(
+            '<ivy-module version="2.0"><info organisation="tests" module="service"/>'
+            '<configurations><conf name="default"/></configurations>'
+            f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
+        )
+        # PySpark brings Ivy for spark-submit --packages.
+        run_client(
+            [
+                *("java", "-cp", f"{PYSPARK_JARS}/*", "org.apache.ivy.Main", "-warn"),
+                *("-cache", f"{scratch}/cache", "-ivy", f"{scratch}/ivy.xml"),
+                *("-retrieve", f"{directory}/[artifact]-[revision].[ext]"),
+            ]
+        )
 
 
 def free_port(address: str = "127.0.0.1") -> int:

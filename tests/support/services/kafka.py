@@ -1,0 +1,190 @@
+"""Apache Kafka: one broker, which is its own controller, and Spark's connector, from Maven's repository."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from tests.support.services.service import (
+    START_SECONDS,
+    ServiceUnavailableError,
+    fetched,
+    free_port,
+    maven_jars,
+)
+
+VERSION: Final = "4.1.2"
+
+CONNECTOR_VERSION: Final = "4.2.0"
+"""Version of Spark's connector: the newest one that Maven Central has."""
+
+_SLF4J: Final = "1.7.36"
+
+_LOG_CHARACTERS: Final = 4000
+
+# What must be set for one node, on the loopback alone.
+_PROPERTIES: Final = """\
+process.roles=broker,controller
+node.id=1
+listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+controller.quorum.bootstrap.servers=127.0.0.1:{controller_port}
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
+log.dirs={logs}
+num.partitions=2
+offsets.topic.num.partitions=1
+offsets.topic.replication.factor=1
+transaction.state.log.num.partitions=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+group.initial.rebalance.delay.ms=0
+"""
+
+
+def fetch() -> Path:
+    """Return the directory of the broker's jars."""
+    if shutil.which("java") is None:
+        raise ServiceUnavailableError("java is not installed")
+
+    def resolve(directory: Path) -> None:
+        broker = f"org.apache.kafka:kafka_2.13:{VERSION}"
+        # Without it the broker logs nothing.
+        logging = f"org.slf4j:slf4j-simple:{_SLF4J}"
+        maven_jars(directory, broker, logging, transitive=True)
+
+    return fetched(f"kafka-{VERSION}", resolve)
+
+
+def connector() -> Path:
+    """Return the directory of the jars of Spark's connector, without those that PySpark has."""
+    jars = (
+        f"org.apache.spark:spark-sql-kafka-0-10_2.13:{CONNECTOR_VERSION}",
+        f"org.apache.spark:spark-token-provider-kafka-0-10_2.13:{CONNECTOR_VERSION}",
+        # The versions in the connector's POM.
+        "org.apache.kafka:kafka-clients:3.9.2",
+        "org.apache.commons:commons-pool2:2.13.1",
+    )
+    return fetched(f"kafka-connector-{CONNECTOR_VERSION}", lambda directory: maven_jars(directory, *jars))
+
+
+class Broker:
+    """A broker that can be stopped and started again, with its topics.
+
+    Parameters
+    ----------
+    home
+        Directory of its jars.
+    directory
+        Directory of its data and log.
+    """
+
+    def __init__(self, home: Path, directory: Path) -> None:
+        self._classes = f"{home}/*"
+        self._directory = directory
+        self._log = directory / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
+        self._properties = directory / "server.properties"
+        self._properties.write_text(
+            _PROPERTIES.format(port=self._port, controller_port=free_port(), logs=directory / "data")
+        )
+        self._run("kafka.tools.StorageTool", "format", "--standalone", "--cluster-id", self._cluster_id())
+        self.start()
+
+    @property
+    def servers(self) -> str:
+        """Its address, as clients have it in ``bootstrap.servers``."""
+        return f"127.0.0.1:{self._port}"
+
+    def start(self) -> None:
+        """Start it unless it runs, and wait until it accepts connections.
+
+        Raises
+        ------
+        RuntimeError
+            If it ends early, or is not ready in time; with the end of its log.
+        """
+        if self._process is not None:
+            return
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*self._java(), "kafka.Kafka", str(self._properties)],
+                env=self._environment(),
+                cwd=self._directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(
+                    f"Kafka is not ready; its log:\n{self._log.read_text()[-_LOG_CHARACTERS:]}"
+                )
+            time.sleep(0.1)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End it with a signal; it can be started again."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(30)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def _is_ready(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex(("127.0.0.1", self._port)) == 0
+
+    def _run(self, *arguments: str) -> None:
+        command = [*self._java(), *arguments, "--config", str(self._properties)]
+        done = subprocess.run(
+            command,
+            env=self._environment(),
+            capture_output=True,
+            text=True,
+            timeout=START_SECONDS,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{arguments[0]} failed:\n{done.stdout}{done.stderr}"[-_LOG_CHARACTERS:])
+
+    def _java(self) -> list[str]:
+        options = ["-Xmx384m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
+        return ["java", *options, "-cp", self._classes]
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        # Options of Spark's JVMs in tests.
+        return os.environ | {"JDK_JAVA_OPTIONS": ""}
+
+    @staticmethod
+    def _cluster_id() -> str:
+        return uuid.uuid4().hex[:22]
+
+
+@contextlib.contextmanager
+def kafka() -> Iterator[Broker]:
+    """Start a broker with an empty data directory."""
+    home = fetch()
+    with tempfile.TemporaryDirectory(prefix="kafka-") as scratch:
+        broker = Broker(home, Path(scratch))
+        try:
+            yield broker
+        finally:
+            broker.stop()
