@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all test-storage soak coverage test-spark mutation bench bench-quick bench-s3 lint format docs wheel clean
+.PHONY: help setup jar demo test test-all test-storage test-kafka soak coverage test-spark mutation bench bench-quick bench-s3 lint format docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -86,6 +86,10 @@ test-storage: jar $(CLASSES) ## run the tests of storage on real services: SERVI
 	$(PY) -m pip install --quiet --no-build-isolation --editable '.[storage-tests]'
 	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch $(SERVICES)
 	SERVICES='$(SERVICES)' FETCH_SECONDS=0 $(PY) -m pytest $(SHARED) -m storage tests/system/storage
+
+test-kafka: jar $(CLASSES) ## run the tests of queries from Kafka to Kafka, on a broker of their own
+	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch kafka kafka-connector
+	FETCH_SECONDS=0 $(PY) -m pytest -m kafka tests/system/kafka
 
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400

@@ -98,7 +98,7 @@ def is_in_tier(item: pytest.Item, tier: str) -> bool:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep the tests of a tier, without those that run only if their marker is named; long files come first."""
     tier = config.getoption("--tier")
-    unnamed = [marker for marker in ("soak", "storage") if marker not in config.getoption("-m")]
+    unnamed = [marker for marker in ("kafka", "soak", "storage") if marker not in config.getoption("-m")]
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
     # Two workers end at about the same time if the last files are short.
     items.sort(key=lambda item: item.path not in slow)
