@@ -12,7 +12,8 @@ import pytest
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
-NOT_SMALL = {"flights_demo.py"}
+# The latter is tested with a broker, in tests/system/kafka.
+NOT_SMALL = {"flights_demo.py", "kafka_sessions.py"}
 
 OUTPUT = {
     "sessions.py": [
