@@ -56,6 +56,7 @@ def test_readme_names_existing_make_targets() -> None:
         "docs/moving.md",
         "docs/performance.md",
         "docs/hdfs.md",
+        "docs/kafka.md",
         "docs/local-files.md",
         "docs/monitoring.md",
         "docs/reliability.md",
