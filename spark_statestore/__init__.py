@@ -16,6 +16,7 @@ from spark_statestore.session import *
 
 if TYPE_CHECKING:
     from spark_statestore.conversion import *
+    from spark_statestore.monitoring import *
     from spark_statestore.query.gc import gc as gc
     from spark_statestore.query.repair import repair as repair
     from spark_statestore.query.verify import verify as verify
@@ -25,6 +26,7 @@ else:
     # Imported on first access: these need pyarrow, which a program that only builds a session does not.
     _LAZY = {
         "spark_statestore.conversion": ["Conversion", "ConvertedState", "convert"],
+        "spark_statestore.monitoring": ["StateView", "progress"],
         "spark_statestore.query.gc": ["gc"],
         "spark_statestore.query.repair": ["repair"],
         "spark_statestore.query.verify": ["verify"],

@@ -15,6 +15,7 @@
     │   ├── MissingDriverError      (ImportError)        the driver of a URL is not installed
     │   ├── StorageUnavailableError (OSError)            the file system of a URL cannot be opened
     │   └── StorageTimeoutError     (TimeoutError)       it did not respond in time
+    ├── MissingPackageError         (ImportError)        an optional package is not installed
     ├── IllegalStateError           (RuntimeError)       an operation not allowed in the current state
     └── CheckpointError                                  one checkpoint, or one stream of it
         ├── CheckpointIOError       (OSError)            it could not be read or written
@@ -54,6 +55,7 @@ __all__ = [
     "IllegalStateError",
     "IncompatibleSparkError",
     "MissingDriverError",
+    "MissingPackageError",
     "OptionError",
     "ProtocolError",
     "QueryRunningError",
@@ -136,6 +138,10 @@ class StorageUnavailableError(StorageError, OSError):
 
 class StorageTimeoutError(StorageError, TimeoutError):
     """Raised when a storage call exceeds its timeout."""
+
+
+class MissingPackageError(StateStoreError, ImportError):
+    """Raised when a function needs an optional package that is not installed."""
 
 
 class IllegalStateError(StateStoreError, RuntimeError):

@@ -5,24 +5,22 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from spark_statestore.cli import parameters
-from spark_statestore.cli.output import FAILED, Output, size, with_output
+from spark_statestore.cli.output import Output, size, with_output
 from spark_statestore.errors import CheckpointNotFoundError
+from spark_statestore.monitoring.plots import draw_sizes, draw_times, require_matplotlib, unit
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.summary import StoreSummary, summarize
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
-__all__ = ["BatchPoint", "PartitionSize", "batch_point", "cut_off", "figure_of", "plot", "sizes_by_partition"]
-
-_UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
+__all__ = ["BatchPoint", "PartitionSize", "batch_point", "figure_of", "plot", "sizes_by_partition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +90,9 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
     The commit time is the time from a batch's start until the state of the first and of the last partition was
     committed. Partitions that are much larger than others show skew.
     """
-    try:
-        import matplotlib as mpl
-    except ImportError as error:
-        out.failure(ImportError(f"plot needs {error.name}: pip install 'spark-statestore[plot]'"))
-        raise click.exceptions.Exit(FAILED) from error
+    require_matplotlib("plot")
+    import matplotlib as mpl
+
     query = QueryCheckpoint(checkpoint, checkpoints_dir=checkpoints_dir)
     chosen = query.batches()[-batches:]
     if not chosen:
@@ -140,83 +136,25 @@ def figure_of(title: str, points: Sequence[BatchPoint], partitions: Sequence[Par
     figure = Figure(figsize=(12, 9), layout="constrained")
     figure.suptitle(title, fontsize=10)
     axes: Any = figure.subplot_mosaic([["size", "time"], ["partitions", "partitions"]])
-    _draw_sizes(axes["size"], points)
-    _draw_times(axes["time"], points)
+    batches = [point.batch for point in points]
+    draw_sizes(
+        axes["size"],
+        "State by batch: what a load reads",
+        batches,
+        [point.bytes for point in points],
+        [point.rows for point in points],
+    )
+    draw_times(
+        axes["time"],
+        "From a batch's start to its commits",
+        batches,
+        {
+            "last partition": [point.last_ms for point in points],
+            "first partition": [point.first_ms for point in points],
+        },
+    )
     _draw_partitions(axes["partitions"], partitions)
     return figure
-
-
-def cut_off(values: Sequence[float]) -> float | None:
-    """Return the value at which to end an axis so that a few much larger ones do not set its scale.
-
-    It is the largest value without a twentieth of them, at least one; None if the largest of all is less than three
-    times that.
-    """
-    if len(values) < 3:
-        return None
-    ordered = sorted(values)
-    limit = ordered[-1 - max(1, len(ordered) // 20)]
-    return limit if 0 < 3 * limit < ordered[-1] else None
-
-
-def _draw_sizes(axes: Axes, points: Sequence[BatchPoint]) -> None:
-    divisor, unit = _unit(max(point.bytes for point in points))
-    batches = [point.batch for point in points]
-    sizes = axes.plot(batches, [point.bytes / divisor for point in points], marker=".", label="size")
-    rows_axes = axes.twinx()
-    rows = rows_axes.plot(
-        batches, [point.rows for point in points], color="tab:orange", marker=".", linestyle=":", label="rows"
-    )
-    axes.set(title="State by batch: what a load reads", xlabel="batch", ylabel=unit)
-    rows_axes.set(ylabel="rows")
-    _legend_below(axes, [*sizes, *rows])
-    _from_zero(axes, rows_axes)
-    axes.locator_params(axis="x", integer=True)
-
-
-def _draw_times(axes: Axes, points: Sequence[BatchPoint]) -> None:
-    batches = [point.batch for point in points]
-    last = [point.last_ms / 1000 for point in points]
-    lines = axes.plot(batches, last, marker=".", label="last partition")
-    lines += axes.plot(
-        batches, [point.first_ms / 1000 for point in points], marker=".", label="first partition"
-    )
-    axes.set(title="From a batch's start to its commits", xlabel="batch", ylabel="seconds")
-    _from_zero(axes)
-    if (limit := cut_off(last)) is not None:
-        axes.set_ylim(top=limit * 1.25)
-        lines += _mark_cut_off(
-            axes, [(batch, value) for batch, value in zip(batches, last, strict=True) if value > limit * 1.25]
-        )
-    _legend_below(axes, lines)
-    axes.locator_params(axis="x", integer=True)
-
-
-def _mark_cut_off(axes: Axes, points: Sequence[tuple[int, float]]) -> list[Line2D]:
-    """Mark values beyond the axis at its upper edge, with a label."""
-    edge = axes.get_ylim()[1]
-    for batch, value in points:
-        axes.annotate(
-            f"{value:.3g} s",
-            (batch, edge),
-            (4, -12),
-            textcoords="offset points",
-            fontsize=8,
-            annotation_clip=False,
-        )
-    return axes.plot(
-        [batch for batch, _ in points],
-        [edge] * len(points),
-        color="tab:red",
-        marker="^",
-        linestyle="",
-        clip_on=False,
-        label="cut off: beyond the scale",
-    )
-
-
-def _legend_below(axes: Axes, lines: Sequence[Line2D]) -> None:
-    axes.legend(handles=lines, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=len(lines), fontsize=8)
 
 
 def _draw_partitions(axes: Axes, partitions: Sequence[PartitionSize]) -> None:
@@ -227,7 +165,7 @@ def _draw_partitions(axes: Axes, partitions: Sequence[PartitionSize]) -> None:
         totals[partition] = totals.get(partition, 0) + one.bytes
         by_store.setdefault((one.operator, one.store), {})[partition] = one.bytes
     position = {partition: number for number, partition in enumerate(sorted(totals))}
-    divisor, unit = _unit(max(totals.values()))
+    divisor, name = unit(max(totals.values()))
     below = dict.fromkeys(position, 0.0)
     for (operator, store), sizes in by_store.items():
         axes.bar(
@@ -243,7 +181,7 @@ def _draw_partitions(axes: Axes, partitions: Sequence[PartitionSize]) -> None:
         f"the largest is {max(totals.values()) / median:.1f} times the median" if median else "most are empty"
     )
     axes.axhline(median / divisor, color="black", linewidth=0.8, linestyle="--", label="median")
-    axes.set(title=f"State by partition: {skew}", ylabel=unit)
+    axes.set(title=f"State by partition: {skew}", ylabel=name)
     ticks = list(position.items())[:: max(1, -(-len(position) // 40))]
     between = ", " if len(ticks) > 10 else ",\n"
     axes.set_xticks(
@@ -253,14 +191,3 @@ def _draw_partitions(axes: Axes, partitions: Sequence[PartitionSize]) -> None:
     )
     axes.tick_params(axis="x", rotation=90 if len(ticks) > 10 else 0)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-
-
-def _from_zero(*all_axes: Axes) -> None:
-    for axes in all_axes:
-        axes.set_ylim(0, axes.dataLim.y1 * 1.1 or 1)
-
-
-def _unit(largest: int) -> tuple[int, str]:
-    """Return the unit of sizes: its bytes, and its name."""
-    power = min((max(largest, 1).bit_length() - 1) // 10, len(_UNITS) - 1)
-    return 1 << (10 * power), _UNITS[power]

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from spark_statestore.cli.plot import BatchPoint, PartitionSize, _unit, batch_point, cut_off, figure_of
+from spark_statestore.cli.plot import BatchPoint, PartitionSize, batch_point, figure_of
+from spark_statestore.monitoring.plots import cut_off, unit
 from spark_statestore.query.summary import StoreSummary
 from tests.unit.cli.commands import node, output_of
 from tests.unit.query.stored_query import StoredQuery
@@ -121,11 +122,11 @@ def test_cut_off_applies_to_few_large_values(values: list[float], limit: float |
 
 
 @pytest.mark.parametrize(
-    ("largest", "unit"),
+    ("largest", "name"),
     [(0, "bytes"), (1023, "bytes"), (1024, "KiB"), (1 << 20, "MiB"), (5 << 30, "GiB"), (1 << 60, "TiB")],
 )
-def test_unit_fits_the_largest_size(largest: int, unit: str) -> None:
-    assert _unit(largest)[1] == unit
+def test_unit_fits_the_largest_size(largest: int, name: str) -> None:
+    assert unit(largest)[1] == name
 
 
 def test_plot_without_matplotlib_names_the_package(

@@ -1,0 +1,146 @@
+"""A running query's progress as a pandas frame, and its state as a notebook shows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import spark_statestore
+from spark_statestore.query import QueryCheckpoint
+from tests.spark.queries import Query, configured
+from tests.support.paths import ROOT
+
+EVENTS = pa.schema([("word", pa.string()), ("number", pa.int64())])
+NAME = "<script>alert(1)</script>"
+
+
+def counted_once(events: Any) -> Any:
+    return events.dropDuplicates(["word", "number"]).groupBy("word").count()
+
+
+@pytest.fixture(scope="module")
+def ended(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Query, Any]]:
+    """Return a query of two operators and three batches, which has ended."""
+    query = Query(spark, tmp_path_factory.mktemp("progress"), counted_once, "update", EVENTS)
+    query.feed(*([{"word": f"w{n % 3}", "number": n} for n in range(10 * b)] for b in (1, 2, 3)))
+    stream = query.start([], availableNow=True)
+    assert stream.awaitTermination(120)
+    yield query, stream
+    stream.stop()
+
+
+def named(spark: Any, directory: Path, name: str) -> Any:
+    """Start a query with a name, of which no batch has input yet."""
+    (directory / "input").mkdir()
+    with configured(spark, {"spark.sql.streaming.stateStore.providerClass": spark_statestore.PROVIDER_CLASS}):
+        return (
+            spark.readStream.schema("word string")
+            .text(str(directory / "input"))
+            .withColumnRenamed("value", "word")
+            .groupBy("word")
+            .count()
+            .writeStream.queryName(name)
+            .outputMode("complete")
+            .format("noop")
+            .option("checkpointLocation", str(directory / "checkpoint"))
+            .start()
+        )
+
+
+@pytest.mark.spark
+def test_progress_has_the_figures_of_every_batch_and_operator(ended: tuple[Query, Any]) -> None:
+    query, stream = ended
+    frame = spark_statestore.progress(stream)
+    recent = stream.recentProgress
+    assert len(recent) == 3
+    assert list(zip(frame["batchId"], frame["operatorId"], strict=True)) == [
+        (batch, operator) for batch in range(3) for operator in (0, 1)
+    ]
+    rows = iter(frame.to_dict("records"))
+    for batch in recent:
+        for operator in batch["stateOperators"]:
+            row = next(rows)
+            assert row["timestamp"].strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z" == batch["timestamp"]
+            expected = {key: value for key, value in operator.items() if key != "customMetrics"}
+            expected |= dict(operator["customMetrics"])
+            expected |= {f"durationMs.{key}": value for key, value in batch["durationMs"].items()}
+            assert {key: row[key] for key in expected} == expected
+            assert {"checkpointBytesWritten", "durationMs.addBatch"} <= row.keys()
+    names = {operator.id: operator.name for operator in QueryCheckpoint(str(query.checkpoint)).operators(2)}
+    assert dict(zip(frame["operatorId"], frame["operatorName"], strict=True)) == names
+    assert {str(kind) for kind in frame.dtypes.drop(["timestamp", "operatorName"])} == {"Int64"}
+
+
+def test_progress_before_the_first_batch_is_empty(spark: Any, tmp_path: Path, ended: Any) -> None:
+    stream = named(spark, tmp_path, "empty")
+    try:
+        frame = spark_statestore.progress(stream)
+        shown = spark_statestore.StateView(stream)._repr_html_()
+    finally:
+        stream.stop()
+    assert frame.empty
+    full = spark_statestore.progress(ended[1])
+    custom = {key for one in ended[1].lastProgress["stateOperators"] for key in one["customMetrics"]}
+    assert [name for name in full if name not in custom] == list(frame)
+    assert dict(frame.dtypes) == {name: full.dtypes[name] for name in frame}
+    assert "no batch" in shown
+
+
+def test_view_shows_the_newest_batch_with_plots(ended: tuple[Query, Any]) -> None:
+    _, stream = ended
+    shown = spark_statestore.StateView(stream)._repr_html_()
+    operators = stream.lastProgress["stateOperators"]
+    for operator in operators:
+        cells = [f"<td>{operator[name]}</td>" for name in ("operatorName", "numRowsTotal", "memoryUsedBytes")]
+        assert all(cell in shown for cell in cells)
+    assert f"({stream.id}) has ended, batch 2 of " in shown
+    assert shown.count("<tr>") == len(operators)
+    assert 'src="data:image/png;base64,iVBOR' in shown
+
+
+def test_view_escapes_the_name_of_a_query(spark: Any, tmp_path: Path) -> None:
+    stream = named(spark, tmp_path, NAME)
+    try:
+        shown = spark_statestore.StateView(stream)._repr_html_()
+    finally:
+        stream.stop()
+    assert "<b>&lt;script&gt;alert(1)&lt;/script&gt;</b>" in shown
+    assert "<script" not in shown
+
+
+def test_view_without_matplotlib_shows_the_table(
+    ended: tuple[Query, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    shown = spark_statestore.StateView(ended[1])._repr_html_()
+    assert "<td>dedupe</td>" in shown
+    assert "pip install" in shown
+    assert "<img" not in shown
+
+
+def test_watch_outside_a_notebook_is_refused(ended: tuple[Query, Any], capsys: Any) -> None:
+    with pytest.raises(spark_statestore.IllegalStateError, match=r"spark_statestore\.progress"):
+        spark_statestore.StateView(ended[1]).watch()
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_without_pandas_names_the_package() -> None:
+    program = """
+import sys
+sys.modules["pandas"] = None
+import spark_statestore
+try:
+    spark_statestore.progress(None)
+except spark_statestore.MissingPackageError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "progress needs pandas: pip install pandas\n"
