@@ -143,9 +143,9 @@ def configure(
     """Configure a session builder to keep streaming state in this store.
 
     Adds the jar and an archive of the backend to the files that the session ships, and sets provider,
-    extension, interpreter and options. Spark's page of a streaming query then shows the store's metrics, too. Present settings are kept: lists are appended to, and a contradicting
-    setting is an error. The provider is `PROVIDER_CLASS`, unless the builder or
-    spark-defaults.conf already names `JOIN_PROVIDER_CLASS`.
+    extension, interpreter and options. Spark's page of a streaming query then shows the store's metrics, too.
+    Present settings are kept: lists are appended to, and a contradicting setting is an error. The provider is
+    `PROVIDER_CLASS`, unless the builder or spark-defaults.conf already names `JOIN_PROVIDER_CLASS`.
 
     With ``storage="memory"`` and no ``checkpoints_dir`` the driver keeps the state of all executors,
     until the application ends. Executors reach it through `PLUGIN_CLASS`, which is added to
