@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.spark.ui import cells
 from tests.support.bare import environment_without_settings
 from tests.support.paths import ROOT
 
@@ -21,6 +22,9 @@ BLOCKS = re.findall(
 )
 
 END = "end of the output of"
+
+FETCH_TAB = "curl --silent --fail $(grep -o 'http.*' second.log) > tab.html"
+"""What the reader's browser does."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.usefixtures("built")]
 
@@ -36,6 +40,8 @@ def script() -> str:
             lines += [f"cat > {name} <<'{END}'", text + END]
         elif language == "sh":
             lines += [text, f"echo '{END} {number}'"]
+            if text.startswith("grep ^UI"):
+                lines.append(FETCH_TAB)
     return "\n".join(lines)
 
 
@@ -76,6 +82,8 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     )
     logs = "".join(path.read_text()[-2000:] for path in work.rglob("*.log"))
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
+    (shown,) = work.rglob("tab.html")
+    assert cells(shown.read_text(), "numRowsTotal") == [5]
     parts = re.split(rf"^{END} (\d+)\n", done.stdout, flags=re.MULTILINE)
     return {int(number): output for output, number in zip(parts[::2], parts[1::2], strict=False)}
 
@@ -95,6 +103,6 @@ def test_commands_print_what_the_page_shows(number: int, printed: dict[int, str]
 
 
 def test_query_is_killed_before_its_end(printed: dict[int, str]) -> None:
-    (kill,) = (number for number, block in enumerate(BLOCKS) if block[2].startswith("kill -9"))
+    kill, *_ = (number for number, block in enumerate(BLOCKS) if block[2].startswith("kill -9"))
     (newest,) = re.findall(r"^batch (\d+):", printed[kill], re.MULTILINE)
     assert 9 <= int(newest) < 39
