@@ -37,6 +37,7 @@ SUPPORTED_SPARK: tuple[str, ...] = _VERSIONS["SUPPORTED_SPARK"]
 minor_of: Callable[[str], str] = _VERSIONS["minor_of"]
 
 _DIGEST_ENTRY = "META-INF/spark-statestore.digest"
+_HISTORY_ENTRY = "META-INF/services/org.apache.spark.status.AppHistoryServerPlugin"
 _PROPERTIES_ENTRY = "spark-statestore.properties"
 _LINT = ["-Xlint", "-Werror", "-deprecation", "-feature", "-unchecked"]
 
@@ -106,6 +107,7 @@ def resources(spark: str) -> dict[str, str]:
     return {
         _PROPERTIES_ENTRY: properties,
         "spark-statestore-options.json": option_table(),
+        _HISTORY_ENTRY: "org.apache.spark.sql.statestore.driver.StateHistoryServerPlugin\n",
     }
 
 

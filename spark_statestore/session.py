@@ -71,6 +71,7 @@ _CUSTOM_METRICS: Final = (
     "checkpointObjectsWritten",
     "checkpointMaxChainLength",
     "checkpointMaxSnapshotAge",
+    "stateTableMaxRows",
     "checkpointFullSnapshots",
     "stateTableCompactions",
     "backendRoundTrips",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ METRICS = {
     "checkpointObjectsWritten",
     "checkpointMaxChainLength",
     "checkpointMaxSnapshotAge",
+    "stateTableMaxRows",
     "checkpointFullSnapshots",
     "stateTableCompactions",
     "stateTableMappedBytes",
@@ -148,6 +150,11 @@ def test_chain_length_and_snapshot_age_are_maxima_over_partitions(spark: Any, tm
     operator = [progress["stateOperators"][0] for progress in query.progress]
     assert series(operator, "checkpointMaxChainLength") == [1, 2, 3, 4]
     assert series(operator, "checkpointMaxSnapshotAge") == [0, 1, 2, 3]
+    (largest,) = set(series(operator, "stateTableMaxRows"))
+    by_partition = Counter(
+        row.partition_id for row in spark.read.format("statestore").load(str(query.checkpoint)).collect()
+    )
+    assert largest == max(by_partition.values()) > 400 / PARTITIONS
     shown = shown_in_the_ui(spark)
     assert shown["streams that a load of this version reads, maximum over partitions"] == "4"
     assert shown["versions since the last full snapshot, maximum over partitions"] == "3"

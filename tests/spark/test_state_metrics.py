@@ -51,7 +51,7 @@ def test_metrics_of_an_operator_are_those_of_the_last_batch(
     for name in ("backendRestarts", "storageRetries"):
         assert exported[f"query_orders_1_{name}_Value"] == sums(query, name) == 0
         del figures[name]
-    assert len(figures) == 18
+    assert len(figures) == 19
     for name, value in figures.items():
         assert exported[f"query_orders_1_operator0_{name}_Value"] == value, name
     assert exported["query_orders_1_batchDurationMs_Value"] == query.progress[-1]["batchDuration"]

@@ -22,6 +22,7 @@ CUSTOM_FIGURES = (
     "stateTableMappedBytes",
     "checkpointMaxChainLength",
     "checkpointMaxSnapshotAge",
+    "stateTableMaxRows",
     "checkpointLoadTimeUs",
     "checkpointCommitEncodeTimeUs",
     "checkpointCommitSendTimeUs",

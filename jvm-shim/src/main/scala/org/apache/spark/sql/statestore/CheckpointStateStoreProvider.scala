@@ -338,7 +338,7 @@ class CheckpointStateStoreProvider
 
   private[statestore] def measure(of: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
     val stored = synchronized(of.newestStored)
-    val custom = StoreMetrics.of(counters, stored, version, client.backend, StoreMetrics.isFirst(operator, version))
+    val custom = StoreMetrics.of(counters, of.numKeys, stored, version, client.backend, StoreMetrics.isFirst(operator, version))
     Since41.metrics(of.numKeys, of.memoryBytes, custom, id, stored.fold(-1L)(_.baseVersion))
   }
 

@@ -29,6 +29,7 @@ private[statestore] final class QueryMetrics(registry: MetricRegistry, monitor: 
     })
     add(s"$prefix.batchId", query.id)(_.last.map(_.batchId))
     add(s"$prefix.batchDurationMs", query.id)(_.last.map(_.durationMs))
+    add(s"$prefix.commitLogMs", query.id)(_.last.map(_.commitLogMs))
     add(s"$prefix.${StoreMetrics.Restarts.name}", query.id)(found => Some(found.restarts))
     add(s"$prefix.${StoreMetrics.StorageRetries.name}", query.id)(found => Some(found.retries))
     for {
@@ -36,7 +37,7 @@ private[statestore] final class QueryMetrics(registry: MetricRegistry, monitor: 
       (operator, number) <- last.operators.zipWithIndex
       name <- Exported if operator.values.contains(name)
     } add(s"$prefix.operator$number.$name", query.id)(
-      _.last.flatMap(_.operators.lift(number)).flatMap(_.values.get(name)))
+      _.last.flatMap(_.operators.lift(number)).flatMap(_(name)))
   }
 
   def remove(query: UUID): Unit = prefixes.remove(query).foreach { prefix =>

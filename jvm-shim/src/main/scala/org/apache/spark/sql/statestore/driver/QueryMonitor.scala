@@ -17,12 +17,15 @@ import org.apache.spark.sql.streaming.StreamingQueryListener.{QueryProgressEvent
 /**
  * The figures of a stateful operator in a batch.
  *
- * @param values  by the names that `StreamingQueryProgress` has for them
+ * @param values  by the names that `StreamingQueryProgress` has for them; of a class that JSON keeps
  */
-private[statestore] final case class OperatorFigures(name: String, partitions: Long, values: Map[String, Long])
+private[statestore] final case class OperatorFigures(name: String, partitions: Long, values: Map[String, java.lang.Long]) {
+  def apply(figure: String): Option[Long] = values.get(figure).map(_.longValue)
+}
 
+/** @param commitLogMs  of its duration: until Spark's commit log had the batch, with the wait for commits that tasks handed over */
 private[statestore] final case class BatchFigures(
-    batchId: Long, timestamp: String, durationMs: Long, operators: IndexedSeq[OperatorFigures])
+    batchId: Long, timestamp: String, durationMs: Long, commitLogMs: Long, operators: IndexedSeq[OperatorFigures])
 
 /**
  * A streaming query of the application, with its last batches.
@@ -103,8 +106,9 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
     val before = query.getOrElse(MonitoredQuery(
       progress.id, progress.runId, Option(progress.name), isActive = true, runs = 1, None, Vector.empty, 0L, 0L, None))
     val operators = progress.stateOperators.toVector.map(figures)
-    val batch = BatchFigures(progress.batchId, progress.timestamp, progress.batchDuration, operators)
-    def sum(name: String) = operators.flatMap(_.values.get(name)).sum
+    val commitLogMs = Option(progress.durationMs.get("commitOffsets")).fold(0L)(_.longValue)
+    val batch = BatchFigures(progress.batchId, progress.timestamp, progress.batchDuration, commitLogMs, operators)
+    def sum(name: String) = operators.flatMap(_(name)).sum
     Some(before.copy(
       checkpoint = before.checkpoint.orElse(checkpointOf(progress.id)),
       batches = (before.batches :+ batch).takeRight(MaxBatches),
@@ -114,12 +118,11 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
 
   private def figures(operator: StateOperatorProgress): OperatorFigures =
     OperatorFigures(operator.operatorName, operator.numShufflePartitions, Map(
-      RowsTotal -> operator.numRowsTotal,
-      RowsUpdated -> operator.numRowsUpdated,
-      RowsRemoved -> operator.numRowsRemoved,
-      MemoryUsed -> operator.memoryUsedBytes,
-      CommitTime -> operator.commitTimeMs) ++
-      operator.customMetrics.asScala.iterator.map { case (name, value) => name -> value.longValue })
+      RowsTotal -> Long.box(operator.numRowsTotal),
+      RowsUpdated -> Long.box(operator.numRowsUpdated),
+      RowsRemoved -> Long.box(operator.numRowsRemoved),
+      MemoryUsed -> Long.box(operator.memoryUsedBytes),
+      CommitTime -> Long.box(operator.commitTimeMs)) ++ operator.customMetrics.asScala)
 
   // No event has it.
   private def checkpointOf(id: UUID): Option[String] =
@@ -150,7 +153,7 @@ private[statestore] object QueryMonitor extends Logging {
     current.collect { case (same, monitor) if same eq context => monitor }.getOrElse {
       val monitor = new QueryMonitor
       context.addSparkListener(monitor)
-      context.ui.foreach(ui => new StateTab(ui, monitor).attach())
+      context.ui.foreach(ui => new StateTab(ui, () => monitor.queries).attach())
       current = Some((context, monitor))
       monitor
     }

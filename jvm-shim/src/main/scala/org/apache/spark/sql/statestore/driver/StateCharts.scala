@@ -28,7 +28,7 @@ private object StateCharts {
 
   private def row(query: MonitoredQuery, number: Int): Elem = {
     def lines(named: (String, String)*) = named.zip(colors).map { case ((label, name), color) =>
-      Line(label, color, query.batches.flatMap(_.operators.lift(number)).flatMap(_.values.get(name)))
+      Line(label, color, query.batches.flatMap(_.operators.lift(number)).flatMap(_(name)))
     }
     <div>
       {chart("Rows", lines("" -> RowsTotal), count)}

@@ -11,8 +11,12 @@ import org.apache.spark.sql.statestore.provider.StoreMetrics
 import org.apache.spark.ui.{SparkUI, SparkUITab, UIUtils, WebUIPage}
 import org.apache.spark.util.Utils
 
-/** The tab "State" of an application's UI: its streaming queries and their stateful operators. */
-private[statestore] final class StateTab(ui: SparkUI, val monitor: QueryMonitor) extends SparkUITab(ui, "state") {
+/**
+ * The tab "State" of an application's UI: its streaming queries and their stateful operators.
+ *
+ * @param queries  returns the queries as they are now, the newest first
+ */
+private[statestore] final class StateTab(ui: SparkUI, val queries: () => Seq[MonitoredQuery]) extends SparkUITab(ui, "state") {
   attachPage(new QueriesPage(this))
   attachPage(new QueryPage(this))
 
@@ -25,7 +29,7 @@ private[statestore] final class StateTab(ui: SparkUI, val monitor: QueryMonitor)
 /** All queries, each with its operators as of its last batch. */
 private final class QueriesPage(tab: StateTab) extends WebUIPage("") {
   override def render(request: HttpServletRequest): Seq[Node] = {
-    val queries = tab.monitor.queries.sortBy(!_.isActive)
+    val queries = tab.queries().sortBy(!_.isActive)
     val content =
       if (queries.isEmpty) <p>No streaming query has started yet.</p>
       else queries.flatMap { query =>
@@ -38,7 +42,8 @@ private final class QueriesPage(tab: StateTab) extends WebUIPage("") {
 /** One query: its operators, charts of its last batches, and a table of them. */
 private final class QueryPage(tab: StateTab) extends WebUIPage("query") {
   override def render(request: HttpServletRequest): Seq[Node] = {
-    val found = Option(request.getParameter("id")).flatMap(id => Try(UUID.fromString(id)).toOption).flatMap(tab.monitor.find)
+    val found = Option(request.getParameter("id")).flatMap(id => Try(UUID.fromString(id)).toOption)
+      .flatMap(id => tab.queries().find(_.id == id))
     val content = found.fold[Seq[Node]](
       <p>There is no such query: this application did not start it, or has started more than {QueryMonitor.MaxQueries} since.</p>
     ) { query =>
@@ -56,6 +61,7 @@ private object StateTables {
 
   private val operatorColumns = Seq(
     Column("Rows", RowsTotal, count),
+    Column("Rows of the largest partition", StoreMetrics.MaxRows.name, count),
     Column("Rows updated", RowsUpdated, count),
     Column("Memory", MemoryUsed, bytes),
     Column("Mapped files", StoreMetrics.MappedBytes.name, bytes),
@@ -101,9 +107,11 @@ private object StateTables {
     val rows = for {
       batch <- query.batches.reverse
       (operator, number) <- batch.operators.zipWithIndex
-    } yield (Seq(batch.batchId.toString, batch.timestamp, batch.durationMs.toString, s"$number: ${operator.name}"), operator)
+      times = Seq(batch.timestamp, batch.durationMs.toString, batch.commitLogMs.toString)
+    } yield (batch.batchId.toString +: times :+ s"$number: ${operator.name}", operator)
     if (rows.isEmpty) NodeSeq.Empty
-    else <h4>Last {query.batches.size} batches</h4> ++ table(Seq("Batch", "Started", "Duration (ms)", "Operator"), batchColumns, rows)
+    else <h4>Last {query.batches.size} batches</h4> ++ table(
+      Seq("Batch", "Started", "Duration (ms)", "Commit log (ms)", "Operator"), batchColumns, rows)
   }
 
   private def table(
@@ -111,7 +119,7 @@ private object StateTables {
     <table class="table table-bordered table-sm table-striped sortable">
       <thead><tr>{(heads ++ columns.map(_.head)).map(head => <th>{head}</th>)}</tr></thead>
       <tbody>{rows.map { case (labels, figures) =>
-        <tr>{labels.map(label => <td>{label}</td>)}{columns.map(column => cell(column, figures.values.get(column.name)))}</tr>
+        <tr>{labels.map(label => <td>{label}</td>)}{columns.map(column => cell(column, figures(column.name)))}</tr>
       }}</tbody>
     </table>
 

@@ -25,6 +25,8 @@ private[statestore] object StoreMetrics {
     "checkpointMaxChainLength", "streams that a load of this version reads, maximum over partitions")
   val SnapshotAge = MaximumMetric(
     "checkpointMaxSnapshotAge", "versions since the last full snapshot, maximum over partitions")
+  val MaxRows = MaximumMetric(
+    "stateTableMaxRows", "rows of state, maximum over partitions")
   val FullSnapshots = StateStoreCustomSumMetric(
     "checkpointFullSnapshots", "commits that wrote the whole state")
   val Compactions = StateStoreCustomSumMetric(
@@ -43,17 +45,18 @@ private[statestore] object StoreMetrics {
 
   val supported: Seq[StateStoreCustomMetric] = Seq(
     LoadTime, LoadBytes, EncodeTime, SendTime, StoreTime, BytesWritten, ObjectsWritten, ChainLength,
-    SnapshotAge, FullSnapshots, Compactions, RoundTrips, Restarts, StorageRetries,
+    SnapshotAge, MaxRows, FullSnapshots, Compactions, RoundTrips, Restarts, StorageRetries,
     BackendMemory, MappedBytes)
 
   /**
    * Returns the figures of a store at a version.
    *
+   * @param rows    of the store
    * @param stored  its newest version that is durable
    * @param first   whether it reports the figures of its executor, too
    */
   def of(
-      counters: StoreCounters, stored: Option[StoredVersion], version: Long, backend: Backend,
+      counters: StoreCounters, rows: Long, stored: Option[StoredVersion], version: Long, backend: Backend,
       first: Boolean): Map[StateStoreCustomMetric, Long] = {
     val cost = counters.cost
     Map[StateStoreCustomMetric, Long](
@@ -66,6 +69,7 @@ private[statestore] object StoreMetrics {
       ObjectsWritten -> cost.objects,
       ChainLength -> stored.fold(0L)(_.chainLength.toLong),
       SnapshotAge -> stored.fold(0L)(version - _.baseVersion),
+      MaxRows -> rows,
       FullSnapshots -> (if (counters.full) 1L else 0L),
       Compactions -> counters.compactions,
       RoundTrips -> counters.roundTrips,

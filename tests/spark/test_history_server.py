@@ -1,0 +1,134 @@
+"""The tab "State" in Spark's history server, for an application that has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import spark_statestore
+from tests.spark.counting import wait_until
+from tests.spark.ui import cells, observed
+from tests.support.services.service import PYSPARK_JARS, free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+FIGURES = ("numRowsTotal", "memoryUsedBytes")
+CUSTOM_FIGURES = ("stateTableMaxRows", "checkpointBytesWritten", "checkpointMaxChainLength")
+
+STORES = {
+    "memory": (),
+    "disk": ("spark.history.store.path={directory}/store",),
+    "disk with protobuf": (
+        "spark.history.store.path={directory}/store",
+        "spark.history.store.serializer=PROTOBUF",
+    ),
+}
+"""Settings of the server for each kind of store of what it has read."""
+
+
+@dataclass
+class History:
+    """An application that has ended, in a history server."""
+
+    url: str
+
+    def get(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
+            return answer.read().decode()
+
+
+@pytest.fixture(scope="module")
+def events(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a directory with the events of an application, and the progress of its query."""
+    directory = tmp_path_factory.mktemp("observed")
+    log = directory / "events"
+    log.mkdir()
+    confs = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": log.as_uri()}
+    with observed(directory, confs=confs) as query:
+        query.order("stop")
+        (directory / "progress.json").write_text(json.dumps(query.progress))
+        query.program.end()
+    return log
+
+
+@pytest.fixture(scope="module")
+def progress(events: Path) -> list[dict[str, Any]]:
+    """Return the progress of each batch of the application's query."""
+    return json.loads((events.parent / "progress.json").read_text())
+
+
+@contextmanager
+def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) -> Iterator[History]:
+    """Run a history server until it has read the application's events."""
+    port = free_port()
+    options = [
+        f"spark.history.fs.logDirectory={events.as_uri()}",
+        f"spark.history.ui.port={port}",
+        "spark.history.fs.update.interval=1s",
+        *settings,
+    ]
+    server = subprocess.Popen(
+        [
+            *("java", "-Xmx512m", *(f"-D{option}" for option in options)),
+            *("-cp", os.pathsep.join([*classes, f"{PYSPARK_JARS}/*"])),
+            "org.apache.spark.deploy.history.HistoryServer",
+        ],
+        env=os.environ | {"SPARK_LOCAL_IP": "127.0.0.1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    address = f"http://127.0.0.1:{port}"
+    found: list[dict[str, Any]] = []
+
+    def listed() -> bool:
+        assert server.poll() is None
+        try:
+            found[:] = json.loads(History(address).get("/api/v1/applications?status=completed"))
+        except urllib.error.URLError:
+            return False
+        return bool(found)
+
+    try:
+        assert wait_until(listed, 60)
+        yield History(f"{address}/history/{found[0]['id']}")
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_history_server_shows_the_figures_of_every_batch(
+    events: Path, progress: list[dict[str, Any]], tmp_path: Path, store: str
+) -> None:
+    settings = tuple(setting.format(directory=tmp_path) for setting in STORES[store])
+    # A server reads what it has kept instead of the events when it starts again.
+    for _ in range(2 if settings else 1):
+        with history(events, [spark_statestore.jar_path()], settings) as application:
+            (run,) = {batch["id"] for batch in progress}
+            page = application.get(f"/state/query/?id={run}")
+            assert "Status: </strong><span>stopped" in page
+            assert "Status: </strong><span>stopped" in application.get("/state/")
+    operators = [batch["stateOperators"][0] for batch in reversed(progress)]
+    for name in FIGURES + CUSTOM_FIGURES:
+        values = [
+            operator[name] if name in FIGURES else operator["customMetrics"][name] for operator in operators
+        ]
+        # The first table has the last batch, the second one all, the newest first.
+        assert cells(page, name) == [values[0], *values], name
+
+
+def test_history_server_without_the_jar_shows_the_application(events: Path) -> None:
+    with history(events, []) as application:
+        jobs = application.get("/jobs/")
+        assert "Completed Jobs" in jobs
+        assert "/state/" not in jobs
