@@ -32,6 +32,7 @@ SEPARATE: dict[str, str] = {
     "amplification": "benchmarks.groups.amplification",
     "s3": "benchmarks.groups.s3",
     "s3_requests": "benchmarks.groups.s3_requests",
+    "observation": "benchmarks.groups.observation",
     "codecs": "benchmarks.groups.codecs",
 }
 """Groups that run only when they are asked for by name."""

@@ -21,7 +21,7 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
     BuildInfo.requireSpark(SPARK_VERSION)
     SparkContext.getActive.foreach { context =>
       BackendFileSystem.register(context.hadoopConfiguration)
-      QueryMonitor.start(context)
+      if (context.ui.isDefined) QueryMonitor.start(context)
     }
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
     extensions.injectColumnar(_ => TransformWithStateRule)
