@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO, TypeVar
@@ -87,6 +89,9 @@ class MergedFileSystem(FileSystem):
         if recursive:
             for status in self._merged.list_files(path):
                 self._merged.discard(status.path)
+        elif self._merged.list_files(path):
+            # Of another attempt at the version, in checkpoint format v1.
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
         self._files.delete_directory(path, recursive=recursive)
 
     def make_directory(self, path: str) -> None:
