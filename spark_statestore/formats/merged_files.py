@@ -24,7 +24,7 @@ from spark_statestore.formats.metadata import (
 
 __all__ = ["IndexEntry", "MergedObject", "PhysicalName", "decode_index", "encode_physical_file"]
 
-_NAME: Final = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})")
+_NAME: Final = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})(-copy)?")
 # The paths become paths of the file system.
 _PATH: Final = re.compile(r"\d+/\d+/(?:[^/\0]+/)?chk-\d{1,19}(?:_[0-9A-Za-z]{1,64})?/_metadata")
 
@@ -39,24 +39,27 @@ class PhysicalName:
         Range of the versions in it.
     number
         Distinguishes files of one range.
+    is_copy
+        Whether what is in it was published in other files before, which are deleted once it is whole.
     """
 
     oldest: int
     newest: int
     number: int
+    is_copy: bool = False
 
     @classmethod
     def parse(cls, name: str) -> PhysicalName | None:
         """Parse the name of a physical file; return None for other names."""
         match = _NAME.fullmatch(name)
-        return None if match is None else cls(*map(int, match.groups()))
+        return match and cls(int(match[1]), int(match[2]), int(match[3]), match[4] is not None)
 
     def covers(self, version: int) -> bool:
         """Return True if the file may contain a version."""
         return self.oldest <= version <= self.newest
 
     def __str__(self) -> str:
-        return f"{self.oldest}-{self.newest}-{self.number}"
+        return f"{self.oldest}-{self.newest}-{self.number}{'-copy' if self.is_copy else ''}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Merging of the metadata objects that many stores publish at once into one file, as FLIP-306 merges files of state.
 
 A *logical file* has the path that it would have in its store's directory. Its bytes are in a *physical file*,
-``_merged/<oldest version>-<newest version>-<number>`` beside the operators' directories.
+``_merged/<oldest version>-<newest version>-<number>``, followed by ``-copy`` if it was written to replace sparse ones, beside the operators' directories.
 """
 
 from __future__ import annotations
@@ -282,7 +282,8 @@ class MergedFiles(MergedLookup):
         """Copy the logical files that are left in physical files into a new one, then delete those."""
         with self._lock:
             objects = [one for physical in sparse for one in physical.live]
-            name = index.next_name({one.checkpoint.version for one in objects}) if objects else None
+            versions = {one.checkpoint.version for one in objects}
+            name = index.next_name(versions, is_copy=True) if objects else None
         if name is not None:
             if (size := self._create(name, objects)) is None:
                 # Another run does the same.

@@ -166,8 +166,11 @@ class MergedIndex:
         """Return the error of a file that may have a version, or without ids a later attempt at it than the one found."""
         other = None if found is None else found.physical.name
         for name, error in self.damaged.items():
+            # What is copied is committed, so that no attempt followed it. While a copy is written, the originals are there.
             is_older = other is not None and (
-                (name.oldest, name.newest) == (other.oldest, other.newest) and name.number < other.number
+                other.is_copy
+                or name.is_copy
+                or ((name.oldest, name.newest) == (other.oldest, other.newest) and name.number < other.number)
             )
             if name.covers(checkpoint.version) and (
                 found is None or (checkpoint.id is None and not is_older)
@@ -252,12 +255,12 @@ class MergedIndex:
         taken, self.pending = self.pending, PhysicalFile()
         return taken
 
-    def next_name(self, versions: Collection[int]) -> PhysicalName:
+    def next_name(self, versions: Collection[int], *, is_copy: bool = False) -> PhysicalName:
         """Return the next free name of a physical file with these versions."""
         oldest, newest = min(versions), max(versions)
         known = [*self.physical, *self.damaged, *(self.unread or ())]
         numbers = [name.number for name in known if (name.oldest, name.newest) == (oldest, newest)]
-        return PhysicalName(oldest, newest, max(numbers, default=-1) + 1)
+        return PhysicalName(oldest, newest, max(numbers, default=-1) + 1, is_copy)
 
     def place(
         self, physical: PhysicalFile, name: PhysicalName, size: int, objects: Iterable[LogicalFile]

@@ -173,7 +173,10 @@ class MergedLookup:
             numbers = itertools.count(name.number + 1)
             following = (PhysicalName(name.oldest, name.newest, number) for number in numbers)
             unknown = next(one for one in following if one not in self._index.physical)
-        return not self._files.exists(unknown) and self._files.exists(name)
+        if not name.is_copy and self._files.exists(unknown):
+            # No run publishes again what is copied, since it is committed.
+            return False
+        return self._files.exists(name)
 
     def physical_files(self) -> list[tuple[FileStatus, list[str]]]:
         """Return the physical files, each with the paths of its logical files.

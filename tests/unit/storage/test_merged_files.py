@@ -242,7 +242,7 @@ def test_sparse_files_are_rewritten(files: MemoryFileSystem, monkeypatch: pytest
         for i, store in enumerate(stores[1:], 1):
             merged.discard(path(store, version, version * 100 + i))
     merged.sweep()
-    assert names(files) == ["1-3-0", "4-4-0"]
+    assert names(files) == ["1-3-0-copy", "4-4-0"]
     for view in (merged, MergedFiles(files, STATE)):
         for version in (1, 2, 3):
             found = view.find(path("0/0", version, version * 100))
@@ -276,11 +276,11 @@ def test_copy_that_a_crash_left_is_deleted(files: MemoryFileSystem, monkeypatch:
     after = MergedFiles(files, STATE)
     found = after.find(path("0/0", 1, 0))
     assert found is not None
-    assert after.locate(found) == (f"{STATE}/_merged/1-1-1", 40)
+    assert after.locate(found) == (f"{STATE}/_merged/1-1-1-copy", 40)
     for number in range(1, 9):
         after.discard(path(f"0/{number}", 1, number))
     after.sweep()
-    assert names(files) == ["1-1-1", "2-2-0"]
+    assert names(files) == ["1-1-1-copy", "2-2-0"]
 
 
 def test_reader_follows_a_rewrite(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,7 +293,7 @@ def test_reader_follows_a_rewrite(files: MemoryFileSystem, monkeypatch: pytest.M
     merged.discard(path("0/1", 1, 2))
     merged.discard(path("0/2", 1, 3))
     merged.sweep()
-    assert names(files) == ["1-1-1", "2-2-0"]
+    assert names(files) == ["1-1-1-copy", "2-2-0"]
     assert reader.read(path("0/0", 1, 1)) == bytes(metadata(1))
 
 
