@@ -1,0 +1,365 @@
+"""Bench that runs a query's batches in merged files with a fault at every storage call, and checks the guarantees."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, StateStoreError
+from spark_statestore.files import FileSystem, join, open_file_system
+from spark_statestore.files.base import has_file
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
+from spark_statestore.testing.faults import CrashedError, Fault
+from spark_statestore.testing.stores import attempt_id, message, named, rows_of, snapshot
+from tests.support.figures import count
+from tests.unit.files.local_disk import LocalDisk
+from tests.unit.store.fault_bench import ABSENT, TORN, Model, Rows, faults_at
+
+PARTITIONS = 3
+
+_numbers = itertools.count()
+
+
+@dataclass
+class Version:
+    """A store's version as the process that wrote or loaded it has it."""
+
+    name: CheckpointName
+    by: str
+    handle: IncrementalStateHandle
+
+
+@dataclass
+class Process:
+    """A backend: one of an executor, or the driver's, which in a local session is the executor's too."""
+
+    bench: MergedBench
+    reports_discards: bool = False
+    merged: MergedFiles | None = None
+
+    def open(self, partition: int) -> VersionStore:
+        root = self.bench.root
+        url = f"{root}/state/0/{partition}"
+        return VersionStore(
+            StoreId(0, partition),
+            url,
+            self.bench.model.options(),
+            commits=f"{root}/commits",
+            merged_of=self._merged_of,
+        )
+
+    def _merged_of(self, files: FileSystem, state_directory: str) -> MergedFiles:
+        if self.merged is None:
+            self.merged = MergedFiles(files, state_directory)
+            self.merged.reports_discards = self.reports_discards
+        return self.merged
+
+
+@dataclass
+class MergedBench:
+    """A query of three stores, what its commit log promises, and what a batch that was cut off may have left."""
+
+    model: Model
+    ids: bool
+    cluster: bool
+    committed: list[list[Rows]] = field(default_factory=list)
+    """The rows of each committed batch, by partition."""
+    names: list[list[CheckpointName]] = field(default_factory=list)
+    attempted: list[tuple[list[CheckpointName], list[Rows]]] = field(default_factory=list)
+    """Batches that were begun and are not in the commit log, with what they were to be."""
+    retained_from: int = 0
+
+    def __post_init__(self) -> None:
+        self.fs = self.model.fs
+        self.fs.restart()
+        self.root = self.fs.url(f"merged-{next(_numbers)}")
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin another run of the query, in new processes."""
+        self.driver = Process(self)
+        executors = (
+            [Process(self, reports_discards=True) for _ in range(2)] if self.cluster else [self.driver]
+        )
+        self.stores = [executors[p % len(executors)].open(p) for p in range(PARTITIONS)]
+        self.executors = executors
+        self.publisher = self.driver.open(0)
+        self.versions: list[Version] | None = None
+
+    def load(self) -> list[Version]:
+        """Return the newest committed version of each store, loaded unless this run has it in memory."""
+        if self.versions is None:
+            self.versions = []
+            for store, name in zip(self.stores, self.names[-1], strict=True):
+                found = store.load(name)
+                self.versions.append(Version(name, found.attempt_id, found.handle))
+        return self.versions
+
+    def batch(self, put: bytes, *, whole: bool = False, but: int | None = None) -> None:
+        """Run the next batch: tasks commit, the driver publishes, Spark writes the entry of its commit log.
+
+        Parameters
+        ----------
+        put
+            The value that it puts.
+        whole
+            Whether stores write snapshots, all but one.
+        but
+            The partition of that one.
+        """
+        number = len(self.committed)
+        before = self.load() if number else None
+        attempts = [attempt_id() for _ in range(PARTITIONS)]
+        names = [CheckpointName(number + 1, by if self.ids else None) for by in attempts]
+        rows = [
+            (self.committed[-1][p] if number else {}) | {b"batch": put, b"%d-%d" % (number, p): put}
+            for p in range(PARTITIONS)
+        ]
+        self.attempted.append((names, rows))
+        done, handed_over = [], []
+        for p, store in enumerate(self.stores):
+            merge = before is not None
+            pending = store.begin(
+                names[p], attempts[p], named(), merge=merge, hand_over=merge and self.cluster
+            )
+            pending.write(0, message({b"batch": put, b"%d-%d" % (number, p): put}))
+            base = snapshot(store, number, self.committed[-1][p]) if whole and p != but else None
+            parent = before[p] if before else None
+            committed = pending.publish(parent and parent.handle, parent and parent.by, base)
+            if committed.metadata is not None:
+                handed_over.append((f"0/{p}/{names[p].directory}/_metadata", committed.metadata))
+            done.append(Version(names[p], attempts[p], committed.handle))
+        discarded = [
+            path
+            for one in self.executors
+            if one.reports_discards and one.merged
+            for path in one.merged.take_discarded()
+        ]
+        missing, _ = self.publisher.publish_merged(attempts if before else [], handed_over, discarded)
+        assert not missing
+        self.enter(number, names)
+        self.attempted.pop()
+        self.committed.append(rows)
+        self.names.append(names)
+        self.versions = done
+        self.publisher.sweep_merged()
+
+    def enter(self, number: int, names: list[CheckpointName]) -> None:
+        """Write the entry of the commit log, which may meet a fault as well."""
+        entry: dict[str, Any] = {"nextBatchWatermarkMs": 0}
+        if self.ids:
+            entry["stateUniqueIds"] = {"0": [[name.id] for name in names]}
+        files, directory = open_file_system(f"{self.root}/commits", fsync=self.model.fsync)
+        files.make_directory(directory)
+        files.create(join(directory, str(number)), f"v1\n{json.dumps(entry)}".encode())
+
+    def recover(self) -> None:
+        """Count a batch that was cut off as committed if the commit log has it, as Spark does at the next start."""
+        if self.attempted:
+            files, directory = open_file_system(f"{self.root}/commits")
+            names, rows = self.attempted[-1]
+            number = names[0].version - 1
+            if number == len(self.committed) and has_file(files, join(directory, str(number))):
+                self.attempted.pop()
+                self.committed.append(rows)
+                self.names.append(names)
+        self.restart()
+
+    def clean(self, retain_from: int) -> None:
+        """Discard older versions in every store, and delete what no version needs."""
+        self.retained_from = max(self.retained_from, retain_from - 1)
+        for store, version in zip(self.stores, self.load(), strict=True):
+            store.cleanup(version.name, version.by, retain_from, 0)
+        self.publisher.sweep_merged()
+
+    def check(self) -> None:
+        """Check that the promised batches are complete, and that one which was cut off is complete or absent."""
+        fresh = Process(self)
+        stores = [fresh.open(p) for p in range(PARTITIONS)]
+
+        def found(p: int, name: CheckpointName) -> Rows | str:
+            try:
+                return rows_of(stores[p], name)
+            except CheckpointNotFoundError:
+                return ABSENT
+            except CorruptCheckpointError:
+                return TORN
+
+        for number in range(self.retained_from, len(self.committed)):
+            for p, name in enumerate(self.names[number]):
+                assert found(p, name) == self.committed[number][p], f"batch {number}, partition {p}"
+        for names, _ in self.attempted:
+            version = names[0].version
+            if version == 1 or (not self.ids and version <= len(self.committed)):
+                continue
+            there = [found(p, name) for p, name in enumerate(names)]
+            gone = all(one in (ABSENT, TORN) for one in there)
+            # In format v1 it may be that of any attempt at the version.
+            wholes = [
+                rows for of, rows in self.attempted if (of == names if self.ids else of[0].version == version)
+            ]
+            assert gone or there in wholes, f"version {version} is there in part: {there}"
+
+    def tidy(self) -> None:
+        """Run on until nothing of before is needed; check that no physical file of before is left."""
+        self.batch(b"whole", whole=True)
+        last = len(self.committed)
+        self.batch(b"last")
+        self.clean(last)
+        self.batch(b"very last")
+        self.check()
+        path = f"{self.root}/state/_merged".removeprefix("faulty://")
+        left = [found.rpartition("/")[2] for found in self.fs.wrapped.find(path)]
+        old = [name for name in left if int(name.split("-")[1]) < last]
+        # Nobody knows whose a torn file is, so nobody deletes it.
+        assert self.model.shows_parts or not old, old
+
+    def remove(self) -> None:
+        self.fs.restart()
+        self.fs.wrapped.rm(self.root.removeprefix("faulty://"), recursive=True)
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation to interrupt.
+
+    Attributes
+    ----------
+    prepare
+        Creates the state before it.
+    operate
+        The operation; called again, it is what the next run of the query does.
+    """
+
+    prepare: Callable[[MergedBench], None]
+    operate: Callable[[MergedBench], None]
+
+    def faults(self, model: Model, *, ids: bool, cluster: bool, survives: bool) -> Iterator[Fault]:
+        """Yield each fault at each call of the operation, which without a fault is checked."""
+        bench = MergedBench(model, ids, cluster)
+        self.prepare(bench)
+        bench.fs.inject()
+        self.operate(bench)
+        calls = bench.fs.calls
+        bench.check()
+        bench.tidy()
+        bench.remove()
+        ended = ("kill", "lose_unsynced") if survives else ()
+        return faults_at(calls, [kind for kind in model.kinds if kind not in ended])
+
+    def run(self, model: Model, fault: Fault, *, ids: bool, cluster: bool, survives: bool) -> None:
+        """Interrupt the operation with a fault, begin another run of the query, and check the guarantees.
+
+        Parameters
+        ----------
+        survives
+            Whether the processes survive the error, instead of ending with the machine.
+        """
+        count(f"merged files, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
+        bench = MergedBench(model, ids, cluster)
+        self.prepare(bench)
+        bench.fs.inject(fault)
+        raised, calls = "", []
+        try:
+            try:
+                self.operate(bench)
+            except (StateStoreError, OSError) as error:
+                raised = f"{type(error).__name__}: {error}"
+            except CrashedError as error:
+                raised, survives = str(error), False
+            finally:
+                calls = bench.fs.calls
+            if not survives and fault.kind != "kill":
+                bench.fs.crash()
+            bench.fs.restart()
+            bench.recover()
+            bench.check()
+            self.operate(bench)
+            bench.check()
+            bench.tidy()
+        except BaseException as error:
+            error.add_note(f"fault: {fault}; processes survive: {survives}; error: {raised or 'nothing'}")
+            start = bench.root.removeprefix("faulty://") + "/"
+            error.add_note("calls: " + "; ".join(str(call).replace(start, "") for call in calls))
+            raise
+        bench.remove()
+
+
+# States before the operation
+
+
+def three_batches(bench: MergedBench) -> None:
+    for number in range(3):
+        bench.batch(b"%d" % number)
+
+
+def an_unfinished_batch(bench: MergedBench) -> None:
+    """The driver ended between the barrier and the commit log's entry."""
+    three_batches(bench)
+    enter, bench.enter = bench.enter, end  # type: ignore[method-assign]
+    with contextlib.suppress(StateStoreError):
+        bench.batch(b"unfinished")
+    bench.enter = enter  # type: ignore[method-assign]
+    bench.restart()
+
+
+def end(number: int, names: list[CheckpointName]) -> None:
+    raise StateStoreError("the driver ended")
+
+
+def versions_to_discard(bench: MergedBench) -> None:
+    three_batches(bench)
+    bench.batch(b"whole", whole=True)
+    bench.batch(b"after")
+
+
+def versions_to_discard_in_two_stores(bench: MergedBench) -> None:
+    three_batches(bench)
+    three_batches(bench)
+    bench.batch(b"whole", whole=True, but=0)
+    bench.batch(b"after")
+
+
+# Operations to interrupt
+
+
+def runs_a_batch(bench: MergedBench) -> None:
+    bench.batch(b"next")
+
+
+def runs_a_batch_with_snapshots(bench: MergedBench) -> None:
+    bench.batch(b"next", whole=True)
+
+
+def loads(bench: MergedBench) -> None:
+    bench.restart()
+    for version, store, rows in zip(bench.load(), bench.stores, bench.committed[-1], strict=True):
+        assert rows_of(store, version.name) == rows
+
+
+def cleans(bench: MergedBench) -> None:
+    bench.clean(len(bench.committed))
+
+
+def cleans_and_runs_a_batch(bench: MergedBench) -> None:
+    bench.clean(len(bench.committed))
+    bench.batch(b"next")
+
+
+OPERATIONS = {
+    "batch": Operation(three_batches, runs_a_batch),
+    "batch-with-snapshots": Operation(three_batches, runs_a_batch_with_snapshots),
+    "batch-again": Operation(an_unfinished_batch, runs_a_batch),
+    "load": Operation(three_batches, loads),
+    "cleanup": Operation(versions_to_discard, cleans),
+    "cleanup-and-batch": Operation(versions_to_discard, cleans_and_runs_a_batch),
+    "rewrite": Operation(versions_to_discard_in_two_stores, cleans_and_runs_a_batch),
+}
