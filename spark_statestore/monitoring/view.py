@@ -37,7 +37,7 @@ _SHOWN: Final = (
 class StateView:
     """A query's state, as a notebook displays it: the operators of the newest batch, and plots of the recent ones.
 
-    The plots need matplotlib; without it the table is displayed alone.
+    The table needs pandas, and the plots matplotlib as well; what is not installed is named in their place.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ class StateView:
         Raises
         ------
         MissingPackageError
-            If IPython or pandas is not installed.
+            If IPython is not installed.
         IllegalStateError
             If this is not a notebook.
         """
@@ -85,17 +85,22 @@ class StateView:
         handle: Any = display(self, display_id=True)  # type: ignore[no-untyped-call]
         try:
             while self._query.isActive:
-                time.sleep(interval)
                 handle.update(self)
+                time.sleep(interval)
+            # Its last batch may have ended after the last update.
+            handle.update(self)
         except KeyboardInterrupt:
             # The way to end it, which leaves the query running.
             return
 
     def _repr_html_(self) -> str:
-        frame = progress(self._query)
         name = html.escape(self._query.name or "query")
         state = "runs" if self._query.isActive else "has ended"
         heading = f"<p><b>{name}</b> ({html.escape(str(self._query.id))}) {state}"
+        try:
+            frame = progress(self._query)
+        except MissingPackageError as error:
+            return f"{heading}</p><p>{html.escape(str(error))}</p>"
         if frame.empty:
             return f"{heading}; no batch with stateful operators yet</p>"
         newest = frame[frame["batchId"] == frame["batchId"].max()]

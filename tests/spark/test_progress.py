@@ -124,6 +124,16 @@ def test_view_without_matplotlib_shows_the_table(
     assert "<img" not in shown
 
 
+def test_view_without_pandas_names_the_package(
+    ended: tuple[Query, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    shown = spark_statestore.StateView(ended[1])._repr_html_()
+    assert "has ended" in shown
+    assert "progress needs pandas: pip install pandas" in shown
+    assert "<table" not in shown
+
+
 def test_watch_outside_a_notebook_is_refused(ended: tuple[Query, Any], capsys: Any) -> None:
     with pytest.raises(spark_statestore.IllegalStateError, match=r"spark_statestore\.progress"):
         spark_statestore.StateView(ended[1]).watch()

@@ -132,7 +132,8 @@ def test_every_small_example_is_tested():
 
 def test_readme_lists_every_example():
     table = (EXAMPLES / "README.md").read_text()
-    assert [path.name for path in EXAMPLES.glob("*.py") if f"| `{path.name}` |" not in table] == []
+    found = [path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")]
+    assert [name for name in found if f"| `{name}` |" not in table] == []
 
 
 @pytest.mark.parametrize("example", OUTPUT)
