@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
+from click.shell_completion import BashComplete, FishComplete, ZshComplete
 
 from spark_statestore._version import __version__
 from spark_statestore.cli.convert import convert
 from spark_statestore.cli.doctor import doctor, jar
 from spark_statestore.cli.inspect import ls, show
 from spark_statestore.cli.maintenance import gc, repair, verify
+from spark_statestore.cli.output import Output, with_output
 from spark_statestore.cli.plot import plot
 from spark_statestore.cli.rows import diff, get
 from spark_statestore.cli.savepoints import clone, rescale, rollback, savepoint
+from spark_statestore.cli.watch import watch
 
 __all__ = ["app"]
+
+_SHELLS: Final = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 
 @click.group(
@@ -30,6 +37,15 @@ def app() -> None:
     """
 
 
+@click.command("completion")
+@click.argument("shell", type=click.Choice(list(_SHELLS)))
+@with_output
+def completion(out: Output, shell: str) -> None:
+    """Print the script that completes commands and options in a SHELL."""
+    script = _SHELLS[shell](app, {}, "spark-statestore", "_SPARK_STATESTORE_COMPLETE").source()
+    out.result({"shell": shell, "script": script}, script)
+
+
 for command in (
     ls,
     show,
@@ -44,7 +60,9 @@ for command in (
     convert,
     gc,
     plot,
+    watch,
     doctor,
     jar,
+    completion,
 ):
     app.add_command(command)

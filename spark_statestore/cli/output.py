@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import click
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -50,6 +51,11 @@ class Output:
         self._shows_tracebacks = shows_tracebacks
         self._console = _console(sys.stdout, _WIDE)
 
+    @property
+    def is_terminal(self) -> bool:
+        """Whether standard output is a terminal."""
+        return self._console.is_terminal
+
     def result(self, node: Any, *parts: Table | str) -> None:
         """Print a result: the parts as text, or the node as JSON, see `plain`."""
         if self.is_json:
@@ -60,6 +66,21 @@ class Output:
                 self._console.print(_shown(part), soft_wrap=True)
             else:
                 self._console.print(part)
+
+    def line(self, node: Any, part: Table) -> None:
+        """Print one of several results at once: the part as text, or the node as a line of JSON."""
+        if self.is_json:
+            click.echo(json.dumps(plain(node), ensure_ascii=False))
+        else:
+            self._console.print(part)
+        sys.stdout.flush()
+
+    @contextmanager
+    def live(self) -> Iterator[Callable[[Table], None]]:
+        """Show a table on the terminal, which is replaced by the next one."""
+        # In the terminal's own width: the lines of a wide table would wrap, and not be replaced.
+        with Live(console=_console(sys.stdout), auto_refresh=False) as shown:
+            yield lambda part: shown.update(part, refresh=True)
 
     def failure(self, error: Exception) -> None:
         """Print an error: as text to standard error, as JSON to standard output."""

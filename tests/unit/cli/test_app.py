@@ -23,6 +23,7 @@ from tests.unit.cli.commands import invoke, node, output_of
 
 COMMANDS = [
     "clone",
+    "completion",
     "convert",
     "diff",
     "doctor",
@@ -37,6 +38,7 @@ COMMANDS = [
     "savepoint",
     "show",
     "verify",
+    "watch",
     "savepoint_dispose",
     "savepoint_list",
     "savepoint_restore",
@@ -166,7 +168,9 @@ def test_unexpected_error_is_one_line_and_debug_prints_the_traceback(
     assert json.loads(debugged.stdout)["error"]["message"] == expected
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("savepoint", "jar", "doctor")])
+@pytest.mark.parametrize(
+    "command", [name for name in COMMANDS if name not in ("savepoint", "completion", "jar", "doctor")]
+)
 def test_commands_fail_with_one_line_or_one_document(command: str, tmp_path: Path) -> None:
     arguments = [
         "1"
