@@ -14,6 +14,7 @@ from spark_statestore.errors import CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from spark_statestore import Savepoint
+    from spark_statestore.savepoints.restore import ClaimMode
 
 __all__ = ["clone", "rescale", "rollback", "savepoint"]
 
@@ -112,18 +113,31 @@ def _attempts(savepoint: Savepoint) -> list[Table | str]:
     is_flag=True,
     help="The new checkpoint is for the same query, which must be stopped.",
 )
+@parameters.dry_run
 @parameters.checkpoints_dir
 @with_output
-def restore(out: Output, savepoint: str, new_checkpoint: str, **arguments: Any) -> None:
+def restore(
+    out: Output, savepoint: str, new_checkpoint: str, claim_mode: ClaimMode, dry_run: bool, **arguments: Any
+) -> None:
     """Restore a savepoint to a new checkpoint location.
 
     --checkpoints-dir is the option checkpointsDir of the restored query.
     """
+    from spark_statestore import dispose_savepoint
     from spark_statestore import restore as make
 
     with out.progress("restoring"):
-        batch = make(savepoint, new_checkpoint, **arguments)
-    _made(out, new_checkpoint, batch)
+        batch = make(savepoint, new_checkpoint, claim_mode=claim_mode, dry_run=dry_run, **arguments)
+    if not dry_run:
+        _made(out, new_checkpoint, batch)
+        return
+    removed = dispose_savepoint(savepoint, dry_run=True) if claim_mode == "claim" else []
+    out.result(
+        {"checkpoint": new_checkpoint, "batch": batch, "dry_run": True, "removed": removed},
+        f"{new_checkpoint} would be created: a query that is started there would resume after batch {batch}",
+        f"would be removed: {len(removed)} files",
+        *removed,
+    )
 
 
 @savepoint.command("dispose")

@@ -52,6 +52,7 @@ def restore(
     partitions: int | None = None,
     keep_query_id: bool = False,
     checkpoints_dir: str | None = None,
+    dry_run: bool = False,
 ) -> int:
     """Restore a savepoint to a new checkpoint location, from which the query resumes after the savepoint's batch.
 
@@ -74,6 +75,9 @@ def restore(
         Keep the query's id instead of a new one. Running queries must have different ids.
     checkpoints_dir
         The option ``checkpointsDir`` of the restored query.
+    dry_run
+        Check the savepoint's batch, the new location and the claim; copy and remove nothing. `verify` checks the
+        state itself.
 
     Returns
     -------
@@ -106,6 +110,11 @@ def restore(
         # Raise before the copy rather than after it.
         dispose_savepoint(found.path, dry_run=True)
     query_id = found.query_id if keep_query_id else str(uuid.uuid4())
+    if dry_run:
+        source.require_batch(found.batch)
+        _require_partitions(partitions)
+        _unused_locations(source, new_checkpoint, _state_url(checkpoints_dir, query_id))
+        return found.batch
     _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir)
     if claim_mode == "claim":
         try:
@@ -239,9 +248,8 @@ def _copy(
     activity: ActivityCheck | None = None,
 ) -> None:
     """Write a durable checkpoint to an empty location."""
-    if partitions is not None and partitions < 1:
-        raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
-    state_url = None if checkpoints_dir is None else join(checkpoints_dir, query_id.replace("-", ""))
+    _require_partitions(partitions)
+    state_url = _state_url(checkpoints_dir, query_id)
     with held_if_possible(source, batch, new_checkpoint), new_location(source, new_checkpoint, state_url):
         copy_checkpoint(
             source,
@@ -260,6 +268,15 @@ def _copy(
             )
 
 
+def _require_partitions(partitions: int | None) -> None:
+    if partitions is not None and partitions < 1:
+        raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
+
+
+def _state_url(checkpoints_dir: str | None, query_id: str) -> str | None:
+    return None if checkpoints_dir is None else join(checkpoints_dir, query_id.replace("-", ""))
+
+
 @contextlib.contextmanager
 def new_location(
     source: QueryCheckpoint, url: str, state_url: str | None = None, *, by: bytes = b""
@@ -268,19 +285,8 @@ def new_location(
 
     `by` is the content of the marker file while it is reserved.
     """
-    files, root = open_file_system(url, fsync=True)
-    root = root.rstrip("/")
-    if source.files.url(root).startswith(f"{source.url}/"):
-        raise CheckpointExistsError(
-            f"the new checkpoint {url} is inside its source {source.url}, and would be removed with it. Use "
-            "another location."
-        )
-    locations = [(files, root)]
-    if state_url is not None:
-        state_files, state_root = open_file_system(state_url, fsync=True)
-        locations.append((state_files, state_root.rstrip("/")))
-    for at, directory in locations:
-        require_empty(at, directory)
+    locations = _unused_locations(source, url, state_url)
+    files, root = locations[0]
     marker = join(root, IN_PROGRESS)
     with failing_to("write", files, marker):
         files.make_directory(root)
@@ -299,6 +305,26 @@ def new_location(
     with failing_to("delete", files, marker):
         files.delete(marker)
         files.sync_directory(root)
+
+
+def _unused_locations(
+    source: QueryCheckpoint, url: str, state_url: str | None
+) -> list[tuple[FileSystem, str]]:
+    """Return the directories of a new checkpoint and its state; raise if one has files or is in the source."""
+    files, root = open_file_system(url, fsync=True)
+    root = root.rstrip("/")
+    if source.files.url(root).startswith(f"{source.url}/"):
+        raise CheckpointExistsError(
+            f"the new checkpoint {url} is inside its source {source.url}, and would be removed with it. Use "
+            "another location."
+        )
+    locations = [(files, root)]
+    if state_url is not None:
+        state_files, state_root = open_file_system(state_url, fsync=True)
+        locations.append((state_files, state_root.rstrip("/")))
+    for at, directory in locations:
+        require_empty(at, directory)
+    return locations
 
 
 def remove_location(files: FileSystem, root: str) -> None:

@@ -134,6 +134,7 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["savepoint", "list", target], {0}),
             (["savepoint", "show", pointer], {0}),
             (["savepoint", "restore", pointer, new[2], "--partitions", "3"], {0}),
+            (["savepoint", "restore", canonical, new[3], "--claim-mode", "claim", "--dry-run"], {0}),
             (["savepoint", "restore", canonical, new[3], "--claim-mode", "claim"], {0}),
             (["savepoint", "dispose", pointer], {0}),
         ]

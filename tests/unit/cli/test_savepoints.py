@@ -67,6 +67,34 @@ def test_restore_claims_a_savepoint_of_an_earlier_batch(query: StoredQuery, tmp_
     assert "no savepoints" in output_of("savepoint", "list", tmp_path / "savepoints")
 
 
+@pytest.mark.parametrize("claim_mode", ["claim", "no_claim"])
+def test_restore_dry_run_changes_nothing(query: StoredQuery, tmp_path: Path, claim_mode: str) -> None:
+    path = output_of("savepoint", "trigger", query.url, "--target", tmp_path / "savepoints").strip()
+    before = sorted(tmp_path.rglob("*"))
+    restore = ["savepoint", "restore", path]
+    options = ["--claim-mode", claim_mode, "--checkpoints-dir", tmp_path / "states"]
+    planned = node(*restore, tmp_path / "new", *options, "--dry-run")
+    would_remove = node("savepoint", "dispose", path, "--dry-run")["removed"]
+    assert planned == {
+        "checkpoint": str(tmp_path / "new"),
+        "batch": 2,
+        "dry_run": True,
+        "removed": would_remove if claim_mode == "claim" else [],
+    }
+    text = output_of(*restore, tmp_path / "new", *options, "--dry-run")
+    assert f"would be removed: {len(planned['removed'])} files" in text
+    assert sorted(tmp_path.rglob("*")) == before
+    # What the restore refuses, the dry run refuses too.
+    refused = node(*restore, query.url, *options, "--dry-run", code=1)["error"]
+    assert refused["type"] == "CheckpointExistsError"
+    assert sorted(tmp_path.rglob("*")) == before
+    assert node(*restore, query.url, *options, code=1)["error"] == refused
+    output_of(*restore, tmp_path / "new", *options)
+    left = {Path(url.removeprefix("file://")) for url in planned["removed"]}
+    assert not [file for file in left if file.exists()]
+    assert Path(path.removeprefix("file://")).exists() == (claim_mode == "no_claim")
+
+
 def test_clone_and_rescale_copy_a_checkpoint(query: StoredQuery, tmp_path: Path) -> None:
     assert node("clone", query.url, tmp_path / "clone", "--batch", 1)["batch"] == 1
     assert count(tmp_path / "clone") == {"ann": 1, "carl": 2}
