@@ -85,7 +85,8 @@ def _write(spark: SparkSession, topics: Topics, rows: Rows) -> None:
     ).save()
 
 
-def _parsed(frame: DataFrame) -> DataFrame:
+def parsed(frame: DataFrame) -> DataFrame:
+    """Return the id, user and time of the events in the records of a topic."""
     fields = f.split(f.col("value").cast("string"), ",")
     return frame.select(
         fields[0].alias("id"),
@@ -129,7 +130,7 @@ def start(
     source = (
         source.option("subscribe", topics.events).option("startingOffsets", "earliest").options(**options)
     )
-    events = _parsed(source.option("maxOffsetsPerTrigger", limit).load()).withWatermark("time", _DELAY)
+    events = parsed(source.option("maxOffsetsPerTrigger", limit).load()).withWatermark("time", _DELAY)
     rows = build(events.dropDuplicatesWithinWatermark(["id"]))
     sink = (
         rows.writeStream.format("kafka").option("kafka.bootstrap.servers", topics.servers).options(**options)
@@ -141,21 +142,22 @@ def start(
 def answer(spark: SparkSession, topics: Topics, query: str) -> dict[str, str]:
     """Return what a batch query finds in the whole topic."""
     build, _ = QUERIES[query]
-    rows = build(_parsed(_read(spark, topics, topics.events)).dropDuplicates(["id"])).collect()
+    rows = build(parsed(read_topic(spark, topics, topics.events)).dropDuplicates(["id"])).collect()
     # The stream's session of the closing event is still open.
     return {row.key: row.value for row in rows if query == "counts" or not row.key.startswith(_CLOSING)}
 
 
 def written(spark: SparkSession, topics: Topics, query: str) -> Rows:
     """Return what a query has written, as a consumer that skips aborted transactions reads it."""
-    frame = _read(spark, topics, topics.of(query)).orderBy("partition", "offset")
+    frame = read_topic(spark, topics, topics.of(query)).orderBy("partition", "offset")
     return [
         (row.key, row.value)
         for row in frame.selectExpr("cast(key as string) key", "cast(value as string) value").collect()
     ]
 
 
-def _read(spark: SparkSession, topics: Topics, topic: str) -> DataFrame:
+def read_topic(spark: SparkSession, topics: Topics, topic: str) -> DataFrame:
+    """Return the records of a topic, as a batch."""
     source = spark.read.format("kafka").option("kafka.bootstrap.servers", topics.servers)
     return source.option("subscribe", topic).option("kafka.isolation.level", "read_committed").load()
 

@@ -20,6 +20,12 @@ _FEW = 150
 _MANY = 1000
 
 
+def records_read(checkpoint: QueryCheckpoint, topics: Topics, batch: int) -> int:
+    """Return the number of records of the events' topic that a query has read up to a batch."""
+    (offsets,) = checkpoint.source_offsets(checkpoint.offsets(batch)).values()
+    return sum(json.loads(offsets)[topics.events].values())
+
+
 @dataclass(frozen=True)
 class Runs:
     """The queries on their topics, with a checkpoint each below a directory.
@@ -52,9 +58,7 @@ class Runs:
 
     def read(self, name: str, batch: int) -> int:
         """Return the number of records that a query has read up to a batch."""
-        checkpoint = QueryCheckpoint(self.checkpoints[name])
-        (offsets,) = checkpoint.source_offsets(checkpoint.offsets(batch)).values()
-        return sum(json.loads(offsets)[self.topics.events].values())
+        return records_read(QueryCheckpoint(self.checkpoints[name]), self.topics, batch)
 
     def wait_for_batches(self, more: int) -> None:
         """Wait until each query has committed a number of batches since the call."""

@@ -1,0 +1,255 @@
+"""Stateful queries in real-time mode from Kafka to Kafka, and those that Spark refuses."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.streaming import StatefulProcessor
+
+from spark_statestore import PROVIDER_CLASS
+from spark_statestore.options import OPTION_PREFIX, PROVIDER_KEY
+from spark_statestore.query import QueryCheckpoint
+from spark_statestore.query.query_checkpoint import COMMITS
+from tests.spark.counting import wait_until
+from tests.support.services.kafka import Broker
+from tests.support.spark_versions import since
+from tests.system.kafka.queries import Rows, Topics, feed, parsed, read_topic, written
+from tests.system.kafka.runs import records_read
+
+pytestmark = [pytest.mark.kafka, since("4.3", "stateful queries in real-time mode")]
+
+ALLOWLIST = "spark.sql.streaming.realTimeMode.allowlistCheck"
+
+EVENTS = 300
+"""Events of each run of a query."""
+
+_GROUPS = 7
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A stateful operator.
+
+    Parameters
+    ----------
+    build
+        Builds the query from the frame of events; its columns are ``key`` and ``value``.
+    answer
+        Finds what the query emits, by a batch over the same events.
+    settings
+        Settings of its session.
+    """
+
+    build: Callable[[DataFrame], DataFrame]
+    answer: Callable[[DataFrame], set[tuple[str, str]]]
+    settings: Mapping[str, str] = field(default_factory=dict)
+
+
+def counted(events: DataFrame) -> DataFrame:
+    return events.groupBy("user").agg(f.count("*").cast("string").alias("value")).toDF("key", "value")
+
+
+def deduplicated(events: DataFrame) -> DataFrame:
+    return events.dropDuplicates(["id"]).select(f.col("user").alias("key"), f.col("id").alias("value"))
+
+
+def transformed(events: DataFrame) -> DataFrame:
+    spark = events.sparkSession
+    processors = spark._jvm.org.apache.spark.sql.statestore.transform.Processors
+    counts = processors.counted(events.selectExpr("cast(id as int) as value")._jdf, _GROUPS)
+    return (
+        DataFrame(counts, spark)
+        .select(f.col("k").cast("string"), f.col("n").cast("string"))
+        .toDF("key", "value")
+    )
+
+
+def each_count_of(key: str) -> Callable[[DataFrame], set[tuple[str, str]]]:
+    """Return a function that finds the counts of a key; real-time mode emits one for each event."""
+
+    def answer(events: DataFrame) -> set[tuple[str, str]]:
+        counts = events.groupBy(f.expr(key).cast("string").alias("key")).count().collect()
+        return {(row.key, str(n)) for row in counts for n in range(1, row["count"] + 1)}
+
+    return answer
+
+
+def each_event(events: DataFrame) -> set[tuple[str, str]]:
+    return {(row.user, row.id) for row in events.select("user", "id").distinct().collect()}
+
+
+OPERATORS = {
+    "aggregation": Operator(counted, each_count_of("user")),
+    "dropDuplicates": Operator(deduplicated, each_event),
+    # Spark's list of operators has the class of its own operator only.
+    "transformWithState": Operator(
+        transformed, each_count_of(f"cast(id as int) % {_GROUPS}"), {ALLOWLIST: "false"}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class RealTimeQuery:
+    """A query from one topic to another, in sessions that set no provider class."""
+
+    spark: Any
+    topics: Topics
+    checkpoint: Path
+    build: Callable[..., DataFrame]
+    mode: str = "update"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    sources: int = 1
+
+    @contextlib.contextmanager
+    def running(self, seconds: int) -> Iterator[Any]:
+        """Run it with batches of a duration."""
+        session = self.spark.newSession()
+        session.conf.unset(PROVIDER_KEY)
+        session.conf.set(OPTION_PREFIX + "realTimeMode", "true")
+        session.conf.set("spark.sql.streaming.realTimeMode.minBatchDuration", "1s")
+        for key, value in self.settings.items():
+            session.conf.set(key, value)
+        rows = self.build(*(self._source(session) for _ in range(self.sources)))
+        sink = rows.writeStream.format("kafka").option("kafka.bootstrap.servers", self.topics.servers)
+        sink = sink.option("topic", self.topics.of("real-time")).outputMode(self.mode)
+        sink = sink.option("checkpointLocation", str(self.checkpoint))
+        query = sink.trigger(realTime=f"{seconds} seconds").start()
+        try:
+            yield query
+        finally:
+            query.stop()
+
+    def _source(self, session: Any) -> DataFrame:
+        source = session.readStream.format("kafka").option("kafka.bootstrap.servers", self.topics.servers)
+        source = source.option("subscribe", self.topics.events).option("startingOffsets", "earliest")
+        return parsed(source.load()).withWatermark("time", "3 hours")
+
+    def committed(self) -> int:
+        """Return the number of records that committed batches have read."""
+        checkpoint = QueryCheckpoint(str(self.checkpoint))
+        batch = max(checkpoint.logged(COMMITS), default=-1)
+        return records_read(checkpoint, self.topics, batch) if batch >= 0 else 0
+
+    def written(self) -> Rows:
+        return written(self.spark, self.topics, "real-time")
+
+    def events(self) -> DataFrame:
+        """Return the events of the whole topic."""
+        return parsed(read_topic(self.spark, self.topics, self.topics.events))
+
+
+def wait(query: Any, condition: Callable[[], bool]) -> None:
+    """Wait for a condition; raise the query's error if it ends before."""
+
+    def done() -> bool:
+        if not query.isActive and query.exception() is not None:
+            raise query.exception()
+        return condition()
+
+    assert wait_until(done, 120), query.lastProgress
+
+
+def joined(events: DataFrame, others: DataFrame) -> DataFrame:
+    return events.join(others.select("id"), "id").selectExpr("id as key", "user as value")
+
+
+def deduplicated_within_watermark(events: DataFrame) -> DataFrame:
+    return events.dropDuplicatesWithinWatermark(["id"]).selectExpr("id as key", "user as value")
+
+
+class Processor(StatefulProcessor):
+    """A processor that emits nothing."""
+
+    def init(self, handle: Any) -> None:
+        handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+def transformed_in_python(events: DataFrame) -> DataFrame:
+    columns = "key string, value string"
+    return events.groupBy("user").transformWithState(Processor(), columns, "update", "none")
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A query, and Spark's error condition for it; the other parameters are those of `RealTimeQuery`."""
+
+    build: Callable[..., DataFrame]
+    condition: str
+    mode: str = "update"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    sources: int = 1
+
+
+NOT_IN_LIST = "STREAMING_REAL_TIME_MODE.OPERATOR_OR_SINK_NOT_IN_ALLOWLIST"
+
+REFUSED = {
+    "append mode": Refusal(deduplicated, "STREAMING_REAL_TIME_MODE.OUTPUT_MODE_NOT_SUPPORTED", "append"),
+    "join": Refusal(joined, NOT_IN_LIST, sources=2),
+    "dropDuplicatesWithinWatermark": Refusal(deduplicated_within_watermark, NOT_IN_LIST),
+    "transformWithState": Refusal(transformed, NOT_IN_LIST),
+    # Spark writes no metadata of this operator for a real-time query, and requires it; on its RocksDB store too.
+    "transformWithState in Python": Refusal(
+        transformed_in_python, "STDS_FAILED_TO_READ_OPERATOR_METADATA", settings={ALLOWLIST: "false"}
+    ),
+    "more partitions than slots": Refusal(
+        counted, "CONCURRENT_SCHEDULER_INSUFFICIENT_SLOT", settings={"spark.sql.shuffle.partitions": "8"}
+    ),
+}
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_real_time_query_from_kafka_to_kafka_equals_the_batch_answer(
+    spark: Any, broker: Broker, tmp_path: Path, operator: str
+) -> None:
+    topics = Topics.new(broker.servers)
+    tested = OPERATORS[operator]
+    query = RealTimeQuery(spark, topics, tmp_path / "checkpoint", tested.build, settings=tested.settings)
+    for number, seconds in enumerate((2, 600, 2)):
+        feed(spark, topics, seed=number, first=number * EVENTS, count=EVENTS)
+        expected = tested.answer(query.events())
+        records, before = query.events().count(), query.committed()
+        with query.running(seconds) as running:
+            if seconds == 600:
+                # Its results are in the topic long before the end of the batch, which then runs again.
+                wait(running, lambda expected=expected: expected <= set(query.written()))
+                assert query.committed() == before
+            else:
+                wait(running, lambda records=records: query.committed() == records)
+        rows = query.written()
+        assert set(rows) == expected
+    assert len(rows) > len(expected)
+    last = {key: max((n for k, n in expected if k == key), key=int) for key, _ in expected}
+    assert operator == "dropDuplicates" or dict(rows) == last
+    checkpoint = QueryCheckpoint(str(query.checkpoint))
+    assert checkpoint.offsets(checkpoint.newest_batch()).metadata["conf"][PROVIDER_KEY] == PROVIDER_CLASS
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_refused_real_time_query_fails_before_it_has_state(
+    spark: Any, broker: Broker, tmp_path: Path, reason: str
+) -> None:
+    refused = REFUSED[reason]
+    topics = Topics.new(broker.servers)
+    feed(spark, topics, seed=1, count=10)
+    query = RealTimeQuery(
+        spark, topics, tmp_path / "checkpoint", refused.build, refused.mode, refused.settings, refused.sources
+    )
+    condition = re.escape(f"[{refused.condition}]")
+    with pytest.raises(PySparkException, match=condition), query.running(2) as running:
+        wait(running, lambda: query.committed() > 0)
+    assert not list(query.checkpoint.glob("state/*/*/chk-*"))
