@@ -25,6 +25,7 @@ from benchmarks.groups import (
     memory,
     operators,
     read_state,
+    real_time,
     requests,
     rows,
     spill,
@@ -223,6 +224,28 @@ def test_driver_files_bound_is_a_fifth_of_hadoop():
 
     assert judged(10, 20) == ["ok", "ok", "ok"]
     assert judged(9, 22) == ["ok", "short", "short"]
+
+
+def test_real_time_bound_is_the_better_rocksdb_by_medians_of_the_rounds():
+    rounds = {
+        OURS: [[10] * 98 + [500] * 2, [20] * 98 + [900] * 2, [30] * 98 + [700] * 2],
+        ROCKSDB: [[40] * 100],
+        real_time.TUNED: [[16] * 100],
+    }
+    found = {"count": {name: [real_time.Round(of) for of in each] for name, each in rounds.items()}}
+    p50, p99 = real_time.criteria(found)
+    assert (p50.measured, p50.against, p50.rival) == (20, 16, real_time.TUNED)
+    assert (p99.measured, p99.against) == (700, 16)
+    assert not p50.met
+    table = real_time.tables(found, real_time.QUICK)
+    assert [cell.strip() for cell in table.splitlines()[-2].split("|")[2:-1]] == [
+        "100",
+        "40",
+        "40",
+        "40",
+        "2.00",
+        "0.06",
+    ]
 
 
 def test_read_bound_is_a_tenth_of_the_data_source():

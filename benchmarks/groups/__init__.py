@@ -33,6 +33,7 @@ SEPARATE: dict[str, str] = {
     "s3": "benchmarks.groups.s3",
     "s3_requests": "benchmarks.groups.s3_requests",
     "observation": "benchmarks.groups.observation",
+    "real_time": "benchmarks.groups.real_time",
     "codecs": "benchmarks.groups.codecs",
 }
 """Groups that run only when they are asked for by name."""
