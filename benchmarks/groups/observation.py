@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import spark_statestore
@@ -43,21 +43,13 @@ them. So Spark's own part of both is in the difference. Times in milliseconds, f
 workers and the backend."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Amount of work."""
-
-    work: Work = Work(200, 10_000, 340_000, warmup=10, least=60, batches=60)
-
-
-FULL = Plan()
-QUICK = Plan(Work(8, 100, 1_000, warmup=0, least=2, batches=2))
+FULL = Work(200, 10_000, 340_000, warmup=10, least=60, batches=60)
+QUICK = Work(8, 100, 1_000, warmup=0, least=2, batches=2)
 
 
 def run(scratch: Path, quick: bool) -> Result:
     """Run the query in both sessions."""
-    plan = QUICK if quick else FULL
-    work = plan.work
+    work = QUICK if quick else FULL
     entered = Race(
         work.name,
         count_by_key,
@@ -72,7 +64,7 @@ def run(scratch: Path, quick: bool) -> Result:
         )
     bound = Criterion("observation: p50", p50(laps[OBSERVED]), MOST, "ms", p50(laps[UNOBSERVED]), UNOBSERVED)
     kept = {name: samples(of) for name, of in laps.items()}
-    return Result("observation", table_of(work, laps), [bound], {"plan": asdict(plan), "queries": kept})
+    return Result("observation", table_of(work, laps), [bound], {"plan": asdict(work), "queries": kept})
 
 
 def table_of(work: Work, laps: Laps) -> str:
