@@ -106,12 +106,12 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     return output
 
 
-def section(readme: str, name: str, title: str) -> str:
-    """Return a section of README as a page."""
+def section(readme: str, name: str, title: str, folder: str = ".") -> str:
+    """Return a section of README as a page in a folder of docs/."""
     found = re.search(rf"^## {name}\n(.*?)(?=^## |\Z)", readme, re.MULTILINE | re.DOTALL)
     if found is None:
         raise PluginError(f"README.md has no section {name!r}, of which docs/_hooks.py makes a page.")
-    return f"{title}\n{from_docs(found[1])}"
+    return f"{title}\n{moved_to(folder, found[1])}"
 
 
 def home(readme: str) -> str:
@@ -122,15 +122,14 @@ def home(readme: str) -> str:
             raise PluginError(
                 f"README.md has no section {name!r}, which docs/_hooks.py leaves out of the home page."
             )
-    return from_docs(readme)
+    return moved_to(".", readme)
 
 
-def from_docs(text: str) -> str:
-    """Return text of README with its links as they are in docs/."""
+def moved_to(folder: str, text: str) -> str:
+    """Return text of README with its links as they are in a folder of docs/."""
 
     def moved(link: re.Match[str]) -> str:
-        target = link[2].removeprefix("docs/") if link[2].startswith("docs/") else f"../{link[2]}"
-        return f"[{link[1]}]({target})"
+        return f"[{link[1]}]({os.path.relpath(link[2], os.path.join('docs', folder))})"
 
     return re.sub(r"\[([^\]\n]*)\]\((?!\w+:|#)([^)\s]+)\)", moved, text)
 
@@ -147,7 +146,7 @@ def options_page(readme: str) -> str:
         f"- Key: `{option.key}`\n\n"
         for option in OPTIONS
     ]
-    prose = with_table(section(readme, "Options", "# Options"), "")
+    prose = with_table(section(readme, "Options", "# Options", "reference"), "")
     return f"{prose}\n## All options\n\n{''.join(entries)}"
 
 
@@ -193,7 +192,7 @@ def metrics_page(readme: str) -> str:
     }
     rows = [f"| `{name}` | {kinds[kind]} | {description} |" for name, kind, description in metrics()]
     table = "\n".join(["| metric | kind | meaning |", "|---|---|---|", *rows, ""])
-    return with_table(section(readme, "Metrics", "# Metrics"), table)
+    return with_table(section(readme, "Metrics", "# Metrics", "reference"), table)
 
 
 def cli_page() -> str:

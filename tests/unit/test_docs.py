@@ -51,6 +51,7 @@ def test_readme_names_existing_make_targets() -> None:
         "CONTRIBUTING.md",
         "docs/architecture.md",
         "docs/comparison.md",
+        "docs/connect.md",
         "docs/find-skew.md",
         "docs/format.md",
         "docs/moving.md",

@@ -44,8 +44,8 @@ BROKEN = {
     ),
     "metric that is not declared": (
         METRICS,
-        "SnapshotAge, FullSnapshots",
-        "Snapshots, FullSnapshots",
+        "SnapshotAge, MaxRows",
+        "Snapshots, MaxRows",
         "metrics Snapshot",
     ),
     "section of README": ("README.md", "## Metrics\n", "## Figures\n", "no section 'Metrics'"),
