@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import subprocess
 import sysconfig
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.spark.ui import cells
@@ -54,6 +56,14 @@ def installed(directory: Path) -> Path:
     return directory
 
 
+def end_session(number: int) -> None:
+    """Kill what a script has left behind, whose queries run until something ends them."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, ProcessLookupError):
+            if os.getsid(process.pid) == number:
+                process.kill()
+
+
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     """Run the script with the checkout at home; return the output of the blocks by number."""
@@ -71,20 +81,24 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "JDK_JAVA_OPTIONS": os.environ["JDK_JAVA_OPTIONS"],
     }
-    done = subprocess.run(
+    process = subprocess.Popen(
         ["bash", "-c", script()],
         cwd=work,
         env=environment,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=500,
-        check=False,
+        start_new_session=True,
     )
+    try:
+        stdout, stderr = process.communicate(timeout=500)
+    finally:
+        end_session(process.pid)
     logs = "".join(path.read_text()[-2000:] for path in work.rglob("*.log"))
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
+    assert process.returncode == 0, f"{stdout}\n{stderr}\n{logs}"
     (shown,) = work.rglob("tab.html")
     assert cells(shown.read_text(), "numRowsTotal") == [5]
-    parts = re.split(rf"^{END} (\d+)\n", done.stdout, flags=re.MULTILINE)
+    parts = re.split(rf"^{END} (\d+)\n", stdout, flags=re.MULTILINE)
     return {int(number): output for output, number in zip(parts[::2], parts[1::2], strict=False)}
 
 
