@@ -92,7 +92,9 @@ def test_watch_on_a_terminal_replaces_its_table(query: StoredQuery) -> None:
     terminal, inner = pty.openpty()
     termios.tcsetwinsize(inner, (24, 60))
     command = [sys.executable, "-W", "error", "-m", "spark_statestore.cli", "watch", query.url]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    # Readline, which pytest loads, sets a size of its own.
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+    environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm"}
     with subprocess.Popen(
         [*command, "--interval", "0.1", "--count", "2"], stdout=inner, env=environment
     ) as process:
