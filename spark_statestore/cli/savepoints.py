@@ -41,8 +41,8 @@ def trigger(out: Output, checkpoint: str, target: str, **arguments: Any) -> None
     """Trigger a savepoint of a checkpoint. The query may be running."""
     from spark_statestore import savepoint as take
 
-    with out.progress("taking the savepoint"):
-        made = take(checkpoint, target, **arguments)
+    with out.progress("taking the savepoint") as report:
+        made = take(checkpoint, target, progress=report, **arguments)
     out.result(made, made.path)
 
 
@@ -126,8 +126,10 @@ def restore(
     from spark_statestore import dispose_savepoint
     from spark_statestore import restore as make
 
-    with out.progress("restoring"):
-        batch = make(savepoint, new_checkpoint, claim_mode=claim_mode, dry_run=dry_run, **arguments)
+    with out.progress("restoring") as report:
+        batch = make(
+            savepoint, new_checkpoint, claim_mode=claim_mode, dry_run=dry_run, progress=report, **arguments
+        )
     if not dry_run:
         _made(out, new_checkpoint, batch)
         return
@@ -183,8 +185,8 @@ def clone(out: Output, checkpoint: str, new_checkpoint: str, **arguments: Any) -
     """Copy a checkpoint, to run the query a second time."""
     from spark_statestore import clone as copy
 
-    with out.progress("cloning"):
-        cloned = copy(checkpoint, new_checkpoint, **arguments)
+    with out.progress("cloning") as report:
+        cloned = copy(checkpoint, new_checkpoint, progress=report, **arguments)
     _made(out, new_checkpoint, cloned)
 
 
@@ -203,8 +205,8 @@ def rescale(out: Output, checkpoint: str, new_checkpoint: str, partitions: int, 
     """
     from spark_statestore import rescale as redistribute
 
-    with out.progress("rescaling"):
-        rescaled = redistribute(checkpoint, new_checkpoint, partitions, **arguments)
+    with out.progress("rescaling") as report:
+        rescaled = redistribute(checkpoint, new_checkpoint, partitions, progress=report, **arguments)
     _made(out, new_checkpoint, rescaled)
 
 

@@ -29,7 +29,7 @@ from spark_statestore.store.metadata import ColumnFamily, StoreId
 if TYPE_CHECKING:
     from spark_statestore.rescaling.murmur3 import Hashes, Partitions
 
-__all__ = ["rescaled"]
+__all__ = ["rescaled", "rescaled_count"]
 
 # Rows per batch.
 _BATCH_ROWS: Final = 65_536
@@ -58,12 +58,27 @@ def rescaled(
         by_name.setdefault(version.store.name, []).append(version)
     for name, versions in by_name.items():
         first = read_store(checkpoint, versions[0])
-        if any(
-            state.name == _DEFAULT and operator.is_single(state.key_schema) for state in first.column_families
-        ):
+        if _is_single(operator, first):
             yield first
         else:
             yield from _redistribute(checkpoint, operator, name, versions, partitions)
+
+
+def rescaled_count(
+    checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, partitions: int
+) -> int:
+    """Return the number of stores that `rescaled` yields."""
+    if operator.may_be_single:
+        first = read_store(checkpoint, checkpoint.stores(batch, operator.id)[0])
+        if _is_single(operator, first):
+            return len(operator.stores)
+    return partitions * len(operator.stores)
+
+
+def _is_single(operator: StatefulOperator, content: StoreSnapshot) -> bool:
+    return any(
+        state.name == _DEFAULT and operator.is_single(state.key_schema) for state in content.column_families
+    )
 
 
 def _redistribute(

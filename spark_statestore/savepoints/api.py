@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spark_statestore.query.parallel import Progress
 from spark_statestore.query.rollback import rollback
 from spark_statestore.query.savepoint import Kind, Savepoint, list_savepoints, load_savepoint, open_checkpoint
 from spark_statestore.savepoints.create import create_savepoint
@@ -36,6 +37,7 @@ def savepoint(
     batch: int | None = None,
     checkpoints_dir: str | None = None,
     timeout: float | None = None,
+    progress: Progress | None = None,
 ) -> Savepoint:
     """Take a savepoint of a query, running or not.
 
@@ -58,6 +60,8 @@ def savepoint(
         The option ``checkpointsDir`` of the query, if it was set and only a path is given.
     timeout
         Maximum time in seconds to wait for a running query's next batch.
+    progress
+        Called with the number of stores that are copied and their total, for a canonical savepoint of a committed batch.
 
     Raises
     ------
@@ -81,7 +85,10 @@ def savepoint(
     # The batch is committed, so the request is acknowledged at once.
     taken = COORDINATOR.trigger_savepoint(
         lambda number: COORDINATOR.acknowledge(
-            number, lambda: create_savepoint(checkpoint, store, kind, batch, checkpoints_dir=checkpoints_dir)
+            number,
+            lambda: create_savepoint(
+                checkpoint, store, kind, batch, checkpoints_dir=checkpoints_dir, progress=progress
+            ),
         )
     )
     return taken.result()

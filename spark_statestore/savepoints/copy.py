@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -23,7 +23,7 @@ from spark_statestore.query.layout import (
 )
 from spark_statestore.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
 from spark_statestore.query.operators import SCHEMAS, StatefulOperator
-from spark_statestore.query.parallel import parallel_iter
+from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import (
     COMMITS,
     METADATA,
@@ -33,7 +33,7 @@ from spark_statestore.query.query_checkpoint import (
     QueryCheckpoint,
 )
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
-from spark_statestore.rescaling import rescaled
+from spark_statestore.rescaling import rescaled, rescaled_count
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.metadata import StoreId
 
@@ -56,6 +56,7 @@ def copy_checkpoint(
     checkpoints_dir: str | None = None,
     state: bool = True,
     fsync: bool = False,
+    progress: Progress | None = None,
 ) -> None:
     """Copy one batch of a query to an empty location, as a checkpoint from which the query resumes after it.
 
@@ -72,6 +73,8 @@ def copy_checkpoint(
         Copy the stores. Otherwise the commit log has the attempts of the source.
     fsync
         Fsync local files.
+    progress
+        Called with the number of stores that are copied and their total.
     """
     copy = CheckpointCopy(
         source,
@@ -81,6 +84,7 @@ def copy_checkpoint(
         partitions=partitions,
         checkpoints_dir=checkpoints_dir,
         fsync=fsync,
+        progress=progress,
     )
     copy.write(state=state)
     copy.write_logs()
@@ -94,6 +98,8 @@ class CheckpointCopy:
     ----------
     conf
         Settings in the offset log that the copy has with other values.
+    progress
+        See `copy_checkpoint`.
     """
 
     def __init__(
@@ -107,6 +113,7 @@ class CheckpointCopy:
         checkpoints_dir: str | None = None,
         fsync: bool = False,
         conf: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._source = source
         self._batch = source.require_batch(batch)
@@ -123,6 +130,7 @@ class CheckpointCopy:
         if self._partitions:
             self._conf[SHUFFLE_PARTITIONS] = str(self._partitions)
         self._state_path = join(path_in_its_file_system(target), STATE)
+        self._progress: Progress = progress or (lambda done, total: None)
 
     def write(
         self, *, state: bool = True, state_ids: Mapping[int, Sequence[Sequence[str]]] | None = None
@@ -139,7 +147,8 @@ class CheckpointCopy:
         commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
         operators = list(self._source.operator_files(self._batch))
         if state:
-            ids = {one.id: self._write_stores(one) for _, one in operators}
+            written = self._counted(sum(self._store_count(one) for _, one in operators))
+            ids = {one.id: self._write_stores(one, written) for _, one in operators}
             if commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
         self._commit = commit
@@ -175,7 +184,18 @@ class CheckpointCopy:
             entry = entry.with_conf(name, value)
         return entry
 
-    def _write_stores(self, operator: StatefulOperator) -> list[list[str]]:
+    def _counted(self, total: int) -> Callable[[], None]:
+        """Return a function to call after each store that is copied."""
+        done = itertools.count(1)
+        self._progress(0, total)
+        return lambda: self._progress(next(done), total)
+
+    def _store_count(self, operator: StatefulOperator) -> int:
+        if self._partitions is None:
+            return len(self._source.stores(self._batch, operator.id))
+        return rescaled_count(self._source, self._batch, operator, self._partitions)
+
+    def _write_stores(self, operator: StatefulOperator, count_one: Callable[[], None]) -> list[list[str]]:
         """Write the stores of an operator, and return their attempts by partition and store."""
         ids = self._commit.state_ids
         has_ids = ids is not None and operator.id in ids
@@ -192,12 +212,16 @@ class CheckpointCopy:
             spread = rescaled(self._source, self._batch, operator, self._partitions)
             # Redistribution of one store overlaps with the writes of its previous partitions.
             for _, contents in itertools.groupby(spread, lambda content: content.store.name):
-                attempts.update(parallel_iter(write, contents, *storages))
+                for store, attempt_id in parallel_iter(write, contents, *storages):
+                    attempts[store] = attempt_id
+                    count_one()
         else:
             versions = self._source.stores(self._batch, operator.id)
-            attempts.update(
-                parallel_iter(lambda version: write(read_store(self._source, version)), versions, *storages)
-            )
+            for store, attempt_id in parallel_iter(
+                lambda version: write(read_store(self._source, version)), versions, *storages
+            ):
+                attempts[store] = attempt_id
+                count_one()
         moved = self._moved(operator)
         # An operator without grouping columns has one partition, regardless of Spark's metadata.
         count = 1 + max(store.partition for store in attempts)

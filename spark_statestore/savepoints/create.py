@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from spark_statestore.errors import CheckpointError, CheckpointIOError, SavepointError
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.options import check
+from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import STATE, QueryCheckpoint
 from spark_statestore.query.savepoint import Kind, Savepoint, new_name
 from spark_statestore.savepoints.copy import copy_checkpoint
@@ -31,10 +32,12 @@ def create_savepoint(
     batch: int | None = None,
     *,
     checkpoints_dir: str | None = None,
+    progress: Progress | None = None,
 ) -> Savepoint:
     """Write a savepoint of a batch, by default the newest committed one, and publish it; the query may be running.
 
-    The savepoint records the query's option `checkpoints_dir`. If it fails, no files of it remain.
+    The savepoint records the query's option `checkpoints_dir`. `progress` is called with the number of stores that are copied
+    and their total. If it fails, no files of it remain.
     """
     if checkpoints_dir is not None:
         check("checkpointsDir", checkpoints_dir)
@@ -57,7 +60,7 @@ def create_savepoint(
         checkpoints_dir=checkpoints_dir,
         partitions=checkpoint.offsets(number).shuffle_partitions,
     )
-    writer = _SavepointWriter(checkpoint, savepoint, store, files, directory)
+    writer = _SavepointWriter(checkpoint, savepoint, store, files, directory, progress)
     try:
         return writer.write_pointer() if kind == "pointer" else writer.write_copy()
     except (CheckpointError, OSError) as error:
@@ -73,6 +76,7 @@ class _SavepointWriter:
     store: SavepointStore
     files: FileSystem
     directory: str
+    progress: Progress | None
 
     def write_pointer(self) -> Savepoint:
         """Hold the state, and write a pointer to it."""
@@ -113,6 +117,7 @@ class _SavepointWriter:
             query_id=savepoint.query_id,
             state=savepoint.kind == "canonical",
             fsync=True,
+            progress=self.progress,
         )
         self.store.put_state(savepoint)
         return savepoint

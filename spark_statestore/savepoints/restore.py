@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 from spark_statestore.errors import CheckpointExistsError, OptionError, QueryRunningError
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
+from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import METADATA, QueryCheckpoint
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint import (
@@ -53,6 +54,7 @@ def restore(
     keep_query_id: bool = False,
     checkpoints_dir: str | None = None,
     dry_run: bool = False,
+    progress: Progress | None = None,
 ) -> int:
     """Restore a savepoint to a new checkpoint location, from which the query resumes after the savepoint's batch.
 
@@ -78,6 +80,8 @@ def restore(
     dry_run
         Check the savepoint's batch, the new location and the claim; copy and remove nothing. `verify` checks the
         state itself.
+    progress
+        Called with the number of stores that are copied and their total.
 
     Returns
     -------
@@ -115,7 +119,7 @@ def restore(
         _require_partitions(partitions)
         _unused_locations(source, new_checkpoint, _state_url(checkpoints_dir, query_id))
         return found.batch
-    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir)
+    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress)
     if claim_mode == "claim":
         try:
             dispose_savepoint(found.path)
@@ -134,6 +138,7 @@ def clone(
     batch: int | None = None,
     partitions: int | None = None,
     checkpoints_dir: str | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Copy a query's checkpoint for a second query.
 
@@ -152,6 +157,8 @@ def clone(
         Number of state partitions of the copy, by default unchanged.
     checkpoints_dir
         The option ``checkpointsDir`` of both queries.
+    progress
+        Called with the number of stores that are copied and their total.
 
     Returns
     -------
@@ -171,7 +178,7 @@ def clone(
     """
     source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     batch = source.require_batch(batch)
-    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir)
+    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir, progress)
     return batch
 
 
@@ -183,6 +190,7 @@ def rescale(
     batch: int | None = None,
     stopped: bool = False,
     checkpoints_dir: str | None = None,
+    progress: Progress | None = None,
 ) -> int:
     """Copy a stopped query's checkpoint with its state redistributed to another number of partitions.
 
@@ -207,6 +215,8 @@ def rescale(
         The query is stopped: do not check its logs for activity before the copy.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
+    progress
+        Called with the number of stores that are copied and their total.
 
     Returns
     -------
@@ -234,7 +244,7 @@ def rescale(
     batch = source.require_batch(batch)
     if activity is not None:
         activity.require_stopped(stopped=stopped)
-    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir, activity)
+    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir, progress, activity)
     return batch
 
 
@@ -245,6 +255,7 @@ def _copy(
     query_id: str,
     partitions: int | None,
     checkpoints_dir: str | None,
+    progress: Progress | None,
     activity: ActivityCheck | None = None,
 ) -> None:
     """Write a durable checkpoint to an empty location."""
@@ -260,6 +271,7 @@ def _copy(
             checkpoints_dir=checkpoints_dir,
             # An incomplete copy may look like a new query, and the savepoint may be disposed of next.
             fsync=True,
+            progress=progress,
         )
         if activity is not None and (added := activity.added()):
             raise QueryRunningError(

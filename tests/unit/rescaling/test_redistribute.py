@@ -163,8 +163,17 @@ def test_rescaled_moves_each_row_to_the_partition_of_its_key(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redistribute, "_BATCH_ROWS", few)
         patch.setattr(parallel, "_LOCAL", local)
-        assert rescale(before.url, str(directory / "new"), new, stopped=True) == BATCH
+        reports: list[tuple[int, int]] = []
+        done = rescale(
+            before.url,
+            str(directory / "new"),
+            new,
+            stopped=True,
+            progress=lambda done, total: reports.append((done, total)),
+        )
+        assert done == BATCH
         assert rescale(str(directory / "new"), str(directory / "again"), old, stopped=True) == BATCH
+    assert reports == [(stores, new) for stores in range(new + 1)]
     after = QueryCheckpoint(str(directory / "new"))
     assert kept(after) == where(rows, new)
     assert after.operator(0).partitions == new
@@ -246,7 +255,16 @@ def test_rescaled_keeps_one_partition_of_an_operator_without_grouping_columns(
     content = StoreSnapshot(stores[0], (state,), lambda: iter([row]))
     write_store(before.open(stores[0]), CheckpointName(BATCH + 1), attempt_id(), content)
 
-    rescale(before.url, str(tmp_path / "new"), 7, checkpoints_dir=location, stopped=True)
+    reports: list[tuple[int, int]] = []
+    rescale(
+        before.url,
+        str(tmp_path / "new"),
+        7,
+        checkpoints_dir=location,
+        stopped=True,
+        progress=lambda done, total: reports.append((done, total)),
+    )
+    assert reports == [(0, 1), (1, 1)]
     after = QueryCheckpoint(str(tmp_path / "new"), checkpoints_dir=location)
     assert partitions_seen_by_spark(tmp_path / "new") == ["0"]
     assert kept(after) == [{"default": {b"": [b"all"]}}]

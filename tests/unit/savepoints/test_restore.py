@@ -131,6 +131,28 @@ def test_clone_copies_an_older_batch(tmp_path: Path, query: WrittenQuery):
         clone(query.url, str(tmp_path / "newer"), batch=0)
 
 
+def test_copies_report_each_store(tmp_path: Path, query: WrittenQuery):
+    reports: list[tuple[int, int]] = []
+
+    def report(done: int, total: int) -> None:
+        reports.append((done, total))
+
+    every = [(done, len(query.stores)) for done in range(len(query.stores) + 1)]
+    taken = {
+        kind: savepoint(query.url, str(tmp_path / "savepoints"), kind, progress=report)
+        for kind in ("canonical", "pointer")
+    }
+    assert reports == every
+    for make in (
+        lambda: clone(query.url, str(tmp_path / "clone"), progress=report),
+        lambda: restore(taken["canonical"], str(tmp_path / "restored"), progress=report),
+        lambda: restore(taken["pointer"], str(tmp_path / "other"), progress=report),
+    ):
+        reports.clear()
+        make()
+        assert reports == every
+
+
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
