@@ -152,7 +152,8 @@ private[statestore] object QueryMonitor extends Logging {
   def of(context: SparkContext): QueryMonitor = synchronized {
     current.collect { case (same, monitor) if same eq context => monitor }.getOrElse {
       val monitor = new QueryMonitor
-      context.addSparkListener(monitor)
+      // A queue of its own would cost a thread that each task's events wake up.
+      context.listenerBus.addToStatusQueue(monitor)
       context.ui.foreach(ui => new StateTab(ui, () => monitor.queries).attach())
       current = Some((context, monitor))
       monitor
