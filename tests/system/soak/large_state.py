@@ -1,0 +1,129 @@
+"""Large state: a query that is filled, updated, killed, and continued: ``python -m tests.system.soak.large_state JSON``.
+
+The only argument is a JSON object: ``root`` (a directory), ``keys``, ``fills`` (batches that put all keys),
+``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end is
+exclusive), ``memory`` of the driver, and ``kill`` (whether both processes are killed in the batch ``last``).
+"""
+
+import gc
+import json
+import os
+import sys
+import time
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+import spark_statestore
+from tests.spark.counting import backends_of, jvm_of, kill, report
+from tests.support.sessions import local_builder
+
+PARTITIONS = 8
+MASK = 0x5555
+
+
+def keys_and_value(asked, number):
+    """Return the keys of a batch's events, and the value that all of them have."""
+    if number < asked["fills"]:
+        edges = [asked["keys"] * n // asked["fills"] for n in (number, number + 1)]
+        return np.arange(*edges, dtype=np.int64), 1
+    return np.random.default_rng(number).integers(0, asked["keys"], asked["updates"]), number
+
+
+def expected(asked, batches):
+    """Return count, sum and maximum of the values of each key after so many batches."""
+    count, total, largest = (np.zeros(asked["keys"], np.int64) for _ in range(3))
+    for number in range(batches):
+        keys, value = keys_and_value(asked, number)
+        np.add.at(count, keys, 1)
+        np.add.at(total, keys, value)
+        largest[keys] = value
+    return count, total, largest
+
+
+def main():
+    asked = json.loads(sys.argv[1])
+    watched = f"{asked['root']}/input"
+    os.makedirs(watched, exist_ok=True)
+    builder = local_builder("large-state", memory=asked["memory"])
+    builder.config("spark.sql.shuffle.partitions", str(PARTITIONS))
+    builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "10s")
+    builder.config("spark.local.dir", f"{asked['root']}/local")
+    spark = spark_statestore.configure(builder, num_retained=10).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    started = time.monotonic()
+    query = start(spark, watched, f"{asked['root']}/checkpoint")
+    if asked["first"] and not asked["kill"]:
+        # The batch that was killed.
+        query.processAllAvailable()
+        report("loaded", loaded(query, time.monotonic() - started))
+    jvm = psutil.Process(jvm_of(spark))
+    for number in range(asked["first"], asked["last"]):
+        put(asked, watched, number)
+        query.processAllAvailable()
+        report("batch", sample(query, number, jvm))
+    spark._jvm.java.lang.System.gc()
+    heap = spark._jvm.java.lang.management.ManagementFactory.getMemoryMXBean().getHeapMemoryUsage().getUsed()
+    report("memory", {"jvm heap MiB": heap >> 20, "jvm resident MiB": jvm.memory_info().rss >> 20})
+    if asked["kill"]:
+        put(asked, watched, asked["last"])
+        time.sleep(0.3)
+        kill(*(backend.pid for backend in backends_of(jvm.pid)), jvm.pid)
+        os._exit(0)
+    query.stop()
+    spark.stop()
+
+
+def start(spark, watched, checkpoint):
+    from pyspark.sql import functions as F
+
+    stream = (
+        spark.readStream.schema("a long, b long, v long").option("maxFilesPerTrigger", 1).parquet(watched)
+    )
+    aggregated = stream.groupBy("a", "b").agg(F.count(F.lit(1)), F.sum("v"), F.max("v"))
+    writer = aggregated.writeStream.outputMode("update").format("noop")
+    return writer.option("checkpointLocation", checkpoint).start()
+
+
+def put(asked, watched, number):
+    keys, value = keys_and_value(asked, number)
+    columns = {"a": keys, "b": keys ^ MASK, "v": np.full(len(keys), value)}
+    unfinished = f"{asked['root']}/unfinished.parquet"
+    pq.write_table(pa.table(columns), unfinished)
+    del keys, columns
+    gc.collect()
+    os.rename(unfinished, f"{watched}/{number:05}.parquet")
+
+
+def newest(query):
+    return [p for p in query.recentProgress if "addBatch" in p["durationMs"]][-1]
+
+
+def loaded(query, seconds):
+    """Return the cost of the first batch after a start, which loads the state."""
+    metrics = newest(query)["stateOperators"][0]["customMetrics"]
+    return {
+        "seconds from start to end of the batch": round(seconds, 1),
+        "load, seconds of all partitions": round(metrics["checkpointLoadTimeUs"] / 1e6, 1),
+        "load, MiB": metrics["checkpointLoadBytes"] >> 20,
+    }
+
+
+def sample(query, number, jvm):
+    progress = newest(query)
+    operator = progress["stateOperators"][0]
+    (backend,) = backends_of(jvm.pid)
+    return {
+        "batch": number,
+        "milliseconds": progress["durationMs"]["triggerExecution"],
+        "rows": operator["numRowsTotal"],
+        "written": backend.io_counters().write_bytes,
+        "mapped MiB": operator["customMetrics"]["stateTableMappedBytes"] >> 20,
+        "backend resident MiB": backend.memory_info().rss >> 20,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,135 @@
+"""State of a hundred million rows: filled, updated, killed, loaded, continued, and compared row by row."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spark_statestore
+from benchmarks.report import percentile
+from tests.spark.counting import ROOT
+from tests.system.soak.large_state import MASK, PARTITIONS, expected
+
+RESULTS = Path(__file__).parent / "results"
+EVENT_BYTES = 5 * 8
+AFTER = 20
+
+MOST_OF_SMALL = 1.5
+"""Largest p50 of a batch, as a multiple of that at a hundredth of the rows."""
+
+Events = dict[str, list[dict[str, Any]]]
+
+
+def test_state_is_exact_after_a_kill(built: Path, tmp_path: Path) -> None:
+    asked = {"keys": 200_000, "fills": 2, "updates": 4_000, "memory": "512m"}
+    before, after = filled_killed_and_continued(tmp_path, asked, 20)
+    assert [one["rows"] for one in before["batch"]] == [100_000, *[200_000] * 21]
+    assert after["loaded"][0]["load, MiB"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+def test_a_hundred_million_rows(built: Path, tmp_path: Path) -> None:
+    batches = int(os.environ.get("LARGE_BATCHES", "200"))
+    rows = int(os.environ.get("LARGE_ROWS", "100_000_000"))
+    figures = {}
+    for keys, fills in ((rows // 100, 1), (rows, 50)):
+        asked = {"keys": keys, "fills": fills, "updates": 80_000, "memory": "8g"}
+        directory = tmp_path / f"{keys}"
+        directory.mkdir()
+        before, after = filled_killed_and_continued(directory, asked, batches)
+        figures[keys] = figures_of(before, after, fills)
+        print(keys, figures[keys], flush=True)
+    RESULTS.mkdir(exist_ok=True)
+    result = {
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
+        "batches": batches,
+        "rows": figures,
+    }
+    (RESULTS / "large-state.json").write_text(json.dumps(result, indent=1) + "\n")
+    assert figures[rows]["p50"] <= MOST_OF_SMALL * figures[rows // 100]["p50"]
+
+
+def filled_killed_and_continued(
+    directory: Path, asked: dict[str, Any], batches: int
+) -> tuple[Events, Events]:
+    """Run both halves, and compare every row of the state with the expected ones."""
+    asked = {"root": str(directory), **asked}
+    end = asked["fills"] + batches
+    before = run(asked | {"first": 0, "last": end, "kill": True})
+    after = run(asked | {"first": end + 1, "last": end + 1 + AFTER, "kill": False})
+    compare(asked, end + 1 + AFTER)
+    return before, after
+
+
+def run(asked: dict[str, Any]) -> Events:
+    """Run the program, and return its events by kind."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.system.soak.large_state", json.dumps(asked)],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        # As in production, with both compilers.
+        env=os.environ | {"JDK_JAVA_OPTIONS": ""},
+    ) as program:
+        events: Events = {}
+        for line in program.stdout or ():
+            if line.startswith("{"):
+                event = json.loads(line)
+                events.setdefault(event["event"], []).append(event["value"])
+    assert program.returncode == 0
+    assert len(events["batch"]) == asked["last"] - asked["first"]
+    return events
+
+
+def compare(asked: dict[str, Any], batches: int) -> None:
+    """Compare the state of the newest batch with the expected one, one partition at a time."""
+    wanted = expected(asked, batches)
+    seen = 0
+    for partition in range(PARTITIONS):
+        table = spark_statestore.read_state(f"{asked['root']}/checkpoint", partition=partition)
+        key, *masked = fields(table, "key")
+        assert np.array_equal(masked[0], key ^ MASK)
+        assert len(np.unique(key)) == len(key)
+        for found, of in zip(fields(table, "value"), wanted, strict=True):
+            assert np.array_equal(found, of[key])
+        seen += len(key)
+    assert seen == asked["keys"]
+
+
+def fields(table: Any, column: str) -> list[Any]:
+    """Return the fields of a struct as arrays."""
+    return [array.to_numpy() for array in table[column].combine_chunks().flatten()]
+
+
+def figures_of(before: Events, after: Events, fills: int) -> dict[str, Any]:
+    """Return the figures of a size: times in milliseconds, the ones of a tenth over its batches."""
+    fill, updates = before["batch"][:fills], before["batch"][fills:]
+    times = [one["milliseconds"] for one in updates]
+    tenth = max(1, len(times) // 10)
+    written = updates[-1]["written"] - fill[-1]["written"]
+    changed = (len(updates) - 1) * 80_000 * EVENT_BYTES
+    return {
+        "fill, seconds": round(sum(one["milliseconds"] for one in fill) / 1000, 1),
+        "p50": statistics.median(times),
+        "p99": percentile(times, 99),
+        "first tenth": [percentile(times[:tenth], of) for of in (50, 99)],
+        "last tenth": [percentile(times[-tenth:], of) for of in (50, 99)],
+        "after the kill": [
+            percentile([one["milliseconds"] for one in after["batch"]], of) for of in (50, 99)
+        ],
+        "written for each changed byte": round(written / changed, 2),
+        "mapped MiB": max(one["mapped MiB"] for one in updates),
+        "backend resident MiB": max(one["backend resident MiB"] for one in updates),
+        **before["memory"][0],
+        **after["loaded"][0],
+    }
