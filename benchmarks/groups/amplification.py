@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from benchmarks import contest, session
 from benchmarks.contest import CHANGELOG, HDFS, OURS
 from benchmarks.groups.commits import ROW_BYTES
-from benchmarks.report import figures, percentile, table
+from benchmarks.report import figures, median, percentile, table
 from benchmarks.result import Criterion, Result
 from tests.spark.counting import backends_of, jvm_of
 
 STORES = (OURS, HDFS, CHANGELOG)
 MAINTENANCE = 10
+LOADS = 5
 MOST_WRITTEN, MOST_GROWTH = 3.0, 1.5
+MOST_READ, MOST_LOAD_TIME = 1.3, 1.25
+MOST_STORED = 2.5
+MOST_P99 = 2.0
+VERSIONS = 100
+FRESH = "fresh snapshot"
 FULL = ((200_000, 1_000_000, 5_000_000, 10_000_000), (2_000, 10_000), 200)
 QUICK = ((20_000,), (1_000,), 20)
 
-ABOUT = """One store in a JVM of its own is filled with keys, and runs {batches} batches of random updates of one size, with
-maintenance after every tenth. *Written* is what the JVM and its backend gave to the file system (`write_bytes` of both
-processes), divided by the bytes of the changed keys and values ({row} for each update). *Stored* is the size of the checkpoint
+ABOUT = """One store in a JVM of its own is filled with keys, ends that with a full snapshot, and runs {batches} batches of random
+updates of one size, with maintenance after every tenth. *Written* is what the JVM and its backend gave to the file system (`write_bytes`
+of both processes), divided by the bytes of the changed keys and values ({row} for each update). *Stored* is the size of the checkpoint
 at the end, with Spark's default of 100 retained versions, in bytes. p50 and p99 are those of a batch, in milliseconds. Background
 work goes on beside the batches, as long as one maintenance lets it."""
+
+ABOUT_LOADS = """After the last batch spark-statestore's newest version is loaded by a new instance, median of {loads}; then a commit writes a full
+snapshot, and that is loaded likewise: bytes that a load reads, and its milliseconds. *Deltas* is an estimate of the bytes of the retained
+versions' deltas: the median of those of ten commits, times the number of versions."""
 
 Cell = tuple[str, int, int]
 Measured = dict[str, float]
@@ -46,34 +58,58 @@ def run(scratch: Path, quick: bool) -> Result:
         {"store": name, "keys": keys, "changed": changed} | of for (name, keys, changed), of in found.items()
     ]
     about = ABOUT.format(batches=batches, row=ROW_BYTES)
-    return Result("amplification", f"{about}\n\n{tables(found)}", criteria(found), {"cells": samples})
+    parts = (about, tables(found), ABOUT_LOADS.format(loads=LOADS), load_table(found))
+    return Result("amplification", "\n\n".join(parts), criteria(found), {"cells": samples})
 
 
 def measure(scratch: Path, name: str, keys: int, changed: int, batches: int) -> Measured:
     """Return the figures of one store at one size."""
     with session.running(scratch) as spark:
         store = contest.open_store(spark, scratch / "state", name)
-        store.fill(keys, 250_000, False)
+        last = keys // 20
+        store.fill(keys - last, 250_000, False)
+        store.fill(last, last, True)
         settle = contest.bench(spark).StoreBenchmark.settle
         settle()
         store.maintenance()
         settle()
         before = written_bytes(jvm_of(spark))
-        times = []
+        times, deltas = [], []
         for number in range(1, batches + 1):
             times.append(store.batch(changed, number) / 1e6)
+            if name == OURS and number > batches - MAINTENANCE:
+                deltas.append(metric(store, "checkpointBytesWritten"))
             if number % MAINTENANCE == 0:
                 store.maintenance()
         settle()
         written = written_bytes(jvm_of(spark)) - before
         stored = sum(path.stat().st_size for path in (scratch / "state").rglob("*") if path.is_file())
+        measured = {
+            "written": written / (batches * changed * ROW_BYTES),
+            "stored": stored,
+            "p50": percentile(times, 50),
+            "p99": percentile(times, 99),
+        }
+        if name == OURS:
+            measured |= {"delta": median(deltas), **loads(store)}
         store.close()
-    return {
-        "written": written / (batches * changed * ROW_BYTES),
-        "stored": stored,
-        "p50": percentile(times, 50),
-        "p99": percentile(times, 99),
-    }
+    return measured
+
+
+def loads(store: Any) -> Measured:
+    """Return bytes and milliseconds of a load of the newest version, and of one that is a full snapshot."""
+    measured = {}
+    for kind in ("newest", "fresh"):
+        if kind == "fresh":
+            store.fill(1, 1, True)
+        measured[f"{kind} time"] = median([store.reload() / 1e6 for _ in range(LOADS)])
+        measured[f"{kind} bytes"] = metric(store, "checkpointLoadBytes")
+    return measured
+
+
+def metric(store: Any, name: str) -> float:
+    """Return a metric of the last commit or reload."""
+    return float(json.loads(store.metrics())[name])
 
 
 def written_bytes(jvm: int) -> int:
@@ -82,19 +118,26 @@ def written_bytes(jvm: int) -> int:
 
 
 def criteria(found: dict[Cell, Measured]) -> list[Criterion]:
-    """Bound what our store writes for each changed byte, and its growth with the state."""
-    judged = [
-        Criterion(
-            f"bytes written for each changed byte, {keys:,} keys, {changed:,} updates",
-            of["written"],
-            MOST_WRITTEN,
-        )
-        for (name, keys, changed), of in found.items()
-        if name == OURS
-    ]
-    least, most = min(keys for _, keys, _ in found), max(keys for _, keys, _ in found)
-    for changed in sorted({changed for _, _, changed in found}):
-        small, large = found[OURS, least, changed], found[OURS, most, changed]
+    """Bound what our store writes, stores and loads, its p99, and the growth of what it writes with the state."""
+    judged = []
+    ours = {(keys, changed): of for (name, keys, changed), of in found.items() if name == OURS}
+    for (keys, changed), of in ours.items():
+        work = f"{keys:,} keys, {changed:,} updates"
+        space = MOST_STORED * of["fresh bytes"] + VERSIONS * of["delta"]
+        judged += [
+            Criterion(f"bytes written for each changed byte, {work}", of["written"], MOST_WRITTEN),
+            Criterion(f"bytes stored, {work}", of["stored"], 1.0, "bytes", space, "snapshots and deltas"),
+            Criterion(
+                f"bytes of a load, {work}", of["newest bytes"], MOST_READ, "bytes", of["fresh bytes"], FRESH
+            ),
+            Criterion(
+                f"time of a load, {work}", of["newest time"], MOST_LOAD_TIME, "ms", of["fresh time"], FRESH
+            ),
+            Criterion(f"p99 beside merges, {work}", of["p99"], MOST_P99, "ms", of["p50"], "p50"),
+        ]
+    least, most = min(keys for keys, _ in ours), max(keys for keys, _ in ours)
+    for changed in sorted({changed for _, changed in ours}):
+        small, large = ours[least, changed], ours[most, changed]
         judged.append(
             Criterion(
                 f"bytes written at {most:,} keys to those at {least:,}, {changed:,} updates",
@@ -119,3 +162,21 @@ def tables(found: dict[Cell, Measured]) -> str:
     ]
     header = ["store", "keys", "updates", "written", "p50", "p99", "stored"]
     return table("Bytes written for each changed byte", header, rows)
+
+
+def load_table(found: dict[Cell, Measured]) -> str:
+    """Return the table of loads and space of our store."""
+    rows = []
+    for (name, keys, changed), of in found.items():
+        if name == OURS:
+            sizes = (of["newest bytes"], of["fresh bytes"], of["stored"], VERSIONS * of["delta"])
+            rows.append(
+                [
+                    f"{keys:,}",
+                    f"{changed:,}",
+                    *(f"{size:,.0f}" for size in sizes),
+                    *figures(of["newest time"], of["fresh time"]),
+                ]
+            )
+    header = ["keys", "updates", "newest", "fresh", "stored", "deltas", "newest, ms", "fresh, ms"]
+    return table("Loads and space of spark-statestore", header, rows)

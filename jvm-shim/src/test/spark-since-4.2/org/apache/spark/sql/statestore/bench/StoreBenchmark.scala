@@ -165,10 +165,11 @@ class StoreBenchmark(
     val nanos = System.nanoTime() - start
     verify(store)
     store.abort()
+    measured = store.metrics
     nanos
   }
 
-  /** The metrics of the last commit, as JSON. */
+  /** The metrics of the last commit or reload, as JSON. */
   def metrics: String = {
     val node = mapper.createObjectNode()
     measured.customMetrics.foreach { case (metric, value) => node.put(metric.name, value) }
