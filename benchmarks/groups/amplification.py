@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from benchmarks.contest import CHANGELOG, HDFS, OURS
 from benchmarks.groups.commits import ROW_BYTES
 from benchmarks.report import figures, median, percentile, table
 from benchmarks.result import Criterion, Result
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
 from tests.spark.counting import backends_of, jvm_of
 
 STORES = (OURS, HDFS, CHANGELOG)
@@ -24,19 +29,21 @@ MOST_READ, MOST_LOAD_TIME = 1.3, 1.25
 MOST_STORED = 2.5
 MOST_P99 = 2.0
 VERSIONS = 100
+RIVAL_SECONDS = 120
 FRESH = "fresh snapshot"
 FULL = ((200_000, 1_000_000, 5_000_000, 10_000_000), (2_000, 10_000), 200)
 QUICK = ((20_000,), (1_000,), 20)
 
 ABOUT = """One store in a JVM of its own is filled with keys, ends that with a full snapshot, and runs {batches} batches of random
-updates of one size, with maintenance after every tenth. *Written* is what the JVM and its backend gave to the file system (`write_bytes`
-of both processes), divided by the bytes of the changed keys and values ({row} for each update). *Stored* is the size of the checkpoint
-at the end, with Spark's default of 100 retained versions, in bytes. p50 and p99 are those of a batch, in milliseconds. Background
-work goes on beside the batches, as long as one maintenance lets it."""
+updates of one size, with maintenance after every tenth; Spark's stores run fewer if those take more than {seconds} seconds. *Written* is
+what the JVM and its backend gave to the file system (`write_bytes` of both processes), divided by the bytes of the changed keys and
+values ({row} for each update). *Stored* is the size of the checkpoint at the end, with Spark's default of 100 retained versions, in
+bytes. p50 and p99 are those of a batch, in milliseconds. Background work goes on beside the batches, as long as one maintenance lets
+it."""
 
 ABOUT_LOADS = """After the last batch spark-statestore's newest version is loaded by a new instance, median of {loads}; then a commit writes a full
-snapshot, and that is loaded likewise: bytes that a load reads, and its milliseconds. *Deltas* is an estimate of the bytes of the retained
-versions' deltas: the median of those of ten commits, times the number of versions."""
+snapshot, and that is loaded likewise: MiB that a load reads, and its milliseconds. Bases, runs and deltas are the streams in MiB of which
+the newest {versions} versions consist; what else is stored are older versions, which Spark has deleted in groups."""
 
 Cell = tuple[str, int, int]
 Measured = dict[str, float]
@@ -57,8 +64,8 @@ def run(scratch: Path, quick: bool) -> Result:
     samples = [
         {"store": name, "keys": keys, "changed": changed} | of for (name, keys, changed), of in found.items()
     ]
-    about = ABOUT.format(batches=batches, row=ROW_BYTES)
-    parts = (about, tables(found), ABOUT_LOADS.format(loads=LOADS), load_table(found))
+    about = ABOUT.format(batches=batches, row=ROW_BYTES, seconds=RIVAL_SECONDS)
+    parts = (about, tables(found), ABOUT_LOADS.format(loads=LOADS, versions=VERSIONS), load_table(found))
     return Result("amplification", "\n\n".join(parts), criteria(found), {"cells": samples})
 
 
@@ -74,24 +81,26 @@ def measure(scratch: Path, name: str, keys: int, changed: int, batches: int) -> 
         store.maintenance()
         settle()
         before = written_bytes(jvm_of(spark))
-        times, deltas = [], []
+        times: list[float] = []
+        start = time.monotonic()
         for number in range(1, batches + 1):
             times.append(store.batch(changed, number) / 1e6)
-            if name == OURS and number > batches - MAINTENANCE:
-                deltas.append(metric(store, "checkpointBytesWritten"))
             if number % MAINTENANCE == 0:
                 store.maintenance()
+                if name != OURS and time.monotonic() > start + RIVAL_SECONDS:
+                    break
         settle()
         written = written_bytes(jvm_of(spark)) - before
         stored = sum(path.stat().st_size for path in (scratch / "state").rglob("*") if path.is_file())
         measured = {
-            "written": written / (batches * changed * ROW_BYTES),
+            "written": written / (len(times) * changed * ROW_BYTES),
+            "batches": len(times),
             "stored": stored,
             "p50": percentile(times, 50),
             "p99": percentile(times, 99),
         }
         if name == OURS:
-            measured |= {"delta": median(deltas), **loads(store)}
+            measured |= streams(scratch / "state" / "0" / "0") | loads(store)
         store.close()
     return measured
 
@@ -105,6 +114,18 @@ def loads(store: Any) -> Measured:
         measured[f"{kind} time"] = median([store.reload() / 1e6 for _ in range(LOADS)])
         measured[f"{kind} bytes"] = metric(store, "checkpointLoadBytes")
     return measured
+
+
+def streams(directory: Path) -> Measured:
+    """Return the bytes of the bases, runs and deltas of the newest versions of our store."""
+    store = VersionStore(StoreId(0, 0), str(directory), StorageOptions())
+    newest = max(int(path.name.removeprefix("chk-")) for path in directory.glob("chk-*/*"))
+    known: dict[str, dict[object, int]] = {"bases": {}, "runs": {}, "deltas": {}}
+    for version in range(newest - VERSIONS + 1, newest + 1):
+        for entry in store.metadata(CheckpointName(version)).handle:
+            kind = "bases" if entry.full else "deltas" if entry.since is None else "runs"
+            known[kind][entry.version, entry.since] = entry.state.state_size
+    return {kind: sum(sizes.values()) for kind, sizes in known.items()}
 
 
 def metric(store: Any, name: str) -> float:
@@ -123,7 +144,7 @@ def criteria(found: dict[Cell, Measured]) -> list[Criterion]:
     ours = {(keys, changed): of for (name, keys, changed), of in found.items() if name == OURS}
     for (keys, changed), of in ours.items():
         work = f"{keys:,} keys, {changed:,} updates"
-        space = MOST_STORED * of["fresh bytes"] + VERSIONS * of["delta"]
+        space = MOST_STORED * of["fresh bytes"] + of["deltas"]
         judged += [
             Criterion(f"bytes written for each changed byte, {work}", of["written"], MOST_WRITTEN),
             Criterion(f"bytes stored, {work}", of["stored"], 1.0, "bytes", space, "snapshots and deltas"),
@@ -169,14 +190,25 @@ def load_table(found: dict[Cell, Measured]) -> str:
     rows = []
     for (name, keys, changed), of in found.items():
         if name == OURS:
-            sizes = (of["newest bytes"], of["fresh bytes"], of["stored"], VERSIONS * of["delta"])
+            sizes = ("newest bytes", "fresh bytes", "bases", "runs", "deltas", "stored")
             rows.append(
                 [
                     f"{keys:,}",
                     f"{changed:,}",
-                    *(f"{size:,.0f}" for size in sizes),
                     *figures(of["newest time"], of["fresh time"]),
+                    *figures(*(of[size] / 2**20 for size in sizes)),
                 ]
             )
-    header = ["keys", "updates", "newest", "fresh", "stored", "deltas", "newest, ms", "fresh, ms"]
+    header = [
+        "keys",
+        "updates",
+        "load, ms",
+        "fresh, ms",
+        "load",
+        "fresh",
+        "bases",
+        "runs",
+        "deltas",
+        "stored",
+    ]
     return table("Loads and space of spark-statestore", header, rows)
