@@ -23,9 +23,6 @@ RESULTS = Path(__file__).parent / "results"
 EVENT_BYTES = 5 * 8
 AFTER = 20
 
-MOST_OF_SMALL = 1.5
-"""Largest p50 of a batch, as a multiple of that at a hundredth of the rows."""
-
 Events = dict[str, list[dict[str, Any]]]
 
 
@@ -56,7 +53,6 @@ def test_a_hundred_million_rows(built: Path, tmp_path: Path) -> None:
         "rows": figures,
     }
     (RESULTS / "large-state.json").write_text(json.dumps(result, indent=1) + "\n")
-    assert figures[rows]["p50"] <= MOST_OF_SMALL * figures[rows // 100]["p50"]
 
 
 def filled_killed_and_continued(
