@@ -119,9 +119,9 @@ def loads(store: Any) -> Measured:
 def streams(directory: Path) -> Measured:
     """Return the bytes of the bases, runs and deltas of the newest versions of our store."""
     store = VersionStore(StoreId(0, 0), str(directory), StorageOptions())
-    newest = max(int(path.name.removeprefix("chk-")) for path in directory.glob("chk-*/*"))
+    newest = max(int(path.parent.name.removeprefix("chk-")) for path in directory.glob("chk-*/*"))
     known: dict[str, dict[object, int]] = {"bases": {}, "runs": {}, "deltas": {}}
-    for version in range(newest - VERSIONS + 1, newest + 1):
+    for version in range(max(1, newest - VERSIONS + 1), newest + 1):
         for entry in store.metadata(CheckpointName(version)).handle:
             kind = "bases" if entry.full else "deltas" if entry.since is None else "runs"
             known[kind][entry.version, entry.since] = entry.state.state_size

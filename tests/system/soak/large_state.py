@@ -2,7 +2,7 @@
 
 The only argument is a JSON object: ``root`` (a directory), ``keys``, ``fills`` (batches that put all keys),
 ``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end is
-exclusive), ``memory`` of the driver, and ``kill`` (whether both processes are killed in the batch ``last``).
+exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), and ``kill`` (whether both processes are killed in the batch ``last``).
 """
 
 import gc
@@ -50,7 +50,7 @@ def main():
     builder = local_builder("large-state", memory=asked["memory"])
     builder.config("spark.sql.shuffle.partitions", str(PARTITIONS))
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "10s")
-    builder.config("spark.local.dir", f"{asked['root']}/local")
+    builder.config("spark.local.dir", asked["local"])
     spark = spark_statestore.configure(builder, num_retained=10).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     started = time.monotonic()
