@@ -16,6 +16,7 @@ import pytest
 from benchmarks import contest, groups, race, result, session
 from benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
 from benchmarks.groups import (
+    amplification,
     batches,
     commits,
     driver_files,
@@ -138,6 +139,15 @@ def test_empty_batch_has_two_bounds():
 def test_load_bound_is_a_fifth_of_the_best_built_in():
     found = of_all(20, 100, 0) | of_all(20, 99, 50)
     assert verdicts(loads.criteria(found, 1_000_000)) == ["ok", "short"]
+
+
+def test_amplification_bounds_cover_bytes_space_loads_and_p99():
+    cell = {"written": 2, "stored": 300, "p50": 4, "p99": 8}
+    cell |= {"newest bytes": 130, "fresh bytes": 100, "newest time": 5, "fresh time": 4, "deltas": 50}
+    found = {(OURS, 10, 2): cell, (OURS, 100, 2): cell | {"written": 3}, ("RocksDB", 10, 2): {"written": 9}}
+    assert verdicts(amplification.criteria(found)) == ["ok"] * 11
+    worse = cell | {"written": 3.1, "stored": 301, "p99": 8.1, "newest bytes": 131, "newest time": 5.1}
+    assert verdicts(amplification.criteria(found | {(OURS, 100, 2): worse})) == ["ok"] * 5 + ["short"] * 6
 
 
 def test_commit_bounds_cover_time_bytes_and_objects():
