@@ -344,6 +344,13 @@ def a_replaced_version_in_the_old_chain(bench: Bench) -> None:
     bench.commit(4, {b"d": b"4"}, on=3)
 
 
+def a_run_in_the_newest_version(bench: Bench) -> None:
+    bench.commit(1, {b"a": b"1"} | LARGE)
+    bench.commit(2, {b"b": b"2" * 600}, on=1)
+    bench.commit(3, {b"c": b"3" * 600}, on=2)
+    commits_with_a_base(bench, since=1)
+
+
 def two_chains_known(bench: Bench) -> None:
     two_chains(bench, orphan=False)
     bench.cleanup(1, 4)
@@ -365,12 +372,16 @@ def commits_a_full_snapshot(bench: Bench) -> None:
     bench.commit(4, {b"d": b"4"} | LARGE)
 
 
-def commits_with_a_base(bench: Bench) -> None:
+def commits_with_a_base(bench: Bench, since: int | None = None) -> None:
     if bench.base is None:
-        pending = bench.store.begin_snapshot(3, named())
-        pending.write(0, message(bench.promised[bench.names[3]]))
+        rows = bench.promised[bench.names[3]]
+        if since is not None:
+            rows = dict(rows.items() - bench.promised[bench.names[since]].items())
+        pending = bench.store.begin_snapshot(3, named(), since)
+        pending.write(0, message(rows))
         bench.base = pending.finish()
     bench.commit(4, {b"d": b"4"}, on=3, base=bench.base)
+    assert since in [entry.since for entry in bench.handles[bench.names[4]]]
 
 
 def commits_and_prepares(bench: Bench) -> None:
@@ -409,8 +420,8 @@ def loads_a_missing_version(bench: Bench) -> None:
         raise AssertionError("found a missing version")
 
 
-def cleans(most: int = 0) -> Callable[[Bench], None]:
-    return lambda bench: bench.cleanup(3, 4, most)
+def cleans(most: int = 0, retain_from: int = 3) -> Callable[[Bench], None]:
+    return lambda bench: bench.cleanup(retain_from, 4, most)
 
 
 def opens_another_instance_and_cleans(bench: Bench) -> None:
@@ -445,6 +456,10 @@ OPERATIONS = {
     ),
     "commit-with-base": Operation(three_versions, commits_with_a_base),
     "commit-with-base-and-id": Operation(three_versions, commits_with_a_base, ids=True),
+    "commit-with-run": Operation(three_versions, lambda bench: commits_with_a_base(bench, 1)),
+    "commit-with-run-and-id": Operation(
+        three_versions, lambda bench: commits_with_a_base(bench, 1), ids=True
+    ),
     "abandoned-commit": Operation(three_versions, abandons(SMALL), abandons_files=True),
     "abandoned-commit-with-id": Operation(three_versions, abandons(SMALL), ids=True, abandons_files=True),
     "abandoned-huge-commit": Operation(three_versions, abandons(HUGE), abandons_files=True),
@@ -457,6 +472,7 @@ OPERATIONS = {
     "cleanup-after-scan": Operation(two_chains_known, cleans()),
     "cleanup-with-ids": Operation(two_chains, cleans(), ids=True),
     "cleanup-by-another-instance": Operation(two_chains, opens_another_instance_and_cleans),
+    "cleanup-of-merged-deltas": Operation(a_run_in_the_newest_version, cleans(retain_from=4)),
     "cleanup-of-replaced-version": Operation(a_replaced_version_in_the_old_chain, cleans()),
 }
 
@@ -468,6 +484,7 @@ _FIRST_TIER = {
     "large-commit-retried",
     "replacing-commit",
     "commit-with-base",
+    "commit-with-run",
     "abandoned-commit",
     "abandoned-snapshot",
     "load",
