@@ -112,7 +112,7 @@ def loads(store: Any) -> Measured:
         if kind == "fresh":
             store.fill(1, 1, True)
         measured[f"{kind} time"] = median([store.reload() / 1e6 for _ in range(LOADS)])
-        measured[f"{kind} bytes"] = metric(store, "checkpointLoadBytes")
+        measured[f"{kind} bytes"] = json.loads(store.loadMetrics())["checkpointLoadBytes"]
     return measured
 
 
@@ -126,11 +126,6 @@ def streams(directory: Path) -> Measured:
             kind = "bases" if entry.full else "deltas" if entry.since is None else "runs"
             known[kind][entry.version, entry.since] = entry.state.state_size
     return {kind: sum(sizes.values()) for kind, sizes in known.items()}
-
-
-def metric(store: Any, name: str) -> float:
-    """Return a metric of the last commit or reload."""
-    return float(json.loads(store.metrics())[name])
 
 
 def written_bytes(jvm: int) -> int:
