@@ -94,7 +94,8 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
         assert server.poll() is None
         try:
             found[:] = json.loads(History(address).get("/api/v1/applications?status=completed"))
-        except urllib.error.URLError:
+        except (urllib.error.URLError, json.JSONDecodeError):
+            # The server answers with its first page until its API is attached.
             return False
         return bool(found)
 
