@@ -61,9 +61,11 @@ def commit(
     return pending.publish(parent, None, base)
 
 
-def snapshot(store: VersionStore, version: int, rows: Rows) -> IncrementalStateHandle:
-    """Upload a snapshot for use as the base of a later commit."""
-    pending = store.begin_snapshot(version, named())
+def snapshot(
+    store: VersionStore, version: int, rows: Rows, since: int | None = None
+) -> IncrementalStateHandle:
+    """Upload a snapshot for use as the base of a later commit, or a run of the changes since a version."""
+    pending = store.begin_snapshot(version, named(), since)
     pending.write(0, message(rows))
     return pending.finish()
 

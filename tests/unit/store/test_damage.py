@@ -45,7 +45,7 @@ READERS: list[Reader] = [rows_of, _messages]
 
 @dataclass
 class Stored:
-    """A store of five versions: two files of its own, a version that was committed twice, a rebased chain."""
+    """A store of six versions: files of its own, a version that was committed twice, a rebased chain, a run."""
 
     directory: Path
     options: StorageOptions
@@ -76,6 +76,9 @@ class Stored:
         # Builds on inline changes of a version that is committed again afterwards.
         add(4, {b"d": b"4"})
         add(5, {b"e": b"5"}, base=snapshot(self.open(), 2, self.rows[2]))
+        since = dict(self.rows[5].items() - self.rows[2].items())
+        add(6, {b"f": b"6"}, base=snapshot(self.open(), 5, since, since=2))
+        assert [entry.since for entry in done[6].handle] == [None, 2, None]
 
     def open(self) -> VersionStore:
         return open_store(self.directory, self.options, store=StoreId(0, self.partition))
