@@ -5,7 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_AMPLIFIED = [
+    f"{keys:,} keys, {updates:,} updates"
+    for keys in (200_000, 1_000_000, 5_000_000, 10_000_000)
+    for updates in (2_000, 10_000)
+]
+
 EXPLAINED: dict[str, str] = {
+    **dict.fromkeys([f"time of a load, {work}" for work in _AMPLIFIED], "A load builds an index"),
+    **dict.fromkeys(
+        [f"p99 beside merges, {work}" for work in _AMPLIFIED],
+        "The slowest batches of one store wait for a core",
+    ),
+    **dict.fromkeys(
+        [f"bytes stored, {work}" for work in _AMPLIFIED if work.endswith("10,000 updates") or "200," in work],
+        "Each retained version keeps its base",
+    ),
     "batch of 10,000 rows at 1,000,000 keys": "A batch waits for memory",
     "batch of 10,000 rows, 100,000 to 5,000,000 keys": "A batch waits for memory",
     "empty batch of 200 stores, each store, by itself": "An empty commit creates two inodes",

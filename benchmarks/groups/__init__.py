@@ -19,6 +19,8 @@ GROUPS: dict[str, str] = {
     "requests": "benchmarks.groups.requests",
     "queries": "benchmarks.groups.queries",
     "limit": "benchmarks.groups.limit",
+    "merges": "benchmarks.groups.merges",
+    "amplification": "benchmarks.groups.amplification",
     "driver_files": "benchmarks.groups.driver_files",
     "operators": "benchmarks.groups.operators",
     "read_state": "benchmarks.groups.read_state",
@@ -29,7 +31,6 @@ GROUPS: dict[str, str] = {
 SEPARATE: dict[str, str] = {
     "guard": "benchmarks.groups.guard",
     "scale": "benchmarks.groups.scale",
-    "amplification": "benchmarks.groups.amplification",
     "s3": "benchmarks.groups.s3",
     "s3_requests": "benchmarks.groups.s3_requests",
     "observation": "benchmarks.groups.observation",

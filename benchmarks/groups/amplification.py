@@ -29,12 +29,13 @@ MOST_READ, MOST_LOAD_TIME = 1.3, 1.25
 MOST_STORED = 2.5
 MOST_P99 = 2.0
 VERSIONS = 100
+WARMUP_SECONDS = 15
 RIVAL_SECONDS = 120
 FRESH = "fresh snapshot"
 FULL = ((200_000, 1_000_000, 5_000_000, 10_000_000), (2_000, 10_000), 200)
 QUICK = ((20_000,), (1_000,), 20)
 
-ABOUT = """One store in a JVM of its own is filled with keys, ends that with a full snapshot, and runs {batches} batches of random
+ABOUT = """One store in a JVM of its own is filled with keys, warms up, ends that with a full snapshot, and runs {batches} batches of random
 updates of one size, with maintenance after every tenth; Spark's stores run fewer if those take more than {seconds} seconds. *Written* is
 what the JVM and its backend gave to the file system (`write_bytes` of both processes), divided by the bytes of the changed keys and
 values ({row} for each update). *Stored* is the size of the checkpoint at the end, with Spark's default of 100 retained versions, in
@@ -57,7 +58,7 @@ def run(scratch: Path, quick: bool) -> Result:
         for changed in updates:
             for name in STORES:
                 directory = contest.root(scratch, name, keys, changed)
-                call = session.separately(measure, directory, name, keys, changed, batches)
+                call = session.separately(measure, directory, name, keys, changed, batches, quick)
                 found[name, keys, changed] = call.result()
                 shutil.rmtree(directory)
                 session.log(f"{name}: {keys:,} keys, {changed:,} updates: {found[name, keys, changed]}")
@@ -69,12 +70,13 @@ def run(scratch: Path, quick: bool) -> Result:
     return Result("amplification", "\n\n".join(parts), criteria(found), {"cells": samples})
 
 
-def measure(scratch: Path, name: str, keys: int, changed: int, batches: int) -> Measured:
+def measure(scratch: Path, name: str, keys: int, changed: int, batches: int, quick: bool = False) -> Measured:
     """Return the figures of one store at one size."""
     with session.running(scratch) as spark:
         store = contest.open_store(spark, scratch / "state", name)
         last = keys // 20
         store.fill(keys - last, 250_000, False)
+        contest.warm_up(store, 0 if quick else WARMUP_SECONDS, lambda seed: store.batch(changed, -seed - 1))
         store.fill(last, last, True)
         settle = contest.bench(spark).StoreBenchmark.settle
         settle()
@@ -100,7 +102,8 @@ def measure(scratch: Path, name: str, keys: int, changed: int, batches: int) -> 
             "p99": percentile(times, 99),
         }
         if name == OURS:
-            measured |= streams(scratch / "state" / "0" / "0") | loads(store)
+            of_versions = streams(scratch / "state" / "0" / "0")
+            measured |= {kind: sum(sizes) for kind, sizes in of_versions.items()} | loads(store)
         store.close()
     return measured
 
@@ -116,16 +119,16 @@ def loads(store: Any) -> Measured:
     return measured
 
 
-def streams(directory: Path) -> Measured:
-    """Return the bytes of the bases, runs and deltas of the newest versions of our store."""
-    store = VersionStore(StoreId(0, 0), str(directory), StorageOptions())
+def streams(directory: Path, partition: int = 0) -> dict[str, list[int]]:
+    """Return the bytes of each base, run and delta of the newest versions of our store in a directory."""
+    store = VersionStore(StoreId(0, partition), str(directory), StorageOptions())
     newest = max(int(path.parent.name.removeprefix("chk-")) for path in directory.glob("chk-*/*"))
     known: dict[str, dict[object, int]] = {"bases": {}, "runs": {}, "deltas": {}}
     for version in range(max(1, newest - VERSIONS + 1), newest + 1):
         for entry in store.metadata(CheckpointName(version)).handle:
             kind = "bases" if entry.full else "deltas" if entry.since is None else "runs"
             known[kind][entry.version, entry.since] = entry.state.state_size
-    return {kind: sum(sizes.values()) for kind, sizes in known.items()}
+    return {kind: list(sizes.values()) for kind, sizes in known.items()}
 
 
 def written_bytes(jvm: int) -> int:
