@@ -1,0 +1,194 @@
+"""What a query's state costs on a cluster: ``python -m benchmarks.plan --rows 1e9 --changed 1e6``.
+
+A model of few lines, with constants that were measured on one machine; `docs/plan.md` says where it stops being true, and
+`benchmarks/test_plan.py` compares it with the measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass, fields
+
+from benchmarks import report
+
+HEADER, INDEX_ENTRY = 16, 8
+"""Bytes that a row takes in memory besides its key and value, see `docs/performance.md`, "Memory"."""
+
+INDEX_LOAD = 0.45
+"""Mean share of the index that is in use: segments are 0.3 to 0.6 full."""
+
+GARBAGE = 1.25
+"""Mean size of the log to that of its live rows: compaction begins at 2."""
+
+MOST_ON_TOP = 0.25
+"""Share of the state that changes until a base is written again (`SnapshotPolicy.MostOnTop`)."""
+
+FAN_OUT, LEAST_DELTAS = 8, 5
+"""Runs of one size that are merged into one (`SnapshotPolicy.FanOut`), and deltas below which none is written."""
+
+COMMIT_REQUESTS = 4
+"""Requests of a batch with `commit=batch`: the source's log, offsets, the commits of all stores, the commit log."""
+
+UPLOAD_REQUESTS = 2
+"""A base or a run is put, and looked for when a commit uses it first."""
+
+SMALL_STATE = 1 << 20
+"""Bytes of a partition's state up to which its bases are in the commits' object (`SnapshotPolicy.inBackground`)."""
+
+DELTAS_OF_A_RUN = 10
+"""Default of `snapshotInterval`: a run is written after more deltas."""
+
+LOADED_ROWS = 7_000_000
+"""Rows that one core loads in a second into the heap, up to 10,000,000 keys (`--only amplification`)."""
+
+LOADED_ROWS_MAPPED = 2_000_000
+"""The same where most of the state is in mapped files (`tests/system/soak/test_large_state.py`)."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A query's state, and the executors that have it.
+
+    Parameters
+    ----------
+    rows
+        Rows of state.
+    row_bytes
+        Bytes of a row's key and value as Spark's UnsafeRow: 8 for each of the two, and 8 for each long.
+    stored_bytes
+        Bytes of a row in storage, compressed.
+    changed
+        Rows that a batch changes, at random.
+    seconds
+        Seconds from batch to batch.
+    partitions, executors, cores
+        Shuffle partitions, executors, and cores of each.
+    heap
+        Bytes of `maxHeapBytes` of each executor.
+    """
+
+    rows: float = 100_000_000
+    row_bytes: float = 56
+    stored_bytes: float = 23
+    changed: float = 100_000
+    seconds: float = 10
+    partitions: int = 200
+    executors: int = 4
+    cores: int = 4
+    heap: float = 8e9
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a workload costs.
+
+    Attributes
+    ----------
+    memory
+        Bytes of state in each executor, in the heap and in mapped files.
+    mapped
+        Share of it in mapped files.
+    written
+        Bytes that are written to storage in an hour.
+    amplification
+        Bytes written for each byte of a changed key and value.
+    requests
+        Requests to object storage in an hour, without deletions.
+    stored
+        Most bytes of a base in storage; retained versions have up to `1 + retained versions x changed / (rows / 4)` of them.
+    load_seconds
+        Seconds until all executors have loaded their state after a start of the query.
+    """
+
+    memory: float
+    mapped: float
+    written: float
+    amplification: float
+    requests: float
+    stored: float
+    load_seconds: float
+
+
+def cost(of: Workload) -> Cost:
+    """Return the cost of a workload in its steady state."""
+    memory = of.rows * bytes_in_memory(of.row_bytes) / of.executors
+    mapped = max(0.0, 1 - of.heap / memory)
+    written = bytes_of_a_batch(of)
+    hourly = 3600 / of.seconds
+    loaded = LOADED_ROWS_MAPPED if mapped > 0.5 else LOADED_ROWS
+    return Cost(
+        memory=memory,
+        mapped=mapped,
+        written=written * hourly,
+        amplification=written / (of.changed * of.row_bytes),
+        requests=(COMMIT_REQUESTS + UPLOAD_REQUESTS * uploads_of_a_batch(of)) * hourly,
+        stored=of.rows * of.stored_bytes,
+        load_seconds=of.rows / (of.executors * of.cores * loaded),
+    )
+
+
+def bytes_in_memory(row_bytes: float) -> float:
+    """Return the bytes that a row takes in memory."""
+    return (HEADER + row_bytes) * GARBAGE + INDEX_ENTRY / INDEX_LOAD
+
+
+def batches_of_a_base(of: Workload) -> float:
+    """Return the number of batches after which the base is written again."""
+    return max(1.0, MOST_ON_TOP * of.rows / of.changed)
+
+
+def levels(batches: float) -> float:
+    """Return how often a changed byte is written in runs, if so many batches pass until the next base."""
+    return max(0.0, math.log(batches / LEAST_DELTAS, FAN_OUT))
+
+
+def bytes_of_a_batch(of: Workload, batches: float = math.inf) -> float:
+    """Return the mean of the bytes that a batch and the background write: a delta, runs, and its part of the next base.
+
+    Parameters
+    ----------
+    batches
+        Number of batches since the first base; without it many.
+    """
+    cycle = batches_of_a_base(of)
+    bases = 1 / cycle if math.isinf(batches) else batches // cycle / batches
+    return of.stored_bytes * (of.changed * (1 + levels(min(cycle, batches))) + of.rows * bases)
+
+
+def uploads_of_a_batch(of: Workload) -> float:
+    """Return the mean number of bases and runs of all partitions that a batch causes."""
+    if of.rows / of.partitions * bytes_in_memory(of.row_bytes) <= SMALL_STATE:
+        return 0
+    cycle = batches_of_a_base(of)
+    return of.partitions * (1 / cycle + (1 / DELTAS_OF_A_RUN if cycle > DELTAS_OF_A_RUN else 0))
+
+
+def main() -> None:
+    """Print the cost of a workload."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.partition("\n")[0])
+    for field in fields(Workload):
+        option = f"--{field.name.replace('_', '-')}"
+        parser.add_argument(option, type=float, default=field.default, help=f"default {field.default:,}")
+    workload = Workload(**vars(parser.parse_args()))
+    print(table(workload))
+
+
+def table(of: Workload) -> str:
+    """Return the table of a workload's cost."""
+    found = cost(of)
+    rows = [
+        ["memory of an executor, GB", *report.figures(found.memory / 1e9)],
+        ["of that in mapped files, %", *report.figures(100 * found.mapped)],
+        ["written in an hour, GB", *report.figures(found.written / 1e9)],
+        ["written for each changed byte", *report.figures(found.amplification)],
+        ["requests in an hour, object storage", *report.figures(found.requests)],
+        ["a base in storage, GB", *report.figures(found.stored / 1e9)],
+        ["load after a start, seconds", *report.figures(found.load_seconds)],
+    ]
+    title = f"{of.rows:,.0f} rows, {of.changed:,.0f} changed every {of.seconds:g} s"
+    return report.table(title, ["", "model"], rows)
+
+
+if __name__ == "__main__":
+    main()
