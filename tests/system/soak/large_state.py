@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import spark_statestore
-from tests.spark.counting import backends_of, jvm_of, kill, report
+from tests.spark.counting import backends_of, jvm_of, kill, report, wait_until
 from tests.support.sessions import local_builder
 
 PARTITIONS = 8
@@ -58,7 +58,7 @@ def main():
     if asked["first"] and not asked["kill"]:
         # The batch that was killed.
         query.processAllAvailable()
-        report("loaded", loaded(query, time.monotonic() - started))
+        report("loaded", loaded(query, asked["first"] - 1, time.monotonic() - started))
     jvm = psutil.Process(jvm_of(spark))
     for number in range(asked["first"], asked["last"]):
         put(asked, watched, number)
@@ -69,7 +69,8 @@ def main():
     report("memory", {"jvm heap MiB": heap >> 20, "jvm resident MiB": jvm.memory_info().rss >> 20})
     if asked["kill"]:
         put(asked, watched, asked["last"])
-        time.sleep(0.3)
+        if not wait_until(lambda: os.path.exists(f"{asked['root']}/checkpoint/offsets/{asked['last']}"), 60):
+            raise TimeoutError("the batch that is to be killed did not begin")
         kill(*(backend.pid for backend in backends_of(jvm.pid)), jvm.pid)
         os._exit(0)
     query.stop()
@@ -97,13 +98,20 @@ def put(asked, watched, number):
     os.rename(unfinished, f"{watched}/{number:05}.parquet")
 
 
-def newest(query):
-    return [p for p in query.recentProgress if "addBatch" in p["durationMs"]][-1]
+def progress_of(query, batch):
+    """Return the progress of a batch with data, which Spark reports shortly after the batch has ended."""
+
+    def found():
+        return [p for p in query.recentProgress if p["batchId"] == batch and "addBatch" in p["durationMs"]]
+
+    if not wait_until(found, 60):
+        raise TimeoutError(f"there is no progress of batch {batch}")
+    return found()[-1]
 
 
-def loaded(query, seconds):
+def loaded(query, batch, seconds):
     """Return the cost of the first batch after a start, which loads the state."""
-    metrics = newest(query)["stateOperators"][0]["customMetrics"]
+    metrics = progress_of(query, batch)["stateOperators"][0]["customMetrics"]
     return {
         "seconds from start to end of the batch": round(seconds, 1),
         "load, seconds of all partitions": round(metrics["checkpointLoadTimeUs"] / 1e6, 1),
@@ -112,7 +120,7 @@ def loaded(query, seconds):
 
 
 def sample(query, number, jvm):
-    progress = newest(query)
+    progress = progress_of(query, number)
     operator = progress["stateOperators"][0]
     (backend,) = backends_of(jvm.pid)
     return {
