@@ -1,7 +1,7 @@
-"""What a query's state costs on a cluster: ``python -m benchmarks.plan --rows 1e9 --changed 1e6``.
+"""Cost model of a query's state on a cluster: ``python -m benchmarks.plan --rows 1e9 --changed 1e6``.
 
-A model of few lines, with constants that were measured on one machine; `docs/plan.md` says where it stops being true, and
-`benchmarks/test_plan.py` compares it with the measurements.
+Its constants were measured on one machine. `docs/plan.md` says where it stops being true, and `benchmarks/test_plan.py`
+compares it with the measurements.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a workload costs.
+    """Cost of a workload in its steady state.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Where the slowest batches of one store wait: ``python -m benchmarks.stalls``.
+"""Threads that the slowest batches of one store wait for: ``python -m benchmarks.stalls``.
 
 Runs batches of random updates with maintenance after every tenth, and reads from Linux's ``/proc`` for how long each thread of the
 JVM and of its backend ran, and how long it was ready to run while others had the cores.

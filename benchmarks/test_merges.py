@@ -1,4 +1,4 @@
-"""The group of batches beside merges checks its bounds, and a stalled batch is told apart from one that runs."""
+"""Tests of the bounds of batches beside merges, and of the times that `benchmarks.stalls` reads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from benchmarks.stalls import BACKEND, Batch, Threads, Times, between, part_of
 )
 def test_merges_bounds_are_p50_and_the_limit(slowest: float, limits: float, expected: list[str]):
     work = limit.Work(8, 1, 1, 1, 1, 1)
-    # Of a hundred batches the slowest one is beyond p99.
+    # p99 of 100 batches is the second slowest.
     times = {OURS: [100.0] * 98 + [slowest, 1000.0], LIMIT: [limits]}
     laps = {name: [Lap(time, {}, 0, 0) for time in of] for name, of in times.items()}
     assert [criterion.verdict for criterion in merges.criteria({work: laps})] == expected

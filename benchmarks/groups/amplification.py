@@ -70,7 +70,7 @@ def run(scratch: Path, quick: bool) -> Result:
     return Result("amplification", "\n\n".join(parts), criteria(found), {"cells": samples})
 
 
-def measure(scratch: Path, name: str, keys: int, changed: int, batches: int, quick: bool = False) -> Measured:
+def measure(scratch: Path, name: str, keys: int, changed: int, batches: int, quick: bool) -> Measured:
     """Return the figures of one store at one size."""
     with session.running(scratch) as spark:
         store = contest.open_store(spark, scratch / "state", name)
