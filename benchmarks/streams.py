@@ -1,7 +1,8 @@
 """Compare a checkpoint stream with a plain file: ``python -m benchmarks.streams``.
 
 Writes the same pieces to a filesystem checkpoint stream and to ``open(path, "wb")``, one after the
-other, several times. The exit code is 1 if the stream takes more than 1.5 times as long.
+other, several times. A stream has a checksum, so another thread computes that of the plain file meanwhile: if no other core
+is free, both take longer. The exit code is 1 if the stream takes more than 1.25 times as long.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +23,7 @@ from spark_statestore.storage import FsCheckpointStorage
 from spark_statestore.storage.streams import CheckpointedStateScope
 
 PIECE = 64 * 1024
-MOST = 1.5
+MOST = 1.25
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,23 @@ def measure(directory: Path, mebibytes: int, rounds: int) -> Measured:
 
 def _plain(storage: FsCheckpointStorage, pieces: list[bytes]) -> float:
     path = Path(storage.directory) / "plain"
-    start = time.perf_counter()
-    with open(path, "wb") as file:
-        file.writelines(pieces)
-    seconds = time.perf_counter() - start
+    with ThreadPoolExecutor(1) as other:
+        start = time.perf_counter()
+        checksum = other.submit(_checksum, pieces)
+        with open(path, "wb") as file:
+            file.writelines(pieces)
+        checksum.result()
+        seconds = time.perf_counter() - start
     _check(path.stat().st_size, pieces)
     path.unlink()
     return seconds
+
+
+def _checksum(pieces: list[bytes]) -> int:
+    value = 0
+    for piece in pieces:
+        value = zlib.crc32(piece, value)
+    return value
 
 
 def _stream(storage: FsCheckpointStorage, pieces: list[bytes]) -> float:
