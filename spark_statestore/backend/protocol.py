@@ -124,6 +124,8 @@ class FrameSocket:
         self._end = 0
         self._waiting: list[bytes | memoryview] = []
         self._waiting_bytes = 0
+        # Parts of messages that have ended.
+        self._waiting_ended = 0
         self._ended = True
         self._taken_over = False
 
@@ -178,13 +180,17 @@ class FrameSocket:
             self.receive()
 
     def send(self, kind: Kind, payload: bytes | memoryview | pa.Buffer = b"", column_family: int = 0) -> None:
-        """Queue a frame; it leaves at the latest with the end of the message."""
+        """Queue a frame; it leaves at the latest with the end of the message, or once the next request was received."""
         view = memoryview(payload).cast("B")
         self._waiting += [_HEADER.pack(kind, column_family, _MAGIC, len(view), zlib.crc32(view)), view]
         self._waiting_bytes += len(view)
-        if self._waiting_bytes >= _GATHER_BYTES or kind in (Kind.END, Kind.ERROR):
+        if kind in (Kind.END, Kind.ERROR):
             # Set before the bytes leave: the watchdog must not send an error of its own after this answer.
-            self.has_answered = kind in (Kind.END, Kind.ERROR)
+            self.has_answered = True
+            self._waiting_ended = len(self._waiting)
+        # A client may send several requests before it reads: their answers leave together.
+        is_last = kind is Kind.END and self._start == self._end
+        if self._waiting_bytes >= _GATHER_BYTES or is_last or kind is Kind.ERROR:
             self._flush()
 
     def send_json(self, kind: Kind, node: dict[str, Any]) -> None:
@@ -192,9 +198,9 @@ class FrameSocket:
         self.send(kind, json.dumps(node, separators=(",", ":")).encode())
 
     def discard_waiting(self) -> None:
-        """Drop the frames that have not been sent yet."""
-        self._waiting = []
-        self._waiting_bytes = 0
+        """Drop the frames of an unfinished message that have not been sent yet."""
+        del self._waiting[self._waiting_ended :]
+        self._waiting_bytes = sum(map(len, self._waiting))
 
     def take_over(self) -> FrameSocket:
         """Return the connection for use by another thread; the hung thread no longer closes it."""
@@ -202,6 +208,10 @@ class FrameSocket:
         other._received, other._start, other._end = self._received, self._start, self._end
         other._ended = self._ended
         other.has_answered = self.has_answered
+        self.discard_waiting()
+        other._waiting_bytes = self._waiting_bytes
+        other._waiting = self._take_waiting()
+        other._waiting_ended = len(other._waiting)
         self._taken_over = True
         return other
 
@@ -223,9 +233,13 @@ class FrameSocket:
         if not self._taken_over:
             self._socket.close()
 
+    def _take_waiting(self) -> list[bytes | memoryview]:
+        parts, self._waiting = self._waiting, []
+        self._waiting_bytes = self._waiting_ended = 0
+        return parts
+
     def _flush(self) -> None:
-        parts = [part for part in self._waiting if len(part)]
-        self.discard_waiting()
+        parts = [part for part in self._take_waiting() if len(part)]
         context = self._begin_transfer()
         while parts:
             sent = self._socket.sendmsg(parts[:64])
@@ -280,6 +294,9 @@ class FrameSocket:
             if left <= 0:
                 raise TimeoutError("the expected bytes did not arrive in time")
             self._socket.settimeout(left)
+        if self._waiting_ended:
+            # The client may wait for an answer before it sends more.
+            self._flush()
         context = self._begin_transfer()
         n = self._socket.recv_into(target)
         if context is not None:

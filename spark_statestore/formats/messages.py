@@ -55,7 +55,7 @@ class BatchEncoder:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._columns = [(field.name, _encoder_of(field.type)) for field in schema]
+        self._columns = [_encoder_of(field.type) for field in schema]
         sample = pa.record_batch([pa.nulls(1, field.type) for field in schema], names=schema.names)
         message = bytes(sample.serialize())
         _, size = _PREFIX.unpack_from(message)
@@ -69,8 +69,8 @@ class BatchEncoder:
         self._nodes = _target(template, _field(template, batch, _BATCH_NODES)) + _U32.size
         self._buffers = _target(template, _field(template, batch, _BATCH_BUFFERS)) + _U32.size
 
-    def encode(self, columns: dict[str, list[Any]]) -> bytes:
-        """Return the message of a batch with at least one row, given the values of its columns.
+    def encode(self, columns: Sequence[Sequence[Any]]) -> bytes:
+        """Return the message of a batch with at least one row, given the values of each of its columns.
 
         Raises
         ------
@@ -80,8 +80,8 @@ class BatchEncoder:
         message = bytearray(self._template)
         parts = []
         node_at, buffer_at, offset = self._nodes, self._buffers, 0
-        for name, encode in self._columns:
-            nodes, buffers = encode(columns[name])
+        for encode, values in zip(self._columns, columns, strict=True):
+            nodes, buffers = encode(values)
             for node in nodes:
                 _PAIR.pack_into(message, node_at, *node)
                 node_at += _PAIR.size
@@ -92,7 +92,7 @@ class BatchEncoder:
                 padding = -size % 8
                 parts += [buffer, bytes(padding)]
                 offset += size + padding
-        _I64.pack_into(message, self._length, len(columns[self._columns[0][0]]))
+        _I64.pack_into(message, self._length, len(columns[0]))
         _I64.pack_into(message, self._body_length, offset)
         return b"".join([message, *parts])
 
@@ -192,14 +192,14 @@ def _uncompressed_size(body: memoryview, at: int, size: int) -> int:
     return max(0, uncompressed)
 
 
-def _encoder_of(kind: pa.DataType) -> Callable[[list[Any]], _Column]:
+def _encoder_of(kind: pa.DataType) -> Callable[[Sequence[Any]], _Column]:
     if kind in _CODES:
         code = _CODES[kind]
         return lambda values: _numbers(code, values)
     if pa.types.is_string(kind):
-        return lambda values: _pieces([b"" if v is None else v.encode() for v in values], values)
+        return lambda values: _pieces(values, lambda text: text.encode())
     if pa.types.is_binary(kind):
-        return lambda values: _pieces([v or b"" for v in values], values)
+        return lambda values: _pieces(values, bytes)
     if pa.types.is_list(kind) and kind.value_type == pa.int64():
         return _lists
     raise TypeError(f"there is no encoding of {kind}")
@@ -211,8 +211,11 @@ def _numbers(code: str, values: Sequence[int | None]) -> _Column:
     return [(len(values), nulls)], [_validity(values, nulls), struct.pack(f"<{len(values)}{code}", *numbers)]
 
 
-def _pieces(pieces: Sequence[bytes], values: Sequence[object]) -> _Column:
+def _pieces(values: Sequence[Any], encoded: Callable[[Any], bytes]) -> _Column:
     nulls = values.count(None)
+    if nulls == len(values):
+        return [(nulls, nulls)], [_validity(values, nulls), bytes(4 * (nulls + 1)), b""]
+    pieces = [b"" if v is None else encoded(v) for v in values]
     return [(len(values), nulls)], [_validity(values, nulls), _offsets(pieces), b"".join(pieces)]
 
 
@@ -231,8 +234,12 @@ def _offsets(pieces: Sequence[Sequence[object]]) -> bytes:
 def _validity(values: Sequence[object], nulls: int) -> bytes:
     if not nulls:
         return b""
-    bits = sum(1 << i for i, value in enumerate(values) if value is not None)
-    return bits.to_bytes((len(values) + 7) // 8, "little")
+    size = (len(values) + 7) // 8
+    if nulls == len(values):
+        return bytes(size)
+    # The first value has the lowest bit.
+    bits = int("".join(["0" if value is None else "1" for value in reversed(values)]), 2)
+    return bits.to_bytes(size, "little")
 
 
 def _field(data: bytes, table: int, number: int) -> int:

@@ -8,7 +8,7 @@ parents before children.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -129,18 +129,19 @@ def _stays_below(relative: str) -> bool:
     return relative != "" and not relative.startswith("/") and ".." not in relative.split("/")
 
 
-class _Rows:
-    def __init__(self) -> None:
-        self._rows: list[dict[str, Any]] = []
+_COLUMNS: Final = {name: position for position, name in enumerate(HANDLE_SCHEMA.names)}
+_NO_VALUES: Final = (None,) * (len(_COLUMNS) - 2)
 
-    def add(self, parent: int, kind: int, **values: Any) -> int:
-        values["parent"] = parent
-        values["kind"] = kind
-        self._rows.append(values)
-        return len(self._rows) - 1
+_Row = list[Any]
+"""The values of a row, by the positions of `_COLUMNS`."""
 
-    def columns(self) -> dict[str, list[Any]]:
-        return {name: [row.get(name) for row in self._rows] for name in HANDLE_SCHEMA.names}
+
+def _row(parent: int, kind: int, values: Mapping[str, Any]) -> _Row:
+    # The schema's first columns, then the others.
+    row: _Row = [parent, kind, *_NO_VALUES]
+    for name, value in values.items():
+        row[_COLUMNS[name]] = value
+    return row
 
 
 def encode_handle(state: StateObject, context: HandleContext) -> bytes:
@@ -153,9 +154,9 @@ def encode_handle(state: StateObject, context: HandleContext) -> bytes:
     ValueError
         If a size is unknown: without it a truncated stream could not be detected.
     """
-    rows = _Rows()
-    _add(rows, -1, state, context)
-    return _ENCODER.encode(rows.columns())
+    rows: list[_Row] = []
+    _add(rows, state, context)
+    return _ENCODER.encode(list(zip(*rows, strict=True)))
 
 
 def decode_handle(message: bytes, context: HandleContext) -> StateObject:
@@ -179,42 +180,36 @@ def decode_handle(message: bytes, context: HandleContext) -> StateObject:
         ) from error
 
 
-def _add(rows: _Rows, parent: int, state: StateObject, context: HandleContext) -> None:
+def _add(rows: list[_Row], state: StateObject, context: HandleContext) -> None:
     match state:
         case IncrementalStateHandle():
-            row = rows.add(parent, _INCREMENTAL, version=state.version, start=state.base_version)
+            rows.append(_row(-1, _INCREMENTAL, {"version": state.version, "start": state.base_version}))
             for entry in state:
                 kind = _FULL_ENTRY if entry.full else _DELTA_ENTRY
-                _add_operator(
-                    rows,
-                    row,
-                    kind,
-                    entry.state,
-                    context,
-                    version=entry.version,
-                    since=entry.since,
-                    rows=entry.rows,
-                )
+                values = {"version": entry.version, "since": entry.since, "rows": entry.rows}
+                _add_operator(rows, 0, kind, entry.state, context, values)
         case OperatorStreamStateHandle():
-            _add_operator(rows, parent, _OPERATOR, state, context)
+            _add_operator(rows, -1, _OPERATOR, state, context, {})
         case StreamStateHandle():
-            rows.add(parent, _STREAM, **_stream_columns(state, context))
+            rows.append(_row(-1, _STREAM, _stream_columns(state, context)))
         case _:
             raise TypeError(f"{type(state).__name__} has no stored form")
 
 
 def _add_operator(
-    rows: _Rows,
+    rows: list[_Row],
     parent: int,
     kind: int,
     state: OperatorStreamStateHandle,
     context: HandleContext,
-    /,
-    **values: Any,
+    values: dict[str, Any],
 ) -> None:
-    row = rows.add(parent, kind, **_stream_columns(state.delegate_state_handle, context), **values)
+    number = len(rows)
+    rows.append(_row(parent, kind, _stream_columns(state.delegate_state_handle, context) | values))
     for name, meta in state.state_name_to_partition_offsets.items():
-        rows.add(row, _STATE, name=name, mode=int(meta.distribution_mode), offsets=list(meta.offsets))
+        rows.append(
+            _row(number, _STATE, {"name": name, "mode": int(meta.distribution_mode), "offsets": meta.offsets})
+        )
 
 
 def _stream_columns(stream: StreamStateHandle, context: HandleContext) -> dict[str, Any]:

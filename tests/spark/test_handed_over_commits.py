@@ -102,6 +102,24 @@ def test_batch_survives_the_end_of_its_backend(spark: Any, slow: SlowStorage, tm
     finish(session, query, version + 1)
 
 
+def test_small_commits_are_sent_together(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
+    """A batch of many stores takes fewer exchanges with the backend than it has stores."""
+    partitions, batches = 48, 3
+    session = spark.newSession()
+    session.conf.set("spark.sql.shuffle.partitions", str(partitions))
+    asked = {"commit": "batch", "python": slow.interpreter(), "checkpointsDir": slow.url}
+    confs = {OPTION_PREFIX + key: value for key, value in asked.items()}
+    query = start_counting(session, tmp_path / "checkpoint", confs=confs)
+    wait_for_batch(query, 2)
+    harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
+    first, before = query.lastProgress.batchId, harness.backendRoundTrips(slow.interpreter())
+    wait_for_batch(query, first + batches)
+    # Another batch may be under way.
+    taken = harness.backendRoundTrips(slow.interpreter()) - before
+    assert taken / (query.lastProgress.batchId + 1 - first) < partitions / 4
+    finish(session, query, query.lastProgress.batchId + 1)
+
+
 def test_state_data_source_reads_merged_versions(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
     checkpoint = tmp_path / "checkpoint"
     session, query = start(spark, checkpoint, slow, "batch")

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
 import secrets
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -121,6 +124,25 @@ class Client:
             self.frames.send(kind, payload, state)
         self.frames.send(Kind.END)
         return self.answer()
+
+    def ask_together(
+        self, *requests: tuple[dict[str, Any], Sequence[tuple[Kind, bytes, int]]]
+    ) -> list[Answer]:
+        """Send all requests, with the frames that follow each, then read the answers up to a closed connection."""
+        sent = bytearray()
+        for request, frames in requests:
+            for kind, payload, state in (
+                (Kind.CONTROL, json.dumps(request).encode(), 0),
+                *frames,
+                (Kind.END, b"", 0),
+            ):
+                data = bytes(payload)
+                sent += struct.pack("<BxHIQI", kind, state, 0x31545353, len(data), zlib.crc32(data)) + data
+        self.socket.sendall(sent)
+        answers = []
+        with contextlib.suppress(ConnectionResetError):
+            answers.extend(self.answer() for _ in requests)
+        return answers
 
     def answer(self) -> Answer:
         answer = Answer({}, None, [])

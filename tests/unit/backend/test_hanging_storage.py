@@ -106,6 +106,17 @@ def test_hung_commit_is_cancelled_and_does_not_replace_its_retry(backend: Backen
         assert loaded.of(Kind.DATA) == [message({b"a": b"next"}).to_pybytes()]
 
 
+@pytest.mark.slow
+def test_hung_commit_leaves_the_answers_before_it(backend: Backend, slow: SlowStorage) -> None:
+    with slow.hanging("write", "chk-1/_metadata"), backend.client() as client:
+        asked = [put(slow, version, attempt_id(), str(version)) for version in (5, 1, 6)]
+        started = time.monotonic()
+        answers = client.ask_together(*((one, [data({b"a": b"1"})]) for one in asked))
+        assert [answer.error is None for answer in answers] == [True, False]
+        assert answers[0].control["attemptId"] == asked[0]["attemptId"] == owner(slow, 5)
+        check_given_up(answers[1], started, "commit")
+
+
 @pytest.mark.soak
 def test_commit_hung_while_receiving_changes_is_cancelled(backend: Backend, slow: SlowStorage) -> None:
     files = {"store": store_of(slow, fileStateThreshold="0")}

@@ -176,3 +176,83 @@ def test_drain_skips_the_rest_of_a_message(sockets: tuple[socket.socket, socket.
     theirs.receive()
     theirs.drain()
     assert theirs.receive().json() == {"next": 1}
+
+
+def frame(kind: Kind, payload: bytes = b"") -> bytes:
+    return HEADER.pack(kind, 0, MAGIC, len(payload), zlib.crc32(payload)) + payload
+
+
+ASKED = frame(Kind.CONTROL, b"{}") + frame(Kind.END)
+
+
+def receive_request(frames: FrameSocket) -> None:
+    assert [frames.receive().kind, frames.receive().kind] == [Kind.CONTROL, Kind.END]
+
+
+def answer(frames: FrameSocket, number: int) -> bytes:
+    frames.send(Kind.CONTROL, b"%d" % number)
+    frames.send(Kind.END)
+    return frame(Kind.CONTROL, b"%d" % number) + frame(Kind.END)
+
+
+def received(connection: socket.socket) -> bytes:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1 << 16)
+    except BlockingIOError:
+        return b""
+    finally:
+        connection.settimeout(10)
+
+
+def test_answers_to_requests_that_arrived_together_leave_together(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    client, frames = sockets[0], FrameSocket(sockets[1])
+    client.sendall(2 * ASKED)
+    receive_request(frames)
+    first = answer(frames, 1)
+    assert received(client) == b""
+    receive_request(frames)
+    assert received(client) == b""
+    second = answer(frames, 2)
+    assert received(client) == first + second
+
+
+def test_answer_leaves_before_the_rest_of_the_next_request_is_awaited(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    client, frames = sockets[0], FrameSocket(sockets[1])
+    client.sendall(ASKED + ASKED[:30])
+    receive_request(frames)
+    first = answer(frames, 1)
+    waiting = threading.Thread(target=receive_request, args=(frames,))
+    waiting.start()
+    assert client.recv(1 << 16) == first
+    client.sendall(ASKED[30:])
+    waiting.join()
+
+
+def test_error_follows_the_answers_before_it_and_replaces_its_own(
+    sockets: tuple[socket.socket, socket.socket],
+) -> None:
+    client, frames = sockets[0], FrameSocket(sockets[1])
+    client.sendall(3 * ASKED)
+    receive_request(frames)
+    first = answer(frames, 1)
+    receive_request(frames)
+    frames.send(Kind.HANDLE, b"begun")
+    frames.discard_waiting()
+    frames.send(Kind.ERROR, b"{}")
+    assert received(client) == first + frame(Kind.ERROR, b"{}")
+
+
+def test_take_over_has_the_finished_answers(sockets: tuple[socket.socket, socket.socket]) -> None:
+    client, frames = sockets[0], FrameSocket(sockets[1])
+    client.sendall(2 * ASKED)
+    receive_request(frames)
+    first = answer(frames, 1)
+    frames.send(Kind.HANDLE, b"begun")
+    other = frames.take_over()
+    other.send(Kind.ERROR, b"{}")
+    assert received(client) == first + frame(Kind.ERROR, b"{}")

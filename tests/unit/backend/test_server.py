@@ -70,6 +70,22 @@ def test_load_returns_what_commits_wrote(backend: Backend, tmp_path: Path) -> No
         assert len(loaded.of(Kind.DATA)) == 2
 
 
+def test_requests_sent_together_are_answered_in_order(backend: Backend, tmp_path: Path) -> None:
+    """One that fails changes nothing for the others."""
+    changes = [data({b"k": b"%d" % number}) for number in range(4)]
+    asked = [commit(tmp_path / str(number), 1, attempt_id()) for number in range(4)]
+    asked[2]["version"] = -1
+    with backend.client() as client:
+        answers = client.ask_together(*((one, [change]) for one, change in zip(asked, changes, strict=True)))
+        assert [answer.control.get("attemptId") for answer in answers] == [
+            None if number == 2 else asked[number]["attemptId"] for number in range(4)
+        ]
+        assert answers[2].error["type"] == "ProtocolError"
+        for number in (0, 1, 3):
+            loaded = client.ask({"op": "load", "store": store(tmp_path / str(number), "two"), "version": 1})
+            assert loaded.of(Kind.DATA) == [changes[number][1].to_pybytes()]
+
+
 @pytest.mark.parametrize(
     ("change", "error", "expected"),
     [

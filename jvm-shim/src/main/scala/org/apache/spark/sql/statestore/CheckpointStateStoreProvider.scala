@@ -184,13 +184,12 @@ class CheckpointStateStoreProvider
 
   override def supportedCustomMetrics: Seq[StateStoreCustomMetric] = StoreMetrics.supported
 
-  override def toString: String =
-    if (id == null) {
-      "a state store that is not initialised"
-    } else {
-      s"state store operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
-        id.storeCheckpointLocation()
-    }
+  override def toString: String = if (id == null) "a state store that is not initialised" else described
+
+  // Each commit passes it on.
+  private lazy val described: String =
+    s"state store operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
+      id.storeCheckpointLocation()
 
   /** The state in memory, null if there is none. To be called under the lock. */
   private[statestore] def inMemory: LoadedState = content
@@ -268,19 +267,15 @@ class CheckpointStateStoreProvider
     }
     synchronized {
       val version = addVersion(store, of, commit)
-      pending = new PendingCommit(runId, id, commit, by => {
-        try {
-          val reply = commit.publish(by)
+      pending = new PendingCommit(
+        runId, id, commit,
+        reply => {
           published(of, commit, version, reply)
           lastReply = Some((commit.version, reply))
-          reply
-        } catch {
-          case e: Throwable =>
-            // The version is in memory alone.
-            synchronized(if (content eq of) replaceContent(null))
-            throw e
-        }
-      }, of.leaseInBackground())
+        },
+        // The version is in memory alone.
+        () => synchronized(if (content eq of) replaceContent(null)),
+        of.leaseInBackground())
     }
     CommitCollector.submit(commitLog, pending)
   }

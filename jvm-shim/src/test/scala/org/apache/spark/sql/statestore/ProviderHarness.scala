@@ -110,5 +110,8 @@ class ProviderHarness(
 object ProviderHarness {
 
   /** Returns the process id of this JVM's backend for a Python interpreter, -1 if there is none. */
+  /** Number of exchanges with the backend of an interpreter. */
+  def backendRoundTrips(python: String): Long = Backend.of(python).roundTrips.sum
+
   def backendPid(python: String): Long = Backend.of(python).pid
 }

@@ -100,6 +100,9 @@ private[statestore] final class Backend private (python: String) extends Logging
     throw new IllegalStateException("unreachable")
   }
 
+  /** Runs one exchange, without a repetition if the connection breaks. */
+  def exchangeOnce[T](timeout: RequestTimeout)(body: BackendConnection => T): T = once(timeout, body)
+
   /** Validates options in the backend: its interpreter, and access to the directories that they name. */
   def check(options: BackendOptions): Unit = {
     val request = mapper.createObjectNode().put("op", "check")
@@ -127,9 +130,7 @@ private[statestore] final class Backend private (python: String) extends Logging
       roundTrips.increment()
       result
     } catch {
-      // After an error frame the backend reads the next request. After an error that was detected on this
-      // side, more of that answer may come.
-      case e: BackendException if connection.kind == Frames.Error && !EndsConnection(e.kind) =>
+      case e: BackendException if isAnswer(e, connection) =>
         roundTrips.increment()
         healthy = true
         throw e
@@ -297,6 +298,20 @@ private[statestore] object Backend extends Logging {
     val reply = answer(connection)
     expectEnd(connection)
     reply
+  }
+
+  /**
+   * True if an error is an answer, after which the backend reads the next request. After an error that was detected on this
+   * side, more of that answer may come.
+   */
+  def isAnswer(error: BackendException, connection: BackendConnection): Boolean =
+    connection.kind == Frames.Error && !EndsConnection(error.kind)
+
+  /** Reads the payload of a frame of one kind. */
+  def receive(connection: BackendConnection, kind: Byte): Array[Byte] = {
+    connection.receive()
+    if (connection.kind != kind) throw unexpected(connection)
+    connection.payload()
   }
 
   /** Reads the end of an answer. */

@@ -14,9 +14,8 @@ import org.apache.spark.sql.statestore.arrow.ChangeBatch
 /**
  * One connection to the backend, which sends and receives frames.
  *
- * Guarantees: small frames are sent in one system call together with the batch that follows them; a
- * batch that was passed in is released once it was sent, or when the connection closes. A broken
- * connection shows as `BackendConnectionException`. Used by one thread at a time; the watchdog may check
+ * Guarantees: small frames and small batches are sent in one system call; a batch that was passed in is
+ * released once it was sent, or when the connection closes. A broken connection shows as `BackendConnectionException`. Used by one thread at a time; the watchdog may check
  * and expire it from another one.
  *
  * @param process  the backend at the other end
@@ -28,7 +27,10 @@ private[statestore] final class BackendConnection(
 
   private val incoming = ByteBuffer.allocateDirect(64 * 1024).order(ByteOrder.LITTLE_ENDIAN).flip()
   private var outgoing = new java.util.ArrayList[ByteBuffer]
-  private var batch: ChangeBatch = _
+
+  // Those in `outgoing`, and their bytes.
+  private val batches = new java.util.ArrayList[ChangeBatch]
+  private var batchBytes = 0L
 
   // Start of the running transfer, 0 if none is running.
   @volatile private var waitingSince = 0L
@@ -78,25 +80,22 @@ private[statestore] final class BackendConnection(
     flush()
   }
 
-  /** Takes ownership of the batch and sends it after the buffered frames: a large one now, others by `end`. */
+  /** Takes ownership of the batch and sends it after the buffered frames, once so many bytes are buffered. */
   def send(stateIndex: Int, changes: ChangeBatch): Unit = {
-    try {
-      if (batch != null) flush()
-    } catch {
-      case e: Throwable =>
-        changes.close()
-        throw e
-    }
-    batch = changes
+    batches.add(changes)
+    batchBytes += changes.messageBytes
     outgoing.add(header(Frames.Data, stateIndex, changes.messageBytes, changes.checksum))
     changes.addTo(outgoing)
-    if (changes.messageBytes >= LargeBytes) flush()
+    if (batchBytes >= LargeBytes) flush()
   }
 
   def end(): Unit = {
-    outgoing.add(header(Frames.End, 0, 0L, 0))
+    endMessage()
     flush()
   }
+
+  /** Ends a message that another one follows; they are sent together. */
+  def endMessage(): Unit = outgoing.add(header(Frames.End, 0, 0L, 0))
 
   /** Reads the next frame's header; its payload must be read next. */
   def receive(): Unit = {
@@ -148,7 +147,8 @@ private[statestore] final class BackendConnection(
     channel.close()
   }
 
-  private def flush(): Unit = {
+  /** Sends what is buffered. */
+  def flush(): Unit = {
     val buffers = outgoing.toArray(new Array[ByteBuffer](outgoing.size))
     outgoing.clear()
     try {
@@ -164,10 +164,9 @@ private[statestore] final class BackendConnection(
   }
 
   private def release(): Unit = {
-    if (batch != null) {
-      batch.close()
-      batch = null
-    }
+    batches.forEach(_.close())
+    batches.clear()
+    batchBytes = 0L
   }
 
   private def fill(bytes: Int): Unit = {

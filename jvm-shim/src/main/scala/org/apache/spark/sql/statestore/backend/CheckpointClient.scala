@@ -1,11 +1,13 @@
 package org.apache.spark.sql.statestore.backend
 
+import scala.util.control.NonFatal
+
 import com.fasterxml.jackson.databind.{JsonNode, ObjectMapper}
 import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.BackendException
-import org.apache.spark.sql.statestore.arrow.{ChangeBatches, FileMessages, LoadedChanges, ReceivedMessages,
+import org.apache.spark.sql.statestore.arrow.{FileMessages, LoadedChanges, ReceivedMessages,
   StoredMessage, UnreadableChangesException}
 import org.apache.spark.sql.statestore.driver.{DriverChain, DriverCheckpointStore, DriverVersion}
 import org.apache.spark.sql.statestore.provider.Handover
@@ -89,7 +91,7 @@ private[statestore] final class CheckpointClient(
         math.min(found.path("bytesRead").asLong, MostUnseenRows)
       }
       tables.indices.foreach(i => tables(i).reserve(math.min(families.get(i).path("rows").asLong, most)))
-      val handle = receiveHandle(connection)
+      val handle = Backend.receive(connection, Frames.Handle)
       if (found.has("files")) {
         Backend.expectEnd(connection)
       } else {
@@ -146,14 +148,14 @@ private[statestore] final class CheckpointClient(
   }
 
   /**
-   * Publishes a version; when this returns, it is durable or kept on the driver.
+   * Returns the request to publish a version.
    *
    * @param parent         the version that the changes apply to, None for a full snapshot
    * @param parentAttemptId  the attempt that wrote the previous version, also for a full snapshot
    * @param base           a snapshot of an earlier version to start the chain from
    * @param oldestBaseVersion oldest version whose snapshot may be the base: other executors may discard older ones
    */
-  def commit(
+  def newCommit(
       version: Long,
       attemptId: String,
       idInPath: Boolean,
@@ -162,7 +164,7 @@ private[statestore] final class CheckpointClient(
       base: Option[SnapshotHandle],
       oldestBaseVersion: Long,
       families: Seq[FamilyChanges],
-      by: Publication): CommitReply = {
+      by: Publication): CommitRequest = {
     val request = newRequest("commit")
     request.put("version", version)
     request.put("attemptId", attemptId)
@@ -178,31 +180,23 @@ private[statestore] final class CheckpointClient(
     }
     val described = request.putArray("columnFamilies")
     families.foreach(family => described.add(family.description))
-    val control = mapper.writeValueAsBytes(request)
+    new CommitRequest(
+      this, version, attemptId, idInPath, parent, base, families, by, mapper.writeValueAsBytes(request), compressed,
+      driverStore.isDefined)
+  }
+
+  /** Publishes a version; when this returns, it is durable or kept on the driver. */
+  def commit(request: CommitRequest): CommitReply = {
     val reply = backend.exchange(timeout) { connection =>
-      connection.send(Frames.Control, control)
-      parent.foreach(p => connection.send(Frames.Handle, p.bytes))
-      base.foreach(b => connection.send(Frames.Handle, b.bytes))
-      val encodeNanos = sendFamilies(connection, families)
-      val sent = System.nanoTime()
-      connection.end()
-      val reply = Backend.answer(connection)
-      val waited = System.nanoTime() - sent
-      val handle = receiveHandle(connection)
-      val isMerged = reply.path("merged").asBoolean
-      val metadata =
-        if (driverStore.isDefined || isMerged && by == Publication.HandedOver) receive(connection, Frames.Object) else null
-      Backend.expectEnd(connection)
-      val storeNanos = reply.path("storeNanos").asLong
-      new CommitReply(storedVersion(reply, handle), new CommitCost(
-        encodeNanos, math.max(0L, waited - storeNanos), storeNanos,
-        reply.path("bytesWritten").asLong, reply.path("objectsWritten").asLong), isMerged, metadata)
+      request.sendTo(connection)
+      connection.flush()
+      request.readReply(connection)
     }
     backend.recordCommit(reply.cost)
     driverStore.fold(reply) { driver =>
-      val id = if (idInPath) Some(attemptId) else None
+      val id = if (request.idInPath) Some(request.attemptId) else None
       handOver(driver, reply, DriverVersion(
-        version, id, attemptId, parent.map(_.attemptId), reply.stored.baseVersion, reply.metadata))
+        request.version, id, request.attemptId, request.parent.map(_.attemptId), reply.stored.baseVersion, reply.metadata))
     }
   }
 
@@ -250,10 +244,10 @@ private[statestore] final class CheckpointClient(
     val control = mapper.writeValueAsBytes(request)
     backend.exchange(timeout) { connection =>
       connection.send(Frames.Control, control)
-      sendFamilies(connection, families)
+      FamilyChanges.send(families, connection, compressed)
       connection.end()
       val reply = Backend.answer(connection)
-      val handle = receiveHandle(connection)
+      val handle = Backend.receive(connection, Frames.Handle)
       Backend.expectEnd(connection)
       recordUsage(reply)
       new SnapshotHandle(version, handle)
@@ -345,7 +339,7 @@ private[statestore] final class CheckpointClient(
     if (reply.has("storageRetries")) backend.storageRetries.add(reply.get("storageRetries").asLong)
   }
 
-  private def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
+  private[backend] def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
     recordUsage(reply)
     // Jackson would read a missing field as 0.
     val streams = reply.path("streams")
@@ -365,25 +359,6 @@ private[statestore] final class CheckpointClient(
       Array.tabulate(streams.size)(streams.get(_).path(1).asLong))
   }
 
-  private def sendFamilies(connection: BackendConnection, families: Seq[FamilyChanges]): Long = {
-    var encodeNanos = 0L
-    var index = 0
-    families.foreach { family =>
-      val batches = new ChangeBatches(family.scan, family.selection, compressed)
-      var start = System.nanoTime()
-      var batch = batches.next()
-      encodeNanos += System.nanoTime() - start
-      while (batch != null) {
-        connection.send(index, batch)
-        start = System.nanoTime()
-        batch = batches.next()
-        encodeNanos += System.nanoTime() - start
-      }
-      index += 1
-    }
-    encodeNanos
-  }
-
   // Applies all changes that follow to the sink.
   private def receiveChanges(connection: BackendConnection, sink: ChangeSink): Unit = {
     val messages = new ReceivedMessages(connection, Backend.unexpected)
@@ -400,17 +375,36 @@ private[statestore] final class CheckpointClient(
     }
   }
 
-  private def receiveHandle(connection: BackendConnection): Array[Byte] = receive(connection, Frames.Handle)
-
-  private def receive(connection: BackendConnection, kind: Byte): Array[Byte] = {
-    connection.receive()
-    if (connection.kind != kind) throw Backend.unexpected(connection)
-    connection.payload()
-  }
 }
 
-private[statestore] object CheckpointClient {
+private[statestore] object CheckpointClient extends Logging {
   val mapper = new ObjectMapper
+
+  /**
+   * Sends requests of one backend one after the other, then reads the answers: fewer system calls and context switches.
+   * They and their answers must be small, so that neither side waits until the other one reads.
+   *
+   * @return  the reply to each, null if it failed or has none: it may be sent again alone
+   */
+  def commitTogether(requests: Seq[CommitRequest]): Array[CommitReply] = {
+    val client = requests.head.client
+    val replies = new Array[CommitReply](requests.length)
+    try client.backend.exchangeOnce(client.timeout) { connection =>
+      requests.foreach(_.sendTo(connection))
+      connection.flush()
+      var since = Long.MinValue
+      requests.iterator.zipWithIndex.foreach { case (request, i) =>
+        try replies(i) = request.readReply(connection, since) catch {
+          case e: BackendException if Backend.isAnswer(e, connection) => logDebug(s"commit ${request.attemptId} failed", e)
+        }
+        since = System.nanoTime()
+      }
+    } catch {
+      case NonFatal(e) => logDebug(s"${replies.count(_ == null)} of ${replies.length} commits have no answer", e)
+    }
+    replies.foreach(reply => if (reply != null) client.backend.recordCommit(reply.cost))
+    replies
+  }
 
   private def texts(reply: JsonNode, field: String): Seq[String] = {
     val found = reply.path(field)

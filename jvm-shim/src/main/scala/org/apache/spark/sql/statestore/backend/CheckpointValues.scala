@@ -3,7 +3,7 @@ package org.apache.spark.sql.statestore.backend
 import com.fasterxml.jackson.databind.JsonNode
 import com.fasterxml.jackson.databind.node.ObjectNode
 
-import org.apache.spark.sql.statestore.arrow.RecordSelection
+import org.apache.spark.sql.statestore.arrow.{ChangeBatches, RecordSelection}
 import org.apache.spark.sql.statestore.families.FamilySnapshot
 import org.apache.spark.sql.statestore.table.LogScan
 
@@ -88,6 +88,26 @@ private[statestore] final class FamilyChanges(
     val selection: RecordSelection)
 
 private[statestore] object FamilyChanges {
+  /** Sends the changes of each family; returns the nanoseconds for which they were encoded. */
+  def send(families: Seq[FamilyChanges], connection: BackendConnection, compressed: Boolean): Long = {
+    var encodeNanos = 0L
+    var index = 0
+    families.foreach { family =>
+      val batches = new ChangeBatches(family.scan, family.selection, compressed)
+      var start = System.nanoTime()
+      var batch = batches.next()
+      encodeNanos += System.nanoTime() - start
+      while (batch != null) {
+        connection.send(index, batch)
+        start = System.nanoTime()
+        batch = batches.next()
+        encodeNanos += System.nanoTime() - start
+      }
+      index += 1
+    }
+    encodeNanos
+  }
+
   /** All rows that a family had at a version. */
   def whole(snapshot: FamilySnapshot): FamilyChanges =
     new FamilyChanges(

@@ -1,143 +1,25 @@
 package org.apache.spark.sql.statestore.provider
 
-import java.util.concurrent.{ConcurrentHashMap, CountDownLatch, ThreadPoolExecutor}
+import java.util.concurrent.{ConcurrentHashMap, ThreadPoolExecutor}
 
+import scala.collection.mutable.ArrayBuffer
 import scala.jdk.CollectionConverters._
+import scala.util.control.NonFatal
 
 import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.InvalidOptionException
-import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, Publication}
+import org.apache.spark.sql.statestore.backend.{Backend, CommitReply}
 import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
 import org.apache.spark.util.ThreadUtils
-
-/**
- * A commit that a task has handed over: another thread sends it to the backend.
- *
- * @param runId    run of the query
- * @param commit   the commit
- * @param publish  sends it
- * @param end      called once the state that it refers to may change
- */
-private[statestore] final class PendingCommit(
-    val runId: String,
-    val id: StateStoreId,
-    commit: StoreCommit,
-    private var publish: Publication => CommitReply,
-    private var end: () => Unit)
-  extends Runnable {
-
-  val version: Long = commit.version
-  val attemptId: String = commit.attemptId
-  val client: CheckpointClient = commit.client
-  @volatile private var ended = new CountDownLatch(1)
-  @volatile private var error: Throwable = _
-
-  /** True if it is durable only once the merged files of its query are published. */
-  @volatile private[provider] var isMerged = false
-
-  /** True once the batch's barrier has found the commit durable. */
-  @volatile private var acknowledged = false
-
-  // Guarded by `this`.
-  private var isReleased = false
-  private var runner: Thread = _
-  private var isCancelled = false
-
-  override def run(): Unit = try {
-    synchronized {
-      runner = Thread.currentThread
-      if (isCancelled) runner.interrupt()
-    }
-    isMerged = publish(Publication.Merged).isMerged
-  } catch {
-    case e: Throwable => error = e
-  } finally {
-    synchronized {
-      runner = null
-      Thread.interrupted()
-      endUse()
-    }
-  }
-
-  private def endUse(): Unit = synchronized {
-    ended.countDown()
-    if (isReleased) forgetState() else if (!isMerged) release()
-  }
-
-  private def forgetState(): Unit = {
-    end()
-    publish = null
-    end = null
-  }
-
-  /** Publishes it in a file of its own, since the backend that had it has ended. */
-  private[provider] def publishAlone(): Unit = {
-    synchronized {
-      if (isReleased) {
-        throw new IllegalStateException(
-          s"version $version of operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
-            s"${id.storeCheckpointLocation()} is not committed: the backend process that had it has ended, and the state has " +
-            "changed since. Nothing is lost. Restart the query, which runs the batch again.")
-      }
-      ended = new CountDownLatch(1)
-    }
-    try isMerged = publish(Publication.Alone).isMerged finally endUse()
-  }
-
-  /** Lets the state that it refers to change, at once if it has ended; returns whether it has. */
-  def release(): Boolean = synchronized {
-    val isNew = !isReleased
-    isReleased = true
-    if (isNew && hasEnded) forgetState()
-    hasEnded
-  }
-
-  def isAcknowledged: Boolean = acknowledged
-
-  private[provider] def acknowledge(): Unit = {
-    acknowledged = true
-    release()
-  }
-
-  /** Lets it fail as the commit of a killed task, also while storage hangs. */
-  def cancel(): Unit = synchronized {
-    isCancelled = true
-    if (runner != null) runner.interrupt()
-  }
-
-  def hasEnded: Boolean = ended.getCount == 0
-
-  /** The reason why the version was not published; None if it was, or is not yet. */
-  def failure: Option[Throwable] = synchronized {
-    if (error == null || !isCancelled) Option(error)
-    else Some(new IllegalStateException(
-      s"version $version of operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
-        s"${id.storeCheckpointLocation()} is not committed, since another run has loaded the store: two queries run with " +
-        "one checkpointLocation. Nothing is lost. Stop one of them; the other continues from the last batch.", error))
-  }
-
-  /** Waits for the end. */
-  def await(): Unit = ended.await()
-
-  /** Waits for the end, also if the thread is interrupted: the caller would change the state that is read. */
-  def awaitUninterruptibly(): Unit = {
-    var interrupted = false
-    while (!hasEnded) {
-      try ended.await() catch {
-        case _: InterruptedException => interrupted = true
-      }
-    }
-    if (interrupted) Thread.currentThread.interrupt()
-  }
-}
 
 /**
  * The commits of this JVM that tasks have handed over, by the commit log of their query.
  *
  * Guarantees: Spark's commit log gets a batch only after `barrier` has found every commit of the batch
  * durable. Commits of one store are published in the order in which they were handed over: a store waits for its
- * last one before it hands the next one over.
+ * last one before it hands the next one over. Small commits wait for others, at the latest for `barrier`, and are sent
+ * together.
  *
  * Spark's driver and tasks must share this JVM; on a cluster see `Handover`.
  */
@@ -207,17 +89,87 @@ private[statestore] object CommitCollector {
     env != null && env.executorId == SparkContext.DRIVER_IDENTIFIER
   }
 
+  // Small commits by their backend, to be sent together.
+  private val queues = new java.util.HashMap[Backend, Queue]
+
+  private final class Queue {
+    val commits = new ArrayBuffer[PendingCommit]
+    var changedBytes = 0L
+    var handleBytes = 0L
+
+    def isFull: Boolean = commits.size >= MostTogether || changedBytes >= MostChangedBytes || handleBytes >= MostHandleBytes
+  }
+
+  private final val MostTogether = 16
+
+  // A commit of so many bytes is sent at once, by itself.
+  private final val LargeCommit = 64L << 10
+  private final val MostChangedBytes = 256L << 10
+
+  // The backend sends the handles back, which must fit into the buffers of its socket.
+  private final val MostHandleBytes = 48L << 10
+
   /** Takes a commit over. */
   def submit(log: String, commit: PendingCommit): Unit = {
+    val changedBytes = commit.commit.changedBytes
+    val handleBytes = commit.commit.handleBytes
     handedOver.compute(log, (_, known) => {
       val commits = if (known == null) ConcurrentHashMap.newKeySet[PendingCommit]() else known
       commits.add(commit)
       commits
     })
-    try executor.execute(commit) catch {
-      // No thread can be started: others would wait for ever for a commit that does not run.
-      case _: OutOfMemoryError => commit.run()
+    if (changedBytes >= LargeCommit || handleBytes >= MostHandleBytes) execute(commit)
+    else enqueue(commit, changedBytes, handleBytes)
+  }
+
+  private def enqueue(commit: PendingCommit, changedBytes: Long, handleBytes: Long): Unit = {
+    val full = queues.synchronized {
+      val queue = queues.computeIfAbsent(commit.client.backend, _ => new Queue)
+      queue.commits += commit
+      queue.changedBytes += changedBytes
+      queue.handleBytes += handleBytes
+      if (queue.isFull) queues.remove(commit.client.backend) else null
     }
+    if (full != null) execute(() => sendTogether(full.commits.toSeq))
+  }
+
+  /** Sends a commit that waits for others. */
+  private[provider] def expedite(commit: PendingCommit): Unit = if (!commit.hasBegun) execute(commit)
+
+  // Sends all commits that wait for others.
+  private def flush(): Unit = {
+    val waiting = queues.synchronized {
+      val found = queues.values.asScala.toList
+      queues.clear()
+      found
+    }
+    waiting.foreach(queue => execute(() => sendTogether(queue.commits.toSeq)))
+  }
+
+  private def sendTogether(queued: Seq[PendingCommit]): Unit = {
+    val commits = queued.filter(_.begin())
+    if (commits.nonEmpty) {
+      commits.foreach(_.runBy(Thread.currentThread))
+      val replies =
+        try StoreCommit.publishTogether(commits.map(_.commit)) catch {
+          case NonFatal(_) => new Array[CommitReply](commits.size)
+        }
+      commits.foreach(_.runBy(null))
+      Thread.interrupted()
+      commits.zip(replies).foreach { case (commit, reply) => if (reply != null) commit.accept(reply) }
+      // By themselves, with repetitions; their errors are reported.
+      commits.zip(replies).foreach { case (commit, reply) =>
+        if (reply == null) {
+          commit.runBy(Thread.currentThread)
+          commit.publish()
+        }
+      }
+    }
+  }
+
+  private def execute(work: Runnable): Unit = try executor.execute(work) catch {
+    // No thread can be started: others would wait for ever for a commit that does not run.
+    case _: OutOfMemoryError => work.run()
   }
 
   /** Waits until no other run's commit of a store is pending: such a run has ended, or gets an error. */
@@ -240,6 +192,7 @@ private[statestore] object CommitCollector {
     val run = currentRun
     val own = all.filter(commit => run.contains(commit.runId))
     val commits = if (own.isEmpty) all else own
+    flush()
     try commits.foreach(_.await()) catch {
       case e: InterruptedException =>
         commits.foreach(_.cancel())

@@ -253,8 +253,8 @@ private[statestore] final class LoadedState(
   private def freeingUnused(body: => Unit): Unit = {
     val before = allFamilies
     body
-    val after = allFamilies
-    reclaimer.retire(before.filterNot(after.contains).flatMap(_.table.takeMemory()))
+    val unused = before -- allFamilies
+    if (unused.nonEmpty) reclaimer.retire(unused.flatMap(_.table.takeMemory()))
   }
 
   private def allFamilies: Set[ColumnFamily] = families.toSet ++ versions.flatMap(_.families.map(_.family))

@@ -4,7 +4,8 @@ import scala.util.control.NonFatal
 
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.statestore.{BackendException, Errors}
-import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, FamilyChanges, Publication, SnapshotHandle}
+import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, CommitRequest, FamilyChanges, Publication,
+  SnapshotHandle}
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
 
 /**
@@ -28,16 +29,17 @@ private[statestore] final class StoreCommit(
     val id: Option[String],
     parent: CommittedVersion,
     val base: Option[SnapshotHandle],
-    isFull: Boolean,
+    private val isFull: Boolean,
     families: Seq[(ColumnFamily, FamilySnapshot)],
     retained: Int,
     store: String) {
 
   def publish(by: Publication): CommitReply =
     try {
-      try send(isFull, by) catch {
+      try client.commit(request(isFull, by)) catch {
         // The driver has lost the parent; the table has the whole state.
-        case e: BackendException if e.kind == "StateLostError" && !isFull => send(everything = true, by)
+        case e: BackendException if e.kind == "StateLostError" && !isFull =>
+          client.commit(request(everything = true, by))
       }
     } catch {
       case e: java.nio.channels.ClosedByInterruptException => throw e
@@ -48,8 +50,16 @@ private[statestore] final class StoreCommit(
           s"version $version of $store: ${Errors.clause(e)}", e)
     }
 
-  private def send(everything: Boolean, by: Publication): CommitReply =
-    client.commit(
+  /** Bytes of log records that it writes, at most. */
+  def changedBytes: Long =
+    if (isFull) Long.MaxValue
+    else families.iterator.map { case (family, snapshot) => snapshot.content.tail - parent.tailOf(family) }.sum
+
+  /** Bytes of the handle that it sends, which are about those that it gets back. */
+  def handleBytes: Int = parent.stored.fold(0)(_.bytes.length) + base.fold(0)(_.bytes.length)
+
+  private def request(everything: Boolean, by: Publication): CommitRequest =
+    client.newCommit(
       version, attemptId, id.isDefined,
       if (everything) None else parent.stored,
       parent.stored.map(_.attemptId),
@@ -64,4 +74,10 @@ private[statestore] final class StoreCommit(
     } else {
       FamilyChanges.since(parent.tailOf(family), snapshot)
     }
+}
+
+private[statestore] object StoreCommit {
+  /** Publishes small commits of one backend, see `CheckpointClient.commitTogether`. */
+  def publishTogether(commits: Seq[StoreCommit]): Array[CommitReply] =
+    CheckpointClient.commitTogether(commits.map(commit => commit.request(commit.isFull, Publication.Merged)))
 }
