@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from benchmarks import contest, race, result, session
-from benchmarks.contest import CHANGELOG, HDFS, LIMIT, LIMIT_PROVIDER, OURS, UNFORKED_RIVALS
+from benchmarks.contest import BY_BATCH, CHANGELOG, HDFS, LIMIT, LIMIT_PROVIDER, OURS, UNFORKED_RIVALS
 from benchmarks.groups import limit, operators
 from benchmarks.race import Lap, Race
 from benchmarks.result import Criterion
@@ -21,12 +21,15 @@ def verdicts(criteria: list[Criterion]) -> list[str]:
     return [criterion.verdict for criterion in criteria]
 
 
+@pytest.mark.parametrize("mine", limit.MINE)
 @pytest.mark.parametrize(("partitions", "most"), [(8, 105), (200, 110)])
-def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: float):
+def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: float, mine: str):
     def judged(ours: float, rival: str = CHANGELOG, theirs: float = 200) -> list[str]:
-        times = dict.fromkeys(limit.STORES, 1000.0) | {LIMIT: 100, rival: theirs, OURS: ours}
+        times = dict.fromkeys(limit.STORES, 1000.0) | {LIMIT: 100, rival: theirs, mine: ours}
         work = limit.Work(partitions, 1, 1, 1, 1, 1)
-        return verdicts(limit.criteria({work: {name: [Lap(time, {}, 0, 0)] for name, time in times.items()}}))
+        found = limit.criteria({work: {name: [Lap(time, {}, 0, 0)] for name, time in times.items()}})
+        assert len(found) == 8
+        return verdicts([one for one in found if (", commit=batch: " in one.work) == (mine == BY_BATCH)])
 
     assert judged(most) == ["ok", "ok", "ok", "ok"]
     assert judged(most + 1) == ["ok", "short", "ok", "ok"]
@@ -41,7 +44,7 @@ def test_limit_misses_are_explained_beside_the_limit_alone():
     explained = [work for work in result.EXPLAINED if work.startswith("count by key")]
     assert explained
     assert set(explained) <= {work for work in judged if work.endswith(" to the limit")}
-    assert len(judged) == 12
+    assert len(judged) == 24
 
 
 @pytest.mark.slow
@@ -99,4 +102,4 @@ def test_quick_run_prints_a_row_of_every_store(built: Path, tmp_path: Path):
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert all(any(line.startswith(f"| {name} ") for line in lines) for name in limit.STORES)
-    assert sum(" to the limit " in line for line in lines[lines.index("## Summary") :]) == 2
+    assert sum(" to the limit " in line for line in lines[lines.index("## Summary") :]) == 4
