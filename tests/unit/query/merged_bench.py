@@ -12,6 +12,9 @@ from typing import Any
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, StateStoreError
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.base import has_file
+from spark_statestore.query.logs import CommitEntry
+from spark_statestore.query.query_checkpoint import QueryCheckpoint
+from spark_statestore.query.verify import Verifier
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.merged_files import MergedFiles
@@ -19,11 +22,17 @@ from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.version_store import VersionStore
 from spark_statestore.testing.faults import CrashedError, Fault
 from spark_statestore.testing.stores import attempt_id, message, named, rows_of, snapshot
+from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LocalDisk
 from tests.unit.store.fault_bench import ABSENT, TORN, Model, Rows, faults_at
 
 PARTITIONS = 3
+
+OPERATOR = (
+    b'v1\n{"operatorInfo":{"operatorId":0,"operatorName":"dedupe"},'
+    b'"stateStoreInfo":[{"storeName":"default","numColsPrefixKey":0,"numPartitions":%d}]}' % PARTITIONS
+)
 
 _numbers = itertools.count()
 
@@ -76,6 +85,8 @@ class MergedBench:
     attempted: list[tuple[list[CheckpointName], list[Rows]]] = field(default_factory=list)
     """Batches that were begun and are not in the commit log, with what they were to be."""
     retained_from: int = 0
+    offsets: int = 0
+    """The number of batches that the offset log has."""
 
     def __post_init__(self) -> None:
         self.fs = self.model.fs
@@ -164,14 +175,27 @@ class MergedBench:
     def recover(self) -> None:
         """Count a batch that was cut off as committed if the commit log has it, as Spark does at the next start."""
         if self.attempted:
-            files, directory = open_file_system(f"{self.root}/commits")
             names, rows = self.attempted[-1]
             number = names[0].version - 1
-            if number == len(self.committed) and has_file(files, join(directory, str(number))):
+            if number == len(self.committed) and self.has_entry(number):
                 self.attempted.pop()
                 self.committed.append(rows)
                 self.names.append(names)
         self.restart()
+
+    def has_entry(self, number: int) -> bool:
+        """Return True if the commit log has a batch; remove a part of an entry, which Spark refuses, as a roll back does."""
+        files, directory = open_file_system(f"{self.root}/commits", fsync=self.model.fsync)
+        path = join(directory, str(number))
+        if not has_file(files, path):
+            return False
+        try:
+            CommitEntry.decode(files.read(path), path)
+        except CorruptCheckpointError:
+            assert self.model.shows_parts
+            files.delete_files([path])
+            return False
+        return True
 
     def clean(self, retain_from: int) -> None:
         """Discard older versions in every store, and delete what no version needs."""
@@ -180,8 +204,14 @@ class MergedBench:
             store.cleanup(version.name, version.by, retain_from, 0)
         self.publisher.sweep_merged()
 
-    def check(self) -> None:
-        """Check that the promised batches are complete, and that one which was cut off is complete or absent."""
+    def check(self, *, every: bool = EFFORT > 1) -> None:
+        """Check that the promised batches are complete, and that one which was cut off is complete or absent.
+
+        Parameters
+        ----------
+        every
+            Whether all retained checkpoints are verified, instead of the newest one.
+        """
         fresh = Process(self)
         stores = [fresh.open(p) for p in range(PARTITIONS)]
 
@@ -207,6 +237,30 @@ class MergedBench:
                 rows for of, rows in self.attempted if (of == names if self.ids else of[0].version == version)
             ]
             assert gone or there in wholes, f"version {version} is there in part: {there}"
+        self.verify(every=every)
+
+    def verify(self, *, every: bool) -> None:
+        """Verify every retained checkpoint, or the newest one, with Spark's own files beside the state."""
+        self.write_spark_files()
+        verifier = Verifier(QueryCheckpoint(self.root))
+        batches = range(self.retained_from, len(self.committed))
+        for number in batches if every else batches[-1:]:
+            found = verifier.verify(number)
+            assert found.ok, "; ".join(f"{one.what}, {one.kind}: {one.message}" for one in found.problems)
+            assert found.stores == PARTITIONS
+
+    def write_spark_files(self) -> None:
+        """Write what Spark has written before its commit log gets a batch; not part of any operation to interrupt."""
+        files, root = open_file_system(self.root, fsync=self.model.fsync)
+        new: dict[str, bytes] = {}
+        if not self.offsets:
+            new |= {"metadata": json.dumps({"id": "merged"}).encode(), "state/0/_metadata/metadata": OPERATOR}
+        for number in range(self.offsets, len(self.committed)):
+            new[f"offsets/{number}"] = b'v1\n{"batchWatermarkMs":0}\n-'
+        for name, data in new.items():
+            files.make_directory(join(root, name).rpartition("/")[0])
+            files.create(join(root, name), data)
+        self.offsets = len(self.committed)
 
     def tidy(self) -> None:
         """Run on until nothing of before is needed; check that no physical file of before is left."""
@@ -281,7 +335,7 @@ class Operation:
                 bench.fs.crash()
             bench.fs.restart()
             bench.recover()
-            bench.check()
+            bench.check(every=True)
             self.operate(bench)
             bench.check()
             bench.tidy()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from spark_statestore.query.verify import Verifier
 from spark_statestore.storage import merged_index
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
 from tests.unit.query.merged_bench import OPERATIONS, MergedBench
@@ -25,6 +27,16 @@ every_mode = pytest.mark.parametrize(
 def _little(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have small files rewritten, too."""
     monkeypatch.setattr(merged_index, "_LITTLE", 0)
+
+
+@pytest.fixture(autouse=True)
+def _one_store_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verify without threads, which take longer to start than three small stores to read."""
+    monkeypatch.setattr(
+        sys.modules[Verifier.__module__],
+        "parallel_map",
+        lambda do, items, progress: [do(one) for one in items],
+    )
 
 
 @pytest.fixture
