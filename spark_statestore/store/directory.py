@@ -197,10 +197,10 @@ class StoreDirectory:
         try:
             try:
                 return self._metadata(name, attempt_id)
-            except FileNotFoundError:
+            except (FileNotFoundError, CorruptCheckpointError):
                 if self.merged is None:
                     raise
-            # Another process may have merged it since they were listed.
+            # Another process may have merged it since they were listed, also beside a part of a file that a killed one left.
             self.merged.list_again(began)
             return self._metadata(name, attempt_id)
         except FileNotFoundError as error:

@@ -39,11 +39,28 @@ _numbers = itertools.count()
 
 @dataclass
 class Version:
-    """A store's version as the process that wrote or loaded it has it."""
+    """A store's version as the process that wrote or loaded it has it.
+
+    `path` and `metadata` are handed over, if the version is `merged` on a cluster.
+    """
 
     name: CheckpointName
     by: str
     handle: IncrementalStateHandle
+    path: str = ""
+    metadata: bytes | None = None
+    merged: bool = False
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that was begun: the value that it puts, the attempts that Spark accepts, and the rows to be, by partition."""
+
+    number: int
+    put: bytes
+    attempts: list[str]
+    names: list[CheckpointName]
+    rows: list[Rows]
 
 
 @dataclass
@@ -85,6 +102,8 @@ class MergedBench:
     attempted: list[tuple[list[CheckpointName], list[Rows]]] = field(default_factory=list)
     """Batches that were begun and are not in the commit log, with what they were to be."""
     retained_from: int = 0
+    alone: set[CheckpointName] = field(default_factory=set)
+    """Versions with ids that executors have written in files of their own, which are there or not."""
     offsets: int = 0
     """The number of batches that the offset log has."""
 
@@ -104,6 +123,7 @@ class MergedBench:
         self.executors = executors
         self.publisher = self.driver.open(0)
         self.versions: list[Version] | None = None
+        self.before: list[Version] | None = None
 
     def load(self) -> list[Version]:
         """Return the newest committed version of each store, loaded unless this run has it in memory."""
@@ -126,8 +146,18 @@ class MergedBench:
         but
             The partition of that one.
         """
+        batch = self.begin(put)
+        done = []
+        for p, store in enumerate(self.stores):
+            base = snapshot(store, batch.number, self.committed[-1][p]) if whole and p != but else None
+            done.append(self.commit(batch, p, store, base))
+        self.publish(done)
+        self.finish(batch, done)
+
+    def begin(self, put: bytes) -> Batch:
+        """Begin the next batch, which puts a value in every store."""
         number = len(self.committed)
-        before = self.load() if number else None
+        self.before = self.load() if number else None
         attempts = [attempt_id() for _ in range(PARTITIONS)]
         names = [CheckpointName(number + 1, by if self.ids else None) for by in attempts]
         rows = [
@@ -135,31 +165,46 @@ class MergedBench:
             for p in range(PARTITIONS)
         ]
         self.attempted.append((names, rows))
-        done, handed_over = [], []
-        for p, store in enumerate(self.stores):
-            merge = before is not None
-            pending = store.begin(
-                names[p], attempts[p], named(), merge=merge, hand_over=merge and self.cluster
-            )
-            pending.write(0, message({b"batch": put, b"%d-%d" % (number, p): put}))
-            base = snapshot(store, number, self.committed[-1][p]) if whole and p != but else None
-            parent = before[p] if before else None
-            committed = pending.publish(parent and parent.handle, parent and parent.by, base)
-            if committed.metadata is not None:
-                handed_over.append((f"0/{p}/{names[p].directory}/_metadata", committed.metadata))
-            done.append(Version(names[p], attempts[p], committed.handle))
+        return Batch(number, put, attempts, names, rows)
+
+    def commit(
+        self,
+        batch: Batch,
+        p: int,
+        store: VersionStore,
+        base: IncrementalStateHandle | None = None,
+        *,
+        by: str | None = None,
+    ) -> Version:
+        """Commit a partition's version as its task does; `by` is the attempt, by default the one that Spark accepts."""
+        by = by or batch.attempts[p]
+        name = CheckpointName(batch.number + 1, by if self.ids else None)
+        merge = self.before is not None
+        pending = store.begin(name, by, named(), merge=merge, hand_over=merge and self.cluster)
+        pending.write(0, message({b"batch": batch.put, b"%d-%d" % (batch.number, p): batch.put}))
+        parent = self.before[p] if self.before is not None else None
+        done = pending.publish(parent and parent.handle, parent and parent.by, base)
+        return Version(name, by, done.handle, f"0/{p}/{name.directory}/_metadata", done.metadata, done.merged)
+
+    def publish(self, done: list[Version]) -> None:
+        """Publish what is merged, as the barrier does, with the reports of what executors have discarded."""
         discarded = [
             path
             for one in self.executors
             if one.reports_discards and one.merged
             for path in one.merged.take_discarded()
         ]
-        missing, _ = self.publisher.publish_merged(attempts if before else [], handed_over, discarded)
+        handed_over = [(one.path, one.metadata) for one in done if one.metadata is not None]
+        attempts = [one.by for one in done if one.merged]
+        missing, _ = self.publisher.publish_merged(attempts, handed_over, discarded)
         assert not missing
-        self.enter(number, names)
+
+    def finish(self, batch: Batch, done: list[Version]) -> None:
+        """Commit the batch, and delete what was discarded."""
+        self.enter(batch.number, batch.names)
         self.attempted.pop()
-        self.committed.append(rows)
-        self.names.append(names)
+        self.committed.append(batch.rows)
+        self.names.append(batch.names)
         self.versions = done
         self.publisher.sweep_merged()
 
@@ -230,11 +275,14 @@ class MergedBench:
             version = names[0].version
             if version == 1 or (not self.ids and version <= len(self.committed)):
                 continue
-            there = [found(p, name) for p, name in enumerate(names)]
+            merged = [p for p, name in enumerate(names) if name not in self.alone]
+            there = [found(p, names[p]) for p in merged]
             gone = all(one in (ABSENT, TORN) for one in there)
             # In format v1 it may be that of any attempt at the version.
             wholes = [
-                rows for of, rows in self.attempted if (of == names if self.ids else of[0].version == version)
+                [rows[p] for p in merged]
+                for of, rows in self.attempted
+                if (of == names if self.ids else of[0].version == version)
             ]
             assert gone or there in wholes, f"version {version} is there in part: {there}"
         self.verify(every=every)
