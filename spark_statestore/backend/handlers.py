@@ -195,7 +195,7 @@ class Requests:
         ]
         connection.expect_end()
         missing, size = store.publish_merged(request["attempts"], objects, request.get("discarded", ()))
-        answer = {"missing": missing, "bytesWritten": size}
+        answer = {"missing": missing, "bytesWritten": size} | _merged_usage(store)
         connection.send_json(Kind.CONTROL, answer | _process_metrics())
         connection.send(Kind.END)
         if store.merged is not None and store.merged.has_garbage():
@@ -285,6 +285,19 @@ class Requests:
                 # Its stores may still be in memory.
                 self._merged.popitem(last=False)[1].forget()
             return merged
+
+
+def _merged_usage(store: StoreDirectory) -> dict[str, Any]:
+    if store.merged is None:
+        return {}
+    usage = store.merged.usage()
+    return {
+        "objectsWritten": store.merged.take_created(),
+        "mergedLogicalFiles": usage.logical_files,
+        "mergedPhysicalFiles": usage.physical_files,
+        "mergedLiveBytes": usage.live_bytes,
+        "mergedStorageBytes": usage.storage_bytes,
+    }
 
 
 def _name_of(request: dict[str, Any]) -> CheckpointName:

@@ -138,7 +138,9 @@ def _figure(frame: DataFrame) -> Figure:
         state["numRowsTotal"].tolist(),
     )
     # Durations are the same in all rows of a batch.
-    durations = batches[[f"{DURATION}triggerExecution", f"{DURATION}addBatch"]].first().fillna(0)
+    # With commit=batch the commit log waits for what tasks have handed over.
+    names = [f"{DURATION}{name}" for name in ("triggerExecution", "addBatch", "commitOffsets")]
+    durations = batches[names].first().fillna(0)
     draw_times(
         times,
         "Duration of a batch",

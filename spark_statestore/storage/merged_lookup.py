@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 import time
+from dataclasses import dataclass
 from typing import Final
 
 from spark_statestore.errors import CorruptCheckpointError
@@ -14,7 +15,7 @@ from spark_statestore.formats.merged_files import PhysicalName
 from spark_statestore.storage.merged_index import LogicalFile, MergedIndex, Place, place_of
 from spark_statestore.storage.physical_files import PhysicalFiles
 
-__all__ = ["MERGED_DIRECTORY", "MergedLookup"]
+__all__ = ["MERGED_DIRECTORY", "MergedLookup", "MergedUsage"]
 
 MERGED_DIRECTORY: Final = "_merged"
 """Directory of the physical files, beside the directories of a query's operators."""
@@ -23,6 +24,28 @@ MERGED_DIRECTORY: Final = "_merged"
 _LISTED_SECONDS: Final = 10.0
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MergedUsage:
+    """Number and size of a query's merged files.
+
+    Attributes
+    ----------
+    physical_files
+        Physical files.
+    storage_bytes
+        Their bytes.
+    logical_files
+        The logical files in them that are not discarded, without those of files whose index was not read yet.
+    live_bytes
+        Their bytes.
+    """
+
+    physical_files: int
+    storage_bytes: int
+    logical_files: int
+    live_bytes: int
 
 
 class MergedLookup:
@@ -193,6 +216,23 @@ class MergedLookup:
                 (FileStatus(self._files.path(name), one.size, one.modified), [paths[of] for of in one.live])
                 for name, one in index.physical.items()
             ]
+
+    def usage(self) -> MergedUsage:
+        """Return what is known of number and size, without a call of the storage."""
+        with self._lock:
+            index = self._index
+            read = index.physical.values()
+            unread = (index.unread or {}).values()
+            return MergedUsage(
+                len(read) + len(unread) + len(index.damaged),
+                sum(one.size for one in read) + sum(one.size for one in unread),
+                sum(len(one.live) for one in read),
+                sum(one.live_bytes for one in read),
+            )
+
+    def take_created(self) -> int:
+        """Return the number of physical files that were written here since the last call."""
+        return self._files.take_created()
 
     def is_empty(self) -> bool:
         """Return True if there are no merged files; see `find` for errors."""

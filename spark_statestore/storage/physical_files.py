@@ -45,8 +45,10 @@ class PhysicalFiles:
         self._files = files
         self._directory = directory
         self._has_directory = False
+        self._created = 0
         self._contents: OrderedDict[PhysicalName, bytes] = OrderedDict()
         self._cached_until = 0.0
+        self._counting = threading.Lock()
         # Held by the one thread that reads a whole file.
         self._reading = threading.Lock()
 
@@ -143,7 +145,15 @@ class PhysicalFiles:
             self._files.create_of_parts(self.path(name), encoded.parts)
         except FileExistsError:
             return None
+        with self._counting:
+            self._created += 1
         return encoded.size
+
+    def take_created(self) -> int:
+        """Return the number of files that were written since the last call."""
+        with self._counting:
+            created, self._created = self._created, 0
+        return created
 
     def delete(self, names: Iterable[PhysicalName]) -> None:
         """Delete files, missing or not.

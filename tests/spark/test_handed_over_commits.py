@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -62,11 +63,21 @@ def test_log_gets_no_batch_whose_commits_are_pending(spark: Any, slow: SlowStora
         offsets = {int(file.name) for file in checkpoint.glob("offsets/[0-9]*")}
         commits = {int(file.name) for file in checkpoint.glob("commits/[0-9]*")}
         assert commits == offsets - {max(offsets)}
+        before = uncommitted_age_ms(session, query, checkpoint)
+        time.sleep(0.5)
+        assert uncommitted_age_ms(session, query, checkpoint) >= before + 500
         # The tasks have ended, and the driver waits.
         tracker = session.sparkContext.statusTracker()
         assert wait_until(lambda: not tracker.getActiveJobsIds(), 20)
         assert {int(file.name) for file in checkpoint.glob("commits/[0-9]*")} == commits
     finish(session, query, max(offsets) + 1)
+    assert uncommitted_age_ms(session, query, checkpoint) == 0
+
+
+def uncommitted_age_ms(session: Any, query: Any, checkpoint: Path) -> int:
+    """Return the metric of that name of a query's run."""
+    figures = session._jvm.org.apache.spark.sql.statestore.driver.CommitFigures
+    return figures.uncommittedAgeMs(f"file:{checkpoint}/commits", str(query.runId))
 
 
 def test_failed_commit_fails_its_batch(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:

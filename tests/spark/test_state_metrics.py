@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from spark_statestore.options import OPTION_PREFIX
+from spark_statestore.query import QueryCheckpoint
 from tests.spark.counting import cluster_environment, wait_until
 from tests.spark.ui import PREFIX, WITH_METRICS, Observed, observed
 from tests.support.paths import ROOT
@@ -19,6 +21,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
 DASHBOARD = json.loads((ROOT / "conf" / "grafana-dashboard.json").read_text())
 PAGE = (ROOT / "docs" / "monitoring.md").read_text()
 PARTITIONS = 2
+MERGED = (
+    "mergedLogicalFiles",
+    "mergedPhysicalFiles",
+    "mergedLiveBytes",
+    "mergedStorageBytes",
+    "uncommittedAgeMs",
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +78,31 @@ def test_metrics_of_a_jvm_are_sums_since_its_start(query: Observed, exported: di
     assert 5 << 20 < exported["backendMemoryBytes_Value"] < 2 << 30
     assert exported["backendRestarts_Count"] == exported["storageRetries_Count"] == 0
     assert exported["stateTableMappedBytes_Value"] == 0
+
+
+def test_merged_files_of_a_query_are_those_in_its_directory(tmp_path: Path) -> None:
+    confs = WITH_METRICS | {f"{OPTION_PREFIX}commit": "batch"}
+    with observed(tmp_path, confs=confs) as query:
+        exported = query.metrics()
+        tab = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", query.get("/state/")))
+    merged = QueryCheckpoint(str(tmp_path / "checkpoint")).merged_files()
+    files = merged.physical_files()
+    # The first version of a store has a file of its own.
+    assert len(files) == len(list(tmp_path.glob("checkpoint/state/_merged/*"))) >= len(query.progress) - 1
+    usage = merged.usage()
+    assert usage.logical_files == PARTITIONS * len(files)
+    assert usage.storage_bytes == sum(status.size for status, _ in files)
+    assert 0 < usage.live_bytes < usage.storage_bytes
+    assert {name: exported[f"query_counts_{name}_Value"] for name in MERGED} == {
+        "mergedLogicalFiles": usage.logical_files,
+        "mergedPhysicalFiles": len(files),
+        "mergedLiveBytes": usage.live_bytes,
+        "mergedStorageBytes": usage.storage_bytes,
+        "uncommittedAgeMs": 0,
+    }
+    # Those of the first batch, then those that are merged.
+    assert exported["checkpointObjectsWritten_Count"] == PARTITIONS + len(files)
+    assert f"Merged files: {usage.logical_files} logical in {len(files)} physical files" in tab
 
 
 def queries_of_dashboard() -> list[str]:

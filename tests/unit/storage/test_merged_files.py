@@ -25,6 +25,7 @@ from spark_statestore.storage import merged_index
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile
+from spark_statestore.storage.merged_lookup import MergedUsage
 from tests.support.effort import EFFORT
 
 STATE = "/query/state"
@@ -437,6 +438,13 @@ class MergedFilesMachine(RuleBasedStateMachine):
                 found = merged.find(where)
                 assert found is not None, where
                 assert merged.read(found) == bytes(metadata(number, self.sizes[where]))
+
+    @invariant()
+    def counts_what_is_there(self) -> None:
+        found = self.files.list_files(f"{self.state}/_merged")
+        sizes = [status.size for status in found]
+        live = [metadata(number, self.sizes[where]).size for where, number in self.expected.items()]
+        assert self.merged.usage() == MergedUsage(len(sizes), sum(sizes), len(live), sum(live))
 
     @invariant()
     def takes_at_most_about_twice_what_was_not_discarded(self) -> None:

@@ -5,7 +5,7 @@ import org.apache.hadoop.fs.{FSDataInputStream, FileStatus, FileSystem, Path, Pa
 
 import org.apache.spark.sql.statestore.backend.{Backend, FileClient, PythonInterpreter}
 import org.apache.spark.sql.statestore.compat.Since41
-import org.apache.spark.sql.statestore.driver.{BackendInput, FileContent, HandedOverCommits, LogBatches}
+import org.apache.spark.sql.statestore.driver.{BackendInput, CommitFigures, FileContent, HandedOverCommits, LogBatches}
 import org.apache.spark.sql.statestore.provider.{BackendOptions, CommitCollector, StoreLocation}
 
 /**
@@ -28,8 +28,12 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
     new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches, awaitCommits)
 
   private def awaitCommits(entry: FileContent): Unit = if (isCommitLog) {
-    CommitCollector.barrier(root.toString)
-    HandedOverCommits.barrier(root.toString, openedAt, entry.parts(), files.backend)
+    try {
+      CommitCollector.barrier(root.toString)
+      HandedOverCommits.barrier(root.toString, openedAt, entry.parts(), files.backend)
+    } finally {
+      CommitFigures.settled(root.toString)
+    }
   }
 
   override def open(path: Path): FSDataInputStream = {

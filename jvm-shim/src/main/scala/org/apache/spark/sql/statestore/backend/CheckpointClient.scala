@@ -9,7 +9,7 @@ import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.BackendException
 import org.apache.spark.sql.statestore.arrow.{FileMessages, LoadedChanges, ReceivedMessages,
   StoredMessage, UnreadableChangesException}
-import org.apache.spark.sql.statestore.driver.{DriverChain, DriverCheckpointStore, DriverVersion}
+import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverChain, DriverCheckpointStore, DriverVersion, MergedFigures}
 import org.apache.spark.sql.statestore.provider.Handover
 import org.apache.spark.sql.statestore.table.{ChangeSink, StateTable}
 
@@ -227,6 +227,8 @@ private[statestore] final class CheckpointClient(
       reply
     }
     recordUsage(reply)
+    backend.objectsWritten.add(reply.path("objectsWritten").asLong)
+    CommitFigures.published(store.path("commits").asText, MergedFigures.of(reply))
     texts(reply, "missing").toSet
   }
 

@@ -43,6 +43,7 @@ private[statestore] object HandedOverCommits {
   def take(log: String, run: String, commit: HandedOverCommit): Boolean = synchronized {
     val query = of(log, run)
     query.foreach(_.commits.put(commit.attemptId, commit))
+    if (query.isDefined) CommitFigures.handedOver(log, run, commit.version)
     query.isDefined
   }
 

@@ -30,6 +30,11 @@ private[statestore] final class QueryMetrics(registry: MetricRegistry, monitor: 
     add(s"$prefix.batchId", query.id)(_.last.map(_.batchId))
     add(s"$prefix.batchDurationMs", query.id)(_.last.map(_.durationMs))
     add(s"$prefix.commitLogMs", query.id)(_.last.map(_.commitLogMs))
+    add(s"$prefix.uncommittedAgeMs", query.id)(_.uncommittedAgeMs)
+    add(s"$prefix.mergedLogicalFiles", query.id)(_.merged.map(_.logicalFiles))
+    add(s"$prefix.mergedPhysicalFiles", query.id)(_.merged.map(_.physicalFiles))
+    add(s"$prefix.mergedLiveBytes", query.id)(_.merged.map(_.liveBytes))
+    add(s"$prefix.mergedStorageBytes", query.id)(_.merged.map(_.storageBytes))
     add(s"$prefix.${StoreMetrics.Restarts.name}", query.id)(found => Some(found.restarts))
     add(s"$prefix.${StoreMetrics.StorageRetries.name}", query.id)(found => Some(found.retries))
     for {

@@ -6,11 +6,13 @@ import scala.collection.mutable
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
+import org.apache.hadoop.fs.Path
+
 import org.apache.spark.SparkContext
 import org.apache.spark.internal.Logging
 import org.apache.spark.scheduler.{SparkListener, SparkListenerEvent}
 import org.apache.spark.sql.classic
-import org.apache.spark.sql.statestore.provider.StoreMetrics
+import org.apache.spark.sql.statestore.provider.{StoreLocation, StoreMetrics}
 import org.apache.spark.sql.streaming.{StateOperatorProgress, StreamingQueryProgress}
 import org.apache.spark.sql.streaming.StreamingQueryListener.{QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent}
 
@@ -41,6 +43,14 @@ private[statestore] final case class MonitoredQuery(
   def title: String = name.getOrElse(id.toString)
 
   def last: Option[BatchFigures] = batches.lastOption
+
+  /** Its merged files as of now; None if it has none, or ran in another application. */
+  def merged: Option[MergedFigures] = commitLog.flatMap(CommitFigures.mergedOf)
+
+  /** Milliseconds since the oldest commit was handed over that is not durable yet. */
+  def uncommittedAgeMs: Option[Long] = commitLog.map(CommitFigures.uncommittedAgeMs(_, runId.toString))
+
+  private def commitLog: Option[String] = checkpoint.map(new Path(_, StoreLocation.CommitLog).toString)
 }
 
 /**

@@ -88,7 +88,10 @@ private object StateTables {
         <span>{batch.batchId}, started {batch.timestamp}, took {UIUtils.formatDuration(batch.durationMs)}</span>
       },
       "Backend restarts" -> <span>{query.restarts}</span>,
-      "Storage retries" -> <span>{query.retries}</span>)
+      "Storage retries" -> <span>{query.retries}</span>) ++ query.merged.map { merged =>
+      "Merged files" -> <span>{count(merged.logicalFiles)} logical in {count(merged.physicalFiles)} physical files,
+        {bytes(merged.liveBytes)} of {bytes(merged.storageBytes)} in use</span>
+    }
     <ul class="list-unstyled">{items.map { case (name, value) => <li><strong>{name}: </strong>{value}</li> }}</ul> ++
       query.error.fold(NodeSeq.Empty)(error => <pre class="state-error">{error}</pre>)
   }

@@ -10,7 +10,7 @@ import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.InvalidOptionException
 import org.apache.spark.sql.statestore.backend.{Backend, CommitReply}
-import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
+import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverCheckpointStore}
 import org.apache.spark.util.ThreadUtils
 
 /**
@@ -111,6 +111,7 @@ private[statestore] object CommitCollector {
 
   /** Takes a commit over. */
   def submit(log: String, commit: PendingCommit): Unit = {
+    CommitFigures.handedOver(log, commit.runId, commit.version)
     val changedBytes = commit.commit.changedBytes
     val handleBytes = commit.commit.handleBytes
     handedOver.compute(log, (_, known) => {
