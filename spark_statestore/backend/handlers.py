@@ -194,7 +194,9 @@ class Requests:
             for path in request.get("objects", ())
         ]
         connection.expect_end()
-        missing, size = store.publish_merged(request["attempts"], objects, request.get("discarded", ()))
+        missing, size = store.publish_merged(
+            request["attempts"], objects, request.get("discarded", ()), version=request["version"]
+        )
         answer = {"missing": missing, "bytesWritten": size} | _merged_usage(store)
         connection.send_json(Kind.CONTROL, answer | _process_metrics())
         connection.send(Kind.END)

@@ -386,7 +386,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
         },
     ),
     "publish": (
-        {"attempts": _is_list(is_attempt_id)},
+        {"version": _is_count, "attempts": _is_list(is_attempt_id)},
         {"objects": _is_list(_is_text), "discarded": _is_list(_is_text)},
     ),
     "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {"since": _is_count}),

@@ -196,7 +196,7 @@ def _message_of(one: _Supervised) -> str:
         what = f"the file {request['path']}"
         outcome = "It may take effect later: the query fails, and its next start continues from the files that are there"
     elif request.get("op") == "publish":
-        what = f"the commits of all stores of a batch, one of them at {request['store'].get('root')}"
+        what = f"the commits of all stores of batch {request['version'] - 1}, one of them at {request['store'].get('root')}"
         outcome = "The batch fails; the next start of the query runs it again"
     else:
         store = request.get("store")

@@ -329,6 +329,8 @@ class StoreDirectory:
         attempts: Collection[str],
         handed_over: Iterable[tuple[str, bytes]] = (),
         discarded: Iterable[str] = (),
+        *,
+        version: int | None = None,
     ) -> tuple[list[str], int]:
         """Publish the merged files of the store's query, see `MergedFiles.publish` for other parameters and the result.
 
@@ -338,6 +340,8 @@ class StoreDirectory:
             Metadata objects from the processes of executors, with their paths below the query's state directory.
         discarded
             Paths there of what these processes have discarded.
+        version
+            The version that the batch commits, for errors.
 
         Raises
         ------
@@ -353,9 +357,10 @@ class StoreDirectory:
         if self.merged is None:
             raise ValueError(f"{self.store} at {self.url} is not part of a query with merged files")
         state = state_directory_of(self.directory, self.store) or ""
+        batch = "a batch" if version is None else f"batch {version - 1}"
         try:
             for path, data in handed_over:
-                attempt_id = decode_object(data, f"{path}, handed over by an executor,").attempt_id
+                attempt_id = _attempt_handed_over(path, data, batch)
                 self.merged.add(join(state, path), attempt_id, data, self.require_uncommitted)
             published = self.merged.publish(attempts, self.require_uncommitted)
             self.merged.discard_reported(discarded)
@@ -364,8 +369,9 @@ class StoreDirectory:
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"the versions that tasks handed over cannot be written to {self.merged.url}: {error.__cause__ or error}. None of "
-                "them exists; Spark runs the batch again once the query is restarted. Check that the directory is writable "
+                f"{batch} is not committed: the versions that tasks handed over cannot be written to {self.merged.url}: "
+                f"{error.__cause__ or error}. None of them exists; Spark runs the batch again once the query is restarted. Check "
+                "that the directory is writable "
                 f"for the user that runs the driver (uid {os.getuid()}) and that the storage has space."
             ) from error
 
@@ -387,3 +393,16 @@ class StoreDirectory:
                 f"{self.store}, {name} of {self.url}", name, self._driver_range, self.url
             )
         return missing_version(self.files, self.directory, self.where(name), name, attempt_id)
+
+
+def _attempt_handed_over(path: str, data: bytes, batch: str) -> str:
+    """Return the attempt that wrote a metadata object from another process."""
+    try:
+        return decode_object(data, path).attempt_id
+    except CorruptCheckpointError as error:
+        operator, partition = path.split("/")[:2]
+        raise CorruptCheckpointError(
+            f"{batch} is not committed: the metadata of operator {operator}, partition {partition}, {path}, which an executor handed "
+            f"over, was damaged on its way to the driver ({error}). Nothing of the batch exists; Spark runs it again once the "
+            "query is restarted. If that does not help, set spark.sql.streaming.stateStore.backend.commit=task."
+        ) from error

@@ -170,7 +170,7 @@ def test_query_without_retries_reports_hanging_storage_and_restarts(
         with pytest.raises(StreamingQueryException):
             wait_for_batch(query, 10_000)
         message = messages(query._jsq.exception().get())
-        what = {"task": "operator 0, partition 1", "batch": "the commits of all stores of a batch"}[commit]
+        what = {"task": "operator 0, partition 1", "batch": "the commits of all stores of batch"}[commit]
         for part in (what, "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
             assert part in message
         finish(session, start_counting(session, checkpoint), 3)

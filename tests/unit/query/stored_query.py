@@ -154,8 +154,15 @@ class StoredQuery:
         }
         self.put(f"offsets/{batch}", f"v1\n{json.dumps(metadata)}\n{json.dumps({'logOffset': batch})}")
 
-    def commit(self, partition: int, counts: Counts, base: IncrementalStateHandle | None = None) -> Attempt:
-        """An attempt at the next version of a partition's store."""
+    def commit(
+        self,
+        partition: int,
+        counts: Counts,
+        base: IncrementalStateHandle | None = None,
+        *,
+        hand_over: bool = False,
+    ) -> Attempt:
+        """An attempt at the next version of a partition's store, which is published or handed over."""
         by = attempt_id()
         name = CheckpointName(len(self.left) + 1, by if self.format == 2 else None)
         before = self.counted[-1][partition] if self.counted else None
@@ -163,7 +170,7 @@ class StoredQuery:
         rows = len(self.of(partition, self.state() | dict(counts)))
         column_families = (ColumnFamily("default", rows, WORDS, COUNTS, "hash", 0),)
         merge = self.merges and before is not None
-        pending = self.stores[partition].begin(name, by, column_families, merge=merge)
+        pending = self.stores[partition].begin(name, by, column_families, merge=merge, hand_over=hand_over)
         if own:
             pending.write(0, message(own))
         done = pending.publish(before and before.committed.handle, before and before.id, base)

@@ -25,12 +25,13 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   private val openedAt = System.nanoTime()
 
   override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput =
-    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches, awaitCommits)
+    new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches,
+      awaitCommits(path.getName, _))
 
-  private def awaitCommits(entry: FileContent): Unit = if (isCommitLog) {
+  private def awaitCommits(batch: String, entry: FileContent): Unit = if (isCommitLog) {
     try {
       CommitCollector.barrier(root.toString)
-      HandedOverCommits.barrier(root.toString, openedAt, entry.parts(), files.backend)
+      HandedOverCommits.barrier(root.toString, batch, openedAt, entry.parts(), files.backend)
     } finally {
       CommitFigures.settled(root.toString)
     }

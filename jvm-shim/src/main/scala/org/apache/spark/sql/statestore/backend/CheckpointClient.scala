@@ -204,16 +204,19 @@ private[statestore] final class CheckpointClient(
    * Writes the merged files of the store's query, with the commits of all its stores, and returns when they are
    * durable.
    *
+   * @param version    the version that the batch commits
    * @param attempts   the attempts that were merged
    * @param objects    metadata that executors have handed over, with its paths below the query's state directory
    * @param discarded  paths there that executors have discarded
    * @return           those of the attempts that this backend does not have: it has replaced another one since
    */
   def publish(
+      version: Long,
       attempts: Iterable[String],
       objects: Seq[(String, Array[Byte])] = Nil,
       discarded: Iterable[String] = Nil): Set[String] = {
     val request = newRequest("publish")
+    request.put("version", version)
     putTexts(request, "attempts", attempts)
     putTexts(request, "objects", objects.map(_._1))
     putTexts(request, "discarded", discarded)

@@ -56,21 +56,22 @@ private[statestore] object HandedOverCommits {
   /**
    * Publishes the attempts in an entry of a commit log, if their run hands commits over.
    *
+   * @param batch    name of the entry
    * @param since    when the log was opened, as of `System.nanoTime`: earlier runs do not count
    * @param entry    the content
    * @param backend  the driver's backend, which publishes
    */
-  def barrier(log: String, since: Long, entry: Iterator[Array[Byte]], backend: => Backend): Unit = {
+  def barrier(log: String, batch: String, since: Long, entry: Iterator[Array[Byte]], backend: => Backend): Unit = {
     val query = synchronized(queries.get(log))
     if (query != null && query.begunAt - since >= 0) {
       val accepted = acceptedIn(entry)
-      val commits = accepted.filterNot(query.published).map(id => synchronized(query.commits.get(id)) match {
-        case null => throw missing(log, id)
+      val commits = accepted.filterNot(one => query.published(one.id)).map(one => synchronized(query.commits.get(one.id)) match {
+        case null => throw missing(log, batch, one)
         case commit => commit
       })
       if (commits.nonEmpty) publish(query, commits, backend)
       synchronized {
-        query.published = accepted.toSet
+        query.published = accepted.map(_.id).toSet
         // With the attempts at these versions that Spark did not accept.
         commits.map(_.version).maxOption.foreach(newest => query.commits.values.removeIf(_.version <= newest))
       }
@@ -83,26 +84,33 @@ private[statestore] object HandedOverCommits {
     if (merged.nonEmpty || discarded.nonEmpty) {
       val store = CheckpointClient.mapper.readTree(commits.head.store).asInstanceOf[ObjectNode]
       new CheckpointClient(backend, store, None)
-        .publish(merged.map(_.attemptId), merged.map(commit => (commit.path, commit.metadata)), discarded)
+        .publish(commits.map(_.version).max, merged.map(_.attemptId), merged.map(commit => (commit.path, commit.metadata)), discarded)
       synchronized(query.discarded.remove(0, discarded.size))
     }
   }
 
-  private def missing(log: String, id: String): BackendException =
-    new BackendException("MissingCommit", s"a batch of $log is not committed: its attempt $id was not handed over by any executor, " +
-      "as if one had not loaded the plugin. Nothing is lost: the query, started again, runs the batch again. If that " +
-      s"does not help, set spark.sql.streaming.stateStore.backend.commit=task, or ${DriverCheckpointStore.PluginLine} for all executors.")
+  private def missing(log: String, batch: String, one: Accepted): BackendException =
+    new BackendException("MissingCommit", s"batch $batch of $log is not committed: Spark accepted the attempt ${one.id} of operator " +
+      s"${one.operator}, partition ${one.partition}, which no executor has handed over, as if the one that ran it had not loaded the " +
+      "plugin. Nothing is lost: the query, started again, runs the batch again. If that does not help, set " +
+      s"spark.sql.streaming.stateStore.backend.commit=task, or ${DriverCheckpointStore.PluginLine} for all executors.")
 
-  private def acceptedIn(entry: Iterator[Array[Byte]]): Seq[String] = {
+  private final case class Accepted(operator: String, partition: Int, id: String)
+
+  private def acceptedIn(entry: Iterator[Array[Byte]]): Seq[Accepted] = {
     val bytes = new ByteArrayOutputStream
     entry.foreach(bytes.write(_))
-    // A version, then a JSON object, on lines of their own.
+    // A version, then a JSON object, on lines of their own. It has the attempts by operator, partition and store.
     val text = bytes.toString("UTF-8")
     val described = CheckpointClient.mapper.readTree(text.substring(text.indexOf('\n') + 1)).path("stateUniqueIds")
-    val found = new ArrayBuffer[String]
-    def collect(node: JsonNode): Unit =
-      if (node.isTextual) found += node.asText else node.elements.asScala.foreach(collect)
-    collect(described)
-    found.toSeq.distinct
+    val found = for {
+      operator <- described.fieldNames.asScala.toSeq
+      (stores, partition) <- described.get(operator).elements.asScala.zipWithIndex
+      id <- texts(stores)
+    } yield Accepted(operator, partition, id)
+    found.distinctBy(_.id)
   }
+
+  private def texts(node: JsonNode): Seq[String] =
+    if (node.isTextual) Seq(node.asText) else node.elements.asScala.flatMap(texts).toSeq
 }

@@ -212,7 +212,7 @@ private[statestore] object CommitCollector {
 
   // Publishes the merged files of a query.
   private def publish(merged: Seq[PendingCommit]): Unit = {
-    val missing = merged.head.client.publish(merged.map(_.attemptId))
+    val missing = merged.head.client.publish(merged.map(_.version).max, merged.map(_.attemptId))
     merged.filter(commit => missing.contains(commit.attemptId)).foreach(_.publishAlone())
   }
 
