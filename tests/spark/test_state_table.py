@@ -15,17 +15,21 @@ MANY_ROWS = {"keys": 12_000, "largest": 200, "steps": 20_000}
 LARGER_THAN_A_PAGE = {"keys": 300, "largest": 700_000, "steps": 8_000}
 
 
-@pytest.mark.parametrize("heap", [2**40, 0], ids=["heap", "files"])
-@pytest.mark.parametrize("lists", [False, True], ids=["one value", "lists"])
+@pytest.mark.parametrize("heap", [2**40, 0, 2**20, -1], ids=["heap", "files", "moved pages", "changing"])
+@pytest.mark.parametrize(
+    ("lists", "prefixes"),
+    [(False, 0), (True, 0), (False, 40), (True, 40)],
+    ids=["one value", "lists", "prefixes", "both"],
+)
 @pytest.mark.parametrize("rows", [MANY_ROWS, LARGER_THAN_A_PAGE], ids=["many rows", "larger than a page"])
 def test_table_equals_a_map_after_random_operations(
-    spark: Any, rows: dict[str, int], lists: bool, heap: int
+    spark: Any, rows: dict[str, int], lists: bool, prefixes: int, heap: int
 ) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.TableTrial
     for seed in range(2):
         before = memory(spark).mappedBytes()
-        used, freed = trial(seed, rows["keys"], rows["largest"], lists, heap).run(rows["steps"])
-        assert used > before or heap > 0
+        used, freed = trial(seed, rows["keys"], rows["largest"], lists, prefixes, heap).run(rows["steps"])
+        assert used > before or heap not in (0, 2**20)
         assert freed <= before
 
 

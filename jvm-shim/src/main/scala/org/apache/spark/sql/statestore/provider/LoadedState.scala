@@ -231,6 +231,7 @@ private[statestore] final class LoadedState(
       slices.add(newest)
     }
     reclaimer.retire(families.flatMap(_.table.takeReplacedMemory()))
+    families.foreach(_.table.useFreedHeap())
     compacted
   }
 

@@ -26,6 +26,7 @@ private[statestore] final class HashIndex(records: Records) {
   private var mask = SmallestCapacity - 1
   private var count = 0L
   private var made = 1
+  private var inFiles = 0
 
   private val memory = records.log.memory
 
@@ -158,12 +159,33 @@ private[statestore] final class HashIndex(records: Records) {
     if (depth > 0) {
       val reserved = Array.fill(1 << depth)(newSegment(SegmentSlots, depth))
       memory.free(segments(0).base, 8 * SegmentSlots)
+      if (segments(0).base == null) inFiles -= 1
       shift = TagBits - depth
       made = reserved.length
       segments = reserved
       bases = new Array[AnyRef](made)
       addresses = new Array[Long](made)
       reserved.indices.foreach(i => enter(reserved(i), i))
+    }
+  }
+
+  /** Moves segments from files into heap that has become free, some at a time. */
+  def moveToHeap(): Unit = {
+    var at = 0
+    var moved = 0
+    while (inFiles > 0 && moved < MostMoved && at < segments.length && records.log.makeRoom(8 * SegmentSlots)) {
+      val old = segments(at)
+      val width = segments.length >>> old.depth
+      if (old.base == null) {
+        val block = memory.allocateInHeap(8 * SegmentSlots)
+        Platform.copyMemory(null, old.address, block.base, block.address, 8L * SegmentSlots)
+        val segment = new Segment(block.base, block.address, old.depth)
+        segment.count = old.count
+        (at until at + width).foreach(enter(segment, _))
+        inFiles -= 1
+        moved += 1
+      }
+      at += width
     }
   }
 
@@ -244,7 +266,8 @@ private[statestore] final class HashIndex(records: Records) {
   }
 
   private def newSegment(slots: Int, depth: Int): Segment = {
-    val block = if (slots < SegmentSlots) memory.allocateInHeap(8 * slots) else memory.allocate(8 * slots)
+    val block = if (slots < SegmentSlots) memory.allocateInHeap(8 * slots) else records.log.allocateSegment(8 * slots)
+    if (block.base == null) inFiles += 1
     new Segment(block.base, block.address, depth)
   }
 
@@ -306,6 +329,9 @@ private[statestore] object HashIndex {
   // Maximum load factor of 0.6: an unsuccessful lookup ends at a free slot.
   private final val LoadNumerator = 3
   private final val LoadDenominator = 5
+
+  // Segments that are moved to the heap at a time: 16 MiB.
+  private final val MostMoved = 256
 
   // Free slots of a segment that cannot be split, since probing ends at one.
   private final val ReservedSlots = 256

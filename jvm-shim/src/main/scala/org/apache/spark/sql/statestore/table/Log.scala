@@ -1,19 +1,25 @@
 package org.apache.spark.sql.statestore.table
 
+import java.io.IOException
+
 import org.apache.spark.unsafe.Platform
 
 /**
- * An append-only log of records in pages, addressed by offsets that only grow.
+ * An append-only log of records in pages, addressed by offsets that only grow. When the heap is full, full pages
+ * are copied to files, the oldest first, to make room for index segments and for marks: a superseded record of
+ * a page in a file is marked in an array in the heap, since the kernel writes changed pages of files back and the
+ * next write to each is then a page fault.
  *
- * Guarantees: the bytes of a record never move or change their meaning while its page is
- * reachable. Appending never touches earlier bytes; truncating replaces the last page
- * by a copy or ends it, so rows and scans taken before keep reading what they saw. The log does no locking:
- * one thread writes at a time, and a scan may run on any thread that took its `LogView` after the
- * last write.
+ * Guarantees: the bytes of a record never change their meaning while its page is reachable. Appending never
+ * touches earlier bytes; truncating replaces the last page by a copy or ends it, and moving a page leaves the
+ * former one to the views that have it, so rows and scans taken before keep reading what they saw. Marks that
+ * such a view lacks are of records that were superseded behind its end. The log does no locking: one
+ * thread writes at a time, and a scan may run on any thread that took its `LogView` after the last write.
  *
- * @param memory  allocates the pages
+ * @param memory    allocates the pages
+ * @param smallest  size of the smallest record, in bytes
  */
-private[statestore] final class Log(private[table] val memory: TableMemory) {
+private[statestore] final class Log(private[table] val memory: TableMemory, smallest: Int) {
   import Log._
 
   // Of each page: its array if it is in the heap, the address of its first byte (0 if there is no page), its
@@ -22,6 +28,13 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
   private var addresses = new Array[Long](4)
   private var sizes = new Array[Int](4)
   private var used = new Array[Int](4)
+
+  // Of each page in a file: the marks of its records as in their first word, by position in the page divided by
+  // the size of the smallest record; null if there is none.
+  private var marks = new Array[Array[Int]](4)
+
+  // No page before this one is in the heap.
+  private var firstInHeap = 0
 
   // The last page, -1 if there is none, and the offset of its end.
   private var last = -1
@@ -32,7 +45,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
   /** Offset after the last record. */
   def tail: Long = end
 
-  /** Bytes of all pages. */
+  /** Bytes of all pages and marks. */
   def heldBytes: Long = held
 
   /** Returns the array of a record's page, null if it is in a file. */
@@ -41,7 +54,33 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
   /** Returns the address of a record, relative to its page's array if there is one. */
   def address(offset: Long): Long = addresses((offset >>> PageBits).toInt) + (offset & PageMask)
 
-  def view: LogView = new LogView(memory, pages, addresses, used, last, end)
+  def view: LogView = new LogView(memory, smallest, pages, addresses, used, marks, last, end)
+
+  /**
+   * Marks a record of a page in a file as superseded by another one; `Record.None` undoes it. False if the record's
+   * first word must be written: it has the mark, or the heap has no room for marks.
+   */
+  def mark(offset: Long, by: Long): Boolean = {
+    val page = (offset >>> PageBits).toInt
+    if (by == Record.None) {
+      if (marks(page) != null) marks(page)(slotOf(offset, smallest)) = 0
+      Record.offsetIn(Platform.getLong(null, address(offset) + Record.Dead)) == Record.None
+    } else {
+      val fits = by <= LargestMark && (marks(page) != null || startMarks(page))
+      if (fits) marks(page)(slotOf(offset, smallest)) = (by >>> 3).toInt
+      fits
+    }
+  }
+
+  /** Allocates an index segment in the heap, from which pages are moved if it is full; else in a file. */
+  def allocateSegment(bytes: Int): Block =
+    if (makeRoom(bytes)) memory.allocateInHeap(bytes) else memory.allocateInFile(bytes)
+
+  /** Makes room in the heap for index segments or marks; false if it cannot be. */
+  def makeRoom(bytes: Int): Boolean = {
+    while (!memory.hasRoom(bytes) && movePages()) {}
+    memory.hasRoom(bytes) || memory.mayExceedLimit(bytes)
+  }
 
   /** Allocates a record and returns its offset; the caller writes its fields. */
   def append(bytes: Int): Long = {
@@ -64,21 +103,25 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
       while (kept >= 0 && addresses(kept) == 0L) kept -= 1
       // The rest of a page in a file stays unused: a rollback must not fail because a disk is full.
       val reopens = kept >= 0 && pages(kept) != null && to < startOf(kept) + PageBytes
-      val reopened = if (reopens) copyInHeap(kept, sizes(kept)) else null
+      val reopened = if (reopens) copyPage(kept, sizes(kept)) else null
       (kept + 1 to last).foreach(drop)
       // New arrays: views keep the old ones with the old pages.
       val oldPages = pages
       val oldAddresses = addresses
       val oldSizes = sizes
       val oldUsed = used
+      val oldMarks = marks
       pages = new Array[AnyRef](oldPages.length)
       addresses = new Array[Long](oldPages.length)
       sizes = new Array[Int](oldPages.length)
       used = new Array[Int](oldPages.length)
+      marks = new Array[Array[Int]](oldPages.length)
       System.arraycopy(oldPages, 0, pages, 0, kept + 1)
       System.arraycopy(oldAddresses, 0, addresses, 0, kept + 1)
       System.arraycopy(oldSizes, 0, sizes, 0, kept + 1)
       System.arraycopy(oldUsed, 0, used, 0, kept + 1)
+      System.arraycopy(oldMarks, 0, marks, 0, kept + 1)
+      firstInHeap = math.min(firstInHeap, kept + 1)
       last = kept
       end = to
       limit = to
@@ -89,8 +132,8 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
     }
   }
 
-  private def copyInHeap(page: Int, size: Int): Block = {
-    val copy = memory.allocateInHeap(size)
+  private def copyPage(page: Int, size: Int): Block = {
+    val copy = memory.allocatePageInHeap(size)
     Platform.copyMemory(
       pages(page), addresses(page), copy.base, copy.address, math.min(size, sizes(page)).toLong)
     copy
@@ -105,13 +148,58 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
   }
 
   private def drop(page: Int): Unit = if (addresses(page) != 0L) {
-    memory.free(pages(page), sizes(page))
+    memory.freePage(pages(page), sizes(page))
     held -= sizes(page)
+    if (marks(page) != null) {
+      memory.free(marks(page), 4 * marks(page).length)
+      held -= 4 * marks(page).length
+    }
+  }
+
+  private def startMarks(page: Int): Boolean = {
+    val slots = if (sizes(page) > PageBytes) 1 else slotOf(PageMask, smallest) + 1
+    val fits = makeRoom(4 * slots)
+    if (fits) {
+      marks(page) = new Array[Int](slots)
+      memory.take(4 * slots)
+      held += 4 * slots
+    }
+    fits
+  }
+
+  // Moves the oldest full pages in the heap to a file, many at a time as the arrays of all pages are copied; false if
+  // there is none, or no space: an update that needs no file must not fail because a disk is full.
+  private def movePages(): Boolean = try {
+    val moving = new java.util.ArrayList[Integer]
+    var bytes = 0L
+    var page = firstInHeap
+    while (page < last && (bytes == 0L || bytes + sizes(page) <= MovedBytes)) {
+      if (pages(page) != null) {
+        moving.add(page)
+        bytes += sizes(page)
+      }
+      page += 1
+    }
+    if (!moving.isEmpty) {
+      val moved = moving.toArray(Array.empty[Integer])
+      val moveTo = memory.moveToFiles(moved.map(pages(_).asInstanceOf[Array[Byte]]))
+      // New arrays, since views read array and address of a page one after the other.
+      pages = pages.clone()
+      addresses = addresses.clone()
+      moved.indices.foreach { i =>
+        pages(moved(i)) = null
+        addresses(moved(i)) = moveTo(i)
+      }
+    }
+    firstInHeap = page
+    !moving.isEmpty
+  } catch {
+    case _: IOException => false
   }
 
   private def appendElsewhere(bytes: Int): Long = {
     // Only the first page grows: a store of few rows must not take a whole page.
-    if (last == 0 && end + bytes <= PageBytes && limit < PageBytes) grow((end + bytes).toInt)
+    if (last == 0 && end + bytes <= PageBytes && limit < PageBytes && pages(0) != null) grow((end + bytes).toInt)
     else startPage(bytes)
     val offset = end
     end += bytes
@@ -120,7 +208,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
 
   private def grow(wanted: Int): Unit = {
     val size = firstPageBytes(wanted)
-    val grown = copyInHeap(0, size)
+    val grown = copyPage(0, size)
     drop(0)
     enter(0, grown, size)
   }
@@ -141,12 +229,14 @@ private[statestore] final class Log(private[table] val memory: TableMemory) {
       addresses = java.util.Arrays.copyOf(addresses, length)
       sizes = java.util.Arrays.copyOf(sizes, length)
       used = java.util.Arrays.copyOf(used, length)
+      marks = java.util.Arrays.copyOf(marks, length)
     }
     val size =
       if (wanted > PageBytes) wanted.toInt
       else if (at == 0) firstPageBytes(wanted.toInt)
       else PageBytes
-    val block = if (size < PageBytes) memory.allocateInHeap(size) else memory.allocate(size)
+    if (memory.isOverLimit) movePages()
+    val block = if (size < PageBytes) memory.allocatePageInHeap(size) else memory.allocatePage(size)
     if (last >= 0) used(last) = (end - startOf(last)).toInt
     enter(at, block, size)
     last = at
@@ -173,26 +263,52 @@ private[statestore] object Log {
 
   final val MaxPages: Int = 1 << (Record.OffsetBits + 3 - PageBits)
 
+  // Pages are moved to a file so many bytes at a time, or one that is larger.
+  private final val MovedBytes = 16L << 20
+
+  // Marks have 32 bits, in units of eight bytes.
+  private final val LargestMark = 0xffffffffL << 3
+
   def startOf(page: Int): Long = page.toLong << PageBits
+
+  /** Returns the position of a record's mark among those of its page. */
+  private[table] def slotOf(offset: Long, smallest: Int): Int = (offset & PageMask).toInt / smallest
+
+  /** Returns the offset that a mark names, that of the record's first word if it has none. */
+  private[table] def markedBy(mark: Int, dead: Long): Long =
+    if (mark != 0) (mark & 0xffffffffL) << 3 else Record.offsetIn(dead)
 }
 
 /**
  * Immutable view of the pages of a log up to `end`.
  *
- * @param memory  memory of the pages, which stays valid while the view is reachable
- * @param last    the last page
+ * @param memory    memory of the pages, which stays valid while the view is reachable
+ * @param smallest  size of the smallest record
+ * @param last      the last page
  */
 private[statestore] final class LogView private[table] (
     private[table] val memory: TableMemory,
+    private[table] val smallest: Int,
     pages: Array[AnyRef],
     addresses: Array[Long],
     used: Array[Int],
+    marks: Array[Array[Int]],
     val last: Int,
     val end: Long) {
 
   def page(offset: Long): AnyRef = pages((offset >>> Log.PageBits).toInt)
 
   def address(offset: Long): Long = addresses((offset >>> Log.PageBits).toInt) + (offset & Log.PageMask)
+
+  /** Returns the marks of a page, null if they are all in its records. */
+  private[table] def marksOf(page: Int): Array[Int] = marks(page)
+
+  /** Returns the offset of the record that superseded another one, `Record.None` if none did. */
+  private[table] def deadAt(offset: Long): Long = {
+    val ofPage = marks((offset >>> Log.PageBits).toInt)
+    val mark = if (ofPage == null) 0 else ofPage(Log.slotOf(offset, smallest))
+    Log.markedBy(mark, Platform.getLong(page(offset), address(offset) + Record.Dead))
+  }
 
   /** Returns the end of the records of a page, its start if there is no such page. */
   def endOf(page: Int): Long =
@@ -214,6 +330,7 @@ private[statestore] final class LogScan(
   private var limit = view.endOf(index)
   // From an offset in this page to its address.
   private var toAddress = 0L
+  private var marks: Array[Int] = _
   private var dead = 0L
   private var link = 0L
 
@@ -242,7 +359,9 @@ private[statestore] final class LogScan(
     }
   }
 
-  def deadAt: Long = Record.offsetIn(dead)
+  def deadAt: Long =
+    if (marks == null) Record.offsetIn(dead) else Log.markedBy(marks(Log.slotOf(offset, view.smallest)), dead)
+
   def prev: Long = Record.offsetIn(link)
   def keyLength: Int = Record.keyLength(link)
   def valueLength: Int = Record.valueLength(dead)
@@ -277,7 +396,7 @@ private[statestore] final class LogScan(
   }
 
   private def isAliveAndMerged(page: AnyRef, position: Long, offset: Long): Boolean = {
-    val by = Record.offsetIn(Platform.getLong(page, position + Record.Dead))
+    val by = view.deadAt(offset)
     (by == Record.None || by >= view.end) &&
       Record.kind(Platform.getLong(page, position + Record.Link)) == Record.Row && isMerged(page, position, offset)
   }
@@ -288,6 +407,7 @@ private[statestore] final class LogScan(
   private def enter(): Unit = if (next < limit) {
     page = view.page(next)
     toAddress = view.address(next) - next
+    marks = view.marksOf(index)
   }
 }
 

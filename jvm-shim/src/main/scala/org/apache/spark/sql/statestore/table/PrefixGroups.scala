@@ -17,6 +17,9 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
 
   def memoryBytes: Long = index.memoryBytes
 
+  /** Moves parts of the index to the heap, see `HashIndex.moveToHeap`. */
+  def moveToHeap(): Unit = index.moveToHeap()
+
   /** Returns the group of a prefix, `Record.None` if it has none. */
   def find(prefix: UnsafeRow): Long = index.lookup(
     StateTable.hashOf(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
@@ -108,7 +111,7 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
 }
 
 /** Projection of a key to its first columns, byte-identical to what an operator passes to prefixScan. */
-private[statestore] final class PrefixProjection(keySchema: StructType, columns: Int) {
+private[statestore] final class PrefixProjection(keySchema: StructType, val columns: Int) {
   private val project = UnsafeProjection.create(
     keySchema.fields.take(columns).zipWithIndex.toSeq.map { case (field, i) =>
       BoundReference(i, field.dataType, field.nullable)

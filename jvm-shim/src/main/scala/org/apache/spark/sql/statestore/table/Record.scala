@@ -19,7 +19,8 @@ package org.apache.spark.sql.statestore.table
  *
  * In the first two words records are named by their offset divided by eight, and lengths are in words:
  * records start at multiples of eight bytes, and rows are whole words. Everything but the low bits of
- * `dead`, `next`, `before` and `more` is written once.
+ * `dead`, `next`, `before` and `more` is written once. The low bits of `dead` are not written in a page that was
+ * moved to a file, see `Log.mark`.
  */
 private[statestore] object Record {
   final val Dead = 0

@@ -1,5 +1,6 @@
 package org.apache.spark.sql.statestore.table
 
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
 /**
@@ -8,10 +9,14 @@ import org.apache.spark.unsafe.Platform
  * Guarantees: a written record is immutable but for its pointers. A key or value that exceeds the limits
  * of a record is refused before anything is written.
  *
- * @param hasRings  whether records are members of prefix groups
- * @param hasLists  whether a key may have several values
+ * @param memory     allocates the log
+ * @param keyFields  number of fields of the shortest keys, be they prefixes
+ * @param hasRings   whether records are members of prefix groups
+ * @param hasLists   whether a key may have several values
  */
-private[table] final class Records(val log: Log, val hasRings: Boolean, val hasLists: Boolean) {
+private[table] final class Records(memory: TableMemory, keyFields: Int, val hasRings: Boolean, val hasLists: Boolean) {
+  private val smallestKey = UnsafeRow.calculateBitSetWidthInBytes(keyFields) + 8 * keyFields
+
   /** Position of the offset of the key's first value. */
   val head: Int = Record.PlainHeader + (if (hasRings) Record.RingBytes else 0)
 
@@ -20,11 +25,14 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
 
   val header: Int = head + (if (hasLists) Record.ListBytes else 0)
 
+  /** The log, in which records have distinct marks if none is smaller than this. */
+  val log = new Log(memory, header + smallestKey)
+
   def write(
       kind: Int, prev: Long,
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
-    Records.check(header, keyLength, valueLength)
+    Records.check(header, smallestKey, keyLength, valueLength)
     val at = log.append(header + keyLength + valueLength)
     val page = log.page(at)
     val record = log.address(at)
@@ -102,7 +110,7 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
   def hashOf(at: Long): Int = StateTable.hashOf(log.page(at), log.address(at) + header, keyLengthOf(at))
 
   /** Marks a record as superseded by another one; `Record.None` undoes it. */
-  def setDeadAt(at: Long, dead: Long): Unit = {
+  def setDeadAt(at: Long, dead: Long): Unit = if (log.page(at) != null || !log.mark(at, dead)) {
     val page = log.page(at)
     val word = log.address(at) + Record.Dead
     // A single write, since scans of other threads read the length of the value from the same word.
@@ -125,13 +133,14 @@ private[table] final class Records(val log: Log, val hasRings: Boolean, val hasL
 private[table] object Records {
   private final val LargestRecord = Int.MaxValue - (1 << 20)
 
-  private def check(header: Int, keyLength: Int, valueLength: Int): Unit =
-    if (((keyLength | valueLength) & 7) != 0 || keyLength > Record.LongestKey ||
-      header.toLong + keyLength + valueLength > LargestRecord) refuse(keyLength, valueLength)
+  private def check(header: Int, smallestKey: Int, keyLength: Int, valueLength: Int): Unit =
+    if (((keyLength | valueLength) & 7) != 0 || keyLength < smallestKey || keyLength > Record.LongestKey ||
+      header.toLong + keyLength + valueLength > LargestRecord) refuse(smallestKey, keyLength, valueLength)
 
-  private def refuse(keyLength: Int, valueLength: Int): Nothing = {
+  private def refuse(smallestKey: Int, keyLength: Int, valueLength: Int): Nothing = {
     val why =
       if (((keyLength | valueLength) & 7) != 0) "rows are whole words of eight bytes"
+      else if (keyLength < smallestKey) s"with its fields a key has at least $smallestKey bytes"
       else if (keyLength > Record.LongestKey) s"a key has at most ${Record.LongestKey} bytes"
       else s"key and value together have at most $LargestRecord bytes"
     throw new IllegalArgumentException(

@@ -35,7 +35,8 @@ private[statestore] final class StateTable(
     prefix: Option[PrefixProjection] = None,
     order: Option[KeyOrder] = None) extends ChangeSink with TableScans {
 
-  private[table] var records = new Records(new Log(new TableMemory), prefix.isDefined, hasLists)
+  private[table] var records = new Records(
+    new TableMemory, math.min(keyFields, prefix.map(_.columns).getOrElse(keyFields)), prefix.isDefined, hasLists)
   private[table] val header = records.header
   private[table] var index = new HashIndex(records)
   private[table] var groups = prefix.map(new PrefixGroups(records, _)).orNull
@@ -322,6 +323,12 @@ private[statestore] final class StateTable(
   private def dropCompaction(): Unit = if (compaction != null) {
     compaction.discard()
     compaction = null
+  }
+
+  /** Moves parts of the index from files into heap that has become free, between batches. */
+  def useFreedHeap(): Unit = {
+    index.moveToHeap()
+    if (groups != null) groups.moveToHeap()
   }
 
   /** Returns the memory that compactions have replaced since the last call; rows and scans may still read it. */

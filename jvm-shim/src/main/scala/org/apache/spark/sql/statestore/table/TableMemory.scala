@@ -18,12 +18,14 @@ import org.apache.spark.util.Utils
 private[table] final class Block(val base: AnyRef, val address: Long)
 
 /**
- * Memory of the pages and index segments of one table: arrays in the heap, and, once all tables of
- * the JVM have reached the heap limit, mapped files in a local directory of Spark.
+ * Memory of one table: arrays in the heap, and, once all tables of the JVM have reached the heap limit, mapped
+ * files in a local directory of Spark. Log pages can be moved from the heap to files; index segments and marks of
+ * superseded records, which each update writes at random, have priority for the heap.
  *
- * Guarantees: a file is unlinked before it is used, so none is left behind however the JVM ends. Its
- * blocks are written before it is mapped, so that a full disk shows as an IOException and never as a
- * SIGBUS when a row is written. Blocks stay valid until `close`, which `MemoryReclaimer` calls when nothing
+ * Guarantees: the heap limit is exceeded by a quarter at most, until other tables have moved pages, and by blocks
+ * that are smaller than a page or a segment. A file is unlinked before it is used, so none is left behind however
+ * the JVM ends. Its blocks are written before it is mapped, so that a full disk shows as an IOException and never
+ * as a SIGBUS when a row is written. Blocks stay valid until `close`, which `MemoryReclaimer` calls when nothing
  * reads them any more; without it, the garbage collector unmaps the files of unreachable memory. One thread
  * allocates at a time.
  */
@@ -40,19 +42,66 @@ private[table] final class TableMemory {
   private var left = 0L
   private var fileBytes = SmallestFile
 
-  /** Allocates a block of whole words, in the heap up to its limit. */
-  def allocate(bytes: Int): Block =
-    if (heap.get + bytes <= limit) allocateInHeap(bytes) else allocateInFile(bytes)
+  /** Allocates a log page of whole words, in the heap up to its limit. */
+  def allocatePage(bytes: Int): Block = if (hasRoom(bytes)) allocatePageInHeap(bytes) else allocateInFile(bytes)
 
-  /** Allocates a small block, always in the heap. */
-  def allocateInHeap(bytes: Int): Block = {
-    val made = new Block(new Array[Byte](bytes), Platform.BYTE_ARRAY_OFFSET.toLong)
-    account.take(bytes)
+  def allocatePageInHeap(bytes: Int): Block = {
+    val made = newArray(bytes)
+    account.takeForPages(bytes)
     made
   }
 
-  /** Accounts for a heap block that is not used any more. */
+  /** Accounts for a log page that is not used any more. */
+  def freePage(base: AnyRef, bytes: Int): Unit = if (base != null) account.takeForPages(-bytes)
+
+  /** Allocates a block with priority for the heap, once there is room. */
+  def allocateInHeap(bytes: Int): Block = {
+    val made = newArray(bytes)
+    take(bytes)
+    made
+  }
+
+  /** Accounts for heap that the caller allocates with priority. */
+  def take(bytes: Int): Unit = account.take(bytes)
+
+  /** Accounts for a block of `allocateInHeap` that is not used any more, or for heap that was taken. */
   def free(base: AnyRef, bytes: Int): Unit = if (base != null) account.take(-bytes)
+
+  /** True if so many bytes fit below the heap limit. */
+  def hasRoom(bytes: Int): Boolean = heap.get + bytes <= limit
+
+  /** True if another table has exceeded the heap limit. */
+  def isOverLimit: Boolean = heap.get > limit
+
+  /** True if so many bytes with priority may exceed the heap limit until other tables have moved pages. */
+  def mayExceedLimit(bytes: Int): Boolean = {
+    val used = heap.get
+    used + bytes - limit <= limit / 4 && used - pages.get + bytes <= limit
+  }
+
+  /** Moves log pages from the heap to files, which must not be written to meanwhile; returns their addresses there. */
+  def moveToFiles(arrays: Array[Array[Byte]]): Array[Long] = {
+    val size = arrays.iterator.map(_.length.toLong).sum
+    // A process has a limited number of mappings.
+    val moved = if (size < SmallestMove) arrays.map(copyToFile) else writeFile(arrays, size)
+    account.takeForPages(-size)
+    moved
+  }
+
+  private def copyToFile(array: Array[Byte]): Long = {
+    val copy = allocateInFile(array.length)
+    Platform.copyMemory(array, Platform.BYTE_ARRAY_OFFSET.toLong, copy.base, copy.address, array.length.toLong)
+    copy.address
+  }
+
+  // Written before it is mapped, a page is not faulted in, and not dirty in the mapping.
+  private def writeFile(arrays: Array[Array[Byte]], size: Long): Array[Long] = {
+    requireOpen()
+    val file = map(size)(channel => arrays.foreach(write(channel, _)))
+    mappings = file :: mappings
+    account.map(size)
+    arrays.scanLeft(MemoryUtil.getByteBufferAddress(file))(_ + _.length).init
+  }
 
   /** Unmaps the files; blocks in them must not be accessed any more. Idempotent. */
   def close(): Unit = if (!closed) {
@@ -64,12 +113,13 @@ private[table] final class TableMemory {
     accounted.clean()
   }
 
-  private def allocateInFile(bytes: Int): Block = {
-    if (closed) throw new IllegalStateException("this table's memory is closed")
+  /** Allocates a block in a file. */
+  def allocateInFile(bytes: Int): Block = {
+    requireOpen()
     if (left < bytes) {
       // The rest of the last file is wasted, which is little: blocks are small against files.
       val size = math.max(fileBytes, (bytes + SmallestFile - 1) / SmallestFile * SmallestFile)
-      val file = map(size)
+      val file = map(size)(writeZeros(_, size))
       account.map(size)
       mappings = file :: mappings
       next = MemoryUtil.getByteBufferAddress(file)
@@ -81,16 +131,22 @@ private[table] final class TableMemory {
     left -= bytes
     made
   }
+
+  private def requireOpen(): Unit = if (closed) throw new IllegalStateException("this table's memory is closed")
 }
 
 private[statestore] object TableMemory {
   private final val SmallestFile = 1L << 20
   private final val LargestFile = 64L << 20
 
+  // Pages of fewer bytes are moved to files that already exist.
+  private final val SmallestMove = 4L << 20
+
   private val cleaner = Cleaner.create()
 
-  // Bytes of all tables in the heap and in files.
+  // Bytes of all tables in the heap, of their log pages there, and in files.
   private val heap = new AtomicLong
+  private val pages = new AtomicLong
   private val mapped = new AtomicLong
 
   /** Half of the heap that the JVM may have. */
@@ -101,10 +157,30 @@ private[statestore] object TableMemory {
   /** Sets the heap limit of all tables of this JVM; allocated blocks stay where they are. */
   def limitHeap(bytes: Long): Unit = limit = bytes
 
+  /** Bytes of all tables in the heap. */
+  def heapBytes: Long = heap.get
+
   /** Bytes of all mapped files. */
   def mappedBytes: Long = mapped.get
 
-  private def map(bytes: Long): MappedByteBuffer = {
+  private def newArray(bytes: Int): Block = new Block(new Array[Byte](bytes), Platform.BYTE_ARRAY_OFFSET.toLong)
+
+  private def writeZeros(to: FileChannel, bytes: Long): Unit = {
+    val zeros = ByteBuffer.allocateDirect(SmallestFile.toInt)
+    while (to.position() < bytes) {
+      zeros.clear()
+      while (zeros.hasRemaining) to.write(zeros)
+    }
+  }
+
+  // In pieces: a channel copies an array into a buffer of the same size first, and keeps that.
+  private def write(to: FileChannel, array: Array[Byte]): Unit = {
+    var at = 0
+    while (at < array.length) at += to.write(ByteBuffer.wrap(array, at, math.min(array.length - at, Log.PageBytes)))
+  }
+
+  // Maps a new file of so many bytes, which `fill` writes.
+  private def map(bytes: Long)(fill: FileChannel => Unit): MappedByteBuffer = {
     val directory = new File(
       if (SparkEnv.get == null) System.getProperty("java.io.tmpdir") else Utils.getLocalDir(SparkEnv.get.conf))
     try {
@@ -112,11 +188,7 @@ private[statestore] object TableMemory {
       try {
         val channel = FileChannel.open(path, StandardOpenOption.READ, StandardOpenOption.WRITE)
         try {
-          val zeros = ByteBuffer.allocateDirect(SmallestFile.toInt)
-          while (channel.position() < bytes) {
-            zeros.clear()
-            while (zeros.hasRemaining) channel.write(zeros)
-          }
+          fill(channel)
           channel.map(FileChannel.MapMode.READ_WRITE, 0L, bytes)
         } finally {
           channel.close()
@@ -136,11 +208,18 @@ private[statestore] object TableMemory {
   /** Bytes of one table. */
   private final class Account extends Runnable {
     private val inHeap = new AtomicLong
+    private val inPages = new AtomicLong
     private val inFiles = new AtomicLong
 
     def take(bytes: Long): Unit = {
       inHeap.addAndGet(bytes)
       heap.addAndGet(bytes)
+    }
+
+    def takeForPages(bytes: Long): Unit = {
+      inPages.addAndGet(bytes)
+      pages.addAndGet(bytes)
+      take(bytes)
     }
 
     def map(bytes: Long): Unit = {
@@ -150,6 +229,7 @@ private[statestore] object TableMemory {
 
     override def run(): Unit = {
       heap.addAndGet(-inHeap.get)
+      pages.addAndGet(-inPages.get)
       mapped.addAndGet(-inFiles.get)
     }
   }

@@ -6,31 +6,39 @@ import scala.collection.mutable
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.statestore.arrow.RecordSelection
+import org.apache.spark.sql.types.StructType
 import org.apache.spark.unsafe.Platform
 
 /**
  * Randomized test of a table against a map: puts, merges and removes; commits, rollbacks and compactions,
- * with scans open meanwhile, each with a lease on the table's memory. Slices of the log between any two commits have the
- * net changes between them. Row lengths fill pages in every way; some rows are larger than a page.
+ * with scans open meanwhile, each with a lease on the table's memory, while pages are moved to files if the heap
+ * limit is low. Slices of the log between any two commits have the net changes between them. Row lengths fill pages
+ * in every way; some rows are larger than a page.
  *
- * @param keys     number of distinct keys
- * @param largest  length of the largest rows, in bytes
- * @param heap     heap limit of tables during the test, in bytes
+ * @param keys      number of distinct keys
+ * @param largest   length of the largest rows, in bytes
+ * @param prefixes  number of prefixes of the keys, 0 for a table without prefix index
+ * @param heap      heap limit of tables during the test, in bytes; if it is negative, another one after each commit
  */
-class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: Long) {
+class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixes: Int, heap: Long) {
+  private val heapBefore = TableMemory.heapBytes
   private val random = new SplittableRandom(seed)
   private val slicing = new SplittableRandom(seed)
-  private val table = new StateTable(1, 1, hasLists)
+  private val keySchema =
+    if (prefixes > 0) new StructType().add("prefix", "long").add("key", "long") else new StructType().add("key", "long")
+  private val table = new StateTable(
+    keySchema.length, 1, hasLists, if (prefixes > 0) Some(new PrefixProjection(keySchema, 1)) else None)
   private var content = Map.empty[Int, Vector[Long]]
   private var committed = List((table.snapshot(), content))
+  private var mostMapped = 0L
   private val reclaimer = new MemoryReclaimer
   // Rows of earlier calls of `get` with their values, as a string that was taken from a row refers to its bytes.
   private val kept = mutable.ArrayBuffer.empty[(UnsafeRow, Long)]
   private val scans = mutable.ArrayBuffer.empty[(Iterator[(Int, Long)], mutable.Set[(Int, Long)])]
 
-  /** Runs so many steps; returns the bytes of mapped files at the end, and after the table was freed. */
+  /** Runs so many steps; returns the most bytes of mapped files at a commit, and those after the table was freed. */
   def run(steps: Int): Array[Long] = try {
-    TableMemory.limitHeap(heap)
+    TableMemory.limitHeap(if (heap < 0) 0L else heap)
     (1 to steps).foreach(step)
     // Only the open scans read the old pages now: they must not be unmapped.
     compact()
@@ -38,10 +46,10 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     System.gc()
     while (scans.nonEmpty) close(0, complete = true)
     check()
-    val used = TableMemory.mappedBytes
     reclaimer.retire(table.takeMemory())
     kept.foreach { case (row, value) => require(valueOf(row) == value) }
-    Array(used, TableMemory.mappedBytes)
+    require(TableMemory.heapBytes <= heapBefore, s"${TableMemory.heapBytes - heapBefore} bytes of heap were not freed")
+    Array(mostMapped, TableMemory.mappedBytes)
   } finally {
     TableMemory.limitHeap(TableMemory.defaultLimit)
   }
@@ -97,9 +105,21 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
       val all = table.valuesOf(keyRow(key)).map(valueOf).toVector
       require(all == content.getOrElse(key, Vector.empty), s"key $key has the values $all")
     }
+    if (prefixes > 0 && random.nextInt(16) == 0) scanPrefix(key % prefixes)
   }
 
-  private def commit(): Unit = committed = ((table.snapshot(), content) :: committed).take(3)
+  private def scanPrefix(prefix: Int): Unit = {
+    val found = table.prefixScan(row(16, prefix.toLong)).map(pair => (keyOf(pair.key), valueOf(pair.value))).toMap
+    val wanted = content.collect { case (key, values) if key % prefixes == prefix => (key, values.head) }
+    require(found == wanted, s"the prefix $prefix has ${found.size} keys and not ${wanted.size}")
+  }
+
+  private def commit(): Unit = {
+    committed = ((table.snapshot(), content) :: committed).take(3)
+    mostMapped = math.max(mostMapped, TableMemory.mappedBytes)
+    if (heap < 0) TableMemory.limitHeap(TableTrial.Limits(random.nextInt(TableTrial.Limits.length)))
+    table.useFreedHeap()
+  }
 
   private def rollBack(): Unit = {
     // Scans are valid until a rollback.
@@ -186,7 +206,16 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
     case n => 16 + (n & 31) * 8
   }
 
-  private def keyRow(key: Int): UnsafeRow = row(16 + 8 * (key % 4), key.toLong)
+  private def keyRow(key: Int): UnsafeRow =
+    if (prefixes == 0) row(16 + 8 * (key % 4), key.toLong) else prefixedRow(24 + 8 * (key % 4), key)
+
+  private def prefixedRow(length: Int, key: Int): UnsafeRow = {
+    val bytes = row(length, key.toLong - 8).getBytes
+    Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L, (key % prefixes).toLong)
+    val made = new UnsafeRow(2)
+    made.pointTo(bytes, length)
+    made
+  }
 
   private def valueRow(value: Long): UnsafeRow = row(lengthOf(value), value)
 
@@ -203,7 +232,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
   }
 
   private def keyOf(row: UnsafeRow): Int = {
-    val key = row.getLong(0).toInt
+    val key = Platform.getLong(row.getBaseObject, row.getBaseOffset + 8L * keySchema.length).toInt
     require(row == keyRow(key), s"the bytes of key $key are others")
     key
   }
@@ -217,6 +246,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, heap: L
 
 /** Access to the memory of tables, for tests in Python. */
 object TableTrial {
+  // Below and above the size of the tables; at the first one nothing is in the heap but small blocks.
+  private val Limits = Array(0L, 1L << 19, 1L << 21, 6L << 20, 1L << 40)
+
   def mappedBytes: Long = TableMemory.mappedBytes
 
   def resetHeapLimit(): Unit = TableMemory.limitHeap(TableMemory.defaultLimit)
