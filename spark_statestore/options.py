@@ -198,8 +198,8 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "heap that all stores of a JVM may use together; state beyond it is kept in memory-mapped files in Spark's "
-        "local directory. Per JVM: the last opened store wins, so set it alike for all queries of an application",
+        "heap that all stores of a JVM may use together; beyond it rows are moved to memory-mapped files in Spark's "
+        "local directory, and indexes stay in the heap as far as they fit. Per JVM: the last opened store wins, so set it alike for all queries of an application",
         least=0,
     ),
     Option(
