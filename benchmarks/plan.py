@@ -18,6 +18,9 @@ HEADER, INDEX_ENTRY = 16, 8
 INDEX_LOAD = 0.45
 """Mean share of the index that is in use: segments are 0.3 to 0.6 full."""
 
+MARK = 4
+"""Bytes of the mark of a superseded record, of which a page in a mapped file has one for each smallest record that fits."""
+
 GARBAGE = 1.25
 """Mean size of the log to that of its live rows: compaction begins at 2."""
 
@@ -66,6 +69,8 @@ class Workload:
         Shuffle partitions, executors, and cores of each.
     heap
         Bytes of `maxHeapBytes` of each executor.
+    key_bytes
+        Bytes of a row's key alone.
     """
 
     rows: float = 100_000_000
@@ -77,6 +82,7 @@ class Workload:
     executors: int = 4
     cores: int = 4
     heap: float = 8e9
+    key_bytes: float = 24
 
 
 @dataclass(frozen=True)
@@ -89,6 +95,8 @@ class Cost:
         Bytes of state in each executor, in the heap and in mapped files.
     mapped
         Share of it in mapped files.
+    least_heap
+        Bytes of `maxHeapBytes` below which index and marks are in mapped files, too.
     written
         Bytes that are written to storage in an hour.
     amplification
@@ -103,6 +111,7 @@ class Cost:
 
     memory: float
     mapped: float
+    least_heap: float
     written: float
     amplification: float
     requests: float
@@ -112,14 +121,21 @@ class Cost:
 
 def cost(of: Workload) -> Cost:
     """Return the cost of a workload in its steady state."""
-    memory = of.rows * bytes_in_memory(of.row_bytes) / of.executors
-    mapped = max(0.0, 1 - of.heap / memory)
+    rows = of.rows / of.executors
+    marks = bytes_of_marks(of.row_bytes, of.key_bytes)
+    in_heap = rows * bytes_in_memory(of.row_bytes)
+    # Each byte of the log in a file has its part of the marks in the heap.
+    log = rows * bytes_of_log(of.row_bytes)
+    in_files = min(log, max(0.0, in_heap - of.heap) / (1 - rows * marks / log))
+    memory = in_heap + rows * marks * in_files / log
+    mapped = max(in_files, memory - of.heap) / memory
     written = bytes_of_a_batch(of)
     hourly = 3600 / of.seconds
     loaded = LOADED_ROWS_MAPPED if mapped > 0.5 else LOADED_ROWS
     return Cost(
         memory=memory,
         mapped=mapped,
+        least_heap=rows * (INDEX_ENTRY / INDEX_LOAD + marks),
         written=written * hourly,
         amplification=written / (of.changed * of.row_bytes),
         requests=(COMMIT_REQUESTS + UPLOAD_REQUESTS * uploads_of_a_batch(of)) * hourly,
@@ -129,8 +145,18 @@ def cost(of: Workload) -> Cost:
 
 
 def bytes_in_memory(row_bytes: float) -> float:
-    """Return the bytes that a row takes in memory."""
-    return (HEADER + row_bytes) * GARBAGE + INDEX_ENTRY / INDEX_LOAD
+    """Return the bytes that a row takes in the heap."""
+    return bytes_of_log(row_bytes) + INDEX_ENTRY / INDEX_LOAD
+
+
+def bytes_of_log(row_bytes: float) -> float:
+    """Return the bytes of a row in the log."""
+    return (HEADER + row_bytes) * GARBAGE
+
+
+def bytes_of_marks(row_bytes: float, key_bytes: float) -> float:
+    """Return the bytes of heap for the marks of a row whose log page is in a file; the smallest record is a removed key."""
+    return MARK * bytes_of_log(row_bytes) / (HEADER + key_bytes)
 
 
 def batches_of_a_base(of: Workload) -> float:
@@ -180,6 +206,7 @@ def table(of: Workload) -> str:
     rows = [
         ["memory of an executor, GB", *report.figures(found.memory / 1e9)],
         ["of that in mapped files, %", *report.figures(100 * found.mapped)],
+        ["heap that index and marks need, GB", *report.figures(found.least_heap / 1e9)],
         ["written in an hour, GB", *report.figures(found.written / 1e9)],
         ["written for each changed byte", *report.figures(found.amplification)],
         ["requests in an hour, object storage", *report.figures(found.requests)],

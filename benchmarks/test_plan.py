@@ -10,7 +10,7 @@ import pytest
 from benchmarks import plan, session
 from benchmarks.contest import OURS
 from benchmarks.groups.commits import ROW_BYTES
-from benchmarks.plan import Workload, bytes_in_memory, bytes_of_a_batch, cost
+from benchmarks.plan import Workload, bytes_in_memory, bytes_of_a_batch, bytes_of_log, cost
 
 AMPLIFICATION = session.ROOT / "benchmarks/results/2026-11-24-amplification.json"
 LARGE_STATE = session.ROOT / "tests/system/soak/results/large-state.json"
@@ -82,7 +82,22 @@ def test_row_of_two_longs_and_three_takes_what_the_docs_say():
     assert bytes_in_memory(56) == pytest.approx(107, rel=0.02)
 
 
+def test_state_within_the_heap_has_no_marks():
+    found = cost(Workload(1e6, executors=1, heap=1 << 30))
+    assert found.memory == pytest.approx(1e6 * bytes_in_memory(56))
+    assert found.mapped == 0
+
+
+@pytest.mark.parametrize("heap", [0, 1e9, 2e9, 4e9, 8e9])
+def test_memory_is_in_the_heap_up_to_its_limit(heap: float):
+    found = cost(Workload(1e8, executors=1, heap=heap))
+    assert found.memory * (1 - found.mapped) == pytest.approx(heap, abs=1)
+    # All but the log is in the heap exactly if it is large enough for it.
+    in_files = found.memory * found.mapped
+    assert (in_files > 1e8 * bytes_of_log(56) + 1) == (heap < found.least_heap)
+
+
 def test_table_has_every_figure():
     printed = plan.table(Workload())
     assert "### 100,000,000 rows, 100,000 changed every 10 s" in printed
-    assert len(printed.splitlines()) == 4 + 7
+    assert len(printed.splitlines()) == 4 + 8
