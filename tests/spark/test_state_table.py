@@ -13,6 +13,7 @@ from tests.spark.harness import Provider, Row
 
 MANY_ROWS = {"keys": 12_000, "largest": 200, "steps": 20_000}
 LARGER_THAN_A_PAGE = {"keys": 300, "largest": 700_000, "steps": 8_000}
+FEW_KEYS = {"keys": 30, "largest": 40_000, "steps": 60_000}
 
 
 @pytest.mark.parametrize("heap", [2**40, 0, 2**20, -1], ids=["heap", "files", "moved pages", "changing"])
@@ -21,7 +22,9 @@ LARGER_THAN_A_PAGE = {"keys": 300, "largest": 700_000, "steps": 8_000}
     [(False, 0), (True, 0), (False, 40), (True, 40)],
     ids=["one value", "lists", "prefixes", "both"],
 )
-@pytest.mark.parametrize("rows", [MANY_ROWS, LARGER_THAN_A_PAGE], ids=["many rows", "larger than a page"])
+@pytest.mark.parametrize(
+    "rows", [MANY_ROWS, LARGER_THAN_A_PAGE, FEW_KEYS], ids=["many rows", "larger than a page", "few keys"]
+)
 def test_table_equals_a_map_after_random_operations(
     spark: Any, rows: dict[str, int], lists: bool, prefixes: int, heap: int
 ) -> None:

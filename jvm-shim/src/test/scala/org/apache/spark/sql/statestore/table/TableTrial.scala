@@ -117,6 +117,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
   private def commit(): Unit = {
     committed = ((table.snapshot(), content) :: committed).take(3)
     mostMapped = math.max(mostMapped, TableMemory.mappedBytes)
+    checkSlice()
     if (heap < 0) TableMemory.limitHeap(TableTrial.Limits(random.nextInt(TableTrial.Limits.length)))
     table.useFreedHeap()
   }
