@@ -1,4 +1,4 @@
-"""What the driver refuses of commits that executors hand over: the batch fails, and the one before it stays whole."""
+"""Hand-overs of executors that the driver refuses fail the batch, and the one before it stays whole."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def driver(spark: Any, tmp_path: Path) -> Iterator[Driver]:
 
 
 def test_attempt_that_spark_did_not_accept_is_not_published(driver: Driver) -> None:
-    """That of a task that was lost after it had handed its commit over."""
+    """A task was lost after it had handed its commit over, and its attempt is not published."""
     dead = driver.hand_over(1)
     accepted = [driver.hand_over(p) for p in range(PARTITIONS)]
     driver.accept(accepted)
