@@ -129,7 +129,7 @@ def test_small_commits_are_sent_together(spark: Any, slow: SlowStorage, tmp_path
     wait_for_batch(query, first + batches)
     # Another batch may be under way.
     taken = harness.backendRoundTrips(slow.interpreter()) - before
-    assert taken / (query.lastProgress.batchId + 1 - first) < partitions / 4
+    assert taken / (query.lastProgress.batchId + 1 - first) < partitions / 2
     finish(session, query, query.lastProgress.batchId + 1)
 
 

@@ -350,7 +350,7 @@ class CheckpointStateStoreProvider
       waits
     }
 
-  private def operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
+  private lazy val operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
 
   // Uses the state in memory if it has the version and is free, else loads the version.
   private def acquire(

@@ -100,7 +100,7 @@ private[statestore] object CommitCollector {
     def isFull: Boolean = commits.size >= MostTogether || changedBytes >= MostChangedBytes || handleBytes >= MostHandleBytes
   }
 
-  private final val MostTogether = 16
+  private final val MostTogether = 4
 
   // A commit of so many bytes is sent at once, by itself.
   private final val LargeCommit = 64L << 10

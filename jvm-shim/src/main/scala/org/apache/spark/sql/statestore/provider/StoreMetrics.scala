@@ -49,7 +49,7 @@ private[statestore] object StoreMetrics {
     BackendMemory, MappedBytes)
 
   /**
-   * Returns the figures of a store at a version.
+   * Returns the figures of a store at a version that are not 0.
    *
    * @param rows    of the store
    * @param stored  its newest version that is durable
@@ -59,24 +59,29 @@ private[statestore] object StoreMetrics {
       counters: StoreCounters, rows: Long, stored: Option[StoredVersion], version: Long, backend: Backend,
       first: Boolean): Map[StateStoreCustomMetric, Long] = {
     val cost = counters.cost
-    Map[StateStoreCustomMetric, Long](
-      LoadTime -> micros(counters.loadNanos),
-      LoadBytes -> counters.loadBytes,
-      EncodeTime -> micros(cost.encodeNanos),
-      SendTime -> micros(cost.sendNanos),
-      StoreTime -> micros(cost.storeNanos),
-      BytesWritten -> cost.bytes,
-      ObjectsWritten -> cost.objects,
-      ChainLength -> stored.fold(0L)(_.chainLength.toLong),
-      SnapshotAge -> stored.fold(0L)(version - _.baseVersion),
-      MaxRows -> rows,
-      FullSnapshots -> (if (counters.full) 1L else 0L),
-      Compactions -> counters.compactions,
-      RoundTrips -> counters.roundTrips,
-      Restarts -> backend.restarts.take(),
-      StorageRetries -> backend.storageRetries.take(),
-      BackendMemory -> (if (first) backend.memoryBytes else 0L),
-      MappedBytes -> (if (first) TableMemory.mappedBytes else 0L))
+    val figures = Map.newBuilder[StateStoreCustomMetric, Long]
+    // Spark sends each figure to the driver with the task's result, and a missing one counts as 0.
+    def add(metric: StateStoreCustomMetric, value: Long): Unit = if (value != 0L) figures += metric -> value
+    add(LoadTime, micros(counters.loadNanos))
+    add(LoadBytes, counters.loadBytes)
+    add(EncodeTime, micros(cost.encodeNanos))
+    add(SendTime, micros(cost.sendNanos))
+    add(StoreTime, micros(cost.storeNanos))
+    add(BytesWritten, cost.bytes)
+    add(ObjectsWritten, cost.objects)
+    add(ChainLength, stored.fold(0L)(_.chainLength.toLong))
+    add(SnapshotAge, stored.fold(0L)(version - _.baseVersion))
+    add(MaxRows, rows)
+    add(FullSnapshots, if (counters.full) 1L else 0L)
+    add(Compactions, counters.compactions)
+    add(RoundTrips, counters.roundTrips)
+    add(Restarts, backend.restarts.take())
+    add(StorageRetries, backend.storageRetries.take())
+    if (first) {
+      add(BackendMemory, backend.memoryBytes)
+      add(MappedBytes, TableMemory.mappedBytes)
+    }
+    figures.result()
   }
 
   // Figures of a whole executor enter an operator's sum once per batch and executor, not per partition.
