@@ -55,8 +55,8 @@ ABOUT_UNFORKED = """Hadoop without its native library, which PySpark does not br
 `readlink`) several times in each commit to local files; a store that is *unforked* has local files without that, and is
 not judged here, but in whole queries."""
 
-BY_BATCH = f"{OURS}, commit=batch"
-"""Name of this store with commits that are published together; by default tasks publish theirs on local files."""
+BY_TASK = f"{OURS}, commit=task"
+"""Name of this store with commits that tasks publish; by default those of a batch are published together."""
 
 LIMIT = "keeps nothing"
 """Name of a store that only has a map in memory, so that its query is the least that a query can take."""

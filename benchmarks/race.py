@@ -16,7 +16,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from benchmarks.contest import BY_BATCH, LIMIT, LIMIT_PROVIDER, OURS, PROVIDERS, UNFORKED
+from benchmarks.contest import BY_TASK, LIMIT, LIMIT_PROVIDER, OURS, PROVIDERS, UNFORKED
 from tests.spark.queries import STATE_STORE, configured
 
 
@@ -48,7 +48,7 @@ class Entrant:
 def entrant_of(name: str) -> Entrant:
     """Return the participant of a compared store; whether it is unforked depends on its session."""
     provider, own = PROVIDERS[OURS]
-    more = {LIMIT: (LIMIT_PROVIDER, {}), BY_BATCH: (provider, own | {"backend.commit": "batch"})}
+    more = {LIMIT: (LIMIT_PROVIDER, {}), BY_TASK: (provider, own | {"backend.commit": "task"})}
     provider, settings = (PROVIDERS | UNFORKED | more)[name]
     return Entrant(name, provider, {key: settings[key] for key in settings if not key.startswith("fs.")})
 

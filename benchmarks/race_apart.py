@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import race, session
-from benchmarks.contest import BY_BATCH, LIMIT, OURS, UNFORKED, UNFORKED_FILES
+from benchmarks.contest import BY_TASK, LIMIT, OURS, UNFORKED, UNFORKED_FILES
 from benchmarks.race import Entrant, Lap, Laps, Race
 from benchmarks.session import SparkFiles
 from tests.spark.queries import unload_all
@@ -57,7 +57,7 @@ def hosts_of(stores: Iterable[str]) -> dict[str, Host]:
         name: Host(
             # Small, as each store has a heap of its own at the same time.
             memory="2g",
-            spark_files="backend" if name in (OURS, BY_BATCH, LIMIT) else "hadoop",
+            spark_files="backend" if name in (OURS, BY_TASK, LIMIT) else "hadoop",
             confs=CONFS,
             settings=UNFORKED_FILES if name in UNFORKED else {},
         )

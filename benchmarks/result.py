@@ -34,7 +34,7 @@ EXPLAINED: dict[str, str] = {
         [
             f"count by key, {work}{mode}: p50 to the limit"
             for work in ("8 partitions, 1,000 rows, 60,000 keys", "200 partitions, 10,000 rows, 340,000 keys")
-            for mode in ("", ", commit=batch")
+            for mode in ("", ", commit=task")
         ],
         "A commit has a fixed cost for each partition",
     ),

@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 from benchmarks import contest, race, result, session
-from benchmarks.contest import BY_BATCH, CHANGELOG, HDFS, LIMIT, LIMIT_PROVIDER, OURS, UNFORKED_RIVALS
+from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, LIMIT, LIMIT_PROVIDER, OURS, UNFORKED_RIVALS
 from benchmarks.groups import limit, operators
 from benchmarks.race import Lap, Race
 from benchmarks.result import Criterion
@@ -29,7 +29,7 @@ def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: fl
         work = limit.Work(partitions, 1, 1, 1, 1, 1)
         found = limit.criteria({work: {name: [Lap(time, {}, 0, 0)] for name, time in times.items()}})
         assert len(found) == 8
-        return verdicts([one for one in found if (", commit=batch: " in one.work) == (mine == BY_BATCH)])
+        return verdicts([one for one in found if (", commit=task: " in one.work) == (mine == BY_TASK)])
 
     assert judged(most) == ["ok", "ok", "ok", "ok"]
     assert judged(most + 1) == ["ok", "short", "ok", "ok"]

@@ -152,7 +152,8 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         "auto",
         "when a commit is durable: `task`: before its task ends; `batch`: before Spark's commit log gets the batch, "
-        "in one object for all partitions; `auto`: `batch` on storage other than local files where that is possible, else `task`",
+        "in one object for all partitions; `auto`: `batch` with a local master and on storage other than local files, where that is "
+        "possible, else `task`",
         choices=("auto", "task", "batch"),
     ),
     Option(

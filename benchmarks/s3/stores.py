@@ -10,16 +10,13 @@ from typing import Any
 import pyspark
 
 import spark_statestore
-from benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS
+from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, OURS, PROVIDERS
 from benchmarks.race import Entrant
 from benchmarks.race_apart import CONFS, Host
 from tests.spark.queries import JOIN_FORMAT
 from tests.support.services import Service
 from tests.support.services.hdfs import hadoop_version
 from tests.support.services.service import fetched, run_client
-
-BY_TASK = f"{OURS}, commit=task"
-"""This store with an object for each partition and batch."""
 
 MINE = (OURS, BY_TASK)
 STORES = (*MINE, HDFS, CHANGELOG)

@@ -109,8 +109,8 @@ def state_table(work: Path, progress: dict[str, list[dict[str, Any]]]) -> Table:
     for name, batches in progress.items():
         # Spark's own description of the state, in directories called _metadata, does not count.
         partitions = work / "checkpoints" / name / "state"
-        kinds = ("chk-*", "shared")
-        sizes = [file.stat().st_size for kind in kinds for file in partitions.glob(f"*/*/{kind}/*")]
+        places = ("*/*/chk-*/*", "*/*/shared/*", "_merged/*")
+        sizes = [file.stat().st_size for place in places for file in partitions.glob(place)]
         rows = figures(batches[-1])["state rows"]
         table.add_row(f"{name}/state", str(len(sizes)), f"{sum(sizes):,}", f"{rows:,}")
     return table

@@ -328,9 +328,9 @@ def test_jar_for_another_spark_is_rejected_on_the_driver(built: Path, tmp_path: 
 
 @pytest.fixture(scope="module")
 def checkpoint(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a checkpoint of a few versions; larger ones have files of their own."""
+    """Return a checkpoint of a few versions in files of each store; larger ones have files of their own."""
     directory = tmp_path_factory.mktemp("whole") / "checkpoint"
-    run_to(spark.newSession(), directory, 4, fileStateThreshold="0", snapshotInterval=1000)
+    run_to(spark.newSession(), directory, 4, fileStateThreshold="0", snapshotInterval=1000, commit="task")
     return directory
 
 
@@ -398,6 +398,21 @@ def test_damaged_metadata_error_names_the_file(
     message, untouched = state_after_failure(spark, damaged)
     assert re.search(rf"operator 0, partition 0, store default, .*{path.parent} {expected}", message)
     assert "Restore it from a backup, or start from an earlier version; nothing was changed" in message
+    assert untouched
+
+
+@pytest.mark.parametrize("damage", [flip_a_byte, cut, empty, overwrite, Path.unlink])
+def test_damaged_merged_file_error_names_the_file(
+    spark: Any, tmp_path: Path, damage: Callable[[Path], None]
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    run_to(spark.newSession(), checkpoint, 2)
+    version = query_end(checkpoint) + 1
+    (path,) = (checkpoint / "state" / "_merged").glob(f"{version}-{version}-*")
+    damage(path)
+    message, untouched = state_after_failure(spark, checkpoint)
+    assert re.search(str(path) if path.exists() else r"operator 0, partition \d+, store default", message)
+    assert "Restore it from a backup" in message
     assert untouched
 
 

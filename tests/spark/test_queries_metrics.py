@@ -37,6 +37,9 @@ PARTITIONS = 2
 INTERVAL = 3
 SCHEMA = pa.schema([("k", pa.int64()), ("text", pa.string())])
 
+# The figures of a commit are those of its own version.
+BY_TASK = {STATE_STORE + "backend.commit": "task"}
+
 # The keys of each batch; the query is restarted before the last two, the very last has none.
 KEYS = [
     range(400),
@@ -74,6 +77,7 @@ def operator(
         SCHEMA,
         checkpoint_format=request.param,
         confs={
+            **BY_TASK,
             STATE_STORE + "minDeltasForSnapshot": str(INTERVAL),
             # All of this state fits into the metadata.
             STATE_STORE + "backend.fileStateThreshold": "1m",
@@ -144,7 +148,12 @@ def test_chain_grows_until_the_next_snapshot(operator: list[dict[str, Any]]) -> 
 def test_chain_length_and_snapshot_age_are_maxima_over_partitions(spark: Any, tmp_path: Path) -> None:
     # One key, and so one partition of two, changes after the first batch; the other one's chain stays.
     query = Query(
-        spark, tmp_path, latest, "update", SCHEMA, confs={STATE_STORE + "minDeltasForSnapshot": "100"}
+        spark,
+        tmp_path,
+        latest,
+        "update",
+        SCHEMA,
+        confs=BY_TASK | {STATE_STORE + "minDeltasForSnapshot": "100"},
     )
     run_with_restarts(query, [[rows(range(400)), *([rows(range(1), str(n)) for n in range(3)])]])
     operator = [progress["stateOperators"][0] for progress in query.progress]
@@ -179,6 +188,7 @@ def test_chain_length_of_a_join_is_the_maximum_over_its_stores(
         SCHEMA,
         provider=OURS_FOR_JOINS,
         confs={
+            **BY_TASK,
             STATE_STORE + "minDeltasForSnapshot": "100",
             "spark.sql.streaming.join.stateFormatVersion": str(join_format),
         },

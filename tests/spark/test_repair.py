@@ -13,7 +13,7 @@ import pytest
 from spark_statestore.query.gc import DAY, gc
 from spark_statestore.query.repair import repair
 from spark_statestore.query.verify import verify
-from tests.spark.queries import Query, unload_all
+from tests.spark.queries import STATE_STORE, Query, unload_all
 
 WORDS = pa.schema([("word", pa.string())])
 
@@ -24,17 +24,19 @@ def counts(events: Any) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
+@pytest.mark.parametrize(("commit", "newest"), [("task", "0/1/chk-3*/_metadata"), ("batch", "_merged/3-3-*")])
 def test_repair_restores_a_query_with_a_damaged_newest_batch(
-    spark: Any, tmp_path: Path, checkpoint_format: int
+    spark: Any, tmp_path: Path, checkpoint_format: int, commit: str, newest: str
 ) -> None:
-    query = Query(spark, tmp_path, counts, "update", WORDS, checkpoint_format=checkpoint_format)
+    confs = {STATE_STORE + "backend.commit": commit}
+    query = Query(spark, tmp_path, counts, "update", WORDS, checkpoint_format=checkpoint_format, confs=confs)
     query.feed(*([{"word": f"{number % (7 + batch)}"} for number in range(50)] for batch in range(3)))
     output, state = query.run(), query.state()
     unload_all(spark)
     url = str(query.checkpoint)
     for batch in (0, 1, 2):
         assert verify(url, batch).problems == ()
-    for path in query.checkpoint.glob("state/0/1/chk-3*/_metadata"):
+    for path in query.checkpoint.glob(f"state/{newest}"):
         path.write_bytes(path.read_bytes()[:-1])
     assert not verify(url).ok
     assert repair(url, stopped=True).batch == 1

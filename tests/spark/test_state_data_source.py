@@ -386,7 +386,7 @@ def refused(*texts: str) -> Iterator[None]:
 @pytest.mark.slow
 def test_data_source_error_names_a_discarded_batch(made: Made, tmp_path: Path) -> None:
     pair = PAIRS["v1, join of format 2"]
-    query = made(pair, pair.ours)
+    query = made(pair, pair.ours, commit="task")
     checkpoint = tmp_path / "checkpoint"
     shutil.copytree(query.checkpoint, checkpoint)
     shutil.rmtree(checkpoint / "state" / "0" / "1" / "chk-2")

@@ -32,8 +32,9 @@ MERGED = (
 
 @pytest.fixture(scope="module")
 def query(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
-    """Return a query in a session whose metrics are served to Prometheus."""
-    with observed(tmp_path_factory.mktemp("observed"), query="orders/1", confs=WITH_METRICS) as running:
+    """Return a query in a session whose metrics are served to Prometheus; tasks publish its commits."""
+    confs = WITH_METRICS | {f"{OPTION_PREFIX}commit": "task"}
+    with observed(tmp_path_factory.mktemp("observed"), query="orders/1", confs=confs) as running:
         yield running
 
 

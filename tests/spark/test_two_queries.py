@@ -24,12 +24,25 @@ both_formats = pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "
 class Session(Program):
     """One of the two, see `tests.spark.programs.two_queries`."""
 
-    def __init__(self, name: str, directory: Path) -> None:
+    def __init__(self, name: str, directory: Path, commit: str) -> None:
         self.name = name
+        self.commit = commit
         self.barriers = directory / "barriers"
         super().__init__(
-            "two_queries", session=name, input=str(directory / "input"), barriers=str(self.barriers)
+            "two_queries",
+            session=name,
+            input=str(directory / "input"),
+            barriers=str(self.barriers),
+            commit=commit,
         )
+
+    def ask_for_conflict(self, checkpoint_format: int) -> str:
+        """Wait until its query fails as the other one's batch is in the commit log, and return the messages."""
+        message: str = self.ask("fail")
+        # Tasks publish only what the commit log, which does not name attempts in v1, does not have yet.
+        is_ours = checkpoint_format == 1 and self.commit == "task"
+        assert (OUR_MESSAGE if is_ours else SPARKS_MESSAGE) in message
+        return message if is_ours else ""
 
     def ask(self, do: str, **order: Any) -> Any:
         assert self.process.stdin is not None
@@ -101,9 +114,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("two"))
 
 
-@pytest.fixture(scope="module")
-def sessions(built: Path, place: Place) -> Iterator[tuple[Session, Session]]:
-    with Session("first", place.directory) as first, Session("second", place.directory) as second:
+@pytest.fixture(scope="module", params=["task", "batch"])
+def sessions(built: Path, place: Place, request: pytest.FixtureRequest) -> Iterator[tuple[Session, Session]]:
+    where = place.directory, request.param
+    with Session("first", *where) as first, Session("second", *where) as second:
         first.next("ready")
         second.next("ready")
         yield first, second
@@ -135,13 +149,9 @@ def test_second_query_fails_if_the_first_commits_the_batch(
     assert first.ask("reach", batch=1) == 1
     assert first.ask("rows") == place.expected()
     second.unblock()
-    message = second.ask("fail")
-    if checkpoint_format == 1:
-        assert OUR_MESSAGE in message
+    if message := second.ask_for_conflict(checkpoint_format):
         assert "version 2" in message
         assert str(place.checkpoint / "commits") in message
-    else:
-        assert SPARKS_MESSAGE in message
     place.check(first, second, checkpoint_format)
 
 
@@ -155,8 +165,7 @@ def test_first_query_fails_if_the_second_commits_the_batch(
     second.unblock()
     assert second.ask("reach", batch=1) == 1
     first.unblock()
-    message = first.ask("fail")
-    assert (OUR_MESSAGE if checkpoint_format == 1 else SPARKS_MESSAGE) in message
+    first.ask_for_conflict(checkpoint_format)
     place.check(second, first, checkpoint_format)
 
 

@@ -1,6 +1,6 @@
 """Test program: queries whose every task fails once, with a report of the failures and the results.
 
-The only argument is a directory to work in. Task retries need a session of their own.
+The arguments are a directory to work in and the option ``commit``. Task retries need a session of their own.
 """
 
 import json
@@ -13,7 +13,7 @@ from pyspark import TaskContext
 from pyspark.sql import functions as F
 
 import spark_statestore
-from tests.spark.queries import Query, run_with_restarts
+from tests.spark.queries import STATE_STORE, Query, run_with_restarts
 from tests.support.sessions import local_builder
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
@@ -71,7 +71,7 @@ def failing_after_the_commit(markers):
 MOMENTS = {"before": failing_before_the_commit, "after": failing_after_the_commit}
 
 
-def run(spark, directory, moment, checkpoint_format):
+def run(spark, directory, moment, checkpoint_format, commit):
     markers = directory / "markers"
     markers.mkdir(parents=True)
     kept = {}
@@ -89,6 +89,7 @@ def run(spark, directory, moment, checkpoint_format):
         SCHEMA,
         checkpoint_format=checkpoint_format,
         collect=collect,
+        confs={STATE_STORE + "backend.commit": commit},
     )
     made = [rows(number) for number in range(3)]
     run_with_restarts(query, [made[:2], made[2:]])
@@ -116,7 +117,7 @@ def main():
     for moment in ("before", "after"):
         for checkpoint_format in (1, 2):
             directory = Path(sys.argv[1], f"{moment}-{checkpoint_format}")
-            print(json.dumps(run(spark, directory, moment, checkpoint_format)), flush=True)
+            print(json.dumps(run(spark, directory, moment, checkpoint_format, sys.argv[2])), flush=True)
     spark.stop()
 
 

@@ -1,6 +1,6 @@
 """Test program: a session that counts the input of a directory, controlled by lines on its standard input.
 
-The argument is a JSON object: ``session``, its name, ``input`` and ``barriers``, directories. While the
+The argument is a JSON object: ``session``, its name, ``input`` and ``barriers``, directories, and the option ``commit``. While the
 file ``<session>-stop`` is in ``barriers``, a batch waits before it changes state, and creates
 ``<session>-waiting``.
 
@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 import spark_statestore
+from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import messages, report, wait_until
 from tests.support.sessions import local_builder
 
@@ -81,6 +82,7 @@ def main():
     builder = local_builder(asked["session"], memory="512m")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
+    spark.conf.set(OPTION_PREFIX + "commit", asked["commit"])
     report("ready")
     query = None
     for line in sys.stdin:

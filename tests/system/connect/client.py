@@ -117,7 +117,7 @@ def main() -> None:
                     "name": name,
                     "results": [row.asDict() for row in results.collect()],
                     "metrics": sorted(column for column in frame if column.startswith("checkpoint")),
-                    "bytes": int(frame["checkpointBytesWritten"].sum()),
+                    "rows": int(frame["stateTableMaxRows"].max()),
                     "view": spark_statestore.StateView(query)._repr_html_()[:200],
                     "savepoint": error_of(
                         lambda of=query: spark_statestore.trigger_savepoint(of).result(), SavepointError

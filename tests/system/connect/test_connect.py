@@ -173,7 +173,7 @@ def test_state_is_in_this_store(answers: dict[str, dict[str, Any]], work: Path) 
     assert answers.keys() - {""} == NAMES
     for name in NAMES:
         assert "checkpointBytesWritten" in answers[name]["metrics"]
-        assert answers[name]["bytes"] > 0
+        assert answers[name]["rows"] > 0
         assert spark_statestore.verify(str(work / name / "checkpoint")).ok
         assert name in answers[name]["view"]
 

@@ -344,7 +344,7 @@ class CheckpointStateStoreProvider
 
   // Whether the commits of the task that calls are published with those of its batch.
   private def commitsByBatch: Boolean =
-    options.commitsByBatch.getOrElse(isRemote) && CommitCollector.isInBatch && {
+    options.commitsByBatch.getOrElse(isRemote || CommitCollector.isLocal) && CommitCollector.isInBatch && {
       val waits = driverStore.isEmpty && CommitCollector.isAwaited(commitLog, runId, conf.enableStateStoreCheckpointIds)
       if (!waits && options.commitsByBatch.isDefined) throw CommitCollector.noBarrier(toString)
       waits

@@ -198,6 +198,7 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
 
   private def metrics(store: StateStore): JsonNode = {
     val node = mapper.createObjectNode()
+    harness.provider.supportedCustomMetrics.foreach(metric => node.put(metric.name, 0L))
     store.metrics.customMetrics.foreach { case (metric, value) => node.put(metric.name, value) }
     node.put("numKeys", store.metrics.numKeys).put("memoryUsedBytes", store.metrics.memoryUsedBytes)
   }

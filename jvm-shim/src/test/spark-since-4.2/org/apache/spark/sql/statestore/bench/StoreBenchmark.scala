@@ -178,6 +178,7 @@ class StoreBenchmark(
 
   private def asJson(of: StateStoreMetrics): String = {
     val node = mapper.createObjectNode()
+    provider.supportedCustomMetrics.foreach(metric => node.put(metric.name, 0L))
     of.customMetrics.foreach { case (metric, value) => node.put(metric.name, value) }
     node.put("numKeys", of.numKeys).put("memoryUsedBytes", of.memoryUsedBytes)
     mapper.writeValueAsString(node)
