@@ -152,6 +152,15 @@ def test_batch_needs_a_commit_log_that_waits(spark: Any, tmp_path: Path) -> None
     with pytest.raises(StreamingQueryException, match=r"'batch', which needs .* nothing was changed"):
         run_to(session, tmp_path / "refused", 1, commit="batch")
     run_to(session, tmp_path / "auto", 1, commit="auto")
+    assert not (tmp_path / "auto" / "state" / "_merged").exists()
+
+
+def test_commits_of_a_batch_are_published_together_by_default(spark: Any, tmp_path: Path) -> None:
+    run_to(spark.newSession(), tmp_path / "checkpoint", 2)
+    state = tmp_path / "checkpoint" / "state"
+    assert len(list((state / "_merged").iterdir())) >= 2
+    # The first version of a store has a file of its own.
+    assert {path.name for path in state.glob("0/*/chk-*")} == {"chk-1"}
 
 
 def test_run_with_another_file_manager_does_not_count_on_an_earlier_one(spark: Any, tmp_path: Path) -> None:
