@@ -161,7 +161,7 @@ def test_version_of_format_v2_without_an_id_says_so(spark: Any, tmp_path: Path, 
 
 
 def test_python_sees_the_condition_of_a_missing_version(spark: Any, tmp_path: Path) -> None:
-    run_to(spark, tmp_path / "first", 1)
+    run_to(spark.newSession(), tmp_path / "first", 1, commit="task")
     # The JVM has the state of the query in memory, but not that of a copy.
     checkpoint = tmp_path / "copy"
     shutil.copytree(tmp_path / "first", checkpoint)
