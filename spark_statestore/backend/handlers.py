@@ -161,7 +161,6 @@ class Requests:
         parent = self._receive_handle(connection, store) if request["hasParent"] else None
         base = self._receive_handle(connection, store) if request["hasBase"] else None
         changes = _ChangesReceiver(connection, permit, column_families)
-        merge, hand_over = bool(request.get("merge")), bool(request.get("handOver"))
         start = time.perf_counter_ns()
         done = commit_version(
             store,
@@ -173,8 +172,8 @@ class Requests:
             parent_attempt_id=request.get("parentAttemptId"),
             base=base,
             oldest_base_version=request.get("oldestBaseVersion", 0),
-            merge=merge,
-            hand_over=hand_over,
+            merge=bool(request.get("merge")),
+            hand_over=bool(request.get("handOver")),
         )
         answer = _describe(done.handle, attempt_id)
         answer["merged"] = done.merged
@@ -182,8 +181,7 @@ class Requests:
         answer["bytesWritten"] = done.bytes_written
         answer["objectsWritten"] = done.objects_written
         self._answer(connection, answer, done.encoded_handle, done.metadata)
-        # Of a store whose commits are merged, few versions have a directory.
-        if done.next_directory is not None and not merge and not hand_over:
+        if done.next_directory is not None:
             # After the answer, so that the task does not wait for it.
             with contextlib.suppress(OSError):
                 store.files.prepare(done.next_directory)

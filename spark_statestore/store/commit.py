@@ -7,7 +7,7 @@ import logging
 import time
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -241,9 +241,7 @@ class PendingCheckpoint(PendingSnapshot):
             next_directory=self._next_directory(),
         )
 
-    def _next_directory(self) -> str | None:
-        if self._merged is not None:
-            return None
+    def _next_directory(self) -> str:
         if self._name.id:
             # The id of the next version is not known ahead.
             return self._store.directory
@@ -398,16 +396,19 @@ def commit_version(
 
     See `begin_checkpoint`, `PendingSnapshot.write_encoded` and `PendingCheckpoint.publish` for parameters and errors.
     """
+    merges = merge or hand_over
     pending = begin_checkpoint(
         store,
         name,
         attempt_id,
         column_families,
-        merge=(merge or hand_over) and parent_attempt_id is not None,
+        merge=merges and parent_attempt_id is not None,
         hand_over=hand_over,
     )
     pending.write_encoded(changes)
-    return pending.publish(parent, parent_attempt_id, base, oldest_base_version)
+    done = pending.publish(parent, parent_attempt_id, base, oldest_base_version)
+    # The next version is merged, unless it is large.
+    return replace(done, next_directory=None) if merges else done
 
 
 def begin_checkpoint(
