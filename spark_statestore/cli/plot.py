@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,8 @@ class BatchPoint:
         Rows and bytes of all state after the batch.
     first_ms, last_ms
         Milliseconds from the start of the batch until the first and the last store was committed.
+    durable_ms
+        Milliseconds until they were durable, later than that if commits are merged.
     """
 
     batch: int
@@ -42,6 +44,7 @@ class BatchPoint:
     bytes: int
     first_ms: int
     last_ms: int
+    durable_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,19 @@ class PartitionSize:
     bytes: int
 
 
-def batch_point(batch: int, started_ms: int, stores: Sequence[StoreSummary]) -> BatchPoint:
-    """Build a batch from its start time and its stores, at least one."""
+def batch_point(
+    batch: int, started_ms: int, stores: Sequence[StoreSummary], published: Mapping[int, float]
+) -> BatchPoint:
+    """Build a batch from its start time and its stores, at least one, see `MergedFiles.publication_times`."""
     committed = [store.created_ms - started_ms for store in stores]
+    merged = [int(published[one.version] * 1000) - started_ms for one in stores if one.version in published]
     return BatchPoint(
         batch,
         sum(store.rows for store in stores),
         sum(store.bytes for store in stores),
         min(committed),
         max(committed),
+        max(committed + merged),
     )
 
 
@@ -88,7 +95,7 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
     """Draw a PNG into FILE: state by batch, commit time by batch, state by partition.
 
     The commit time is the time from a batch's start until the state of the first and of the last partition was
-    committed. Partitions that are much larger than others show skew.
+    committed, and until all of it was durable if commits are merged. Partitions that are much larger than others show skew.
     """
     require_matplotlib("plot")
     import matplotlib as mpl
@@ -97,6 +104,7 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
     chosen = query.batches()[-batches:]
     if not chosen:
         query.newest_batch()
+    published = query.merged_files().publication_times()
     points = []
     newest: list[StoreSummary] = []
     with out.progress("reading metadata") as progress:
@@ -104,7 +112,7 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
             stores = _kept(query, batch, is_newest=batch == chosen[-1])
             if stores:
                 started = int(query.offsets(batch).metadata.get("batchTimestampMs", stores[0].created_ms))
-                points.append(batch_point(batch, started, stores))
+                points.append(batch_point(batch, started, stores, published))
                 newest = stores
             progress(number + 1, len(chosen))
     if not points:
@@ -144,15 +152,11 @@ def figure_of(title: str, points: Sequence[BatchPoint], partitions: Sequence[Par
         [point.bytes for point in points],
         [point.rows for point in points],
     )
-    draw_times(
-        axes["time"],
-        "From a batch's start to its commits",
-        batches,
-        {
-            "last partition": [point.last_ms for point in points],
-            "first partition": [point.first_ms for point in points],
-        },
-    )
+    durable = [point.durable_ms for point in points]
+    last = [point.last_ms for point in points]
+    times = {"durable": durable} if durable != last else {}
+    times |= {"last partition": last, "first partition": [point.first_ms for point in points]}
+    draw_times(axes["time"], "From a batch's start to its commits", batches, times)
     _draw_partitions(axes["partitions"], partitions)
     return figure
 

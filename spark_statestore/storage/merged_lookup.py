@@ -217,6 +217,26 @@ class MergedLookup:
                 for name, one in index.physical.items()
             ]
 
+    def publication_times(self) -> dict[int, float]:
+        """Return when versions were published, in seconds since 1970, as exact as the storage's modification times.
+
+        A version whose physical file was rewritten since, or whose time is not known, is left out.
+
+        Raises
+        ------
+        OSError, UnsupportedFormatError
+            See `find`.
+        """
+        index = self._with_indexes(None)
+        times: dict[int, float] = {}
+        with self._lock:
+            for name, physical in index.physical.items():
+                if not name.is_copy and physical.modified is not None:
+                    for one in physical.live:
+                        version = one.checkpoint.version
+                        times[version] = max(times.get(version, 0.0), physical.modified)
+        return times
+
     def usage(self) -> MergedUsage:
         """Return what is known of number and size, without a call of the storage."""
         with self._lock:

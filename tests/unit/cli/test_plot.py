@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import io
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,36 @@ def test_batch_point_measures_from_start_to_commits() -> None:
         )
         for partition, created in enumerate((1500, 4000, 2000))
     ]
-    point = batch_point(2, 1000, stores)
+    point = batch_point(2, 1000, stores, {})
     assert (point.rows, point.bytes, point.first_ms, point.last_ms) == (30, 300, 500, 3000)
+    assert point.durable_ms == 3000
+
+
+@pytest.mark.parametrize(("published", "durable"), [({3: 4.5}, 3500), ({3: 4.0}, 3000), ({2: 9.0}, 3000)])
+def test_batch_point_measures_to_the_publication_of_merged_commits(
+    published: dict[int, float], durable: int
+) -> None:
+    stores = [StoreSummary(0, 0, "default", 3, "a", 10, 100, 1, 1, created_ms=4000)]
+    assert batch_point(2, 1000, stores, published).durable_ms == durable
+
+
+def test_plot_shows_when_merged_commits_became_durable(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", merges=True)
+    for number in range(3):
+        query.run(ann=number, carl=2)
+    file = query.directory / "state" / "_merged" / "2-2-0"
+    late = file.stat().st_mtime + 60
+    os.utime(file, (late, late))
+    alone, second, third = node("plot", query.url, tmp_path / "state.png")["batches"]
+    assert alone["durable_ms"] == alone["last_ms"]
+    assert second["durable_ms"] - second["last_ms"] == pytest.approx(60_000, abs=5_000)
+    assert 0 <= third["durable_ms"] - third["last_ms"] < 30_000
 
 
 def drawn(times: list[int], partitions: int) -> Any:
     """The figure of batches that took so long, drawn, so that extents are known."""
     pytest.importorskip("matplotlib").use("agg")
-    points = [BatchPoint(n, 100 * n, 5000 * n, ms // 2, ms) for n, ms in enumerate(times)]
+    points = [BatchPoint(n, 100 * n, 5000 * n, ms // 2, ms, ms + 30) for n, ms in enumerate(times)]
     sizes = [PartitionSize(n % 2, "default", n // 2, 10, 1000 + n) for n in range(partitions)]
     figure = figure_of("file:///data/checkpoints/orders", points, sizes)
     figure.savefig(io.BytesIO(), format="png")

@@ -467,3 +467,22 @@ def test_merged_files_behave_like_a_dict_of_paths(monkeypatch: pytest.MonkeyPatc
     run_state_machine_as_test(
         MergedFilesMachine, settings=settings(max_examples=60 * EFFORT, stateful_step_count=30)
     )
+
+
+def test_publication_times_leave_out_rewritten_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    state = str(tmp_path / "state")
+    merged = MergedFiles(LocalFileSystem(), state)
+
+    def paths(version: int) -> list[str]:
+        return [f"{state}/0/{number}/chk-{version}_{attempt(number)}/_metadata" for number in range(10)]
+
+    times = {}
+    for version in (2, 3):
+        publish(merged, *((one, number) for number, one in enumerate(paths(version))))
+        times[version] = (tmp_path / "state" / "_merged" / f"{version}-{version}-0").stat().st_mtime
+    assert MergedFiles(LocalFileSystem(), state).publication_times() == pytest.approx(times)
+    for one in paths(2)[1:]:
+        merged.discard(one)
+    merged.sweep()
+    assert MergedFiles(LocalFileSystem(), state).publication_times() == pytest.approx({3: times[3]})
