@@ -104,7 +104,7 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
     chosen = query.batches()[-batches:]
     if not chosen:
         query.newest_batch()
-    published = query.merged_files().publication_times()
+    merged = query.merged_files()
     points = []
     newest: list[StoreSummary] = []
     with out.progress("reading metadata") as progress:
@@ -112,6 +112,7 @@ def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir:
             stores = _kept(query, batch, is_newest=batch == chosen[-1])
             if stores:
                 started = int(query.offsets(batch).metadata.get("batchTimestampMs", stores[0].created_ms))
+                published = merged.publication_times({store.version for store in stores})
                 points.append(batch_point(batch, started, stores, published))
                 newest = stores
             progress(number + 1, len(chosen))

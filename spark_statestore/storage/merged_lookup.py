@@ -6,6 +6,7 @@ import itertools
 import logging
 import threading
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -217,23 +218,24 @@ class MergedLookup:
                 for name, one in index.physical.items()
             ]
 
-    def publication_times(self) -> dict[int, float]:
+    def publication_times(self, versions: Collection[int]) -> dict[int, float]:
         """Return when versions were published, in seconds since 1970, as exact as the storage's modification times.
 
-        A version whose physical file was rewritten since, or whose time is not known, is left out.
+        A version that is not merged, whose physical file was rewritten since, or whose time is not known, is left out.
 
         Raises
         ------
         OSError, UnsupportedFormatError
             See `find`.
         """
-        index = self._with_indexes(None)
         times: dict[int, float] = {}
-        with self._lock:
-            for name, physical in index.physical.items():
-                if not name.is_copy and physical.modified is not None:
-                    for one in physical.live:
-                        version = one.checkpoint.version
+        for version in versions:
+            index = self._with_indexes(version)
+            with self._lock:
+                for name, physical in index.physical.items():
+                    if name.is_copy or physical.modified is None or not name.covers(version):
+                        continue
+                    if any(one.checkpoint.version == version for one in physical.live):
                         times[version] = max(times.get(version, 0.0), physical.modified)
         return times
 
