@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pyarrow as pa
 
@@ -39,10 +39,19 @@ _ZSTD_RATIO: Final = 1 << 15
 
 _LARGEST_BATCH: Final = (1 << 31) - 1
 
+_PADDING: Final = [bytes(size) for size in range(8)]
+
 _CODES: Final = {pa.uint8(): "B", pa.int32(): "i", pa.uint32(): "I", pa.int64(): "q"}
 
-_Column = tuple[list[tuple[int, int]], list[bytes]]
-"""Nodes (length and null count) and buffers of a column."""
+_Buffer = Literal["validity", "offsets", "values"]
+
+
+@dataclass(frozen=True, slots=True)
+class _ColumnEncoder:
+    """Encoder of a column's values as nodes (length and null count) and buffers."""
+
+    encode: Callable[[Sequence[Any]], tuple[list[tuple[int, int]], list[bytes]]]
+    buffers: tuple[_Buffer, ...]
 
 
 class BatchEncoder:
@@ -68,6 +77,9 @@ class BatchEncoder:
         # A flatbuffers vector is its length followed by its elements.
         self._nodes = _target(template, _field(template, batch, _BATCH_NODES)) + _U32.size
         self._buffers = _target(template, _field(template, batch, _BATCH_BUFFERS)) + _U32.size
+        lists = sum(column is _LISTS for column in self._columns)
+        self._nodes_of = struct.Struct(f"<{2 * (len(self._columns) + lists)}q")
+        self._buffers_of = struct.Struct(f"<{2 * sum(len(column.buffers) for column in self._columns)}q")
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> bytes:
         """Return the message of a batch with at least one row, given the values of each of its columns.
@@ -77,24 +89,77 @@ class BatchEncoder:
         struct.error
             If a number does not fit its column.
         """
+        nodes: list[int] = []
+        buffers: list[bytes] = []
+        for column, values in zip(self._columns, columns, strict=True):
+            of_column, encoded = column.encode(values)
+            for node in of_column:
+                nodes += node
+            buffers += encoded
+        return self._message(nodes, buffers)
+
+    def append(self, message: bytes, columns: Sequence[Sequence[Any]]) -> bytes:
+        """Return the message of a batch that `encode` or `append` returned, with at least one more row.
+
+        It is the one that `encode` returns for all rows, in a time that hardly depends on their number.
+
+        Raises
+        ------
+        struct.error
+            If a number does not fit its column.
+        """
+        nodes = list(self._nodes_of.unpack_from(message, self._nodes))
+        places = iter(self._buffers_of.unpack_from(message, self._buffers))
+        start = len(self._template)
+        buffers: list[bytes] = []
+        at = 0
+        for column, values in zip(self._columns, columns, strict=True):
+            of_column, encoded = column.encode(values)
+            rows, nulls = nodes[at], nodes[at + 1]
+            for role, added in zip(column.buffers, encoded, strict=True):
+                offset, size = start + next(places), next(places)
+                present = message[offset : offset + size]
+                if role == "values":
+                    buffers.append(present + added)
+                elif role == "offsets":
+                    buffers.append(_appended_offsets(present, added))
+                else:
+                    buffers.append(_appended_validity(present, rows, nulls, added, *of_column[0]))
+            for more_rows, more_nulls in of_column:
+                nodes[at] += more_rows
+                nodes[at + 1] += more_nulls
+                at += 2
+        return self._message(nodes, buffers)
+
+    def count_rows(self, message: bytes) -> int:
+        """Return the number of rows of a message of this schema."""
+        return int(_I64.unpack_from(message, self._length)[0])
+
+    def replace_number(self, message: bytes, column: int, row: int, number: int) -> bytes:
+        """Return the message with another value in a column of 64-bit numbers, where it is not null."""
+        before = sum(len(each.buffers) for each in self._columns[:column])
+        values = self._buffers_of.unpack_from(message, self._buffers)[2 * (before + 1)]
+        changed = bytearray(message)
+        _I64.pack_into(changed, len(self._template) + values + _I64.size * row, number)
+        return bytes(changed)
+
+    def _message(self, nodes: Sequence[int], buffers: Sequence[bytes]) -> bytes:
         message = bytearray(self._template)
-        parts = []
-        node_at, buffer_at, offset = self._nodes, self._buffers, 0
-        for encode, values in zip(self._columns, columns, strict=True):
-            nodes, buffers = encode(values)
-            for node in nodes:
-                _PAIR.pack_into(message, node_at, *node)
-                node_at += _PAIR.size
-            for buffer in buffers:
-                size = len(buffer)
-                _PAIR.pack_into(message, buffer_at, offset, size)
-                buffer_at += _PAIR.size
+        places: list[int] = []
+        parts: list[bytes | bytearray] = [message]
+        offset = 0
+        for buffer in buffers:
+            size = len(buffer)
+            places += (offset, size)
+            if size:
                 padding = -size % 8
-                parts += [buffer, bytes(padding)]
+                parts += (buffer, _PADDING[padding])
                 offset += size + padding
-        _I64.pack_into(message, self._length, len(columns[0]))
+        self._nodes_of.pack_into(message, self._nodes, *nodes)
+        self._buffers_of.pack_into(message, self._buffers, *places)
+        _I64.pack_into(message, self._length, nodes[0])
         _I64.pack_into(message, self._body_length, offset)
-        return b"".join([message, *parts])
+        return b"".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,26 +257,28 @@ def _uncompressed_size(body: memoryview, at: int, size: int) -> int:
     return max(0, uncompressed)
 
 
-def _encoder_of(kind: pa.DataType) -> Callable[[Sequence[Any]], _Column]:
+def _encoder_of(kind: pa.DataType) -> _ColumnEncoder:
     if kind in _CODES:
         code = _CODES[kind]
-        return lambda values: _numbers(code, values)
+        return _ColumnEncoder(lambda values: _numbers(code, values), ("validity", "values"))
     if pa.types.is_string(kind):
-        return lambda values: _pieces(values, lambda text: text.encode())
+        return _ColumnEncoder(lambda values: _pieces(values, lambda text: text.encode()), _OF_PIECES)
     if pa.types.is_binary(kind):
-        return lambda values: _pieces(values, bytes)
+        return _ColumnEncoder(lambda values: _pieces(values, bytes), _OF_PIECES)
     if pa.types.is_list(kind) and kind.value_type == pa.int64():
-        return _lists
+        return _LISTS
     raise TypeError(f"there is no encoding of {kind}")
 
 
-def _numbers(code: str, values: Sequence[int | None]) -> _Column:
+def _numbers(code: str, values: Sequence[int | None]) -> tuple[list[tuple[int, int]], list[bytes]]:
     nulls = values.count(None)
     numbers = [v or 0 for v in values] if nulls else values
     return [(len(values), nulls)], [_validity(values, nulls), struct.pack(f"<{len(values)}{code}", *numbers)]
 
 
-def _pieces(values: Sequence[Any], encoded: Callable[[Any], bytes]) -> _Column:
+def _pieces(
+    values: Sequence[Any], encoded: Callable[[Any], bytes]
+) -> tuple[list[tuple[int, int]], list[bytes]]:
     nulls = values.count(None)
     if nulls == len(values):
         return [(nulls, nulls)], [_validity(values, nulls), bytes(4 * (nulls + 1)), b""]
@@ -219,7 +286,7 @@ def _pieces(values: Sequence[Any], encoded: Callable[[Any], bytes]) -> _Column:
     return [(len(values), nulls)], [_validity(values, nulls), _offsets(pieces), b"".join(pieces)]
 
 
-def _lists(values: Sequence[Sequence[int] | None]) -> _Column:
+def _lists(values: Sequence[Sequence[int] | None]) -> tuple[list[tuple[int, int]], list[bytes]]:
     nulls = values.count(None)
     lists = [v or () for v in values]
     items = [item for each in lists for item in each]
@@ -231,6 +298,13 @@ def _offsets(pieces: Sequence[Sequence[object]]) -> bytes:
     return struct.pack(f"<{len(pieces) + 1}i", *accumulate(map(len, pieces), initial=0))
 
 
+def _appended_offsets(present: bytes, added: bytes) -> bytes:
+    last = int(_I32.unpack_from(present, len(present) - _I32.size)[0])
+    count = len(added) // _I32.size - 1
+    more = struct.unpack_from(f"<{count}i", added, _I32.size)
+    return present + struct.pack(f"<{count}i", *(last + offset for offset in more))
+
+
 def _validity(values: Sequence[object], nulls: int) -> bytes:
     if not nulls:
         return b""
@@ -240,6 +314,24 @@ def _validity(values: Sequence[object], nulls: int) -> bytes:
     # The first value has the lowest bit.
     bits = int("".join(["0" if value is None else "1" for value in reversed(values)]), 2)
     return bits.to_bytes(size, "little")
+
+
+def _appended_validity(
+    present: bytes, rows: int, nulls: int, added: bytes, more_rows: int, more_nulls: int
+) -> bytes:
+    if not nulls + more_nulls:
+        return b""
+    size = (rows + more_rows + 7) // 8
+    if nulls == rows and more_nulls == more_rows:
+        return bytes(size)
+    bits = int.from_bytes(present, "little") if nulls else (1 << rows) - 1
+    more = int.from_bytes(added, "little") if more_nulls else (1 << more_rows) - 1
+    return (bits | more << rows).to_bytes(size, "little")
+
+
+_OF_PIECES: Final[tuple[_Buffer, ...]] = ("validity", "offsets", "values")
+# The items' validity is always empty: they are not null.
+_LISTS: Final = _ColumnEncoder(_lists, ("validity", "offsets", "values", "values"))
 
 
 def _field(data: bytes, table: int, number: int) -> int:

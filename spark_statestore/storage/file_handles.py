@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -128,7 +129,8 @@ class SegmentFileStateHandle(StreamStateHandle):
                 return io.BytesIO(data[self.start : self.start + self.size])
         raise FileNotFoundError(self.files.url(self.path))
 
-    @property
+    # Each commit registers all streams of its chain.
+    @functools.cached_property
     def stream_state_handle_id(self) -> str:
         return f"{self.files.url(self.path)}#{self.attempt_id}"
 

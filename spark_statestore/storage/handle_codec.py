@@ -23,7 +23,7 @@ from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalS
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
 
-__all__ = ["HANDLE_SCHEMA", "HandleContext", "decode_handle", "encode_handle"]
+__all__ = ["HANDLE_SCHEMA", "HandleContext", "decode_handle", "encode_extended_handle", "encode_handle"]
 
 HANDLE_SCHEMA: Final = pa.schema(
     [
@@ -159,6 +159,34 @@ def encode_handle(state: StateObject, context: HandleContext) -> bytes:
     return _ENCODER.encode(list(zip(*rows, strict=True)))
 
 
+def encode_extended_handle(
+    handle: IncrementalStateHandle,
+    parent: IncrementalStateHandle,
+    encoded_parent: bytes,
+    context: HandleContext,
+) -> bytes:
+    """Encode a handle that has the streams of its parent, and possibly one more, see `extend_chain`.
+
+    The result is that of `encode_handle`, in a time that hardly depends on the number of streams.
+
+    Parameters
+    ----------
+    encoded_parent
+        The parent, as one of these two functions has encoded it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        See `encode_handle`.
+    """
+    rows: list[_Row] = []
+    first = _ENCODER.count_rows(encoded_parent)
+    for entry in handle.entries[len(parent) :]:
+        _add_entry(rows, entry, context, first)
+    encoded = _ENCODER.append(encoded_parent, list(zip(*rows, strict=True))) if rows else encoded_parent
+    return _ENCODER.replace_number(encoded, _COLUMNS["version"], 0, handle.version)
+
+
 def decode_handle(message: bytes, context: HandleContext) -> StateObject:
     """Decode a handle from an Arrow record batch message.
 
@@ -185,15 +213,19 @@ def _add(rows: list[_Row], state: StateObject, context: HandleContext) -> None:
         case IncrementalStateHandle():
             rows.append(_row(-1, _INCREMENTAL, {"version": state.version, "start": state.base_version}))
             for entry in state:
-                kind = _FULL_ENTRY if entry.full else _DELTA_ENTRY
-                values = {"version": entry.version, "since": entry.since, "rows": entry.rows}
-                _add_operator(rows, 0, kind, entry.state, context, values)
+                _add_entry(rows, entry, context)
         case OperatorStreamStateHandle():
             _add_operator(rows, -1, _OPERATOR, state, context, {})
         case StreamStateHandle():
             rows.append(_row(-1, _STREAM, _stream_columns(state, context)))
         case _:
             raise TypeError(f"{type(state).__name__} has no stored form")
+
+
+def _add_entry(rows: list[_Row], entry: ChainEntry, context: HandleContext, first: int = 0) -> None:
+    kind = _FULL_ENTRY if entry.full else _DELTA_ENTRY
+    values = {"version": entry.version, "since": entry.since, "rows": entry.rows}
+    _add_operator(rows, 0, kind, entry.state, context, values, first)
 
 
 def _add_operator(
@@ -203,8 +235,10 @@ def _add_operator(
     state: OperatorStreamStateHandle,
     context: HandleContext,
     values: dict[str, Any],
+    first: int = 0,
 ) -> None:
-    number = len(rows)
+    # `first` is the number of rows before `rows`.
+    number = first + len(rows)
     rows.append(_row(parent, kind, _stream_columns(state.delegate_state_handle, context) | values))
     for name, meta in state.state_name_to_partition_offsets.items():
         rows.append(

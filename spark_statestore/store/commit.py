@@ -25,7 +25,7 @@ from spark_statestore.storage import (
 from spark_statestore.storage.chains import extend_chain, is_usable, rebase_chain, run_of, start_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream
-from spark_statestore.storage.handle_codec import encode_handle
+from spark_statestore.storage.handle_codec import encode_extended_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.merged_files import LARGEST_HANDED_OVER, LARGEST_MERGED
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
@@ -226,7 +226,7 @@ class PendingCheckpoint(PendingSnapshot):
             column_families=self.column_families,
             handle=handle,
         )
-        encoded_handle = encode_handle(handle, self._store.context)
+        encoded_handle = self._encode(handle, None if base is not None else parent)
         encoded = encode_metadata(metadata, inline, encoded_handle)
         objects, in_memory = self._publish_metadata(encoded)
         self._store.retention.track(self._name, handle, attempt_id=self._attempt_id)
@@ -240,6 +240,13 @@ class PendingCheckpoint(PendingSnapshot):
             merged=self._merged is not None,
             next_directory=self._next_directory(),
         )
+
+    def _encode(self, handle: IncrementalStateHandle, parent: IncrementalStateHandle | None) -> bytes:
+        """Encode a handle; `parent` is the one that it extends, if it does."""
+        newest = self._store.newest_handle
+        if parent is None or newest is None or newest[1] is not parent:
+            return encode_handle(handle, self._store.context)
+        return encode_extended_handle(handle, parent, newest[0], self._store.context)
 
     def _next_directory(self) -> str:
         if self._name.id:

@@ -25,7 +25,10 @@ SCHEMA = pa.schema([pa.field(f"c{i}", kind) for i, kind in enumerate(VALUES)])
 ENCODER = BatchEncoder(SCHEMA)
 
 
-@given(st.lists(st.tuples(*(st.none() | values for values in VALUES.values())), min_size=1, max_size=20))
+ROWS = st.lists(st.tuples(*(st.none() | values for values in VALUES.values())), min_size=1, max_size=20)
+
+
+@given(ROWS)
 def test_batch_encoder_writes_what_pyarrow_reads(rows: list[tuple[Any, ...]]) -> None:
     columns = {name: list(column) for name, column in zip(SCHEMA.names, zip(*rows, strict=True), strict=True)}
     message = ENCODER.encode(list(columns.values()))
@@ -35,6 +38,25 @@ def test_batch_encoder_writes_what_pyarrow_reads(rows: list[tuple[Any, ...]]) ->
     assert [c.null_count for c in batch.columns] == [column.count(None) for column in columns.values()]
     # The next message starts where the reader expects it.
     assert len(message) == pa.record_batch(list(columns.values()), schema=SCHEMA).serialize().size
+
+
+@given(st.lists(ROWS, min_size=2, max_size=4), st.data())
+def test_batch_encoder_appends_what_it_encodes_at_once(parts: list[Any], data: st.DataObject) -> None:
+    def columns(rows: list[Any]) -> list[tuple[Any, ...]]:
+        return list(zip(*rows, strict=True))
+
+    message = ENCODER.encode(columns(parts[0]))
+    for part in parts[1:]:
+        message = ENCODER.append(message, columns(part))
+    rows = [row for part in parts for row in part]
+    assert message == ENCODER.encode(columns(rows))
+    assert ENCODER.count_rows(message) == len(rows)
+    column = SCHEMA.get_field_index("c3")
+    present = [number for number, row in enumerate(rows) if row[column] is not None]
+    if present:
+        number = data.draw(st.sampled_from(present))
+        rows[number] = (*rows[number][:column], 77, *rows[number][column + 1 :])
+        assert ENCODER.replace_number(message, column, number, 77) == ENCODER.encode(columns(rows))
 
 
 def test_batch_encoder_refuses_numbers_out_of_range() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
@@ -12,8 +13,15 @@ from hypothesis import given
 
 from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.storage.chains import extend_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
-from spark_statestore.storage.handle_codec import HANDLE_SCHEMA, HandleContext, decode_handle, encode_handle
+from spark_statestore.storage.handle_codec import (
+    HANDLE_SCHEMA,
+    HandleContext,
+    decode_handle,
+    encode_extended_handle,
+    encode_handle,
+)
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
@@ -67,6 +75,16 @@ def facts(state: StateObject) -> object:
             return (column_families, facts(state.delegate_state_handle))
         case _:
             return (type(state), {f.name: getattr(state, f.name) for f in fields(state) if f.name != "files"})
+
+
+@given(chains(), st.lists(st.none() | operators, min_size=1, max_size=12))
+def test_extended_handle_is_encoded_as_the_whole(parent: IncrementalStateHandle, changes: list[Any]) -> None:
+    encoded = encode_handle(parent, CONTEXT)
+    for change in changes:
+        handle = extend_chain(parent, parent.version + 1, change)
+        encoded = encode_extended_handle(handle, parent, encoded, CONTEXT)
+        assert encoded == encode_handle(handle, CONTEXT)
+        parent = handle
 
 
 @given(handles)
