@@ -18,7 +18,7 @@ EXPLAINED: dict[str, str] = {
         "The slowest batches of one store wait for a core",
     ),
     **dict.fromkeys(
-        [f"bytes stored, {work}" for work in (_AMPLIFIED[0], _AMPLIFIED[1], _AMPLIFIED[3])],
+        [f"bytes stored, {work}" for work in (*_AMPLIFIED[:4], _AMPLIFIED[5])],
         "Each retained version keeps its base",
     ),
     "batch of 10,000 rows at 1,000,000 keys": "A batch waits for memory",
