@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks import stalls
 from benchmarks.contest import LIMIT, OURS
-from benchmarks.groups import limit, merges
+from benchmarks.groups import amplification, limit, merges
 from benchmarks.race import Lap
 from benchmarks.stalls import BACKEND, Batch, Threads, Times, between, part_of
 
@@ -38,6 +38,10 @@ def test_merges_run_on_both_stores(built: Path, tmp_path: Path, monkeypatch: pyt
     # At least the base of each partition.
     (row,) = [line for line in found.tables.splitlines() if f" {OURS} |" in line]
     assert int(row.split("|")[-2]) >= merges.QUICK[0].partitions
+    # Also those of versions in merged files.
+    (state,) = tmp_path.rglob("0-0/**/state/0")
+    for partition in range(merges.QUICK[0].partitions):
+        assert amplification.streams(state / str(partition), partition)["deltas"]
 
 
 def test_threads_have_parts():
