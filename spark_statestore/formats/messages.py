@@ -43,14 +43,17 @@ _PADDING: Final = [bytes(size) for size in range(8)]
 
 _CODES: Final = {pa.uint8(): "B", pa.int32(): "i", pa.uint32(): "I", pa.int64(): "q"}
 
+_Column = tuple[list[tuple[int, int]], list[bytes]]
+"""Nodes (length and null count) and buffers of a column."""
+
 _Buffer = Literal["validity", "offsets", "values"]
 
 
 @dataclass(frozen=True, slots=True)
 class _ColumnEncoder:
-    """Encoder of a column's values as nodes (length and null count) and buffers."""
+    """Encoder of the values of a column, and what each of its buffers holds."""
 
-    encode: Callable[[Sequence[Any]], tuple[list[tuple[int, int]], list[bytes]]]
+    encode: Callable[[Sequence[Any]], _Column]
     buffers: tuple[_Buffer, ...]
 
 
@@ -270,15 +273,13 @@ def _encoder_of(kind: pa.DataType) -> _ColumnEncoder:
     raise TypeError(f"there is no encoding of {kind}")
 
 
-def _numbers(code: str, values: Sequence[int | None]) -> tuple[list[tuple[int, int]], list[bytes]]:
+def _numbers(code: str, values: Sequence[int | None]) -> _Column:
     nulls = values.count(None)
     numbers = [v or 0 for v in values] if nulls else values
     return [(len(values), nulls)], [_validity(values, nulls), struct.pack(f"<{len(values)}{code}", *numbers)]
 
 
-def _pieces(
-    values: Sequence[Any], encoded: Callable[[Any], bytes]
-) -> tuple[list[tuple[int, int]], list[bytes]]:
+def _pieces(values: Sequence[Any], encoded: Callable[[Any], bytes]) -> _Column:
     nulls = values.count(None)
     if nulls == len(values):
         return [(nulls, nulls)], [_validity(values, nulls), bytes(4 * (nulls + 1)), b""]
@@ -286,7 +287,7 @@ def _pieces(
     return [(len(values), nulls)], [_validity(values, nulls), _offsets(pieces), b"".join(pieces)]
 
 
-def _lists(values: Sequence[Sequence[int] | None]) -> tuple[list[tuple[int, int]], list[bytes]]:
+def _lists(values: Sequence[Sequence[int] | None]) -> _Column:
     nulls = values.count(None)
     lists = [v or () for v in values]
     items = [item for each in lists for item in each]
