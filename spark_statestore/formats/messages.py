@@ -47,6 +47,7 @@ _Column = tuple[list[tuple[int, int]], list[bytes]]
 """Nodes (length and null count) and buffers of a column."""
 
 _Buffer = Literal["validity", "offsets", "values"]
+_OF_PIECES: Final[tuple[_Buffer, ...]] = ("validity", "offsets", "values")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +78,12 @@ class BatchEncoder:
         self._template = template
         self._body_length = _field(template, root, _MESSAGE_BODY_LENGTH)
         self._length = _field(template, batch, _BATCH_LENGTH)
-        # A flatbuffers vector is its length followed by its elements.
-        self._nodes = _target(template, _field(template, batch, _BATCH_NODES)) + _U32.size
-        self._buffers = _target(template, _field(template, batch, _BATCH_BUFFERS)) + _U32.size
-        lists = sum(column is _LISTS for column in self._columns)
-        self._nodes_of = struct.Struct(f"<{2 * (len(self._columns) + lists)}q")
-        self._buffers_of = struct.Struct(f"<{2 * sum(len(column.buffers) for column in self._columns)}q")
+        # A flatbuffers vector is its length followed by its elements, here pairs of numbers.
+        nodes = _target(template, _field(template, batch, _BATCH_NODES))
+        buffers = _target(template, _field(template, batch, _BATCH_BUFFERS))
+        self._nodes, self._buffers = nodes + _U32.size, buffers + _U32.size
+        self._nodes_of = struct.Struct(f"<{2 * _U32.unpack_from(template, nodes)[0]}q")
+        self._buffers_of = struct.Struct(f"<{2 * _U32.unpack_from(template, buffers)[0]}q")
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> bytes:
         """Return the message of a batch with at least one row, given the values of each of its columns.
@@ -269,7 +270,8 @@ def _encoder_of(kind: pa.DataType) -> _ColumnEncoder:
     if pa.types.is_binary(kind):
         return _ColumnEncoder(lambda values: _pieces(values, bytes), _OF_PIECES)
     if pa.types.is_list(kind) and kind.value_type == pa.int64():
-        return _LISTS
+        # The items' validity is always empty: they are not null.
+        return _ColumnEncoder(_lists, ("validity", "offsets", "values", "values"))
     raise TypeError(f"there is no encoding of {kind}")
 
 
@@ -328,11 +330,6 @@ def _appended_validity(
     bits = int.from_bytes(present, "little") if nulls else (1 << rows) - 1
     more = int.from_bytes(added, "little") if more_nulls else (1 << more_rows) - 1
     return (bits | more << rows).to_bytes(size, "little")
-
-
-_OF_PIECES: Final[tuple[_Buffer, ...]] = ("validity", "offsets", "values")
-# The items' validity is always empty: they are not null.
-_LISTS: Final = _ColumnEncoder(_lists, ("validity", "offsets", "values", "values"))
 
 
 def _field(data: bytes, table: int, number: int) -> int:
