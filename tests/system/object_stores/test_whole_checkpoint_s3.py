@@ -46,3 +46,18 @@ def test_killed_queries_resume_from_s3(
     runs.finish(url, remote)
     assert outputs(remote) == expected
     assert fsspec.filesystem("s3").find(f"{bucket}/checkpoints/0/commits")
+
+
+def test_first_run_of_a_query_publishes_its_commits_together(
+    built: Path,
+    bucket: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    # The directories of a new checkpoint do not exist on an object store, so Spark does not list them.
+    runs = Runs(tmp_path / "input", QUERIES[:1], 1)
+    runs.write_input(range(3))
+    runs.finish(f"s3://{bucket}/checkpoints", tmp_path / "output.jsonl")
+    objects = fsspec.filesystem("s3").find(f"{bucket}/checkpoints/0/state")
+    assert any("/_merged/" in path for path in objects)
+    # The first version of each of two stores has a file of its own, see `commit_version`.
+    assert sum(path.endswith("/_metadata") for path in objects) == 2

@@ -24,9 +24,17 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
   private val isCommitLog = root.getName == StoreLocation.CommitLog
   private val openedAt = System.nanoTime()
 
-  override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput =
+  override def createAtomic(path: Path, overwriteIfPossible: Boolean): Since41.CancellableOutput = {
+    announceRun()
     new AtomicOutput(files, qualified(path), overwriteIfPossible, new FileContent, batches,
       awaitCommits(path.getName, _))
+  }
+
+  // A run lists its log of offsets first if there is one, and adds a batch to it before the tasks of the batch begin, on
+  // the thread that writes the commit log later. The directory of a new query's log does not exist on an object store.
+  private def announceRun(): Unit = if (root.getName == StoreLocation.OffsetLog) {
+    CommitCollector.announce(new Path(root.getParent, StoreLocation.CommitLog).toString)
+  }
 
   private def awaitCommits(batch: String, entry: FileContent): Unit = if (isCommitLog) {
     try {
@@ -44,10 +52,7 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
 
   override def list(path: Path, filter: PathFilter): Array[FileStatus] = {
     val target = qualified(path)
-    // Each run begins with its log of offsets, on the thread that writes the commit log later.
-    if (root.getName == StoreLocation.OffsetLog) {
-      CommitCollector.announce(new Path(root.getParent, StoreLocation.CommitLog).toString)
-    }
+    announceRun()
     val found = if (target == root) batches.list() else files.list(target)
     found.filter(status => filter.accept(status.getPath)).toArray
   }
