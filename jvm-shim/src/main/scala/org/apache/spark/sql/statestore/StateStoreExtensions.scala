@@ -4,7 +4,8 @@ import org.apache.spark.{SPARK_VERSION, SparkContext}
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.statestore.driver.{DriverCheckpointStore, QueryMonitor, QueryOptionsRule, RealTimeSessions}
+import org.apache.spark.sql.statestore.driver.{CommitReportsRule, DriverCheckpointStore, QueryMonitor, QueryOptionsRule,
+  RealTimeSessions}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 import org.apache.spark.sql.statestore.transform.TransformWithStateRule
 
@@ -26,6 +27,7 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
     extensions.injectColumnar(_ => TransformWithStateRule)
     extensions.injectColumnar(session => new QueryOptionsRule(session))
+    extensions.injectColumnar(session => new CommitReportsRule(session))
   }
 }
 

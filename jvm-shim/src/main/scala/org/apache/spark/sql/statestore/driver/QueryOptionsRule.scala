@@ -1,10 +1,9 @@
 package org.apache.spark.sql.statestore.driver
 
-import java.util.{Locale, UUID}
+import java.util.Locale
 
 import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.rules.Rule
-import org.apache.spark.sql.classic
 import org.apache.spark.sql.execution.{ColumnarRule, SparkPlan}
 import org.apache.spark.sql.execution.streaming.sources.{WriteToMicroBatchDataSource, WriteToMicroBatchDataSourceV1}
 import org.apache.spark.sql.internal.SQLConf
@@ -26,22 +25,17 @@ private[statestore] final class QueryOptionsRule(session: SparkSession) extends 
     override val ruleName: String = "options of spark-statestore"
 
     override def apply(plan: SparkPlan): SparkPlan = {
-      // Absent in a batch query.
-      Option(session.sparkContext.getLocalProperty(Since41.QueryIdKey)).foreach { query =>
-        sinkOptions(query).foreach { case (key, value) => requireForSink(key, value) }
+      if (RunningQuery.id(session).isDefined) {
+        sinkOptions.foreach { case (key, value) => requireForSink(key, value) }
         if (plan.exists(keepsState)) StorageCheck.require(session, BackendOptions.parse(session.conf.getAll))
       }
       plan
     }
   }
 
-  private def sinkOptions(query: String): Map[String, String] = session match {
-    case known: classic.SparkSession =>
-      Option(known.sharedState.activeStreamingQueries.get(UUID.fromString(query))).map(_.logicalPlan) match {
-        case Some(write: WriteToMicroBatchDataSource) => write.writeOptions
-        case Some(write: WriteToMicroBatchDataSourceV1) => write.writeOptions
-        case _ => Map.empty
-      }
+  private def sinkOptions: Map[String, String] = RunningQuery.of(session).map(_.logicalPlan) match {
+    case Some(write: WriteToMicroBatchDataSource) => write.writeOptions
+    case Some(write: WriteToMicroBatchDataSourceV1) => write.writeOptions
     case _ => Map.empty
   }
 

@@ -27,6 +27,8 @@ private[statestore] final class TaskReadStores {
 private[statestore] object Since41 {
   type StatefulOperator = org.apache.spark.sql.execution.streaming.operators.stateful.StatefulOperator
 
+  type StreamExecution = org.apache.spark.sql.execution.streaming.runtime.StreamExecution
+
   type CheckpointFileManager = org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager
 
   type CancellableOutput = org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.CancellableFSDataOutputStream

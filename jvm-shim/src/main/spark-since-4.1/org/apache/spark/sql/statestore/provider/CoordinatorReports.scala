@@ -7,12 +7,13 @@ import scala.util.control.NonFatal
 import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state._
+import org.apache.spark.sql.statestore.driver.CommitReportsRule
 
 /**
  * Reports of one store to Spark's state store coordinator on the driver.
  *
- * Guarantees: every commit is reported before `commit` returns, which foreachBatch sinks demand.
- * Snapshots are reported in the background and at most once for each snapshot interval, since the
+ * Guarantees: every commit is reported before `commit` returns, which foreachBatch sinks demand, unless the query is known
+ * to have no such sink. Snapshots are reported in the background and at most once for each snapshot interval, since the
  * call waits for the driver; a report that fails changes nothing.
  */
 private[statestore] final class CoordinatorReports(
@@ -25,7 +26,7 @@ private[statestore] final class CoordinatorReports(
   private var reported = -1L
 
   def committed(version: Long): Unit =
-    if (conf.commitValidationEnabled && runId.nonEmpty) {
+    if (conf.commitValidationEnabled && runId.nonEmpty && CommitReportsRule.areWanted) {
       try coordinator().foreach(_.reportStateStoreCommit(providerId, version, id.storeName)) catch {
         case NonFatal(e) =>
           known = null

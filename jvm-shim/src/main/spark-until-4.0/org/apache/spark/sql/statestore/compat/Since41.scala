@@ -71,6 +71,8 @@ private[statestore] final class TaskReadStores {
 private[statestore] object Since41 {
   type StatefulOperator = org.apache.spark.sql.execution.streaming.StatefulOperator
 
+  type StreamExecution = org.apache.spark.sql.execution.streaming.StreamExecution
+
   type CheckpointFileManager = org.apache.spark.sql.execution.streaming.CheckpointFileManager
 
   type CancellableOutput = org.apache.spark.sql.execution.streaming.CheckpointFileManager.CancellableFSDataOutputStream

@@ -1,0 +1,85 @@
+"""Only the tasks of a query with a foreachBatch sink report their commits, which Spark demands for such a sink alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark import events
+from tests.spark.queries import OURS, STATE_STORE, configured
+
+pytestmark = pytest.mark.slow
+
+UNWANTED = "spark.statestore.commitReportsUnwanted"
+
+Start = Callable[[Any], Any]
+
+
+def with_its_tasks_property(counts: Any) -> Any:
+    """Add a column with what the tasks that commit the state were told."""
+    from pyspark import TaskContext
+    from pyspark.sql import functions as F
+
+    def told() -> str:
+        task = TaskContext.get()
+        assert task is not None
+        return task.getLocalProperty(UNWANTED) or "nothing"
+
+    return counts.select("k", F.udf(lambda _: told(), "string")("k").alias("told"))
+
+
+def run(spark: Any, directory: Path, start: Start) -> None:
+    """Count the events of two batches by key, with a sink that the caller starts."""
+    watched = directory / "input"
+    watched.mkdir()
+    for number, rows in enumerate(events.batches(2)):
+        pq.write_table(pa.Table.from_pylist(rows, events.SCHEMA), watched / f"{number}.parquet")
+    confs = {STATE_STORE + "providerClass": OURS, "spark.sql.shuffle.partitions": "2"}
+    with configured(spark, confs):
+        schema = spark.read.parquet(str(watched)).schema
+        stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(watched))
+        counts = with_its_tasks_property(stream.groupBy("k").count())
+        writer = counts.writeStream.outputMode("update").option(
+            "checkpointLocation", str(directory / "checkpoint")
+        )
+        query = start(writer.trigger(availableNow=True))
+    try:
+        assert query.awaitTermination(120), "the query does not end"
+        batches = [progress["batchId"] for progress in query.recentProgress if progress["numInputRows"]]
+    finally:
+        query.stop()
+    assert batches == [0, 1]
+
+
+def test_tasks_of_a_foreach_batch_sink_report_their_commits(spark: Any, tmp_path: Path) -> None:
+    told: set[str] = set()
+    nested: set[str] = set()
+
+    def collect(batch: Any, number: int) -> None:
+        told.update(row.told for row in batch.collect())
+        # A query that another one starts gets its own answer.
+        directory = tmp_path / f"nested-{number}"
+        directory.mkdir()
+        run(
+            batch.sparkSession,
+            directory,
+            lambda writer: writer.format("memory").queryName(f"nested_{number}").start(),
+        )
+        nested.update(row.told for row in batch.sparkSession.table(f"nested_{number}").collect())
+        told.update(row.told for row in batch.collect())
+
+    run(spark, tmp_path, lambda writer: writer.foreachBatch(collect).start())
+    assert told == {"nothing"}
+    assert nested == {"true"}
+
+
+def test_tasks_of_another_sink_do_not_report_their_commits(spark: Any, tmp_path: Path) -> None:
+    run(spark, tmp_path, lambda writer: writer.format("memory").queryName("reports").start())
+    rows = spark.table("reports").collect()
+    assert rows
+    assert {row.told for row in rows} == {"true"}
