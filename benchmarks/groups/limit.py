@@ -74,11 +74,11 @@ class Plan:
 
     works: tuple[Work, ...] = (
         # The many tasks of the first row warm up what all rows run.
-        Work(200, 10_000, 340_000, warmup=12, least=2, batches=20),
-        Work(8, 1_000, 60_000, warmup=50, least=3, batches=60),
+        Work(200, 10_000, 340_000, warmup=16, least=2, batches=30),
+        Work(8, 1_000, 60_000, warmup=80, least=3, batches=120),
         Work(8, 50_000, 950_000, warmup=10, least=3, batches=30),
     )
-    seconds: float = 60
+    seconds: float = 150
     hopeless: float = 1.5
 
 
