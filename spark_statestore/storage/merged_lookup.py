@@ -102,7 +102,7 @@ class MergedLookup:
         with self._lock:
             found = index.find(store, checkpoint, attempt_id)
             if checkpoint.id is None and (error := index.damage(checkpoint, found)) is not None:
-                raise error
+                raise _may_be_in(place, error)
             return found
 
     def require_no_damage(self, path: str) -> None:
@@ -117,7 +117,7 @@ class MergedLookup:
             index = self._with_indexes(place[1].version)
             with self._lock:
                 if (error := index.damage(place[1], None)) is not None:
-                    raise error
+                    raise _may_be_in(place, error)
 
     def damaged_files(self) -> list[CorruptCheckpointError]:
         """Return the errors of the files that cannot be read.
@@ -344,3 +344,10 @@ class MergedLookup:
     def _place_of(self, path: str) -> Place | None:
         start = f"{self._state}/"
         return place_of(path[len(start) :]) if path.startswith(start) else None
+
+
+def _may_be_in(place: Place, error: CorruptCheckpointError) -> CorruptCheckpointError:
+    store, checkpoint, _ = place
+    # The store's name is left out where it is the default.
+    where = ", ".join(map(" ".join, zip(("operator", "partition", "store"), store.split("/"), strict=False)))
+    return CorruptCheckpointError(f"{checkpoint} of {where} may be in a damaged file of a batch: {error}")

@@ -103,7 +103,8 @@ def test_index_of_other_versions_is_not_read(files: MemoryFileSystem) -> None:
     found = MergedFiles(files, STATE)
     view = MergedFileSystem(files, found)
     assert view.read(path("0/0", 3, 3)) == bytes(metadata(3))
-    with pytest.raises(CorruptCheckpointError, match="_merged/1-1-0"):
+    lost = r"^version 1 \(id .*\) of operator 0, partition 0 may be in a damaged file .*_merged/1-1-0"
+    with pytest.raises(CorruptCheckpointError, match=lost):
         view.read(path("0/0", 1, 1))
     with pytest.raises(FileNotFoundError):
         view.read(path("0/0", 4, 4))
@@ -127,7 +128,8 @@ def test_damaged_file_may_have_a_later_attempt(files: MemoryFileSystem) -> None:
         publish(MergedFiles(files, STATE), (path("0/0", 2), number), (path("0/0", 3, number), number))
     files.replace(f"{STATE}/_merged/2-3-1", b"damaged")
     merged = MergedFiles(files, STATE)
-    with pytest.raises(CorruptCheckpointError, match="_merged/2-3-1"):
+    lost = r"^version 2 of operator 0, partition 0 may be in a damaged file .*_merged/2-3-1"
+    with pytest.raises(CorruptCheckpointError, match=lost):
         merged.find(path("0/0", 2))
     # With ids there is no doubt.
     assert merged.find(path("0/0", 3, 1)) is not None
