@@ -46,7 +46,6 @@ CLASSES = (
             "StateStoreProvider",
             "StateStoreProvider$",
             "StateStoreProviderId",
-            "StateStoreSnapshotLastUploadInstanceMetric",
             "SupportsFineGrainedReplay",
             "SupportsReusableIterator",
             "TimestampAsPostfixKeyStateEncoderSpec",

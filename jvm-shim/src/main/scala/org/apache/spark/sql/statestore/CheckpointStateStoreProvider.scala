@@ -9,7 +9,7 @@ import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.backend._
-import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, Since41, TaskReadStores}
+import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, TaskReadStores}
 import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation, ValueEvolution}
 import org.apache.spark.sql.statestore.provider._
@@ -334,7 +334,8 @@ class CheckpointStateStoreProvider
   private[statestore] def measure(of: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
     val stored = synchronized(of.newestStored)
     val custom = StoreMetrics.of(counters, of.numKeys, stored, version, client.backend, StoreMetrics.isFirst(operator, version))
-    Since41.metrics(of.numKeys, of.memoryBytes, custom, id, stored.fold(-1L)(_.baseVersion))
+    // Without Spark's metric of each partition's last snapshot, of which each task would send a map.
+    StateStoreMetrics(of.numKeys, of.memoryBytes, custom)
   }
 
   private lazy val commitLog: String = StoreLocation.commitLog(id)

@@ -5,10 +5,7 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
 
 /** Members that Spark's interfaces have since 4.1. */
-private[statestore] trait ProviderSince41 extends StateStoreProvider {
-  override def supportedInstanceMetrics: Seq[StateStoreInstanceMetric] =
-    Seq(StateStoreSnapshotLastUploadInstanceMetric())
-}
+private[statestore] trait ProviderSince41 extends StateStoreProvider
 
 private[statestore] trait ReplaySince41 extends SupportsFineGrainedReplay
 
@@ -40,13 +37,6 @@ private[statestore] object Since41 {
       key: UnsafeRow, keySchema: StructType, value: UnsafeRow, valueSchema: StructType, store: StateStoreId,
       conf: StateStoreConf): Unit =
     StateStoreProvider.validateStateRowFormat(key, keySchema, value, valueSchema, store, conf)
-
-  /** @param lastSnapshot  version of the newest full snapshot of the store, -1 if there is none */
-  def metrics(
-      keys: Long, memoryBytes: Long, custom: Map[StateStoreCustomMetric, Long], store: StateStoreId,
-      lastSnapshot: Long): StateStoreMetrics =
-    StateStoreMetrics(keys, memoryBytes, custom, Map[StateStoreInstanceMetric, Long](
-      StateStoreSnapshotLastUploadInstanceMetric(Some(store.partitionId), store.storeName) -> lastSnapshot))
 
   def maxVersionsToDelete(conf: StateStoreConf): Int = conf.maxVersionsToDeletePerMaintenance
 

@@ -85,13 +85,6 @@ private[statestore] object Since41 {
       conf: StateStoreConf): Unit =
     StateStoreProvider.validateStateRowFormat(key, keySchema, value, valueSchema, conf)
 
-  /** @param lastSnapshot  version of the newest full snapshot of the store; this Spark has no metric for it */
-  def metrics(
-      keys: Long, memoryBytes: Long, custom: Map[StateStoreCustomMetric, Long], store: StateStoreId,
-      lastSnapshot: Long): StateStoreMetrics =
-    StateStoreMetrics(keys, memoryBytes, custom)
-
-  /** This Spark has no bound. */
   def maxVersionsToDelete(conf: StateStoreConf): Int = -1
 
   def release(store: ReadStateStore): Unit = store.abort()
