@@ -102,7 +102,7 @@ class MergedLookup:
         with self._lock:
             found = index.find(store, checkpoint, attempt_id)
             if checkpoint.id is None and (error := index.damage(checkpoint, found)) is not None:
-                raise _may_be_in(place, error)
+                raise _may_be_in(place, error) from error
             return found
 
     def require_no_damage(self, path: str) -> None:
@@ -117,7 +117,7 @@ class MergedLookup:
             index = self._with_indexes(place[1].version)
             with self._lock:
                 if (error := index.damage(place[1], None)) is not None:
-                    raise _may_be_in(place, error)
+                    raise _may_be_in(place, error) from error
 
     def damaged_files(self) -> list[CorruptCheckpointError]:
         """Return the errors of the files that cannot be read.

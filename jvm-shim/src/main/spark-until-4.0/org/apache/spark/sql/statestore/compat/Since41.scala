@@ -85,6 +85,7 @@ private[statestore] object Since41 {
       conf: StateStoreConf): Unit =
     StateStoreProvider.validateStateRowFormat(key, keySchema, value, valueSchema, conf)
 
+  /** This Spark has no bound. */
   def maxVersionsToDelete(conf: StateStoreConf): Int = -1
 
   def release(store: ReadStateStore): Unit = store.abort()
