@@ -139,6 +139,7 @@ def take_turns(
     least: int = 1,
     seconds: float = float("inf"),
     hopeless: float = float("inf"),
+    rewarm: int = 0,
     warm_up_together: bool = False,
     warmed: Callable[[], None] = lambda: None,
 ) -> Laps:
@@ -146,26 +147,33 @@ def take_turns(
 
     All run the `least` measured batches; further ones begin for so many `seconds`. An entrant
     whose best of those batches took `hopeless` times as long as the first entrant's worst runs no more.
+    With `rewarm` the others warm up for so many batches more, and only what follows counts for them.
     Queries in processes of their own can warm up at the same time.
     """
     end = float("inf")
     laps: Laps = {name: [] for name in queries}
     shuffled = random.Random(1)
     order = list(queries)
-    for number in range(1 + warmup + batches):
+    rewarmed = range(warmup + least + 1, warmup + least + rewarm + 1)
+    uncounted = least + rewarm if rewarm else 0
+    for number in range(1 + warmup + uncounted + batches):
+        is_warmup = number <= warmup or number in rewarmed
         if number == warmup + 1:
             warmed()
         if number == warmup + least + 1:
-            end = time.monotonic() + seconds
             for name in _behind(laps, race.entrants[0].name, hopeless):
                 order.remove(name)
                 queries[name].stop()
+            if rewarm:
+                laps |= {name: [] for name in order}
+        if number == warmup + least + rewarm + 1:
+            end = time.monotonic() + seconds
         if time.monotonic() > end:
             break
         made = directory / f"{number:03}.parquet"
         pq.write_table(race.table(number), made)
         shuffled.shuffle(order)
-        threads = len(order) if warm_up_together and number <= warmup else 1
+        threads = len(order) if warm_up_together and is_warmup else 1
         with ThreadPoolExecutor(threads) as pool:
             futures = [pool.submit(queries[name].batch, made) for name in order]
         last = [future.result() for future in futures]
@@ -175,7 +183,7 @@ def take_turns(
                 raise RuntimeError(
                     f"{race.name}, batch {number}: {name} has {lap.answer}, and {order[0]} {first.answer}"
                 )
-            if number > warmup:
+            if not is_warmup:
                 laps[name].append(lap)
             elif number == 0:
                 log(f"{race.name}, {name}: {lap.rows:,} rows of state in {lap.milliseconds:,.0f} ms")

@@ -31,12 +31,16 @@ def test_race_rejects_stores_with_different_answers(spark: Any, tmp_path: Path):
 def test_race_limits_batches_of_a_slow_store(spark: Any, tmp_path: Path):
     entrants = tuple(Entrant(name, *PROVIDERS[name]) for name in (OURS, HDFS))
 
-    def ran(times: float) -> dict[str, int]:
-        plain = Race(f"{times} times", lambda stream: stream, operators.visits(10, 10), entrants)
-        laps = race.run(spark, tmp_path / str(times), plain, 0, 3, lambda _: None, least=1, hopeless=times)
-        return {name: len(of) for name, of in laps.items()}
+    def ran(times: float, rewarm: int = 0) -> dict[str, list[int]]:
+        rows = operators.visits(10, 10)
+        plain = Race("plain", lambda stream: stream, lambda number: rows(1).slice(0, number + 1), entrants)
+        directory = tmp_path / f"{times}-{rewarm}"
+        directory.mkdir()
+        laps = race.run(
+            spark, directory, plain, 0, 3, lambda _: None, least=1, hopeless=times, rewarm=rewarm
+        )
+        return {name: [lap.input_rows - 1 for lap in of] for name, of in laps.items()}
 
-    (tmp_path / "0").mkdir()
-    (tmp_path / "1000").mkdir()
-    assert ran(1000) == {OURS: 3, HDFS: 3}
-    assert ran(0) == {OURS: 3, HDFS: 1}
+    assert ran(1000) == {OURS: [1, 2, 3], HDFS: [1, 2, 3]}
+    assert ran(0) == {OURS: [1, 2, 3], HDFS: [1]}
+    assert ran(0, rewarm=2) == {OURS: [4, 5, 6], HDFS: [1]}
