@@ -36,9 +36,7 @@ def test_race_limits_batches_of_a_slow_store(spark: Any, tmp_path: Path):
         plain = Race("plain", lambda stream: stream, lambda number: rows(1).slice(0, number + 1), entrants)
         directory = tmp_path / f"{times}-{rewarm}"
         directory.mkdir()
-        laps = race.run(
-            spark, directory, plain, 0, 3, lambda _: None, least=1, hopeless=times, rewarm=rewarm
-        )
+        laps = race.run(spark, directory, plain, 0, 3, lambda _: None, least=1, hopeless=times, rewarm=rewarm)
         return {name: [lap.input_rows - 1 for lap in of] for name, of in laps.items()}
 
     assert ran(1000) == {OURS: [1, 2, 3], HDFS: [1, 2, 3]}
