@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contest import CHANGELOG, HDFS, OURS
+from benchmarks.contest import CHANGELOG, HDFS, LIMIT, OURS
 from benchmarks.groups import s3
 from benchmarks.race import Lap, Laps
 from benchmarks.s3.relay import relaying
@@ -104,12 +104,19 @@ def test_requests_are_classified_by_the_servers_name():
     assert parse(event("ListObjectsV2", "/bucket", "prefix=a")).key == "prefix=a"
 
 
-def row(milliseconds: dict[str, float], kinds: dict[str, list[str]], *, batches: int = 1) -> s3.Row:
+def row(
+    milliseconds: dict[str, float],
+    kinds: dict[str, list[str]],
+    *,
+    batches: int = 1,
+    partitions: int = 8,
+    delay: int = 0,
+) -> s3.Row:
     laps: Laps = {name: [Lap(time, {}, 0, 0)] * batches for name, time in milliseconds.items()}
     requests = {
         name: [Request(kind, kind, "bucket", "key", 200, 50, 50) for kind in of] for name, of in kinds.items()
     }
-    return s3.Row("query", 8, laps, requests)
+    return s3.Row("query", partitions, laps, requests, delay)
 
 
 def short(measured: s3.Row) -> list[str]:
@@ -126,6 +133,15 @@ def test_row_is_ahead_of_both_stores():
     assert short(row({OURS: 20.0} | times, {OURS: [*ours, "GET"]} | rivals)) == ["requests, absolute"]
     assert short(row({OURS: 20.0} | times, {OURS: ours * 2} | rivals, batches=2)) == ["requests", "bytes"]
     assert short(row({OURS: 20.0} | times, {OURS: [*ours[1:], "LIST"]} | rivals)) == ["LIST and COPY"]
+
+
+def test_row_with_many_partitions_and_a_delay_takes_a_quarter():
+    kinds = {OURS: ["PUT"], LIMIT: ["PUT"], HDFS: ["PUT"] * 6}
+    times = {OURS: 10.1, LIMIT: 9.0, HDFS: 40.0}
+    assert short(row(times, kinds, partitions=200, delay=30)) == ["p50"]
+    assert short(row(times | {OURS: 10.0}, kinds, partitions=200, delay=30)) == []
+    assert short(row(times, kinds, partitions=8, delay=30)) == []
+    assert short(row(times, kinds, partitions=200)) == []
 
 
 def test_requests_of_a_batch_are_an_average():

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyspark
 
 import spark_statestore
-from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, OURS, PROVIDERS
-from benchmarks.race import Entrant
+from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, LIMIT, OURS
+from benchmarks.race import Entrant, entrant_of
 from benchmarks.race_apart import CONFS, Host
 from tests.spark.queries import JOIN_FORMAT
 from tests.support.services import Service
@@ -19,7 +20,11 @@ from tests.support.services.hdfs import hadoop_version
 from tests.support.services.service import fetched, run_client
 
 MINE = (OURS, BY_TASK)
-STORES = (*MINE, HDFS, CHANGELOG)
+
+WITH_BACKEND = (*MINE, LIMIT)
+"""Those with Spark's own files written by the backend."""
+
+STORES = (*WITH_BACKEND, HDFS, CHANGELOG)
 
 CLOUD = "org.apache.spark:spark-hadoop-cloud_2.13:4.1.2"
 """Spark's checkpoint file manager for S3. Spark 4.3's own is not on Maven Central; the class fits."""
@@ -104,7 +109,7 @@ def hosts(service: Service, endpoint: str) -> dict[str, Host]:
         "hadoop__fs__s3a__secret__key": environment["AWS_SECRET_ACCESS_KEY"],
     }
     return {
-        **{name: Host(spark_files="backend", confs=SHARED, environment=environment) for name in MINE},
+        **{name: Host(spark_files="backend", confs=SHARED, environment=environment) for name in WITH_BACKEND},
         HDFS: Host(confs=SHARED | hadoop),
         CHANGELOG: Host(confs=SHARED | hadoop),
     }
@@ -113,17 +118,14 @@ def hosts(service: Service, endpoint: str) -> dict[str, Host]:
 def entrants(buckets: Mapping[str, str], *, is_join: bool) -> tuple[Entrant, ...]:
     """Return stores with their buckets; of a join each has the newest format that it supports."""
     found = []
-    for name in buckets:
-        is_mine = name in MINE
-        provider, settings = PROVIDERS[OURS if is_mine else name]
-        if name == BY_TASK:
-            settings = settings | {"backend.commit": "task"}
-        scheme = "s3" if is_mine else "s3a"
-        confs = {}
-        if is_join and name != HDFS:
-            confs[JOIN_FORMAT] = "4"
-            provider = spark_statestore.JOIN_PROVIDER_CLASS if is_mine else provider
-        found.append(Entrant(name, provider, settings, confs, f"{scheme}://{buckets[name]}"))
+    for name, bucket in buckets.items():
+        scheme = "s3" if name in WITH_BACKEND else "s3a"
+        entrant = replace(entrant_of(name), checkpoints=f"{scheme}://{bucket}")
+        if is_join and name not in (HDFS, LIMIT):
+            entrant = replace(entrant, confs={JOIN_FORMAT: "4"})
+            if name in MINE:
+                entrant = replace(entrant, provider=spark_statestore.JOIN_PROVIDER_CLASS)
+        found.append(entrant)
     return tuple(found)
 
 
@@ -135,5 +137,5 @@ def require_isolation(spark: Any, name: str) -> None:
         present = True
     except Exception:  # noqa: BLE001 - of py4j
         present = False
-    if present == (name in MINE):
+    if present == (name in WITH_BACKEND):
         raise RuntimeError(f"{name}: hadoop-aws is {'' if present else 'not '}on the class path")
