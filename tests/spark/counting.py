@@ -95,6 +95,12 @@ def messages(error: Any) -> str:
     return "\n".join(found)
 
 
+def failure_of(query: Any) -> str | None:
+    """Return all messages of the error that ended a query; None if none did."""
+    failure = query._jsq.exception()
+    return messages(failure.get()) if failure.isDefined() else None
+
+
 def metric(query: Any, name: str) -> int:
     """Sum a custom metric over the batches in Spark's recent progress."""
     return sum(

@@ -4,7 +4,7 @@ import json
 import sys
 
 import spark_statestore
-from tests.spark.counting import messages, report, start_counting
+from tests.spark.counting import failure_of, report, start_counting
 from tests.support.sessions import local_builder
 
 asked = json.loads(sys.argv[1])
@@ -18,7 +18,7 @@ if "checkpoint" in asked:
         query.awaitTermination(60)
         report("ended")
     except Exception:  # noqa: BLE001 - whatever it is, the test wants to know
-        report("failed", messages(query._jsq.exception().get()))
+        report("failed", failure_of(query))
 try:
     spark_statestore.attach(spark)
     report("accepted")

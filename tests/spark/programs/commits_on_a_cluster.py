@@ -11,8 +11,8 @@ import sys
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
+    failure_of,
     finish,
-    messages,
     report,
     report_executors,
     start_counting,
@@ -63,16 +63,12 @@ def main():
 
     session = spark.newSession()
     session.conf.set(STATE_STORE + "checkpointFormatVersion", 1)
-    report("refused", failure_of(start_counting(session, f"{asked['checkpoint']}-1")))
+    refused = start_counting(session, f"{asked['checkpoint']}-1")
+    assert wait_until(lambda: not refused.isActive, 120)
+    report("refused", failure_of(refused))
     spark.stop()
     report("stopped")
     sys.stdin.readline()
-
-
-def failure_of(query):
-    assert wait_until(lambda: not query.isActive, 120)
-    failure = query._jsq.exception()
-    return messages(failure.get()) if failure.isDefined() else None
 
 
 main()

@@ -13,9 +13,9 @@ import sys
 import spark_statestore
 from tests.spark.counting import (
     backends_of,
+    failure_of,
     finish,
     jvm_of,
-    messages,
     report,
     socket_of,
     start_counting,
@@ -81,8 +81,7 @@ def main():
         finish(spark, query, max(asked.get("batch", 0), query.lastProgress.batchId))
         report("result", query.lastProgress.batchId)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
-        failure = query._jsq.exception()
-        report("failed", messages(failure.get()) if failure.isDefined() else str(error))
+        report("failed", failure_of(query) or str(error))
     spark.stop()
     report("stopped")
     sys.stdin.readline()

@@ -11,7 +11,7 @@ import sys
 
 import spark_statestore
 from spark_statestore.options import PROVIDER_KEY
-from tests.spark.counting import messages, report
+from tests.spark.counting import failure_of, report
 from tests.support.sessions import local_builder
 from tests.system.kafka.queries import Topics, close, start
 
@@ -55,8 +55,8 @@ def main():
                 break
         for query in queries:
             query.stop()
-        failures = [query._jsq.exception() for query in queries]
-        report("stopped", [messages(failure.get()) for failure in failures if failure.isDefined()])
+        failures = map(failure_of, queries)
+        report("stopped", [failure for failure in failures if failure is not None])
     spark.stop()
     sys.stdin.readline()
 

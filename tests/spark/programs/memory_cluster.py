@@ -14,8 +14,8 @@ from pyspark.sql import functions as f
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
+    failure_of,
     finish,
-    messages,
     report,
     report_executors,
     start_counting,
@@ -72,10 +72,7 @@ def run(start):
         if query is not None:
             wait_for_batch(query, 0)
     except Exception as error:  # noqa: BLE001 - whatever it is, the test wants to know
-        failure = query._jsq.exception() if query is not None else None
-        report(
-            "failed", messages(failure.get()) if failure is not None and failure.isDefined() else str(error)
-        )
+        report("failed", (query is not None and failure_of(query)) or str(error))
 
 
 def count(session, checkpoint):

@@ -8,7 +8,7 @@ import json
 import sys
 
 import spark_statestore
-from tests.spark.counting import messages, report, start_counting, wait_until
+from tests.spark.counting import failure_of, report, start_counting, wait_until
 from tests.support.sessions import local_builder
 
 
@@ -26,8 +26,7 @@ def main():
         120,
     )
     query.stop()
-    failure = query._jsq.exception()
-    report("done", messages(failure.get()) if failure.isDefined() else None)
+    report("done", failure_of(query))
     spark.stop()
 
 

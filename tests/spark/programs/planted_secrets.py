@@ -11,7 +11,7 @@ import urllib.request
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
-from tests.spark.counting import backends_of, finish, jvm_of, messages, report, start_counting
+from tests.spark.counting import backends_of, failure_of, finish, jvm_of, report, start_counting
 from tests.support.sessions import local_builder
 
 PAGES = [
@@ -46,8 +46,7 @@ def main():
             failing.awaitTermination(60)
         except Exception as error:  # noqa: BLE001 - all of it is looked at
             errors.append(str(error))
-            thrown = failing._jsq.exception()
-            errors.append(messages(thrown.get()) if thrown.isDefined() else "")
+            errors.append(failure_of(failing) or "")
     pages = {}
     ui = spark.sparkContext.uiWebUrl
     api = f"/api/v1/applications/{spark.sparkContext.applicationId}"

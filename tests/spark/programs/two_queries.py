@@ -15,7 +15,7 @@ from pathlib import Path
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
-from tests.spark.counting import messages, report, wait_until
+from tests.spark.counting import failure_of, report, wait_until
 from tests.support.sessions import local_builder
 
 
@@ -66,8 +66,7 @@ def answer(spark, asked, query, order):
         return order["batch"]
     if order["do"] == "fail":
         assert wait_until(lambda: not query.isActive, 90), "the query continues"
-        failure = query._jsq.exception()
-        return messages(failure.get()) if failure.isDefined() else ""
+        return failure_of(query) or ""
     if order["do"] == "rows":
         return sorted(list(row) for row in spark.table(asked["session"]).collect())
     if order["do"] == "stop":

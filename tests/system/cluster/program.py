@@ -20,7 +20,7 @@ from typing import Any
 from pyspark import cloudpickle
 
 import spark_statestore
-from tests.spark.counting import messages
+from tests.spark.counting import failure_of
 from tests.support.sessions import local_builder
 from tests.system.cluster import queries
 from tests.system.cluster.data import COLUMNS, FLUSH
@@ -120,8 +120,7 @@ class Running:
             raise RuntimeError("the application has ended")
 
     def _log_failure(self) -> None:
-        failure = self._query._jsq.exception()
-        message = messages(failure.get()) if failure.isDefined() else "it ended without an error"
+        message = failure_of(self._query) or "it ended without an error"
         log_event(self._directory, "failed", query=self._name, message=message)
 
 
