@@ -32,9 +32,12 @@ EXPLAINED: dict[str, str] = {
     "16 commits of 1 MB at once, synced": "Sixteen commits share two cores",
     **dict.fromkeys(
         [
-            f"count by key, {work}{mode}: p50 to the limit"
-            for work in ("8 partitions, 1,000 rows, 60,000 keys", "200 partitions, 10,000 rows, 340,000 keys")
-            for mode in ("", ", commit=task")
+            f"count by key, {work}: p50 to the limit"
+            for work in (
+                "8 partitions, 1,000 rows, 60,000 keys",
+                "8 partitions, 1,000 rows, 60,000 keys, commit=task",
+                "200 partitions, 10,000 rows, 340,000 keys, commit=task",
+            )
         ],
         "A commit has a fixed cost for each partition",
     ),
