@@ -30,7 +30,7 @@ keys, and each batch looks for expired windows. A batch has events of random key
 *{limit}*: a map in memory, which writes nothing and cannot recover. It and this store have Spark's own files written by the backend
 (`spark_files="backend"`); this store also takes part with `commit=task`. Spark's stores have them written by Hadoop as PySpark comes, or *unforked*: without the programs that Hadoop starts for each local
 file. All of Spark's are judged. Each store has its own JVM; they take turns, batch by batch in changing order. A store that took
-{hopeless:g} times as long as ours in each of the first batches has only those. No maintenance in the background. Times in milliseconds, from
+{hopeless:g} times as long as ours in each of the first batches has only those; the others may warm up for more batches then. No maintenance in the background. Times in milliseconds, from
 trigger to trigger; of few batches, p99 is the longest."""
 
 
