@@ -154,19 +154,19 @@ def take_turns(
     laps: Laps = {name: [] for name in queries}
     shuffled = random.Random(1)
     order = list(queries)
-    rewarmed = range(warmup + least + 1, warmup + least + rewarm + 1)
+    rewarmed = range(1 + warmup + least, 1 + warmup + least + rewarm)
     uncounted = least + rewarm if rewarm else 0
     for number in range(1 + warmup + uncounted + batches):
         is_warmup = number <= warmup or number in rewarmed
         if number == warmup + 1:
             warmed()
-        if number == warmup + least + 1:
+        if number == rewarmed.start:
             for name in _behind(laps, race.entrants[0].name, hopeless):
                 order.remove(name)
                 queries[name].stop()
             if rewarm:
                 laps |= {name: [] for name in order}
-        if number == warmup + least + rewarm + 1:
+        if number == rewarmed.stop:
             end = time.monotonic() + seconds
         if time.monotonic() > end:
             break

@@ -159,7 +159,7 @@ def entered_race(plan: Plan, query: str, partitions: int, delay: int, buckets: d
         f"{query}, {partitions} partitions, {delay} ms",
         build,
         partial(nexmark_table, plan.fill // divisor, plan.rows // divisor),
-        # They support no column families, which transformWithState needs.
+        # HDFSBacked and the limit support no column families, which transformWithState needs.
         tuple(entrant for entrant in entrants if not (python and entrant.name in (HDFS, LIMIT))),
         mode,
         {"spark.sql.shuffle.partitions": str(partitions)},
