@@ -36,6 +36,7 @@ SEPARATE: dict[str, str] = {
     "observation": "benchmarks.groups.observation",
     "real_time": "benchmarks.groups.real_time",
     "codecs": "benchmarks.groups.codecs",
+    "python_workers": "benchmarks.groups.python_workers",
 }
 """Groups that run only when they are asked for by name."""
 
