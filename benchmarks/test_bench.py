@@ -25,6 +25,7 @@ from benchmarks.groups import (
     loads,
     memory,
     operators,
+    python_workers,
     read_state,
     real_time,
     requests,
@@ -323,3 +324,14 @@ def test_run_fails_if_a_group_fails(tmp_path: Path):
 
 def test_every_group_has_a_module():
     assert all(callable(import_module(path).run) for path in (groups.GROUPS | groups.SEPARATE).values())
+
+
+def test_python_workers_bounds_are_half_of_sparks_daemon_and_rocksdb_with_the_same_daemon():
+    def judged(ours: dict[str, float], rival: float) -> list[str]:
+        laps = {python_workers.name_of(OURS, daemon): took(ms) for daemon, ms in ours.items()}
+        laps |= {python_workers.name_of(CHANGELOG, daemon): took(rival) for daemon in python_workers.DAEMONS}
+        return verdicts(python_workers.criteria({200: laps}))
+
+    times = {python_workers.SPARKS: 100.0, python_workers.FROZEN: 80.0, python_workers.UNIX: 50.0}
+    assert judged(times, rival=90) == ["ok", "short", "ok", "ok"]
+    assert judged(times | {python_workers.UNIX: 51}, rival=100) == ["short", "ok", "ok", "ok"]
