@@ -15,8 +15,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from pyspark import daemon
-
 
 def freezing(worker: Callable[..., int]) -> Callable[..., int]:
     """Return the function that runs a task, followed by `gc.freeze` if the task has loaded modules."""
@@ -35,6 +33,13 @@ def freezing(worker: Callable[..., int]) -> Callable[..., int]:
     return run
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run PySpark's daemon until its JVM ends it."""
+    from pyspark import daemon
+
     daemon.worker = freezing(daemon.worker)
     daemon.manager()
+
+
+if __name__ == "__main__":
+    main()
