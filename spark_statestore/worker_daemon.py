@@ -25,7 +25,7 @@ def freezing(worker: Callable[..., int]) -> Callable[..., int]:
         code = worker(*arguments)
         if len(sys.modules) != modules:
             modules = len(sys.modules)
-            # What is garbage now would stay in memory once frozen.
+            # gc.freeze would keep the task's garbage in memory.
             gc.collect()
             gc.freeze()
         return code

@@ -129,7 +129,7 @@ def run(scratch: Path, quick: bool) -> Result:
                 hopeless=plan.hopeless,
                 rewarm=work.rewarm,
             )
-    kept = {work.name: {store: samples(of) for store, of in laps.items()} for work, laps in found.items()}
+    kept = {work.name: samples(laps) for work, laps in found.items()}
     return Result("limit", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": kept})
 
 

@@ -48,7 +48,7 @@ def run(scratch: Path, quick: bool) -> Result:
         answers = {tuple(lap.output for lap in laps) for laps in found[work].values()}
         if len(answers) > 1:
             raise ValueError(f"the stores' answers differ: {work.name}")
-    kept = {work.name: {store: samples(of) for store, of in laps.items()} for work, laps in found.items()}
+    kept = {work.name: samples(laps) for work, laps in found.items()}
     parts = [ABOUT.format(interval=INTERVAL, limit=LIMIT, versions=VERSIONS), table(found, merges)]
     return Result(
         "merges", "\n\n".join(parts), criteria(found), {"plan": list(map(asdict, works)), "queries": kept}

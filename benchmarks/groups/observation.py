@@ -63,7 +63,7 @@ def run(scratch: Path, quick: bool) -> Result:
             hosts, scratch, entered, work.warmup, work.batches, session.log, least=work.least
         )
     bound = Criterion("observation: p50", p50(laps[OBSERVED]), MOST, "ms", p50(laps[UNOBSERVED]), UNOBSERVED)
-    kept = {name: samples(of) for name, of in laps.items()}
+    kept = samples(laps)
     return Result("observation", table_of(work, laps), [bound], {"plan": asdict(work), "queries": kept})
 
 

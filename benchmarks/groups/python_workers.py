@@ -34,7 +34,7 @@ DAEMONS: Mapping[str, Mapping[str, str]] = {
 MOST_OF_SPARKS = {8: 0.9, 200: 0.5}
 """Largest p50 of this store with both settings, as a share of that with neither, by the number of partitions."""
 
-ABOUT = """Python's transformWithState with a value state, over Nexmark's events on local files, with {threads} task threads. Spark's daemon of
+ABOUT = """Python's transformWithState with a value state, over Nexmark's events on local files, with two task threads. Spark's daemon of
 Python workers searches all objects for garbage after each task, `worker_daemon` only those that do not belong to loaded modules
 (`spark.python.daemon.module=spark_statestore.worker_daemon`). Workers are reached by TCP, or by Unix domain sockets
 (`spark.python.unix.domain.socket.enabled=true`, from Spark 4.1). Each store has a JVM of its own with each; they take turns, batch by batch in changing order. {batches} batches of {rows:,} events, after one of {fill:,} and {warmup} to
@@ -50,11 +50,10 @@ class Plan:
     rows: int = 1_000
     warmup: int = 6
     batches: int = 10
-    threads: int = 2
 
 
 FULL = Plan()
-QUICK = Plan((2,), fill=100, rows=50, warmup=0, batches=1)
+QUICK = Plan((8,), fill=100, rows=50, warmup=0, batches=1)
 
 
 def name_of(store: str, daemon: str) -> str:
@@ -70,7 +69,7 @@ def run(scratch: Path, quick: bool) -> Result:
     for store, host in race_apart.hosts_of(STORES).items():
         for daemon, confs in DAEMONS.items():
             name = name_of(store, daemon)
-            hosts[name] = replace(host, confs={**host.confs, **confs, "master": f"local[{plan.threads}]"})
+            hosts[name] = replace(host, confs={**host.confs, **confs})
             entrants.append(replace(race.entrant_of(store), name=name))
     found: dict[int, Laps] = {}
     with race_apart.hosting(scratch / "hosts", hosts) as running:
@@ -88,7 +87,7 @@ def run(scratch: Path, quick: bool) -> Result:
             found[partitions] = race_apart.run(
                 running, directory, entered, plan.warmup, plan.batches, session.log
             )
-    kept = {entry: {name: samples(of) for name, of in laps.items()} for entry, laps in found.items()}
+    kept = {partitions: samples(laps) for partitions, laps in found.items()}
     return Result(
         "python_workers", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": kept}
     )
@@ -98,25 +97,14 @@ def criteria(found: dict[int, Laps]) -> list[Criterion]:
     """Require both settings to make batches of this store shorter, and this store to be ahead with each daemon."""
     judged = []
     for partitions, laps in found.items():
-        work = f"transformWithState in Python, {partitions} partitions"
-        sparks = name_of(OURS, SPARKS)
-        most = MOST_OF_SPARKS.get(partitions, 1)
-        judged.append(
-            Criterion(
-                f"{work}, {UNIX}: p50", p50(laps[name_of(OURS, UNIX)]), most, "ms", p50(laps[sparks]), sparks
-            )
-        )
-        for daemon in DAEMONS:
-            ours, rival = name_of(OURS, daemon), name_of(CHANGELOG, daemon)
+        compared = [("p50", UNIX, MOST_OF_SPARKS[partitions], name_of(OURS, SPARKS))]
+        compared += [
+            ("p50 to RocksDB's with the same", daemon, 1, name_of(CHANGELOG, daemon)) for daemon in DAEMONS
+        ]
+        for what, daemon, most, rival in compared:
+            work = f"transformWithState in Python, {partitions} partitions, {daemon}: {what}"
             judged.append(
-                Criterion(
-                    f"{work}, {daemon}: p50 to RocksDB's with the same",
-                    p50(laps[ours]),
-                    1,
-                    "ms",
-                    p50(laps[rival]),
-                    rival,
-                )
+                Criterion(work, p50(laps[name_of(OURS, daemon)]), most, "ms", p50(laps[rival]), rival)
             )
     return judged
 
@@ -127,9 +115,9 @@ def tables(found: dict[int, Laps], plan: Plan) -> str:
     for partitions, laps in found.items():
         rows = []
         for store in STORES:
+            sparks = p50(laps[name_of(store, SPARKS)])
             for daemon in DAEMONS:
                 of = laps[name_of(store, daemon)]
-                sparks = p50(laps[name_of(store, SPARKS)])
                 cpu = report.median([lap.cpu for lap in of])
                 rows.append([store, daemon, *report.figures(p50(of), cpu), f"{p50(of) / sparks:.2f}"])
         header = ["store", "daemon", "p50", "processor", "p50 to that with Spark's"]

@@ -121,7 +121,7 @@ def run(scratch: Path, quick: bool) -> Result:
                     seconds=plan.seconds,
                     hopeless=plan.hopeless,
                 )
-    kept = {name: {store: samples(of) for store, of in laps.items()} for name, laps in found.items()}
+    kept = {name: samples(laps) for name, laps in found.items()}
     return Result("queries", tables(found, plan), criteria(found), {"plan": asdict(plan), "queries": kept})
 
 
@@ -202,12 +202,15 @@ def _table_of(name: str, laps: Laps) -> str:
     return report.table(name, header, rows)
 
 
-def samples(laps: list[Lap]) -> dict[str, object]:
-    """Return the figures of one store that are kept with the results."""
+def samples(laps: Laps) -> dict[str, dict[str, object]]:
+    """Return the figures of each store that are kept with the results."""
     return {
-        "milliseconds": [lap.milliseconds for lap in laps],
-        "cpu": [lap.cpu for lap in laps],
-        "input_rows": [lap.input_rows for lap in laps],
-        "steps": {step: report.median([lap.steps[step] for lap in laps]) for step in laps[0].steps},
-        "state_rows": laps[-1].rows,
+        store: {
+            "milliseconds": [lap.milliseconds for lap in of],
+            "cpu": [lap.cpu for lap in of],
+            "input_rows": [lap.input_rows for lap in of],
+            "steps": {step: report.median([lap.steps[step] for lap in of]) for step in of[0].steps},
+            "state_rows": of[-1].rows,
+        }
+        for store, of in laps.items()
     }
