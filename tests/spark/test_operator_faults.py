@@ -56,14 +56,6 @@ def test_operator_is_exact_under_task_faults(
 
 
 @pytest.mark.slow
-def test_operator_is_exact_if_two_attempts_of_a_task_commit(
-    lives: dict[tuple[str, int], dict[str, Any]],
-) -> None:
-    assert any(name.endswith("-both") for life in lives.values() for name in life["faults"])
-    assert max(life["most attempts of a version"] for life in lives.values()) >= 3
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cleanup_removes_files_of_failed_attempts_only(
@@ -71,8 +63,10 @@ def test_cleanup_removes_files_of_failed_attempts_only(
 ) -> None:
     life = lives[operator, checkpoint_format]
     if checkpoint_format == 2:
-        # The one that failed after its commit and the one that succeeded, at least.
-        assert life["most attempts of a version"] >= 2
+        # The one of the batch that ran again, and each that committed before: two where both attempts of a
+        # task could.
+        committed_twice = any(name.endswith("-both") for name in life["faults"])
+        assert life["most attempts of a version"] >= (3 if committed_twice else 2)
     else:
         assert life["most attempts of a version"] == 1
     assert life["old attempts are removed"]
