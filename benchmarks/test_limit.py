@@ -38,6 +38,20 @@ def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: fl
         assert judged(101, rival, 100) == ["short", "ok", "short", "ok"]
 
 
+def test_limit_judges_batches_of_both_jvms():
+    def judged(first: float, second: float) -> list[str]:
+        laps = {name: [Lap(1000.0, {}, 0, 0)] for name in limit.STORES}
+        for name, one, other in ((OURS, first, second), (LIMIT, 100, 100)):
+            laps |= {name: [Lap(one, {}, 0, 0)], name + limit.SECOND: [Lap(other, {}, 0, 0)]}
+        (work,) = limit.QUICK.works
+        found = limit.criteria({work: laps})
+        assert len(found) == 8
+        return verdicts([one for one in found if one.work == f"{work.name}: p50 to the limit"])
+
+    assert judged(101, 109) == ["ok"]
+    assert judged(103, 109) == ["short"]
+
+
 def test_limit_misses_are_explained_beside_the_limit_alone():
     laps = {name: [Lap(1.0, {}, 0, 0)] for name in limit.STORES}
     judged = [c.work for c in limit.criteria(dict.fromkeys(limit.FULL.works, laps))]
@@ -50,7 +64,8 @@ def test_limit_misses_are_explained_beside_the_limit_alone():
 @pytest.mark.slow
 def test_limit_has_equal_answers_on_every_store(spark: Any, tmp_path: Path):
     (work,) = limit.QUICK.works
-    laps = race.run(spark, tmp_path, limit.entered_race(work), work.warmup, work.batches, lambda _: None)
+    entered = limit.entered_race(work, tuple(map(race.entrant_of, limit.STORES)))
+    laps = race.run(spark, tmp_path, entered, work.warmup, work.batches, lambda _: None)
     assert {name: len(of) for name, of in laps.items()} == dict.fromkeys(limit.STORES, work.batches)
     assert {laps[name][-1].rows for name in (OURS, LIMIT, HDFS)} == {work.keys}
     assert all(lap.output[0] > 0 for lap in laps[LIMIT])
