@@ -23,7 +23,7 @@ STORES = (*MINE, LIMIT, HDFS, CHANGELOG, *UNFORKED_RIVALS)
 SECOND = ", second JVM"
 """Suffix of the name of a store's second participant."""
 
-TWICE = (*MINE, LIMIT)
+TWICE = (OURS, LIMIT)
 """Stores that take part with two JVMs, and are judged by the batches of both: medians of two JVMs differ by 3 % and more."""
 
 MOST_P50 = {8: 1.05, 200: 1.10}
@@ -35,7 +35,7 @@ ABOUT = """A count by key in windows of ten minutes, in update mode. All events 
 keys, and each batch looks for expired windows. A batch has events of random keys, after one with every key. The limit is the store that
 *{limit}*: a map in memory, which writes nothing and cannot recover. It and this store have Spark's own files written by the backend
 (`spark_files="backend"`); this store also takes part with `commit=task`. Spark's stores have them written by Hadoop as PySpark comes, or *unforked*: without the programs that Hadoop starts for each local
-file. All of Spark's are judged. Each store has its own JVM, and those compared with the limit have two each; they take turns, batch by batch in changing order. A store that took
+file. All of Spark's are judged. Each store has its own JVM, this store's default and the limit two; they take turns, batch by batch in changing order. A store that took
 {hopeless:g} times as long as ours in each of the first batches has only those; the others may warm up for more batches then. No maintenance in the background. Times in milliseconds, from
 trigger to trigger; of few batches, p99 is the longest."""
 
