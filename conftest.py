@@ -120,6 +120,9 @@ In a run of several processes it fails only if it takes longer alone, too: the m
 FIRST_TIER_SECONDS_WITH_SPARK = 40
 """The same for files below tests/spark or tests/system, whose first queries compile code in each session."""
 
+FIRST_TIER_TOTAL_SECONDS = 400
+"""Seconds of all files together on the machine that those limits are for; on a slower one each file may take longer."""
+
 _seconds: Counter[str] = Counter()
 
 _too_slow: list[str] = []
@@ -140,8 +143,9 @@ def _is_too_slow(file: str, config: pytest.Config) -> bool:
     return subprocess.run(alone, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode != 0
 
 
-def _limit_of(file: str) -> int:
-    return FIRST_TIER_SECONDS if file.startswith("tests/unit/") else FIRST_TIER_SECONDS_WITH_SPARK
+def _limit_of(file: str) -> float:
+    seconds = FIRST_TIER_SECONDS if file.startswith("tests/unit/") else FIRST_TIER_SECONDS_WITH_SPARK
+    return seconds * max(1, _seconds.total() / FIRST_TIER_TOTAL_SECONDS)
 
 
 @pytest.hookimpl(trylast=True)
@@ -162,7 +166,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(f"{seconds:7.1f} s  {file}")
     for file in _too_slow:
         terminalreporter.line(
-            f"{file} took more than {_limit_of(file)} s: mark its longest tests as slow, which moves them to the second tier",
+            f"{file} took more than {_limit_of(file):.0f} s: mark its longest tests as slow, which moves them to the second tier",
             red=True,
         )
     for reports in terminalreporter.stats.values():
