@@ -56,6 +56,11 @@ def test_operator_is_exact_under_task_faults(
 
 
 @pytest.mark.slow
+def test_both_attempts_of_a_task_commit(lives: dict[tuple[str, int], dict[str, Any]]) -> None:
+    assert any(name.endswith("-both") for life in lives.values() for name in life["faults"])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cleanup_removes_files_of_failed_attempts_only(
