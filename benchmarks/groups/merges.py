@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks import race, race_apart, report, session
@@ -38,7 +38,7 @@ def run(scratch: Path, quick: bool) -> Result:
         for name in STORES:
             directory = scratch / f"{number}-{STORES.index(name)}"
             directory.mkdir()
-            entered = replace(entered_race(work), entrants=(race.entrant_of(name),))
+            entered = entered_race(work, (race.entrant_of(name),))
             with race_apart.hosting(directory / "hosts", {name: host}) as hosts:
                 found[work] |= race_apart.run(
                     hosts, directory, entered, work.warmup, work.batches, session.log, least=work.least
