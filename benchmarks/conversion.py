@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psutil
 
@@ -58,7 +58,7 @@ def contenders(
 ) -> dict[str, Callable[[], float]]:
     """Return what is compared; each returns its seconds."""
 
-    def convert(source: Path, to: str) -> float:
+    def convert(source: Path, to: Literal["statestore", "rocksdb", "hdfs"]) -> float:
         target = work / f"converted-to-{to}"
         driver = psutil.Process(jvm_of(spark))
         processes = [driver, *backends_of(driver.pid)]

@@ -24,14 +24,14 @@ CASES = {
 STREAM_MIB = 200
 
 
-def measure(driver, url):
+def measure(driver: str, url: str) -> dict[str, tuple[float, float]]:
     """Return the figures of one driver."""
     from spark_statestore.files import drivers, open_file_system
 
     drivers._is_installed = lambda module: module in (driver, "botocore")
     files, path = open_file_system(f"{url}/{driver}-{os.getpid()}")
     files.create(f"{path}/first", b"")
-    figures = {}
+    figures: dict[str, tuple[float, float]] = {}
     for case, (size, threads, calls) in CASES.items():
         data = os.urandom(size)
         with ThreadPoolExecutor(threads) as pool:
@@ -54,13 +54,13 @@ def measure(driver, url):
     return figures
 
 
-def main(rounds):
+def main(rounds: int) -> None:
     """Print a table."""
     from tests.support.services import minio
 
     with minio() as service:
         url, environment = service.new_container(), os.environ | service.environment
-        found = {"obstore": [], "s3fs": []}
+        found: dict[str, list[dict[str, tuple[float, float]]]] = {"obstore": [], "s3fs": []}
         for _ in range(rounds):
             for driver, measured in found.items():
                 command = [sys.executable, "-m", "benchmarks.object_store", driver, url]

@@ -257,7 +257,8 @@ def running(spark: Any, directory: Path, race: Race, entrant: Entrant) -> Iterat
     if entrant.checkpoints:
         location = f"{entrant.checkpoints}/{root.parent.name}/{root.name}"
     store = {"providerClass": entrant.provider} | dict(entrant.settings)
-    confs = {STATE_STORE + key: value for key, value in store.items()} | race.confs | entrant.confs
+    of_store = {STATE_STORE + key: value for key, value in store.items()}
+    confs = {**of_store, **race.confs, **entrant.confs}
     with configured(spark, confs):
         schema = spark.createDataFrame(race.table(0).slice(0, 1)).schema
         stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(watched))

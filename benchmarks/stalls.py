@@ -101,7 +101,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=2_000)
     parser.add_argument("--no-merges", action="store_true", help="upload neither snapshots nor runs")
     arguments = parser.parse_args()
-    settings = {"minDeltasForSnapshot": NO_MERGES} if arguments.no_merges else {}
+    settings: dict[str, Any] = {"minDeltasForSnapshot": NO_MERGES} if arguments.no_merges else {}
     directory = tempfile.TemporaryDirectory(prefix="statestore-stalls-")
     with directory as scratch, session.running(Path(scratch)) as spark:
         store = contest.open_store(spark, Path(scratch) / "state", OURS, **settings)
@@ -114,7 +114,7 @@ def main() -> None:
 
 def run(store: Any, threads: Threads, updates: int, count: int) -> list[Batch]:
     """Run batches after a warm-up."""
-    found = []
+    found: list[Batch] = []
     number = 0
     warm = time.monotonic() + WARMUP_SECONDS
     while len(found) < count:

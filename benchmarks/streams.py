@@ -21,6 +21,7 @@ from pathlib import Path
 
 from spark_statestore.files import LocalFileSystem
 from spark_statestore.storage import FsCheckpointStorage
+from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope
 
 PIECE = 64 * 1024
@@ -92,7 +93,7 @@ def _stream(storage: FsCheckpointStorage, pieces: list[bytes]) -> float:
             out.write(piece)
         handle = out.close_and_get_handle()
     seconds = time.perf_counter() - start
-    assert handle is not None
+    assert isinstance(handle, FileStateHandle)
     _check(storage.files.size(handle.path), pieces)
     handle.discard_state()
     return seconds

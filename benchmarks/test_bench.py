@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import contest, groups, race, result, session
+from benchmarks import contest, groups, race, result
 from benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
 from benchmarks.groups import (
     amplification,
@@ -36,6 +36,7 @@ from benchmarks.groups import (
 from benchmarks.groups.batches import Samples, Samplings
 from benchmarks.race import Lap, Laps
 from benchmarks.result import Criterion
+from tests.support.paths import ROOT
 
 
 def batches_of(**milliseconds: float) -> Samplings:
@@ -93,11 +94,11 @@ def test_criterion_accepts_a_missed_bound_only_if_explained(monkeypatch: pytest.
 
 @pytest.mark.parametrize("heading", sorted(set(result.EXPLAINED.values())))
 def test_explained_bounds_have_a_profile_in_the_docs(heading: str):
-    page = (session.ROOT / "docs" / "performance.md").read_text()
+    page = (ROOT / "docs" / "performance.md").read_text()
     assert page.count(f"### {heading}\n") == 1
     section = page.partition(f"### {heading}\n")[2].partition("\n#")[0]
     graphs = re.findall(r"\(images/(flame-.+\.svg)\)", section)
-    assert all((session.ROOT / "docs" / "images" / graph).exists() for graph in graphs)
+    assert all((ROOT / "docs" / "images" / graph).exists() for graph in graphs)
     assert graphs or "| MiB |" in section or "| milliseconds, mean |" in section
 
 
@@ -143,9 +144,13 @@ def test_load_bound_is_a_fifth_of_the_best_built_in():
 
 
 def test_amplification_bounds_cover_bytes_space_loads_and_p99():
-    cell = {"written": 2, "stored": 300, "p50": 4, "p99": 8}
+    cell: amplification.Measured = {"written": 2, "stored": 300, "p50": 4, "p99": 8}
     cell |= {"newest bytes": 130, "fresh bytes": 100, "newest time": 5, "fresh time": 4, "deltas": 50}
-    found = {(OURS, 10, 2): cell, (OURS, 100, 2): cell | {"written": 3}, ("RocksDB", 10, 2): {"written": 9}}
+    found: dict[amplification.Cell, amplification.Measured] = {
+        (OURS, 10, 2): cell,
+        (OURS, 100, 2): cell | {"written": 3},
+        ("RocksDB", 10, 2): {"written": 9},
+    }
     assert verdicts(amplification.criteria(found)) == ["ok"] * 11
     worse = cell | {"written": 3.1, "stored": 301, "p99": 8.1, "newest bytes": 131, "newest time": 5.1}
     assert verdicts(amplification.criteria(found | {(OURS, 100, 2): worse})) == ["ok"] * 5 + ["short"] * 6
@@ -293,7 +298,7 @@ def test_quick_run_measures_every_store(built: Path, tmp_path: Path):
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "batches"]
     run = subprocess.run(
         [*command, "--directory", str(tmp_path)],
-        cwd=session.ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
@@ -313,7 +318,7 @@ def test_run_fails_if_a_group_fails(tmp_path: Path):
     command[2] += "if __name__ == '__main__': sys.exit(__main__.main())"
     run = subprocess.run(
         [*command, "--only", "gone", "--directory", str(tmp_path)],
-        cwd=session.ROOT,
+        cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from benchmarks import contest, race, result, session
+from benchmarks import contest, race, result
 from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, LIMIT, LIMIT_PROVIDER, OURS, UNFORKED_RIVALS
 from benchmarks.groups import limit, operators
 from benchmarks.race import Lap, Race
 from benchmarks.result import Criterion
+from tests.support.paths import ROOT
 
 
 def verdicts(criteria: list[Criterion]) -> list[str]:
@@ -113,7 +114,7 @@ def test_uncheckpointed_store_cannot_recover(spark: Any, tmp_path: Path):
 @pytest.mark.soak
 def test_quick_run_prints_a_row_of_every_store(built: Path, tmp_path: Path):
     command = [sys.executable, "-m", "benchmarks", "--quick", "--only", "limit", "--directory", str(tmp_path)]
-    run = subprocess.run(command, cwd=session.ROOT, capture_output=True, text=True, check=False)
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     lines = run.stdout.splitlines()
     assert all(any(line.startswith(f"| {name} ") for line in lines) for name in limit.STORES)

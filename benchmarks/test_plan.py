@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks import plan, session
+from benchmarks import plan
 from benchmarks.contest import OURS
 from benchmarks.groups.commits import ROW_BYTES
 from benchmarks.plan import Workload, bytes_in_memory, bytes_of_a_batch, bytes_of_log, cost
+from tests.support.paths import ROOT
 
-AMPLIFICATION = session.ROOT / "benchmarks/results/2026-11-24-amplification.json"
-LARGE_STATE = session.ROOT / "tests/system/soak/results/large-state.json"
+AMPLIFICATION = ROOT / "benchmarks/results/2026-11-24-amplification.json"
+LARGE_STATE = ROOT / "tests/system/soak/results/large-state.json"
 LARGE_UPDATES, LARGE_ROW, LARGE_CHANGE = 80_000, 56, 40
 
 

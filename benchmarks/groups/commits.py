@@ -98,8 +98,8 @@ def measure(scratch: Path, plan: Plan) -> Samplings:
     with stores_apart(scratch) as opener, contest.closing(stores):
         for name, root in roots.items():
             settings = {"backend__fsync": "true"} if name == SYNCED else {}
-            store = OURS if name == SYNCED else name
-            stores[name] = opener.open("StoreBenchmark", root, store, **settings)
+            provider = OURS if name == SYNCED else name
+            stores[name] = opener.open("StoreBenchmark", root, provider, **settings)
             stores[name].fill(plan.keys)
             session.log(f"{name}: {plan.keys:,} keys")
         for changed in plan.changed:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 from urllib.parse import parse_qs
 
 from benchmarks import contest, session
@@ -70,7 +71,7 @@ def measure(
     (scratch / "query").mkdir()
     (scratch / "query" / "metadata").write_text(json.dumps({"id": str(uuid.uuid4())}))
     with session.running(scratch) as spark:
-        settings = {"backend__checkpointsDir": "s3://bucket/checkpoints"}
+        settings: dict[str, Any] = {"backend__checkpointsDir": "s3://bucket/checkpoints"}
         store = contest.open_store(spark, scratch / "query" / "state", OURS, **settings)
         store.fill(keys)
         settle = contest.bench(spark).StoreBenchmark.settle
@@ -97,22 +98,19 @@ def counted_service() -> Iterator[Counter[str]]:
     import moto.server
 
     counts: Counter[str] = Counter()
-    serve = moto.server.DomainDispatcherApplication.__call__
+    application = moto.server.DomainDispatcherApplication
+    serve = application.__call__
 
     def count(self: Any, environ: dict[str, Any], start_response: Any) -> Any:
         counts[kind_of(environ)] += 1
         return serve(self, environ, start_response)
 
-    moto.server.DomainDispatcherApplication.__call__ = count
-    try:
-        with s3_service() as url:
-            os.environ |= environment_of(url)
-            import fsspec
+    with patch.object(application, "__call__", count), s3_service() as url:
+        os.environ |= environment_of(url)
+        import fsspec
 
-            fsspec.filesystem("s3", endpoint_url=url).mkdir("bucket")
-            yield counts
-    finally:
-        moto.server.DomainDispatcherApplication.__call__ = serve
+        fsspec.filesystem("s3", endpoint_url=url).mkdir("bucket")
+        yield counts
 
 
 def kind_of(environ: dict[str, Any]) -> str:

@@ -97,9 +97,9 @@ def run(scratch: Path, quick: bool) -> Result:
 
 def measure(scratch: Path, plan: Plan, master: Master, service: Service, trace: Trace) -> list[Row]:
     """Measure the queries on one master."""
-    environment = service.environment | {"FSSPEC_S3_ENDPOINT_URL": service.endpoint}
-    environment |= cluster_environment(scratch)
-    confs = stores.SHARED | {"master": master.url} | master.confs
+    reached = {"FSSPEC_S3_ENDPOINT_URL": service.endpoint}
+    environment = {**service.environment, **reached, **cluster_environment(scratch)}
+    confs = {**stores.SHARED, "master": master.url, **master.confs}
     host = Host(memory="1g", spark_files="backend", confs=confs, environment=environment)
     rows = []
     with race_apart.hosting(scratch / "hosts", {OURS: host}) as hosts:

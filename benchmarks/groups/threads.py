@@ -119,7 +119,8 @@ def measure(spark: Any, scratch: Path, plan: Plan) -> dict[Kind, Taken]:
 def processor(jvm: psutil.Process) -> float:
     """Return the processor time of a JVM and its children in milliseconds."""
     times = [process.cpu_times() for process in (jvm, *jvm.children(recursive=True))]
-    return 1000 * sum(t.user + t.system for t in times)
+    seconds: float = sum(t.user + t.system for t in times)
+    return 1000 * seconds
 
 
 def busy(taken: Taken) -> float:

@@ -60,7 +60,7 @@ def test_events_have_new_ids_and_bids_on_recent_auctions():
 
 def test_newest_auction_is_the_last_event_of_its_kind():
     generator = Generator(open_auctions=1, active_persons=1, repeated=1 << 40)
-    auction = person = None
+    auction = person = 0
     for event in generator.table(1_000_000, 1_000).to_pylist():
         if event["kind"] == AUCTION:
             auction = event["auction"]["id"]

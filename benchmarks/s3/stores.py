@@ -101,7 +101,8 @@ def connector() -> list[Path]:
 
 def hosts(service: Service, endpoint: str) -> dict[str, Host]:
     """Return the session of each store, which reaches the service by an endpoint."""
-    environment = service.environment | {"FSSPEC_S3_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL": endpoint}
+    reached = {"FSSPEC_S3_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL": endpoint}
+    environment = {**service.environment, **reached}
     hadoop = _HADOOP | {
         "driver__extraClassPath": ":".join(map(str, connector())),
         "hadoop__fs__s3a__endpoint": endpoint,
