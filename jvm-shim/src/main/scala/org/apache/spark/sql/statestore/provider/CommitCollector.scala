@@ -97,10 +97,16 @@ private[statestore] object CommitCollector {
     var changedBytes = 0L
     var handleBytes = 0L
 
-    def isFull: Boolean = commits.size >= MostTogether || changedBytes >= MostChangedBytes || handleBytes >= MostHandleBytes
+    def isFull(most: Int): Boolean =
+      commits.size >= most || changedBytes >= MostChangedBytes || handleBytes >= MostHandleBytes
   }
 
-  private final val MostTogether = 4
+  private final val FewestTogether = 4
+  private final val MostTogether = 16
+
+  // The barrier waits for the last ones, which counts in a batch of few tasks. Of many tasks each exchange takes
+  // processor time from those that still run.
+  private def together(tasks: Int): Int = math.max(FewestTogether, math.min(MostTogether, tasks / 8))
 
   // A commit of so many bytes is sent at once, by itself.
   private final val LargeCommit = 64L << 10
@@ -129,7 +135,8 @@ private[statestore] object CommitCollector {
       queue.commits += commit
       queue.changedBytes += changedBytes
       queue.handleBytes += handleBytes
-      if (queue.isFull) queues.remove(commit.client.backend) else null
+      val task = TaskContext.get()
+      if (queue.isFull(together(if (task == null) 1 else task.numPartitions))) queues.remove(commit.client.backend) else null
     }
     if (full != null) execute(() => sendTogether(full.commits.toSeq))
   }

@@ -50,9 +50,9 @@ private[statestore] final class StoreCommit(
           s"version $version of $store: ${Errors.clause(e)}", e)
     }
 
-  /** Bytes of log records that it writes, at most. */
+  /** Bytes of log records that it writes, at most; only the task that made it may ask. */
   def changedBytes: Long =
-    if (isFull) Long.MaxValue
+    if (isFull) families.iterator.map { case (family, _) => family.table.liveBytes }.sum
     else families.iterator.map { case (family, snapshot) => snapshot.content.tail - parent.tailOf(family) }.sum
 
   /** Bytes of the handle that it sends, which are about those that it gets back. */
