@@ -215,7 +215,7 @@ def test_retried_create_does_not_overwrite_a_replaced_file() -> None:
 def test_backoff_is_exponential_with_equal_jitter(pauses: list[float]) -> None:
     for _ in range(50):
         flaky = Flaky([("before", "reset")] * 100)
-        with pytest.raises(OSError, match=r"reset \(tried 9 times within 0\.\d s\)"):
+        with pytest.raises(OSError, match=r"reset \(tried 9 times within \d+\.\d s\)"):
             RetryingFileSystem(flaky, retries=8).read("/d/x")
         assert flaky.made == 9
     for number in range(8):
