@@ -104,9 +104,13 @@ private[statestore] object CommitCollector {
   private final val FewestTogether = 4
   private final val MostTogether = 16
 
-  // The barrier waits for the last ones, which counts in a batch of few tasks. Of many tasks each exchange takes
-  // processor time from those that still run.
-  private def together(tasks: Int): Int = math.max(FewestTogether, math.min(MostTogether, tasks / 8))
+  // Number of commits that the calling task's are sent with. The barrier waits for the last ones, which counts in a batch
+  // of few tasks. Of many tasks each exchange takes processor time from those that still run.
+  private def together: Int = {
+    val task = TaskContext.get()
+    val tasks = if (task == null) 1 else task.numPartitions()
+    math.max(FewestTogether, math.min(MostTogether, tasks / 8))
+  }
 
   // A commit of so many bytes is sent at once, by itself.
   private final val LargeCommit = 64L << 10
@@ -135,8 +139,7 @@ private[statestore] object CommitCollector {
       queue.commits += commit
       queue.changedBytes += changedBytes
       queue.handleBytes += handleBytes
-      val task = TaskContext.get()
-      if (queue.isFull(together(if (task == null) 1 else task.numPartitions))) queues.remove(commit.client.backend) else null
+      if (queue.isFull(together)) queues.remove(commit.client.backend) else null
     }
     if (full != null) execute(() => sendTogether(full.commits.toSeq))
   }
