@@ -116,7 +116,7 @@ def test_batch_survives_the_end_of_its_backend(spark: Any, slow: SlowStorage, tm
 
 
 def test_small_commits_are_sent_together(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
-    """Of many stores, up to 16 commits are one exchange with the backend."""
+    """Send up to 16 commits of a batch in one exchange with the backend."""
     partitions, batches = 128, 3
     session = spark.newSession()
     session.conf.set("spark.sql.shuffle.partitions", str(partitions))
