@@ -238,9 +238,10 @@ class CheckpointStateStoreProvider
     val newId = if (conf.enableStateStoreCheckpointIds) Some(attemptId) else None
     val commit = settled {
       requireCurrent(store, of)
+      val isFull = maintenance.isFull(of, store.forceSnapshot)
       new StoreCommit(
-        client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot,
-        maintenance.isFull(of, store.forceSnapshot),
+        client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot, isFull,
+        if (isFull) of.liveBytes else of.changedBytes(of.newest),
         of.families.map(family => (family, family.snapshot())).toSeq,
         options.numRetained(conf.minVersionsToRetain), toString)
     }

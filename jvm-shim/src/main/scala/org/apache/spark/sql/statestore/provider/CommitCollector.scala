@@ -94,11 +94,11 @@ private[statestore] object CommitCollector {
 
   private final class Queue {
     val commits = new ArrayBuffer[PendingCommit]
-    var changedBytes = 0L
+    var bytes = 0L
     var handleBytes = 0L
 
     def isFull(most: Int): Boolean =
-      commits.size >= most || changedBytes >= MostChangedBytes || handleBytes >= MostHandleBytes
+      commits.size >= most || bytes >= MostBytes || handleBytes >= MostHandleBytes
   }
 
   private final val FewestTogether = 4
@@ -114,7 +114,7 @@ private[statestore] object CommitCollector {
 
   // A commit of so many bytes is sent at once, by itself.
   private final val LargeCommit = 64L << 10
-  private final val MostChangedBytes = 256L << 10
+  private final val MostBytes = 256L << 10
 
   // The backend sends the handles back, which must fit into the buffers of its socket.
   private final val MostHandleBytes = 48L << 10
@@ -122,22 +122,22 @@ private[statestore] object CommitCollector {
   /** Takes a commit over. */
   def submit(log: String, commit: PendingCommit): Unit = {
     CommitFigures.handedOver(log, commit.runId, commit.version)
-    val changedBytes = commit.commit.changedBytes
+    val bytes = commit.commit.bytes
     val handleBytes = commit.commit.handleBytes
     handedOver.compute(log, (_, known) => {
       val commits = if (known == null) ConcurrentHashMap.newKeySet[PendingCommit]() else known
       commits.add(commit)
       commits
     })
-    if (changedBytes >= LargeCommit || handleBytes >= MostHandleBytes) execute(commit)
-    else enqueue(commit, changedBytes, handleBytes)
+    if (bytes >= LargeCommit || handleBytes >= MostHandleBytes) execute(commit)
+    else enqueue(commit, bytes, handleBytes)
   }
 
-  private def enqueue(commit: PendingCommit, changedBytes: Long, handleBytes: Long): Unit = {
+  private def enqueue(commit: PendingCommit, bytes: Long, handleBytes: Long): Unit = {
     val full = queues.synchronized {
       val queue = queues.computeIfAbsent(commit.client.backend, _ => new Queue)
       queue.commits += commit
-      queue.changedBytes += changedBytes
+      queue.bytes += bytes
       queue.handleBytes += handleBytes
       if (queue.isFull(together)) queues.remove(commit.client.backend) else null
     }

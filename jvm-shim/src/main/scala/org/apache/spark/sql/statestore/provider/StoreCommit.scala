@@ -19,6 +19,7 @@ import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
  * @param parent    the version that it changes
  * @param base      an uploaded snapshot that it starts from, or a run that it uses
  * @param isFull    whether it writes everything rather than the changes
+ * @param bytes     bytes of log records that it writes, at most
  * @param retained  number of versions before the newest that other executors retain
  * @param store     names the store in messages
  */
@@ -30,6 +31,7 @@ private[statestore] final class StoreCommit(
     parent: CommittedVersion,
     val base: Option[SnapshotHandle],
     private val isFull: Boolean,
+    val bytes: Long,
     families: Seq[(ColumnFamily, FamilySnapshot)],
     retained: Int,
     store: String) {
@@ -49,11 +51,6 @@ private[statestore] final class StoreCommit(
           // Spark ends this with a full stop.
           s"version $version of $store: ${Errors.clause(e)}", e)
     }
-
-  /** Bytes of log records that it writes, at most; only the task that made it may ask. */
-  def changedBytes: Long =
-    if (isFull) families.iterator.map { case (family, _) => family.table.liveBytes }.sum
-    else families.iterator.map { case (family, snapshot) => snapshot.content.tail - parent.tailOf(family) }.sum
 
   /** Bytes of the handle that it sends, which are about those that it gets back. */
   def handleBytes: Int = parent.stored.fold(0)(_.bytes.length) + base.fold(0)(_.bytes.length)
