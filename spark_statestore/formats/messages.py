@@ -9,8 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -39,23 +40,30 @@ _ZSTD_RATIO: Final = 1 << 15
 
 _LARGEST_BATCH: Final = (1 << 31) - 1
 
+_FIRST_OFFSET: Final = bytes(4)
 _PADDING: Final = [bytes(size) for size in range(8)]
 
 _CODES: Final = {pa.uint8(): "B", pa.int32(): "i", pa.uint32(): "I", pa.int64(): "q"}
 
-_Column = tuple[list[tuple[int, int]], list[bytes]]
-"""Nodes (length and null count) and buffers of a column."""
-
-_Buffer = Literal["validity", "offsets", "values"]
-_OF_PIECES: Final[tuple[_Buffer, ...]] = ("validity", "offsets", "values")
-
 
 @dataclass(frozen=True, slots=True)
-class _ColumnEncoder:
-    """Encoder of the values of a column, and what each of its buffers holds."""
+class _Column:
+    """How the values of a column are encoded.
 
-    encode: Callable[[Sequence[Any]], _Column]
-    buffers: tuple[_Buffer, ...]
+    Attributes
+    ----------
+    append
+        Appends values, given the nodes of the batch, the position of the column's first one, the buffers of the batch, and
+        the position of the column's first one. A node is a length, and a null count after it.
+    nodes
+        Number of its nodes.
+    empty
+        Its buffers before the first value.
+    """
+
+    append: Callable[[Sequence[Any], list[int], int, list[bytes], int], None]
+    nodes: int
+    empty: tuple[bytes, ...]
 
 
 class BatchEncoder:
@@ -68,7 +76,11 @@ class BatchEncoder:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        self._columns = [_encoder_of(field.type) for field in schema]
+        columns = [_column_of(field.type) for field in schema]
+        self._appends = [column.append for column in columns]
+        self._first_nodes = list(accumulate((2 * column.nodes for column in columns), initial=0))
+        self._first_buffers = list(accumulate((len(column.empty) for column in columns), initial=0))
+        self._empty = [buffer for column in columns for buffer in column.empty]
         sample = pa.record_batch([pa.nulls(1, field.type) for field in schema], names=schema.names)
         message = bytes(sample.serialize())
         _, size = _PREFIX.unpack_from(message)
@@ -93,14 +105,7 @@ class BatchEncoder:
         struct.error
             If a number does not fit its column.
         """
-        nodes: list[int] = []
-        buffers: list[bytes] = []
-        for column, values in zip(self._columns, columns, strict=True):
-            of_column, encoded = column.encode(values)
-            for node in of_column:
-                nodes += node
-            buffers += encoded
-        return self._message(nodes, buffers)
+        return self._message([0] * self._first_nodes[-1], list(self._empty), columns)
 
     def append(self, message: bytes, columns: Sequence[Sequence[Any]]) -> bytes:
         """Return the message of a batch that `encode` or `append` returned, with at least one more row.
@@ -113,27 +118,10 @@ class BatchEncoder:
             If a number does not fit its column.
         """
         nodes = list(self._nodes_of.unpack_from(message, self._nodes))
-        places = iter(self._buffers_of.unpack_from(message, self._buffers))
-        start = len(self._template)
-        buffers: list[bytes] = []
-        at = 0
-        for column, values in zip(self._columns, columns, strict=True):
-            of_column, encoded = column.encode(values)
-            rows, nulls = nodes[at], nodes[at + 1]
-            for role, added in zip(column.buffers, encoded, strict=True):
-                offset, size = start + next(places), next(places)
-                present = message[offset : offset + size]
-                if role == "values":
-                    buffers.append(present + added)
-                elif role == "offsets":
-                    buffers.append(_appended_offsets(present, added))
-                else:
-                    buffers.append(_appended_validity(present, rows, nulls, added, *of_column[0]))
-            for more_rows, more_nulls in of_column:
-                nodes[at] += more_rows
-                nodes[at + 1] += more_nulls
-                at += 2
-        return self._message(nodes, buffers)
+        places = self._buffers_of.unpack_from(message, self._buffers)
+        body = message[len(self._template) :]
+        buffers = [body[at : at + size] for at, size in zip(places[::2], places[1::2], strict=True)]
+        return self._message(nodes, buffers, columns)
 
     def count_rows(self, message: bytes) -> int:
         """Return the number of rows of a message of this schema."""
@@ -141,13 +129,17 @@ class BatchEncoder:
 
     def replace_number(self, message: bytes, column: int, row: int, number: int) -> bytes:
         """Return the message with another value in a column of 64-bit numbers, where it is not null."""
-        before = sum(len(each.buffers) for each in self._columns[:column])
-        values = self._buffers_of.unpack_from(message, self._buffers)[2 * (before + 1)]
+        values = self._buffers_of.unpack_from(message, self._buffers)[2 * (self._first_buffers[column] + 1)]
         changed = bytearray(message)
         _I64.pack_into(changed, len(self._template) + values + _I64.size * row, number)
         return bytes(changed)
 
-    def _message(self, nodes: Sequence[int], buffers: Sequence[bytes]) -> bytes:
+    def _message(self, nodes: list[int], buffers: list[bytes], columns: Sequence[Sequence[Any]]) -> bytes:
+        """Return the message of nodes and buffers, to which the values of columns are appended."""
+        for append, values, first_node, first_buffer in zip(
+            self._appends, columns, self._first_nodes[:-1], self._first_buffers[:-1], strict=True
+        ):
+            append(values, nodes, first_node, buffers, first_buffer)
         message = bytearray(self._template)
         places: list[int] = []
         parts: list[bytes | bytearray] = [message]
@@ -261,75 +253,92 @@ def _uncompressed_size(body: memoryview, at: int, size: int) -> int:
     return max(0, uncompressed)
 
 
-def _encoder_of(kind: pa.DataType) -> _ColumnEncoder:
+def _column_of(kind: pa.DataType) -> _Column:
     if kind in _CODES:
-        code = _CODES[kind]
-        return _ColumnEncoder(lambda values: _numbers(code, values), ("validity", "values"))
+        return _Column(
+            partial(_append_numbers, struct.Struct(f"<{_CODES[kind]}").size, _CODES[kind]), 1, (b"", b"")
+        )
     if pa.types.is_string(kind):
-        return _ColumnEncoder(lambda values: _pieces(values, lambda text: text.encode()), _OF_PIECES)
+        return _Column(partial(_append_pieces, str.encode), 1, (b"", _FIRST_OFFSET, b""))
     if pa.types.is_binary(kind):
-        return _ColumnEncoder(lambda values: _pieces(values, bytes), _OF_PIECES)
+        return _Column(partial(_append_pieces, bytes), 1, (b"", _FIRST_OFFSET, b""))
     if pa.types.is_list(kind) and kind.value_type == pa.int64():
-        # The items' validity is always empty: they are not null.
-        return _ColumnEncoder(_lists, ("validity", "offsets", "values", "values"))
+        return _Column(_append_lists, 2, (b"", _FIRST_OFFSET, b"", b""))
     raise TypeError(f"there is no encoding of {kind}")
 
 
-def _numbers(code: str, values: Sequence[int | None]) -> _Column:
-    nulls = values.count(None)
-    numbers = [v or 0 for v in values] if nulls else values
-    return [(len(values), nulls)], [_validity(values, nulls), struct.pack(f"<{len(values)}{code}", *numbers)]
-
-
-def _pieces(values: Sequence[Any], encoded: Callable[[Any], bytes]) -> _Column:
-    nulls = values.count(None)
+def _append_numbers(
+    size: int,
+    code: str,
+    values: Sequence[int | None],
+    nodes: list[int],
+    node: int,
+    buffers: list[bytes],
+    buffer: int,
+) -> None:
+    nulls = _append_validity(values, nodes, node, buffers, buffer)
     if nulls == len(values):
-        return [(nulls, nulls)], [_validity(values, nulls), bytes(4 * (nulls + 1)), b""]
+        buffers[buffer + 1] += bytes(size * nulls)
+        return
+    numbers = [v or 0 for v in values] if nulls else values
+    buffers[buffer + 1] += struct.pack(f"<{len(values)}{code}", *numbers)
+
+
+def _append_pieces(
+    encoded: Callable[[Any], bytes],
+    values: Sequence[Any],
+    nodes: list[int],
+    node: int,
+    buffers: list[bytes],
+    buffer: int,
+) -> None:
+    nulls = _append_validity(values, nodes, node, buffers, buffer)
+    if nulls == len(values):
+        buffers[buffer + 1] += buffers[buffer + 1][-_I32.size :] * nulls
+        return
     pieces = [b"" if v is None else encoded(v) for v in values]
-    return [(len(values), nulls)], [_validity(values, nulls), _offsets(pieces), b"".join(pieces)]
+    _append_offsets(pieces, buffers, buffer + 1)
+    buffers[buffer + 2] += b"".join(pieces)
 
 
-def _lists(values: Sequence[Sequence[int] | None]) -> _Column:
-    nulls = values.count(None)
+def _append_lists(
+    values: Sequence[Sequence[int] | None], nodes: list[int], node: int, buffers: list[bytes], buffer: int
+) -> None:
+    _append_validity(values, nodes, node, buffers, buffer)
     lists = [v or () for v in values]
     items = [item for each in lists for item in each]
-    nodes = [(len(values), nulls), (len(items), 0)]
-    return nodes, [_validity(values, nulls), _offsets(lists), b"", struct.pack(f"<{len(items)}q", *items)]
+    _append_offsets(lists, buffers, buffer + 1)
+    # The items' validity, between offsets and items, stays empty: they are not null.
+    nodes[node + 2] += len(items)
+    buffers[buffer + 3] += struct.pack(f"<{len(items)}q", *items)
 
 
-def _offsets(pieces: Sequence[Sequence[object]]) -> bytes:
-    return struct.pack(f"<{len(pieces) + 1}i", *accumulate(map(len, pieces), initial=0))
+def _append_offsets(pieces: Sequence[Sequence[object]], buffers: list[bytes], buffer: int) -> None:
+    present = buffers[buffer]
+    last: int = _I32.unpack_from(present, len(present) - _I32.size)[0]
+    offsets = accumulate(map(len, pieces), initial=last)
+    buffers[buffer] = present[: -_I32.size] + struct.pack(f"<{len(pieces) + 1}i", *offsets)
 
 
-def _appended_offsets(present: bytes, added: bytes) -> bytes:
-    last = int(_I32.unpack_from(present, len(present) - _I32.size)[0])
-    count = len(added) // _I32.size - 1
-    more = struct.unpack_from(f"<{count}i", added, _I32.size)
-    return present + struct.pack(f"<{count}i", *(last + offset for offset in more))
-
-
-def _validity(values: Sequence[object], nulls: int) -> bytes:
-    if not nulls:
-        return b""
-    size = (len(values) + 7) // 8
-    if nulls == len(values):
-        return bytes(size)
-    # The first value has the lowest bit.
-    bits = int("".join(["0" if value is None else "1" for value in reversed(values)]), 2)
-    return bits.to_bytes(size, "little")
-
-
-def _appended_validity(
-    present: bytes, rows: int, nulls: int, added: bytes, more_rows: int, more_nulls: int
-) -> bytes:
-    if not nulls + more_nulls:
-        return b""
-    size = (rows + more_rows + 7) // 8
-    if nulls == rows and more_nulls == more_rows:
-        return bytes(size)
-    bits = int.from_bytes(present, "little") if nulls else (1 << rows) - 1
-    more = int.from_bytes(added, "little") if more_nulls else (1 << more_rows) - 1
-    return (bits | more << rows).to_bytes(size, "little")
+def _append_validity(
+    values: Sequence[object], nodes: list[int], node: int, buffers: list[bytes], buffer: int
+) -> int:
+    """Append the validity of values, count them in their node, and return how many are null."""
+    rows, nulls = nodes[node], nodes[node + 1]
+    more_nulls = values.count(None)
+    nodes[node] = all_rows = rows + len(values)
+    nodes[node + 1] = all_nulls = nulls + more_nulls
+    if all_nulls == all_rows:
+        buffers[buffer] = bytes((all_rows + 7) // 8)
+    elif all_nulls:
+        bits = int.from_bytes(buffers[buffer], "little") if nulls else (1 << rows) - 1
+        if not more_nulls:
+            bits |= ((1 << len(values)) - 1) << rows
+        elif more_nulls < len(values):
+            # The first value has the lowest bit.
+            bits |= int("".join(["0" if value is None else "1" for value in reversed(values)]), 2) << rows
+        buffers[buffer] = bits.to_bytes((all_rows + 7) // 8, "little")
+    return more_nulls
 
 
 def _field(data: bytes, table: int, number: int) -> int:
