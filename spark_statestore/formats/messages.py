@@ -46,24 +46,17 @@ _PADDING: Final = [bytes(size) for size in range(8)]
 _CODES: Final = {pa.uint8(): "B", pa.int32(): "i", pa.uint32(): "I", pa.int64(): "q"}
 
 
+_Append = Callable[[Sequence[Any], list[int], list[bytes]], None]
+"""Appends values to a column, given its nodes, each a length and a null count, and its buffers; both are changed."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """How the values of a column are encoded.
+    """The encoding of a column, and the slices of a batch's nodes and buffers that belong to it."""
 
-    Attributes
-    ----------
-    append
-        Appends values, given the nodes of the batch, the position of the column's first one, the buffers of the batch, and
-        the position of the column's first one. A node is a length, and a null count after it.
-    nodes
-        Number of its nodes.
-    empty
-        Its buffers before the first value.
-    """
-
-    append: Callable[[Sequence[Any], list[int], int, list[bytes], int], None]
-    nodes: int
-    empty: tuple[bytes, ...]
+    append: _Append
+    nodes: slice
+    buffers: slice
 
 
 class BatchEncoder:
@@ -76,11 +69,19 @@ class BatchEncoder:
     """
 
     def __init__(self, schema: pa.Schema) -> None:
-        columns = [_column_of(field.type) for field in schema]
-        self._appends = [column.append for column in columns]
-        self._first_nodes = list(accumulate((2 * column.nodes for column in columns), initial=0))
-        self._first_buffers = list(accumulate((len(column.empty) for column in columns), initial=0))
-        self._empty = [buffer for column in columns for buffer in column.empty]
+        self._columns: list[_Column] = []
+        self._no_nodes: list[int] = []
+        self._no_buffers: list[bytes] = []
+        for field in schema:
+            append, own_nodes, own_buffers = _encoding_of(field.type)
+            node, buffer = len(self._no_nodes), len(self._no_buffers)
+            of_nodes, of_buffers = (
+                slice(node, node + len(own_nodes)),
+                slice(buffer, buffer + len(own_buffers)),
+            )
+            self._columns.append(_Column(append, of_nodes, of_buffers))
+            self._no_nodes += own_nodes
+            self._no_buffers += own_buffers
         sample = pa.record_batch([pa.nulls(1, field.type) for field in schema], names=schema.names)
         message = bytes(sample.serialize())
         _, size = _PREFIX.unpack_from(message)
@@ -105,7 +106,7 @@ class BatchEncoder:
         struct.error
             If a number does not fit its column.
         """
-        return self._message([0] * self._first_nodes[-1], list(self._empty), columns)
+        return self._message(self._no_nodes, self._no_buffers, columns)
 
     def append(self, message: bytes, columns: Sequence[Sequence[Any]]) -> bytes:
         """Return the message of a batch that `encode` or `append` returned, with at least one more row.
@@ -129,17 +130,24 @@ class BatchEncoder:
 
     def replace_number(self, message: bytes, column: int, row: int, number: int) -> bytes:
         """Return the message with another value in a column of 64-bit numbers, where it is not null."""
-        values = self._buffers_of.unpack_from(message, self._buffers)[2 * (self._first_buffers[column] + 1)]
+        values = self._buffers_of.unpack_from(message, self._buffers)[
+            2 * (self._columns[column].buffers.start + 1)
+        ]
         changed = bytearray(message)
         _I64.pack_into(changed, len(self._template) + values + _I64.size * row, number)
         return bytes(changed)
 
-    def _message(self, nodes: list[int], buffers: list[bytes], columns: Sequence[Sequence[Any]]) -> bytes:
-        """Return the message of nodes and buffers, to which the values of columns are appended."""
-        for append, values, first_node, first_buffer in zip(
-            self._appends, columns, self._first_nodes[:-1], self._first_buffers[:-1], strict=True
-        ):
-            append(values, nodes, first_node, buffers, first_buffer)
+    def _message(
+        self, present_nodes: list[int], present_buffers: list[bytes], columns: Sequence[Sequence[Any]]
+    ) -> bytes:
+        """Return the message of a batch, given the nodes and buffers that it has, and values to append to each column."""
+        nodes: list[int] = []
+        buffers: list[bytes] = []
+        for column, values in zip(self._columns, columns, strict=True):
+            own_nodes, own_buffers = present_nodes[column.nodes], present_buffers[column.buffers]
+            column.append(values, own_nodes, own_buffers)
+            nodes += own_nodes
+            buffers += own_buffers
         message = bytearray(self._template)
         places: list[int] = []
         parts: list[bytes | bytearray] = [message]
@@ -253,91 +261,70 @@ def _uncompressed_size(body: memoryview, at: int, size: int) -> int:
     return max(0, uncompressed)
 
 
-def _column_of(kind: pa.DataType) -> _Column:
+def _encoding_of(kind: pa.DataType) -> tuple[_Append, list[int], list[bytes]]:
+    """Return how values of a type are appended, and the nodes and buffers of a column without values."""
     if kind in _CODES:
-        return _Column(
-            partial(_append_numbers, struct.Struct(f"<{_CODES[kind]}").size, _CODES[kind]), 1, (b"", b"")
-        )
+        return partial(_append_numbers, _CODES[kind]), [0, 0], [b"", b""]
     if pa.types.is_string(kind):
-        return _Column(partial(_append_pieces, str.encode), 1, (b"", _FIRST_OFFSET, b""))
+        return partial(_append_pieces, str.encode), [0, 0], [b"", _FIRST_OFFSET, b""]
     if pa.types.is_binary(kind):
-        return _Column(partial(_append_pieces, bytes), 1, (b"", _FIRST_OFFSET, b""))
+        return partial(_append_pieces, bytes), [0, 0], [b"", _FIRST_OFFSET, b""]
     if pa.types.is_list(kind) and kind.value_type == pa.int64():
-        return _Column(_append_lists, 2, (b"", _FIRST_OFFSET, b"", b""))
+        # The third is the validity of the items, which stays empty: they are not null.
+        return _append_lists, [0, 0, 0, 0], [b"", _FIRST_OFFSET, b"", b""]
     raise TypeError(f"there is no encoding of {kind}")
 
 
-def _append_numbers(
-    size: int,
-    code: str,
-    values: Sequence[int | None],
-    nodes: list[int],
-    node: int,
-    buffers: list[bytes],
-    buffer: int,
-) -> None:
-    nulls = _append_validity(values, nodes, node, buffers, buffer)
-    if nulls == len(values):
-        buffers[buffer + 1] += bytes(size * nulls)
-        return
+def _append_numbers(code: str, values: Sequence[int | None], nodes: list[int], buffers: list[bytes]) -> None:
+    nulls = _append_validity(values, nodes, buffers)
     numbers = [v or 0 for v in values] if nulls else values
-    buffers[buffer + 1] += struct.pack(f"<{len(values)}{code}", *numbers)
+    buffers[1] += struct.pack(f"<{len(values)}{code}", *numbers)
 
 
 def _append_pieces(
-    encoded: Callable[[Any], bytes],
-    values: Sequence[Any],
-    nodes: list[int],
-    node: int,
-    buffers: list[bytes],
-    buffer: int,
+    encoded: Callable[[Any], bytes], values: Sequence[Any], nodes: list[int], buffers: list[bytes]
 ) -> None:
-    nulls = _append_validity(values, nodes, node, buffers, buffer)
+    nulls = _append_validity(values, nodes, buffers)
     if nulls == len(values):
-        buffers[buffer + 1] += buffers[buffer + 1][-_I32.size :] * nulls
+        buffers[1] += buffers[1][-_I32.size :] * nulls
         return
     pieces = [b"" if v is None else encoded(v) for v in values]
-    _append_offsets(pieces, buffers, buffer + 1)
-    buffers[buffer + 2] += b"".join(pieces)
+    _append_offsets(pieces, buffers)
+    buffers[2] += b"".join(pieces)
 
 
-def _append_lists(
-    values: Sequence[Sequence[int] | None], nodes: list[int], node: int, buffers: list[bytes], buffer: int
-) -> None:
-    _append_validity(values, nodes, node, buffers, buffer)
+def _append_lists(values: Sequence[Sequence[int] | None], nodes: list[int], buffers: list[bytes]) -> None:
+    _append_validity(values, nodes, buffers)
     lists = [v or () for v in values]
     items = [item for each in lists for item in each]
-    _append_offsets(lists, buffers, buffer + 1)
-    # The items' validity, between offsets and items, stays empty: they are not null.
-    nodes[node + 2] += len(items)
-    buffers[buffer + 3] += struct.pack(f"<{len(items)}q", *items)
+    _append_offsets(lists, buffers)
+    nodes[2] += len(items)
+    buffers[3] += struct.pack(f"<{len(items)}q", *items)
 
 
-def _append_offsets(pieces: Sequence[Sequence[object]], buffers: list[bytes], buffer: int) -> None:
-    present = buffers[buffer]
+def _append_offsets(pieces: Sequence[Sequence[object]], buffers: list[bytes]) -> None:
+    present = buffers[1]
     last: int = _I32.unpack_from(present, len(present) - _I32.size)[0]
     offsets = accumulate(map(len, pieces), initial=last)
-    buffers[buffer] = present[: -_I32.size] + struct.pack(f"<{len(pieces) + 1}i", *offsets)
+    buffers[1] = present[: -_I32.size] + struct.pack(f"<{len(pieces) + 1}i", *offsets)
 
 
-def _append_validity(
-    values: Sequence[object], nodes: list[int], node: int, buffers: list[bytes], buffer: int
-) -> int:
+def _append_validity(values: Sequence[object], nodes: list[int], buffers: list[bytes]) -> int:
     """Append the validity of values, count them in their node, and return how many are null."""
-    rows, nulls = nodes[node], nodes[node + 1]
+    rows, nulls = nodes[:2]
     more_nulls = values.count(None)
-    nodes[node] = all_rows = rows + len(values)
-    nodes[node + 1] = all_nulls = nulls + more_nulls
+    nodes[0] = all_rows = rows + len(values)
+    nodes[1] = all_nulls = nulls + more_nulls
     if all_nulls == all_rows:
-        buffers[buffer] = bytes((all_rows + 7) // 8)
+        buffers[0] = bytes((all_rows + 7) // 8)
     elif all_nulls:
-        bits = int.from_bytes(buffers[buffer], "little") if nulls else (1 << rows) - 1
+        bits = int.from_bytes(buffers[0], "little") if nulls else (1 << rows) - 1
         if not more_nulls:
             bits |= ((1 << len(values)) - 1) << rows
         elif more_nulls < len(values):
             # The first value has the lowest bit.
             bits |= int("".join(["0" if value is None else "1" for value in reversed(values)]), 2) << rows
-        buffers[buffer] = bits.to_bytes((all_rows + 7) // 8, "little")
+        buffers[0] = bits.to_bytes((all_rows + 7) // 8, "little")
     return more_nulls
 
 
