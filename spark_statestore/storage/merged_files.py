@@ -132,7 +132,8 @@ class MergedFiles(MergedLookup):
         Raises
         ------
         OSError, StateStoreError
-            If it cannot be written, or `supersede` refuses it; none of it exists then.
+            If it cannot be written, or `supersede` refuses it. All of it may exist if the storage lost its answer, and
+            none otherwise; `find` tells.
         """
         with self._lock:
             index = self._index
@@ -271,12 +272,18 @@ class MergedFiles(MergedLookup):
             with self._lock:
                 for one in list(pending.live):
                     index.remove(one)
+            # The storage may have written it all the same: list it again.
+            self.forget()
             raise
         with self._lock:
             index.place(pending, name, size, objects)
             self._published.update(one.attempt_id for one in objects)
             self._owned_until = time.monotonic() + _OWNED_SECONDS
             self._newest = max(self._newest, *versions)
+            is_current = index is self._index
+        if not is_current:
+            # The index that replaced it may be of a listing without this file.
+            self.forget()
 
     def _rewrite(self, index: MergedIndex, sparse: Sequence[PhysicalFile]) -> None:
         """Copy the logical files that are left in physical files into a new one, then delete those."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -19,6 +20,7 @@ from hypothesis.stateful import (
 
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.files.base import Buffer
 from spark_statestore.formats.merged_files import MergedObject, decode_index, encode_physical_file
 from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
 from spark_statestore.storage import merged_index
@@ -183,6 +185,47 @@ def test_refused_publication_leaves_nothing(files: MemoryFileSystem) -> None:
         merged.publish([attempt(1)], refuse)
     assert (names(files), merged.find(path("0/0", 2))) == ([], None)
     assert merged.publish([attempt(1)], allow)[0] == [attempt(1)]
+
+
+def test_publication_that_fails_after_the_write_is_found_at_once(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run finds the attempt that a new run finds, not first the one before it."""
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 2), 1))
+    create = files.create_of_parts
+
+    def create_and_fail(where: str, parts: Sequence[Buffer]) -> None:
+        create(where, parts)
+        raise OSError("the answer is lost")
+
+    merged.add(path("0/0", 2), attempt(2), metadata(2), allow)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "create_of_parts", create_and_fail)
+        with pytest.raises(OSError, match="lost"):
+            merged.publish([attempt(2)], allow)
+    for view in (merged, MergedFiles(files, STATE)):
+        found = view.find(path("0/0", 2))
+        assert found is not None
+        assert found.attempt_id == attempt(2)
+
+
+def test_publication_is_found_if_the_directory_was_listed_meanwhile(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 2), 1))
+    create = files.create_of_parts
+
+    def list_and_create(where: str, parts: Sequence[Buffer]) -> None:
+        merged.forget()
+        assert merged.find(path("0/1", 3)) is None
+        create(where, parts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "create_of_parts", list_and_create)
+        publish(merged, (path("0/1", 3), 2))
+    assert MergedFileSystem(files, merged).read(path("0/1", 3)) == bytes(metadata(2))
 
 
 def test_repeated_request_counts_once(files: MemoryFileSystem) -> None:
