@@ -89,7 +89,7 @@ test-storage: jar $(CLASSES) ## run the tests of storage on real services: SERVI
 
 test-kafka: jar $(CLASSES) ## run the tests of queries from Kafka to Kafka, on a broker of their own
 	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch kafka kafka-connector
-	FETCH_SECONDS=0 $(PY) -m pytest -m kafka tests/system/kafka
+	FETCH_SECONDS=0 $(PY) -m pytest $(SHARED) -m kafka tests/system/kafka
 
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
