@@ -2,38 +2,21 @@
 
 from __future__ import annotations
 
-import tempfile
-import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
 
-from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.files.base import Buffer
-from spark_statestore.formats.merged_files import MergedObject, decode_index, encode_physical_file
 from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
 from spark_statestore.storage import merged_index
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile
-from spark_statestore.storage.merged_lookup import MergedUsage
-from tests.support.effort import EFFORT
 
 STATE = "/query/state"
-
-# Most bytes of header, index and footer of a physical file with six logical files.
-_INDEX_BYTES = 1_000
 
 
 def attempt(number: int) -> str:
@@ -68,6 +51,18 @@ def names(files: MemoryFileSystem) -> list[str]:
 @pytest.fixture
 def files() -> MemoryFileSystem:
     return MemoryFileSystem()
+
+
+def creating(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, do: Callable[[Callable[[], None]], None]
+) -> None:
+    """Have a function create each file from now on; it is given the function that does."""
+    create = files.create_of_parts
+
+    def replaced(where: str, parts: Sequence[Buffer]) -> None:
+        do(lambda: create(where, parts))
+
+    monkeypatch.setattr(files, "create_of_parts", replaced)
 
 
 def test_nothing_is_stored_before_the_publication(files: MemoryFileSystem) -> None:
@@ -193,17 +188,15 @@ def test_publication_that_fails_after_the_write_is_found_at_once(
     """The run finds the attempt that a new run finds, not first the one before it."""
     merged = MergedFiles(files, STATE)
     publish(merged, (path("0/0", 2), 1))
-    create = files.create_of_parts
 
-    def create_and_fail(where: str, parts: Sequence[Buffer]) -> None:
-        create(where, parts)
+    def create_and_fail(create: Callable[[], None]) -> None:
+        create()
         raise OSError("the answer is lost")
 
+    creating(files, monkeypatch, create_and_fail)
     merged.add(path("0/0", 2), attempt(2), metadata(2), allow)
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "create_of_parts", create_and_fail)
-        with pytest.raises(OSError, match="lost"):
-            merged.publish([attempt(2)], allow)
+    with pytest.raises(OSError, match="lost"):
+        merged.publish([attempt(2)], allow)
     for view in (merged, MergedFiles(files, STATE)):
         found = view.find(path("0/0", 2))
         assert found is not None
@@ -215,16 +208,14 @@ def test_publication_is_found_if_the_directory_was_listed_meanwhile(
 ) -> None:
     merged = MergedFiles(files, STATE)
     publish(merged, (path("0/0", 2), 1))
-    create = files.create_of_parts
 
-    def list_and_create(where: str, parts: Sequence[Buffer]) -> None:
+    def list_and_create(create: Callable[[], None]) -> None:
         merged.forget()
         assert merged.find(path("0/1", 3)) is None
-        create(where, parts)
+        create()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(files, "create_of_parts", list_and_create)
-        publish(merged, (path("0/1", 3), 2))
+    creating(files, monkeypatch, list_and_create)
+    publish(merged, (path("0/1", 3), 2))
     assert MergedFileSystem(files, merged).read(path("0/1", 3)) == bytes(metadata(2))
 
 
@@ -383,135 +374,6 @@ def test_linked_directory_is_refused(tmp_path: Path) -> None:
     (tmp_path / "state/_merged").symlink_to(tmp_path / "other")
     with pytest.raises(OSError, match="_merged is a link"):
         MergedFiles(LocalFileSystem(), str(tmp_path / "state")).find(f"{tmp_path}/state/0/0/chk-1/_metadata")
-
-
-def encoded(*paths: str) -> bytes:
-    objects = [
-        MergedObject(one, attempt(number), 0, data, zlib.crc32(data))
-        for number, one in enumerate(paths)
-        if (data := bytes(metadata(number)))
-    ]
-    return bytes(encode_physical_file(attempt(0), objects))
-
-
-@pytest.mark.parametrize("damage", range(0, 300, 7))
-def test_damaged_file_is_refused(damage: int) -> None:
-    data = bytearray(encoded("0/0/chk-1/_metadata", "0/1/chk-1/_metadata"))
-    data[damage % len(data)] ^= 0x10
-    with pytest.raises((CorruptCheckpointError, UnsupportedFormatError), match="2-2-0"):
-        decode_index(bytes(data), "file:///_merged/2-2-0")
-
-
-@pytest.mark.parametrize("length", [0, 1, 39, 40, 100, -1])
-def test_truncated_file_is_refused(length: int) -> None:
-    data = encoded("0/0/chk-1/_metadata")
-    with pytest.raises(CorruptCheckpointError, match="2-2-0"):
-        decode_index(data[:length], "file:///_merged/2-2-0")
-
-
-@pytest.mark.parametrize(
-    "hostile", ["../0/chk-1/_metadata", "0/0/../chk-1/_metadata", "0/0/chk-1/other", "/etc/passwd"]
-)
-def test_index_with_another_path_is_refused(hostile: str) -> None:
-    with pytest.raises(CorruptCheckpointError, match="it has the path"):
-        decode_index(encoded(hostile), "file:///_merged/2-2-0")
-
-
-class MergedFilesMachine(RuleBasedStateMachine):
-    """Runs that add, publish, discard and restart, against a dict of paths; the files' total size is bounded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.scratch = tempfile.TemporaryDirectory()
-        self.files = LocalFileSystem()
-        self.state = f"{self.scratch.name}/state"
-        self.version = 1
-        self.number = 0
-        self.expected: dict[str, int] = {}
-        self.sizes: dict[str, int] = {}
-        self.restart()
-
-    @rule()
-    def restart(self) -> None:
-        self.merged = MergedFiles(self.files, self.state)
-        # A run rewrites nothing before its first batch.
-        self.newest = 0
-        # Each store discards again the versions that it had discarded in the run before.
-        for status in self.merged.list_files(self.state):
-            if status.path not in self.expected:
-                self.merged.discard(status.path)
-
-    def path(self, store: int, version: int, number: int) -> str:
-        return f"{self.state}/0/{store}/chk-{version}_{attempt(number)}/_metadata"
-
-    @rule(stores=st.sets(st.integers(0, 5), min_size=1), sizes=st.sampled_from([0, 100, 5_000]))
-    def batch(self, stores: set[int], sizes: int) -> None:
-        added = {}
-        for store in stores:
-            self.number += 1
-            where = self.path(store, self.version, self.number)
-            self.merged.add(where, attempt(self.number), metadata(self.number, sizes), allow)
-            added[where] = self.number, sizes
-        assert self.merged.publish([attempt(number) for number, _ in added.values()], allow)[0] == []
-        self.sizes |= {where: size for where, (_, size) in added.items()}
-        self.expected |= {where: number for where, (number, _) in added.items()}
-        self.newest = self.version
-        self.version += 1
-        self.merged.sweep()
-
-    @rule(store=st.integers(0, 5))
-    def lost_batch(self, store: int) -> None:
-        """Add metadata, and end before it is published."""
-        self.number += 1
-        self.merged.add(
-            self.path(store, self.version, self.number), attempt(self.number), metadata(self.number), allow
-        )
-        self.restart()
-
-    @precondition(lambda self: self.expected)
-    @rule(data=st.data())
-    def discard(self, data: st.DataObject) -> None:
-        where = data.draw(st.sampled_from(sorted(self.expected)))
-        assert self.merged.discard(where)
-        del self.expected[where]
-
-    @invariant()
-    def finds_what_was_not_discarded(self) -> None:
-        fresh = MergedFiles(self.files, self.state)
-        for where, number in self.expected.items():
-            for merged in (self.merged, fresh):
-                found = merged.find(where)
-                assert found is not None, where
-                assert merged.read(found) == bytes(metadata(number, self.sizes[where]))
-
-    @invariant()
-    def counts_what_is_there(self) -> None:
-        found = self.files.list_files(f"{self.state}/_merged")
-        sizes = [status.size for status in found]
-        live = [metadata(number, self.sizes[where]).size for where, number in self.expected.items()]
-        assert self.merged.usage() == MergedUsage(len(sizes), sum(sizes), len(live), sum(live))
-
-    @invariant()
-    def takes_at_most_about_twice_what_was_not_discarded(self) -> None:
-        # Discards since the last batch are not swept, and its own file is not rewritten.
-        self.merged.sweep()
-        live = sum(metadata(number, self.sizes[where]).size for where, number in self.expected.items())
-        found = {
-            status.path.rpartition("/")[2]: status.size
-            for status in self.files.list_files(f"{self.state}/_merged")
-        }
-        old = [size for name, size in found.items() if int(name.split("-")[1]) < self.newest]
-        assert sum(old) <= 2 * live + _INDEX_BYTES * len(found)
-
-    def teardown(self) -> None:
-        self.scratch.cleanup()
-
-
-def test_merged_files_behave_like_a_dict_of_paths(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_index, "_LITTLE", 0)
-    run_state_machine_as_test(
-        MergedFilesMachine, settings=settings(max_examples=60 * EFFORT, stateful_step_count=30)
-    )
 
 
 def test_publication_times_leave_out_rewritten_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
