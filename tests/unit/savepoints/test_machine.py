@@ -285,14 +285,10 @@ class SavepointMachine(RuleBasedStateMachine):
 
     def let_all_go(self) -> None:
         """Without savepoints, nothing is kept that would not be kept without any."""
-        if self.troubled:
-            # What a dead process left is for its user to see and to remove.
-            for checkpoint in (self.query.checkpoint, *map(QueryCheckpoint, self.living)):
-                for hold in list_holds(checkpoint):
-                    if hold.holder() not in self.living:
-                        hold.remove()
         # Those that were taken of others first.
         for _ in range(len(self.living)):
+            if self.troubled:
+                self.remove_left_holds()
             for path in sorted(self.living):
                 if self.try_to_dispose(path) == "disposed":
                     del self.living[path]
@@ -301,6 +297,13 @@ class SavepointMachine(RuleBasedStateMachine):
         assert not list(files.list_files(self.target.partition("://")[2])) or self.troubled
         if not self.troubled:
             assert list_holds(self.query.checkpoint) == []
+
+    def remove_left_holds(self) -> None:
+        """Remove holds whose holder is gone: what a dead process left is for its user to see and to remove."""
+        for checkpoint in (self.query.checkpoint, *map(QueryCheckpoint, self.living)):
+            for hold in list_holds(checkpoint):
+                if hold.holder() not in self.living:
+                    hold.remove()
 
     troubled = False
 
