@@ -123,6 +123,14 @@ def short(measured: s3.Row) -> list[str]:
     return [c.work.removeprefix("S3, query: ") for c in s3.criteria([measured]) if not c.met]
 
 
+def test_queries_with_settings_of_their_own_share_no_session():
+    *shared, fast = s3.QUERIES
+    assert s3.by_session(tuple(s3.QUERIES)) == [shared, [fast]]
+    assert s3.by_session((fast,)) == [[fast]]
+    assert HDFS in s3.stores_of("dedup")
+    assert HDFS not in s3.stores_of(fast)
+
+
 def test_row_is_ahead_of_both_stores():
     rivals = {HDFS: ["PUT"] * 6, CHANGELOG: ["PUT"] * 7}
     times = {HDFS: 30.0, CHANGELOG: 20.0}

@@ -83,11 +83,11 @@ class Plan:
 
     works: tuple[Work, ...] = (
         # The many tasks of the first row warm up what all rows run.
-        Work(200, 10_000, 340_000, warmup=16, least=2, batches=30, rewarm=50),
+        Work(200, 10_000, 340_000, warmup=16, least=2, batches=60, rewarm=50),
         Work(8, 1_000, 60_000, warmup=20, least=3, batches=120, rewarm=120),
         Work(8, 50_000, 950_000, warmup=10, least=3, batches=30),
     )
-    seconds: float = 300
+    seconds: float = 900
     hopeless: float = 1.5
 
 

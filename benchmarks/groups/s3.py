@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
 from benchmarks import race, race_apart, report, session
 from benchmarks.contest import HDFS, LIMIT, OURS
+from benchmarks.groups.python_workers import DAEMONS, UNIX
 from benchmarks.groups.queries import nexmark_table, p50, p99
 from benchmarks.nexmark import queries
 from benchmarks.race import Laps, Race
@@ -28,13 +30,17 @@ MANY_PARTITIONS = 200
 MOST_P50_OF_MANY = 0.25
 """Largest p50 as a share of the better store's, with so many partitions and a delay."""
 
+PYTHON = "transformWithState in Python"
 QUERIES: dict[str, tuple[queries.Build, str]] = {
     "windowed count": (queries.windowed_count, "update"),
     "dedup": (queries.deduplication, "append"),
     "stream-stream join": (queries.join, "append"),
-    "transformWithState in Python": (queries.transform_with_state, "update"),
+    PYTHON: (queries.transform_with_state, "update"),
+    f"{PYTHON}, {UNIX}": (queries.transform_with_state, "update"),
 }
-_PYTHON = "transformWithState in Python"
+
+CONFS: dict[str, Mapping[str, str]] = {f"{PYTHON}, {UNIX}": DAEMONS[UNIX]}
+"""Settings of the session of a query, on all stores, beside those of every session."""
 
 
 @dataclass(frozen=True)
@@ -111,56 +117,88 @@ def measure(scratch: Path, plan: Plan, service: Service, trace: Trace, relay: Re
     """Measure every query with one delay."""
     rows = []
     endpoint = relay.url if delay else service.endpoint
-    with race_apart.hosting(scratch / "hosts", stores.hosts(service, endpoint)) as hosts:
-        for name in stores.STORES:
-            hosts.ask(name, stores.require_isolation, name)
-        for partitions, batches in zip(plan.partitions, plan.batches, strict=True):
-            for query in plan.queries:
-                buckets = {name: service.new_container().partition("://")[2] for name in stores.STORES}
-                entered = entered_race(plan, query, partitions, delay, buckets)
-                directory = scratch / f"{partitions}"
-                directory.mkdir(exist_ok=True)
-                begin = 0
-
-                def warmed() -> None:
-                    nonlocal begin
-                    relay.delay(delay)
-                    begin = trace.mark()
-
-                # Warming up with a delay would take longer than the measurement.
-                relay.delay(0)
-                with race_apart.queries(hosts, directory, entered) as running:
-                    laps = race.take_turns(
-                        directory,
-                        entered,
-                        running,
-                        plan.warmup,
-                        batches,
-                        session.log,
-                        warm_up_together=True,
-                        warmed=warmed,
+    for session_number, names in enumerate(by_session(plan.queries)):
+        taking_part = {name for query in names for name in stores_of(query)}
+        hosts_of = stores.hosts(service, endpoint, CONFS.get(names[0], {}))
+        apart = {name: host for name, host in hosts_of.items() if name in taking_part}
+        own = scratch / f"session-{session_number}"
+        with race_apart.hosting(own / "hosts", apart) as hosts:
+            for name in apart:
+                hosts.ask(name, stores.require_isolation, name)
+            for partitions, batches in zip(plan.partitions, plan.batches, strict=True):
+                directory = own / f"{partitions}"
+                directory.mkdir()
+                for query in names:
+                    buckets = {name: service.new_container().partition("://")[2] for name in stores_of(query)}
+                    entered = entered_race(plan, query, partitions, delay, buckets)
+                    laps, seen = race_with_delay(
+                        hosts, directory, entered, plan.warmup, batches, trace, relay, delay
                     )
-                    trace.mark()
-                    seen = trace.since(begin)
-                relay.delay(0)
-                requests = {name: [r for r in seen if r.bucket == buckets[name]] for name in laps}
-                rows.append(Row(entered.name, partitions, laps, requests, delay))
-                session.log(_table_of(rows[-1]))
+                    requests = {name: [r for r in seen if r.bucket == buckets[name]] for name in laps}
+                    rows.append(Row(entered.name, partitions, laps, requests, delay))
+                    session.log(_table_of(rows[-1]))
     return rows
+
+
+def by_session(names: tuple[str, ...]) -> list[list[str]]:
+    """Return the queries of each session: those of `CONFS` have one of their own."""
+    shared = [name for name in names if name not in CONFS]
+    return [part for part in (shared, *([name] for name in names if name in CONFS)) if part]
+
+
+def stores_of(query: str) -> tuple[str, ...]:
+    """Return the stores that support a query."""
+    # HDFSBacked and the limit support no column families, which transformWithState needs.
+    without = (HDFS, LIMIT) if query.startswith(PYTHON) else ()
+    return tuple(name for name in stores.STORES if name not in without)
+
+
+def race_with_delay(
+    hosts: race_apart.Hosts,
+    directory: Path,
+    entered: Race,
+    warmup: int,
+    batches: int,
+    trace: Trace,
+    relay: Relay,
+    delay: int,
+) -> tuple[Laps, list[Request]]:
+    """Run a race, with the delay once all are warmed up; return the measured batches and the requests of them."""
+    begin = 0
+
+    def warmed() -> None:
+        nonlocal begin
+        relay.delay(delay)
+        begin = trace.mark()
+
+    # Warming up with a delay would take longer than the measurement.
+    relay.delay(0)
+    with race_apart.queries(hosts, directory, entered) as running:
+        laps = race.take_turns(
+            directory,
+            entered,
+            running,
+            warmup,
+            batches,
+            session.log,
+            warm_up_together=True,
+            warmed=warmed,
+        )
+        trace.mark()
+        seen = trace.since(begin)
+    relay.delay(0)
+    return laps, seen
 
 
 def entered_race(plan: Plan, query: str, partitions: int, delay: int, buckets: dict[str, str]) -> Race:
     """Return the race of a query, between the stores that support it."""
     build, mode = QUERIES[query]
-    python = query == _PYTHON
-    divisor = 5 if python else 1
-    entrants = stores.entrants(buckets, is_join=build is queries.join)
+    divisor = 5 if query.startswith(PYTHON) else 1
     return Race(
         f"{query}, {partitions} partitions, {delay} ms",
         build,
         partial(nexmark_table, plan.fill // divisor, plan.rows // divisor),
-        # HDFSBacked and the limit support no column families, which transformWithState needs.
-        tuple(entrant for entrant in entrants if not (python and entrant.name in (HDFS, LIMIT))),
+        stores.entrants(buckets, is_join=build is queries.join),
         mode,
         {"spark.sql.shuffle.partitions": str(partitions)},
     )

@@ -99,8 +99,9 @@ def connector() -> list[Path]:
     return sorted((fetched(aws.partition(":")[2].replace(":", "-"), fetch) / "jars").glob("*.jar"))
 
 
-def hosts(service: Service, endpoint: str) -> dict[str, Host]:
-    """Return the session of each store, which reaches the service by an endpoint."""
+def hosts(service: Service, endpoint: str, confs: Mapping[str, str]) -> dict[str, Host]:
+    """Return the session of each store with further settings, which reaches the service by an endpoint."""
+    shared = {**SHARED, **confs}
     reached = {"FSSPEC_S3_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL": endpoint}
     environment = {**service.environment, **reached}
     hadoop = _HADOOP | {
@@ -110,9 +111,9 @@ def hosts(service: Service, endpoint: str) -> dict[str, Host]:
         "hadoop__fs__s3a__secret__key": environment["AWS_SECRET_ACCESS_KEY"],
     }
     return {
-        **{name: Host(spark_files="backend", confs=SHARED, environment=environment) for name in WITH_BACKEND},
-        HDFS: Host(confs=SHARED | hadoop),
-        CHANGELOG: Host(confs=SHARED | hadoop),
+        **{name: Host(spark_files="backend", confs=shared, environment=environment) for name in WITH_BACKEND},
+        HDFS: Host(confs=shared | hadoop),
+        CHANGELOG: Host(confs=shared | hadoop),
     }
 
 
