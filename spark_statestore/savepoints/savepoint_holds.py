@@ -144,8 +144,7 @@ def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> di
         if made.version < oldest:
             raise SavepointError(
                 f"batch {batch} of {checkpoint.url} cannot be held: a cleanup may be discarding its state. "
-                f"The query retains the state of batch {oldest - 1} and later ones. Take the savepoint of one of those, or "
-                "a canonical one, which copies the state. Nothing was changed."
+                f"{_remedy(checkpoint, oldest - 1)} Nothing was changed."
             )
 
     def keep(version: StoreVersion) -> str:
@@ -155,6 +154,18 @@ def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> di
 
     found = parallel_map(keep, versions)
     return {version.store: attempt_id for version, attempt_id in zip(versions, found, strict=True)}
+
+
+def _remedy(checkpoint: QueryCheckpoint, oldest: int) -> str:
+    if oldest > (newest := checkpoint.newest_batch()):
+        return (
+            f"The batches after {newest} were rolled back, and a cleanup that began before that may still run. Take a "
+            f"canonical savepoint, which copies the state, or one of batch {oldest} once the query has committed it."
+        )
+    return (
+        f"The query retains the state of batch {oldest} and later ones. Take the savepoint of one of those, or "
+        "a canonical one, which copies the state."
+    )
 
 
 def _is_held_by_savepoint(made: Hold, holds: Holds) -> bool:

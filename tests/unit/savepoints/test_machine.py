@@ -179,15 +179,16 @@ class SavepointMachine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(KINDS), data=st.data())
     def take(self, kind: Kind, data: st.DataObject) -> None:
         batch = data.draw(st.sampled_from([None, *self.retained]))
-        wanted = self.states[self.query.batch if batch is None else batch]
+        number = self.query.batch if batch is None else batch
+        wanted = self.states[number]
         known = set(self.living)
 
         def take() -> object:
             try:
                 return savepoint(self.query.url, self.target, kind, batch=batch, **self.where)
             except SavepointError:
-                # Only versions that cleanups may be discarding are refused.
-                if batch is None or batch >= max(self.oldest, self.highest - self.keep):
+                # Only versions that cleanups may be discarding are refused, after a rollback also the newest one.
+                if number >= max(self.oldest, self.highest - self.keep):
                     raise
                 return True
 

@@ -159,17 +159,35 @@ def test_hold_accepts_any_version_before_the_first_cleanup(tmp_path: Path) -> No
     assert [hold(query.checkpoint, batch, "mine", HOLDER).version for batch in range(4)] == [1, 2, 3, 4]
 
 
+def roll_back_by_hand(query: WrittenQuery, *batches: int) -> None:
+    for batch in batches:
+        query.write(f"rolled-back/20260101T000000Z/commits/{batch}", b"")
+        query.checkpoint.files.delete(query.checkpoint.path(f"commits/{batch}"))
+
+
 def test_hold_counts_rolled_back_batches(tmp_path: Path) -> None:
     query = WrittenQuery(str(tmp_path))
     for _ in range(6):
         query.run()
     query.clean_up(3)
-    for batch in (4, 5):
-        query.write(f"rolled-back/20260101T000000Z/commits/{batch}", b"")
-        query.checkpoint.files.delete(query.checkpoint.path(f"commits/{batch}"))
+    roll_back_by_hand(query, 4, 5)
     assert hold(query.checkpoint, 2, "mine", HOLDER).version == 3
-    with pytest.raises(SavepointError, match="batch 2 and later"):
+    with pytest.raises(SavepointError, match="the state of batch 2 and later"):
         hold(query.checkpoint, 1, "mine", HOLDER)
+
+
+def test_hold_refuses_the_newest_batch_if_a_cleanup_may_not_know_of_the_rollback(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(6):
+        query.run()
+    query.clean_up(1, STORES[0])
+    roll_back_by_hand(query, 4, 5)
+    with pytest.raises(SavepointError, match=r"after 3 were rolled back.* canonical .* batch 4 once"):
+        hold(query.checkpoint, 3, "mine", HOLDER)
+    query.batch, query.rows = 3, content(query.checkpoint, 3)
+    query.restart()
+    query.run()
+    assert hold(query.checkpoint, 4, "mine", HOLDER).version == 5
 
 
 @pytest.mark.parametrize("of", ["metadata", "shared"])
