@@ -73,6 +73,10 @@ class Hold:
     def remove(self) -> None:
         """Remove it, so that the next cleanup may discard the version."""
         discard_file(self.files, self.path)
+        directory = self.path.rpartition("/")[0]
+        with failing_to("sync", self.files, directory), contextlib.suppress(FileNotFoundError):
+            # After a power failure it must not reappear: what needed it may be gone.
+            self.files.sync_directory(directory)
 
 
 def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, check: bool = True) -> Hold:
@@ -160,7 +164,7 @@ def _remedy(checkpoint: QueryCheckpoint, oldest: int) -> str:
     if oldest > (newest := checkpoint.newest_batch()):
         return (
             f"The batches after {newest} were rolled back, and a cleanup that began before that may still run. Take a "
-            f"canonical savepoint, which copies the state, or one of batch {oldest} once the query has committed it."
+            f"canonical savepoint, which copies the state, or a pointer to batch {oldest} once the query has committed it."
         )
     return (
         f"The query retains the state of batch {oldest} and later ones. Take the savepoint of one of those, or "

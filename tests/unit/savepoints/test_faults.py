@@ -5,6 +5,7 @@ The query keeps its state; a savepoint or new checkpoint is complete or does not
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -166,9 +167,12 @@ def disposes(kind: Kind) -> Operation:
     def check(scene: Scene, done: bool) -> None:
         query_is_whole(scene)
         savepoints_are_whole(scene, 0)
+        if done:
+            assert list_holds(scene.query.checkpoint) == []
 
     def operate(scene: Scene) -> None:
-        if exists(scene.saved):
+        # An interrupted disposal is repeated.
+        with contextlib.suppress(SavepointNotFoundError):
             dispose_savepoint(scene.saved)
 
     return Operation(operate, check, kind)

@@ -392,8 +392,6 @@ class PowerLossMachine(CrashingMachine):
 
     @rule(loss=st.sampled_from(list(LOSSES)))
     def lose_power(self, loss: str) -> None:
-        # The hold of a copy that is done may come back: it keeps too much, until it is collected.
-        self.troubled = True
         self.fs.loss = LOSSES[loss]  # type: ignore[attr-defined]
         self.fs.crash()
         self.fs.restart()
