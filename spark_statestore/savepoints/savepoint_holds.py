@@ -16,7 +16,7 @@ from spark_statestore.query.parallel import parallel_map
 from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
 from spark_statestore.query.savepoint import Savepoint, is_or_was_savepoint, load_savepoint, require_savepoint
 from spark_statestore.query.store_snapshot import make_durable, require_streams
-from spark_statestore.storage.file_handles import discard_file
+from spark_statestore.storage.file_handles import discard_durably
 from spark_statestore.store.holds import (
     HOLDS_DIRECTORY,
     Holds,
@@ -72,11 +72,8 @@ class Hold:
 
     def remove(self) -> None:
         """Remove it, so that the next cleanup may discard the version."""
-        discard_file(self.files, self.path)
-        directory = self.path.rpartition("/")[0]
-        with failing_to("sync", self.files, directory), contextlib.suppress(FileNotFoundError):
-            # After a power failure it must not reappear: what needed it may be gone.
-            self.files.sync_directory(directory)
+        # What needed it may be gone when it reappears.
+        discard_durably(self.files, self.path)
 
 
 def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, check: bool = True) -> Hold:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 from dataclasses import dataclass
 from typing import BinaryIO
 
 from spark_statestore.errors import CheckpointIOError
-from spark_statestore.files.base import FileSystem
+from spark_statestore.files.base import FileSystem, parent_of
+from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import attempt_id_of
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["FileStateHandle", "SegmentFileStateHandle", "discard_file"]
+__all__ = ["FileStateHandle", "SegmentFileStateHandle", "discard_durably", "discard_file"]
 
 
 def discard_file(files: FileSystem, path: str) -> None:
@@ -37,6 +39,20 @@ def discard_file(files: FileSystem, path: str) -> None:
             f"{files.url(path)} could not be deleted: {error}. The next cleanup retries; check the permissions, or "
             "delete the file by hand."
         ) from error
+
+
+def discard_durably(files: FileSystem, path: str) -> None:
+    """Delete a file, which may be missing, so that it does not reappear after a power failure.
+
+    Raises
+    ------
+    CheckpointIOError
+        If the file still exists, or its directory cannot be synced.
+    """
+    discard_file(files, path)
+    directory = parent_of(path)
+    with failing_to("sync", files, directory), contextlib.suppress(FileNotFoundError):
+        files.sync_directory(directory)
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from spark_statestore.errors import CheckpointError, SavepointNotFoundError
 from spark_statestore.files import FileSystem, join, open_file_system, parent_of
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.storage.checkpoint_storage import METADATA_FILE_NAME
-from spark_statestore.storage.file_handles import discard_file
+from spark_statestore.storage.file_handles import discard_durably, discard_file
 from spark_statestore.storage.metadata_streams import read_object
 from spark_statestore.storage.state_store import StateStore, not_found
 
@@ -124,10 +124,8 @@ class FileSystemStateStore(StateStore[T]):
         files, directory = locate(path, fsync=True)
         state = self.find(path)
         _write(files, join(directory, BEING_DISPOSED), self._encode(state))
-        discard_file(files, join(directory, METADATA_FILE_NAME))
-        with failing_to("sync", files, directory):
-            # After a power failure the metadata must not reappear without the files that are removed next.
-            files.sync_directory(directory)
+        # The metadata must not reappear without the files that are removed next.
+        discard_durably(files, join(directory, METADATA_FILE_NAME))
         return state
 
     def cancel_disposal(self, state: T) -> None:

@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from spark_statestore.errors import CheckpointNotFoundError
-from spark_statestore.files import FileSystem, open_file_system
+from spark_statestore.files import FileSystem, open_file_system, parent_of
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
@@ -399,6 +399,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         del self.held[version]
         files, path = self.hold_of(version)
         files.delete(path)
+        files.sync_directory(parent_of(path))
 
     def hold_of(self, version: int) -> tuple[FileSystem, str]:
         directory = holds_directory_of(self.directory, self.store)

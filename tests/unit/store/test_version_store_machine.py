@@ -18,7 +18,6 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
-from spark_statestore.storage.file_handles import discard_file
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
 from spark_statestore.testing.faults import Fault
 from spark_statestore.testing.version_machine import VersionStoreMachine
@@ -142,10 +141,6 @@ class PowerLossMachine(CrashingVersionStoreMachine):
 
     def see_what_is_left(self) -> None:
         """Of what was found but never acknowledged, the power may have taken any part."""
-        for version in range(self.version + 1):
-            if version not in self.held:
-                # The hold may be back, as its removal is not synced: it keeps too much until its user removes it again.
-                discard_file(*self.hold_of(version))
         for name, (seen, others) in self.unsure.copy().items():
             if self.stored.get(name) is not seen:
                 # Another attempt was acknowledged since.
