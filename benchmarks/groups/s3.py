@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -131,10 +131,18 @@ def measure(scratch: Path, plan: Plan, service: Service, trace: Trace, relay: Re
                 for query in names:
                     buckets = {name: service.new_container().partition("://")[2] for name in stores_of(query)}
                     entered = entered_race(plan, query, partitions, delay, buckets)
-                    laps, seen = race_with_delay(
-                        hosts, directory, entered, plan.warmup, batches, trace, relay, delay
+                    # Warming up with a delay would take longer than the measurement.
+                    relay.delay(0)
+                    laps, requests = race_traced(
+                        hosts,
+                        directory,
+                        entered,
+                        (plan.warmup, batches),
+                        trace,
+                        buckets,
+                        warmed=partial(relay.delay, delay),
                     )
-                    requests = {name: [r for r in seen if r.bucket == buckets[name]] for name in laps}
+                    relay.delay(0)
                     rows.append(Row(entered.name, partitions, laps, requests, delay))
                     session.log(_table_of(rows[-1]))
     return rows
@@ -153,41 +161,44 @@ def stores_of(query: str) -> tuple[str, ...]:
     return tuple(name for name in stores.STORES if name not in without)
 
 
-def race_with_delay(
+def race_traced(
     hosts: race_apart.Hosts,
     directory: Path,
     entered: Race,
-    warmup: int,
-    batches: int,
+    batches: tuple[int, int],
     trace: Trace,
-    relay: Relay,
-    delay: int,
-) -> tuple[Laps, list[Request]]:
-    """Run a race, with the delay once all are warmed up; return the measured batches and the requests of them."""
+    buckets: Mapping[str, str],
+    warmed: Callable[[], object] = lambda: None,
+) -> tuple[Laps, dict[str, list[Request]]]:
+    """Run a race; return its measured batches, and the requests that each store made in them to its bucket.
+
+    Parameters
+    ----------
+    batches
+        Number of warm-up batches, and of measured ones.
+    warmed
+        Called once all are warmed up.
+    """
     begin = 0
 
-    def warmed() -> None:
+    def begin_measurement() -> None:
         nonlocal begin
-        relay.delay(delay)
+        warmed()
         begin = trace.mark()
 
-    # Warming up with a delay would take longer than the measurement.
-    relay.delay(0)
     with race_apart.queries(hosts, directory, entered) as running:
         laps = race.take_turns(
             directory,
             entered,
             running,
-            warmup,
-            batches,
+            *batches,
             session.log,
             warm_up_together=True,
-            warmed=warmed,
+            warmed=begin_measurement,
         )
         trace.mark()
         seen = trace.since(begin)
-    relay.delay(0)
-    return laps, seen
+    return laps, {name: [request for request in seen if request.bucket == buckets[name]] for name in laps}
 
 
 def entered_race(plan: Plan, query: str, partitions: int, delay: int, buckets: dict[str, str]) -> Race:

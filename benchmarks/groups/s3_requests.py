@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks import race, race_apart, report, session
+from benchmarks import race_apart, report, session
 from benchmarks.contest import OURS
 from benchmarks.groups.queries import nexmark_table
-from benchmarks.groups.s3 import QUERIES, UNWANTED, Row
+from benchmarks.groups.s3 import QUERIES, UNWANTED, Row, race_traced
 from benchmarks.race import Race
 from benchmarks.race_apart import Host
 from benchmarks.result import Criterion, Result
@@ -115,21 +115,12 @@ def measure(scratch: Path, plan: Plan, master: Master, service: Service, trace: 
                     mode,
                     {"spark.sql.shuffle.partitions": str(partitions)},
                 )
-                begin = 0
-
-                def warmed() -> None:
-                    nonlocal begin
-                    begin = trace.mark()
-
                 directory = scratch / f"{partitions}"
                 directory.mkdir(exist_ok=True)
-                with race_apart.queries(hosts, directory, entered) as running:
-                    laps = race.take_turns(
-                        directory, entered, running, plan.warmup, plan.batches, session.log, warmed=warmed
-                    )
-                    trace.mark()
-                    seen = [request for request in trace.since(begin) if request.bucket == bucket]
-                rows.append(Row(entered.name, partitions, laps, {OURS: seen}))
+                laps, requests = race_traced(
+                    hosts, directory, entered, (plan.warmup, plan.batches), trace, {OURS: bucket}
+                )
+                rows.append(Row(entered.name, partitions, laps, requests))
                 session.log(f"{entered.name}: {sum(rows[-1].per_batch(OURS).values()):.1f} requests a batch")
     return rows
 
