@@ -81,7 +81,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",
         "JDK_JAVA_OPTIONS": os.environ["JDK_JAVA_OPTIONS"],
     }
-    process = subprocess.Popen(
+    with subprocess.Popen(
         ["bash", "-c", script()],
         cwd=work,
         env=environment,
@@ -89,12 +89,15 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
-    try:
-        stdout, stderr = process.communicate(timeout=500)
-    finally:
-        end_session(process.pid)
-    logs = "".join(path.read_text()[-2000:] for path in work.rglob("*.log"))
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=500)
+        except subprocess.TimeoutExpired:
+            end_session(process.pid)
+            stdout, stderr = process.communicate()
+        finally:
+            end_session(process.pid)
+    logs = "".join(f"{path.name}: {path.read_text()[-4000:]}" for path in sorted(work.rglob("*.log")))
     assert process.returncode == 0, f"{stdout}\n{stderr}\n{logs}"
     (shown,) = work.rglob("tab.html")
     assert cells(shown.read_text(), "numRowsTotal") == [5]
