@@ -64,6 +64,9 @@ LIMIT = "keeps nothing"
 LIMIT_PROVIDER = "org.apache.spark.sql.statestore.bench.UncheckpointedStateStoreProvider"
 """Class of that store."""
 
+LIMIT_EXTENSIONS = "org.apache.spark.sql.statestore.bench.UncheckpointedExtensions"
+"""For ``spark.sql.extensions``: allows that store for Python's transformWithState, which Spark restricts to RocksDB."""
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 

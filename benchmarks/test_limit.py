@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from benchmarks import contest, race, result
-from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, LIMIT, LIMIT_PROVIDER, OURS, UNFORKED_RIVALS
+from benchmarks import contest, race, race_apart, result
+from benchmarks.contest import (
+    BY_TASK,
+    CHANGELOG,
+    HDFS,
+    LIMIT,
+    LIMIT_EXTENSIONS,
+    LIMIT_PROVIDER,
+    OURS,
+    UNFORKED_RIVALS,
+)
 from benchmarks.groups import limit, operators
+from benchmarks.groups.queries import nexmark_table
+from benchmarks.nexmark.queries import transform_with_state
 from benchmarks.race import Lap, Race
+from benchmarks.race_apart import Host
 from benchmarks.result import Criterion
 from tests.support.paths import ROOT
 
@@ -93,6 +106,19 @@ def test_uncheckpointed_store_removes_expired_rows_as_others_do(spark: Any, tmp_
     assert rows == [lap.rows for lap in laps[OURS]]
     # Few rows remain of the ten minutes of the first batch, and of the later ones.
     assert 0 < rows[-1] < 6 * 30
+    assert all(lap.output[0] > 0 for lap in laps[LIMIT])
+
+
+@pytest.mark.slow
+def test_uncheckpointed_store_keeps_the_state_of_python_code(built: Path, tmp_path: Path):
+    entrants = tuple(map(race.entrant_of, (OURS, LIMIT)))
+    confs = {OURS: {}, LIMIT: {"sql__extensions": LIMIT_EXTENSIONS}}
+    sessions = {name: Host(spark_files="backend", confs=confs[name]) for name in confs}
+    python = Race("Python", transform_with_state, partial(nexmark_table, 500, 200), entrants, "update")
+    with race_apart.hosting(tmp_path / "hosts", sessions) as hosts:
+        laps = race_apart.run(hosts, tmp_path, python, 0, 3, lambda _: None)
+    # It fails if their answers differ, of which those of later batches need the state of earlier ones.
+    assert [lap.rows for lap in laps[LIMIT]] == [lap.rows for lap in laps[OURS]]
     assert all(lap.output[0] > 0 for lap in laps[LIMIT])
 
 

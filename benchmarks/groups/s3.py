@@ -156,9 +156,8 @@ def by_session(names: tuple[str, ...]) -> list[list[str]]:
 
 def stores_of(query: str) -> tuple[str, ...]:
     """Return the stores that support a query."""
-    # HDFSBacked and the limit support no column families, which transformWithState needs.
-    without = (HDFS, LIMIT) if query.startswith(PYTHON) else ()
-    return tuple(name for name in stores.STORES if name not in without)
+    # HDFSBacked supports no column families, which transformWithState needs.
+    return tuple(name for name in stores.STORES if name != HDFS or not query.startswith(PYTHON))
 
 
 def race_traced(

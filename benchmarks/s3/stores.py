@@ -11,7 +11,7 @@ from typing import Any
 import pyspark
 
 import spark_statestore
-from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, LIMIT, OURS
+from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, LIMIT, LIMIT_EXTENSIONS, OURS
 from benchmarks.race import Entrant, entrant_of
 from benchmarks.race_apart import CONFS, Host
 from tests.spark.queries import JOIN_FORMAT
@@ -110,8 +110,10 @@ def hosts(service: Service, endpoint: str, confs: Mapping[str, str]) -> dict[str
         "hadoop__fs__s3a__access__key": environment["AWS_ACCESS_KEY_ID"],
         "hadoop__fs__s3a__secret__key": environment["AWS_SECRET_ACCESS_KEY"],
     }
+    extended = shared | {"sql__extensions": LIMIT_EXTENSIONS}
     return {
-        **{name: Host(spark_files="backend", confs=shared, environment=environment) for name in WITH_BACKEND},
+        **{name: Host(spark_files="backend", confs=shared, environment=environment) for name in MINE},
+        LIMIT: Host(spark_files="backend", confs=extended, environment=environment),
         HDFS: Host(confs=shared | hadoop),
         CHANGELOG: Host(confs=shared | hadoop),
     }

@@ -17,11 +17,13 @@ import org.apache.spark.sql.types.StructType
  * Guarantees: right answers as long as the process lives and each batch commits. It is not a store that can
  * recover: it writes nothing, has the newest version alone, and changes it in place, so that another version, or
  * a batch after one that did not commit, is an error. A commit counts the version and does not even report it to
- * Spark's coordinator, which only foreachBatch sinks demand. It supports operators that get, put, remove and iterate.
+ * Spark's coordinator, which only foreachBatch sinks demand. It supports operators that get, put, remove and iterate,
+ * in column families too.
  */
 final class UncheckpointedStateStoreProvider extends StateStoreProvider {
   // Spark removes rows while it iterates, and the tasks of a batch have other threads than those of the last one.
-  private[bench] val rows = new ConcurrentHashMap[UnsafeRow, UnsafeRow]
+  private val families = new ConcurrentHashMap[String, ConcurrentHashMap[UnsafeRow, UnsafeRow]]
+  createFamily(StateStore.DEFAULT_COL_FAMILY_NAME)
 
   // Not volatile, which each put would pay for: the tasks of a partition follow one another.
   private[bench] var newest = 0L
@@ -38,10 +40,7 @@ final class UncheckpointedStateStoreProvider extends StateStoreProvider {
       storeConfs: StateStoreConf,
       hadoopConf: Configuration,
       useMultipleValuesPerKey: Boolean,
-      stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
-    if (useColumnFamilies || useMultipleValuesPerKey) UncheckpointedStateStore.unsupported("column families")
-    id = stateStoreId
-  }
+      stateSchemaProvider: Option[StateSchemaProvider]): Unit = id = stateStoreId
 
   override def stateStoreId: StateStoreId = id
 
@@ -58,7 +57,19 @@ final class UncheckpointedStateStoreProvider extends StateStoreProvider {
     new UncheckpointedStateStore(this, version)
   }
 
-  override def close(): Unit = rows.clear()
+  override def close(): Unit = families.clear()
+
+  private[bench] def createFamily(name: String): Unit = families.putIfAbsent(name, new ConcurrentHashMap)
+
+  private[bench] def familyNames: Set[String] = families.keySet.asScala.toSet
+
+  private[bench] def family(name: String): ConcurrentHashMap[UnsafeRow, UnsafeRow] = {
+    val rows = families.get(name)
+    if (rows == null) throw new IllegalStateException(s"$id has no column family $name. Create it first.")
+    rows
+  }
+
+  private[bench] def numRows: Long = families.values.asScala.map(_.size.toLong).sum
 }
 
 /** Reads and writes of one batch, in place. */
@@ -66,26 +77,29 @@ private[bench] final class UncheckpointedStateStore(
     provider: UncheckpointedStateStoreProvider, override val version: Long) extends StateStore {
   import UncheckpointedStateStore._
 
+  private val default = provider.family(StateStore.DEFAULT_COL_FAMILY_NAME)
+
   override def id: StateStoreId = provider.stateStoreId
 
-  override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = provider.rows.get(key)
+  override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = rows(colFamilyName).get(key)
 
   override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
     provider.isChanged = true
     // Spark reuses the memory of both.
     val kept = value.copy()
-    if (provider.rows.replace(key, kept) == null) provider.rows.put(key.copy(), kept)
+    val of = rows(colFamilyName)
+    if (of.replace(key, kept) == null) of.put(key.copy(), kept)
   }
 
   override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
     provider.isChanged = true
-    provider.rows.remove(key)
+    rows(colFamilyName).remove(key)
   }
 
   override def iterator(colFamilyName: String): StateStoreIterator[UnsafeRowPair] = {
     val pair = new UnsafeRowPair
     new StateStoreIterator(
-      provider.rows.entrySet.iterator.asScala.map(entry => pair.withRows(entry.getKey, entry.getValue)))
+      rows(colFamilyName).entrySet.iterator.asScala.map(entry => pair.withRows(entry.getKey, entry.getValue)))
   }
 
   override def commit(): Long = {
@@ -100,12 +114,22 @@ private[bench] final class UncheckpointedStateStore(
 
   override def release(): Unit = ()
 
-  override def metrics: StateStoreMetrics = StateStoreMetrics(provider.rows.size, 0L, Map.empty, Map.empty)
+  override def metrics: StateStoreMetrics = StateStoreMetrics(provider.numRows, 0L, Map.empty, Map.empty)
 
   override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
     StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
 
-  override def allColumnFamilyNames: Set[String] = Set(StateStore.DEFAULT_COL_FAMILY_NAME)
+  override def allColumnFamilyNames: Set[String] = provider.familyNames
+
+  override def createColFamilyIfAbsent(
+      colFamilyName: String, keySchema: StructType, valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean, isInternal: Boolean): Unit = {
+    if (useMultipleValuesPerKey) unsupported("several values of a key")
+    provider.createFamily(colFamilyName)
+  }
+
+  private def rows(colFamilyName: String): ConcurrentHashMap[UnsafeRow, UnsafeRow] =
+    if (colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME) default else provider.family(colFamilyName)
 
   override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] =
     unsupported("valuesIterator")
@@ -127,11 +151,6 @@ private[bench] final class UncheckpointedStateStore(
 
   override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit =
     unsupported("mergeList")
-
-  override def createColFamilyIfAbsent(
-      colFamilyName: String, keySchema: StructType, valueSchema: StructType,
-      keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean, isInternal: Boolean): Unit =
-    unsupported("createColFamilyIfAbsent")
 
   override def removeColFamilyIfExists(colFamilyName: String): Boolean = unsupported("removeColFamilyIfExists")
 }
