@@ -117,9 +117,3 @@ def test_commands_print_what_the_page_shows(number: int, printed: dict[int, str]
     output = re.sub(" +$", "", printed[number - 1], flags=re.MULTILINE)
     pattern = ".+".join(map(re.escape, BLOCKS[number][2].split("…")))
     assert re.fullmatch(pattern, output, re.DOTALL), output
-
-
-def test_query_is_killed_before_its_end(printed: dict[int, str]) -> None:
-    kill, *_ = (number for number, block in enumerate(BLOCKS) if block[2].startswith("kill -9"))
-    (newest,) = re.findall(r"^batch (\d+):", printed[kill], re.MULTILINE)
-    assert 9 <= int(newest) < 39
