@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,8 +113,8 @@ def test_uncheckpointed_store_removes_expired_rows_as_others_do(spark: Any, tmp_
 @pytest.mark.slow
 def test_uncheckpointed_store_keeps_the_state_of_python_code(built: Path, tmp_path: Path):
     entrants = tuple(map(race.entrant_of, (OURS, LIMIT)))
-    confs = {OURS: {}, LIMIT: {"sql__extensions": LIMIT_EXTENSIONS}}
-    sessions = {name: Host(spark_files="backend", confs=confs[name]) for name in confs}
+    ours = Host(spark_files="backend")
+    sessions = {OURS: ours, LIMIT: replace(ours, confs={"sql__extensions": LIMIT_EXTENSIONS})}
     python = Race("Python", transform_with_state, partial(nexmark_table, 500, 200), entrants, "update")
     with race_apart.hosting(tmp_path / "hosts", sessions) as hosts:
         laps = race_apart.run(hosts, tmp_path, python, 0, 3, lambda _: None)

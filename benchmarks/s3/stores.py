@@ -110,10 +110,10 @@ def hosts(service: Service, endpoint: str, confs: Mapping[str, str]) -> dict[str
         "hadoop__fs__s3a__access__key": environment["AWS_ACCESS_KEY_ID"],
         "hadoop__fs__s3a__secret__key": environment["AWS_SECRET_ACCESS_KEY"],
     }
-    extended = shared | {"sql__extensions": LIMIT_EXTENSIONS}
+    with_backend = Host(spark_files="backend", confs=shared, environment=environment)
     return {
-        **{name: Host(spark_files="backend", confs=shared, environment=environment) for name in MINE},
-        LIMIT: Host(spark_files="backend", confs=extended, environment=environment),
+        **dict.fromkeys(MINE, with_backend),
+        LIMIT: replace(with_backend, confs=shared | {"sql__extensions": LIMIT_EXTENSIONS}),
         HDFS: Host(confs=shared | hadoop),
         CHANGELOG: Host(confs=shared | hadoop),
     }

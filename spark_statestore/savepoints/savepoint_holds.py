@@ -72,7 +72,7 @@ class Hold:
 
     def remove(self) -> None:
         """Remove it, so that the next cleanup may discard the version."""
-        # What needed it may be gone when it reappears.
+        # If it reappeared after a power failure, it would retain a version that no savepoint or copy needs.
         discard_durably(self.files, self.path)
 
 

@@ -124,7 +124,7 @@ private[bench] final class UncheckpointedStateStore(
   override def createColFamilyIfAbsent(
       colFamilyName: String, keySchema: StructType, valueSchema: StructType,
       keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean, isInternal: Boolean): Unit = {
-    if (useMultipleValuesPerKey) unsupported("several values of a key")
+    if (useMultipleValuesPerKey) unsupported("multiple values per key")
     provider.createFamily(colFamilyName)
   }
 
