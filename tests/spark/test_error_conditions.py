@@ -110,11 +110,12 @@ def test_commit_of_an_overtaken_store_is_an_invalid_stamp(spark: Any, tmp_path: 
     with instances(spark, tmp_path) as open_instance:
         provider = open_instance()
         overtaken = provider.open(0)
-        provider.open(0)
+        provider.open(0).commit()
+        provider.open(1)
         refused = overtaken.refusal("commit")
     assert refused is not None
     assert refused.kind == INVALID_STAMP
-    assert "a newer attempt of the same partition took the state over" in refused.message
+    assert "a store was opened at a later version" in refused.message
 
 
 @pytest.mark.parametrize("operation", ["open", "openRead"])

@@ -40,8 +40,7 @@ class Driver:
     def begin_run(self) -> None:
         self.run = str(uuid.uuid4())
         self.manager = Manager(self.spark, self.log)
-        self.spark.sparkContext.setJobGroup(self.run, "a query")
-        self.statestore.provider.CommitCollector.announce(self.log)
+        self.statestore.provider.CommitCollector.announce(self.log, str(uuid.uuid4()), self.run)
         assert self.commits.begin(self.log, self.run)
         # The attempt of the batch before is another run's.
         self.stores = [str(uuid.uuid4()) for _ in range(PARTITIONS)]
@@ -103,8 +102,9 @@ class Driver:
 
 @pytest.fixture
 def driver(spark: Any, tmp_path: Path) -> Iterator[Driver]:
-    yield Driver(spark, tmp_path / "checkpoint")
-    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    driver = Driver(spark, tmp_path / "checkpoint")
+    yield driver
+    driver.statestore.provider.CommitCollector.ended(driver.run)
 
 
 def test_attempt_that_spark_did_not_accept_is_not_published(driver: Driver) -> None:
@@ -139,6 +139,15 @@ def test_attempt_of_a_run_that_has_ended_is_refused(driver: Driver) -> None:
     dead = driver.hand_over(1, run=dead_run)
     message = driver.refuse([handed_over, dead])
     assert f"the attempt {dead.id} of operator 0, partition 1" in message
+
+
+def test_late_task_of_an_ended_run_leaves_the_commits_of_the_next_one(driver: Driver) -> None:
+    ended = driver.run
+    driver.begin_run()
+    handed_over = driver.hand_over(0)
+    assert not driver.commits.begin(driver.log, ended)
+    driver.accept([handed_over, driver.hand_over(1)])
+    driver.check()
 
 
 def test_damaged_metadata_fails_the_batch(driver: Driver) -> None:

@@ -309,24 +309,6 @@ def test_force_snapshot_on_commit_writes_a_full_snapshot(instance: Open) -> None
     assert read(instance(), 3, store.checkpoint_id) == FILLING | {A: value(2)}
 
 
-def test_stale_store_cannot_commit(instance: Open, tmp_path: Path) -> None:
-    provider = instance()
-    first = commit(provider, 0, None, {A: value(1)})
-    overtaken = provider.open(1, first)
-    overtaken.put(A, value(2))
-    newer = provider.open(1, first)
-    assert newer.get(A) == value(1)
-    with pytest.raises(
-        SparkRuntimeException, match="a newer attempt of the same partition took the state over"
-    ):
-        overtaken.commit()
-    newer.put(A, value(3))
-    newer.commit()
-    overtaken.abort()
-    assert len(metadata_files(tmp_path)) == 2
-    assert read(instance(), 2, newer.checkpoint_id) == {A: value(3)}
-
-
 def test_closed_provider_rejects_operations(instance: Open) -> None:
     provider = instance()
     first = commit(provider, 0, None, {A: value(1)})

@@ -5,7 +5,8 @@ import org.apache.hadoop.fs.{FSDataInputStream, FileStatus, FileSystem, Path, Pa
 
 import org.apache.spark.sql.statestore.backend.{Backend, FileClient, PythonInterpreter}
 import org.apache.spark.sql.statestore.compat.Since41
-import org.apache.spark.sql.statestore.driver.{BackendInput, CommitFigures, FileContent, HandedOverCommits, LogBatches}
+import org.apache.spark.sql.statestore.driver.{BackendInput, CommitFigures, FileContent, HandedOverCommits, LogBatches,
+  RunningQuery}
 import org.apache.spark.sql.statestore.provider.{BackendOptions, CommitCollector, StoreLocation}
 
 /**
@@ -32,8 +33,15 @@ class BackendCheckpointFileManager(path: Path, hadoopConf: Configuration) extend
 
   // A run lists its log of offsets first if there is one, and adds a batch to it before the tasks of the batch begin, on
   // the thread that writes the commit log later. The directory of a new query's log does not exist on an object store.
+  // User code may list the log of another query, as the state data source does, also in `foreachBatch`.
   private def announceRun(): Unit = if (root.getName == StoreLocation.OffsetLog) {
-    CommitCollector.announce(new Path(root.getParent, StoreLocation.CommitLog).toString)
+    RunningQuery.current().foreach { query =>
+      val location = BackendCheckpointFileManager.qualify(new Path(query.resolvedCheckpointRoot), hadoopConf)
+      if (location == root.getParent) {
+        CommitCollector.announce(
+          new Path(location, StoreLocation.CommitLog).toString, query.id.toString, query.runId.toString)
+      }
+    }
   }
 
   private def awaitCommits(batch: String, entry: FileContent): Unit = if (isCommitLog) {

@@ -11,7 +11,7 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.backend._
 import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, TaskReadStores}
 import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
-import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FormatValidation, ValueEvolution}
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, ValueEvolution}
 import org.apache.spark.sql.statestore.provider._
 import org.apache.spark.sql.statestore.table.TableMemory
 import org.apache.spark.sql.types.StructType
@@ -22,7 +22,9 @@ import org.apache.spark.sql.types.StructType
  *
  * Guarantees: a version that `commit` returned is durable and can be loaded on any executor, if it was handed
  * over (`CommitCollector`, `Handover`) before Spark commits the batch; a failed or aborted commit is part of no version. The
- * cost of a batch is proportional to its changes. A store whose state was handed to a newer attempt cannot commit.
+ * cost of a batch is proportional to its changes. Stores of one version that are open at once each have a state of their
+ * own, as on two executors, and each can commit. A store cannot commit once its task was killed, or a later version
+ * was opened.
  *
  * Nothing does I/O before the first `getStore`: `init` runs under a lock that every task of the executor
  * takes, and the driver uses the constructor and the metric lists, too.
@@ -46,6 +48,10 @@ class CheckpointStateStoreProvider
   // Guarded by `this`.
   private var content: LoadedState = _
   private var closed = false
+  // Stores that may commit.
+  private val writers = java.util.Collections.newSetFromMap(
+    new java.util.IdentityHashMap[CheckpointStateStore, java.lang.Boolean])
+  private var hasWarned = false
   // The last commit that was handed over.
   @volatile private var pending: PendingCommit = _
 
@@ -55,6 +61,8 @@ class CheckpointStateStoreProvider
   private lazy val reports = new CoordinatorReports(id, runId, conf, maintenance.snapshotInterval)
 
   private lazy val client: CheckpointClient = newClient()
+
+  private lazy val loader = new StateLoader(client, id, schema, hasFamilies, conf, toString)
 
   private lazy val maintenance = new StoreMaintenance(this, client, conf, options)
 
@@ -110,8 +118,9 @@ class CheckpointStateStoreProvider
       store = new CheckpointStateStore(
         this, found, version, stateStoreCkptId, forceSnapshotOnCommit, counters)
       found.write(store)
+      writers.add(store)
     }
-    if (loadEmpty) synchronized(hold(adoptContent(emptyContent(version))))
+    if (loadEmpty) synchronized(holdLoaded(loader.empty(version), hold))
     else acquire(version, stateStoreCkptId, from, counters, forWriting = true, hold)
     Option(TaskContext.get()).foreach(store.watch)
     store
@@ -149,12 +158,14 @@ class CheckpointStateStoreProvider
     val found = readStore match {
       case mine: CheckpointReadStateStore
         if mine.version == version && mine.checkpointId == stateStoreCkptId =>
+        awaitEarlierRuns()
         synchronized {
           val shared = mine.sharedContent
-          if ((content eq shared) && shared.canUpgrade(mine)) {
+          if (!closed && shared.canUpgrade(mine)) {
             val store = new CheckpointStateStore(
               this, shared, version, stateStoreCkptId, forceSnapshotOnCommit, mine.counters)
             shared.upgrade(store)
+            writers.add(store)
             Some(store)
           } else {
             None
@@ -261,7 +272,7 @@ class CheckpointStateStoreProvider
   // The task goes on while another thread publishes. Each later use of the state waits for its end.
   private def handOver(store: CheckpointStateStore, of: LoadedState, commit: StoreCommit): Unit = {
     lastReply.foreach { case (version, reply) => store.counters.take(reply, version) }
-    if (pending != null && pending.version < commit.version && !pending.isAcknowledged) {
+    if (pending != null && pending.version < commit.version && !pending.isAcknowledged && pending.failure.isEmpty) {
       throw new IllegalStateException(s"version ${pending.version} of $this was handed over, and Spark went on to the " +
         "next batch without waiting for it: the query's commit log is not written through this store's " +
         "BackendCheckpointFileManager. Nothing is lost. Set spark.sql.streaming.stateStore.backend.commit=task.")
@@ -284,8 +295,18 @@ class CheckpointStateStoreProvider
   private def addVersion(store: CheckpointStateStore, of: LoadedState, commit: StoreCommit): CommittedVersion =
     synchronized {
       requireCurrent(store, of)
-      of.committed(commit.version, commit.id)
+      val version = of.committed(commit.version, commit.id)
+      if (!(content eq of) && isPreferred(of)) {
+        replaceContent(of)
+        of.keep()
+      }
+      version
     }
+
+  // Of several attempts at a version, the next batch starts from the one that Spark accepts: with ids the first one that it is
+  // told of, without them the last one published.
+  private def isPreferred(of: LoadedState): Boolean =
+    content == null || !conf.enableStateStoreCheckpointIds || content.newest.version < of.newest.version
 
   private def published(
       of: LoadedState, commit: StoreCommit, version: CommittedVersion, reply: CommitReply): Unit = {
@@ -299,7 +320,8 @@ class CheckpointStateStoreProvider
     if (due) Background.submit(() => maintenance.takeSnapshot(tick = false))
   }
 
-  // Runs a body that may change the state, under the lock while no commit of this provider is pending.
+  // Runs a body that may change the state, under the lock while no commit of this provider is pending. A task that is
+  // killed meanwhile does not wait.
   private def settled[T](body: => T): T = {
     var result: Option[T] = None
     while (result.isEmpty) {
@@ -307,29 +329,31 @@ class CheckpointStateStoreProvider
         if (pending == null || pending.release()) result = Some(body)
         pending
       }
-      if (result.isEmpty) running.awaitUninterruptibly()
+      if (result.isEmpty) running.await()
     }
     result.get
   }
 
   private[statestore] def abort(store: CheckpointStateStore, of: LoadedState): Unit = synchronized {
+    writers.remove(store)
     if (of.isWriter(store)) {
       of.rollback()
       of.release(store)
     }
   }
 
-  private[statestore] def release(of: LoadedState, holder: AnyRef): Unit = synchronized(of.release(holder))
+  private[statestore] def release(of: LoadedState, holder: AnyRef): Unit = synchronized {
+    writers.remove(holder)
+    of.release(holder)
+  }
 
   /**
    * Drops the version of a task that failed after its commit: another attempt may commit the same version.
    * In format v2 ids distinguish the two; in v1 the next task must load the version from storage.
    */
-  private[statestore] def invalidate(of: LoadedState, version: Long): Unit = settled {
-    if (!conf.enableStateStoreCheckpointIds && (content eq of) && of.isIdle &&
-      !of.rewind(version, None)) {
-      replaceContent(null)
-    }
+  private[statestore] def invalidate(of: LoadedState, version: Long): Unit = synchronized {
+    // The next store that is opened returns to an earlier version: a pending commit may still read the log.
+    if (!conf.enableStateStoreCheckpointIds) of.useUntil(version)
   }
 
   private[statestore] def measure(of: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
@@ -354,7 +378,8 @@ class CheckpointStateStoreProvider
 
   private lazy val operator: String = s"$runId/${id.checkpointRootLocation}/${id.operatorId}"
 
-  // Uses the state in memory if it has the version and is free, else loads the version.
+  // Uses the state in memory if it has the version and is free, else loads the version. A store that finds the state
+  // in use gets one of its own, and its present holder keeps it: several jobs or stages of a batch may use one partition.
   private def acquire(
       version: Long,
       ckptId: Option[String],
@@ -365,84 +390,62 @@ class CheckpointStateStoreProvider
     val start = System.nanoTime()
     val found = settled {
       requireNotClosed()
+      // Spark has committed their version.
+      writers.removeIf(_.version < version)
+      val isFree = content != null && content.isIdle
       val usable = from.isEmpty && content != null && {
-        if (content.isIdle) content.rewind(version, ckptId)
-        else !forWriting && content.canRead(version, ckptId)
+        if (isFree) content.rewind(version, ckptId) else !forWriting && content.canRead(version, ckptId)
       }
       if (usable) {
-        if (content.isIdle && content.compactIfWanted()) counters.compactions += 1
+        if (isFree && content.compactIfWanted()) counters.compactions += 1
         hold(content)
-      } else {
-        // Its current holder keeps it; if unheld, free it before the load.
+      } else if (isFree) {
+        warnOfOtherAttempt(version, ckptId)
+        // Freed before the load.
         replaceContent(null)
       }
       usable
     }
+    if (forWriting) awaitEarlierRuns()
     if (!found) {
-      // Another provider of the store, of a run that has ended, may have handed a commit over.
-      CommitCollector.settle(commitLog, id, runId)
-      val loaded = if (version == 0) emptyContent(0L) else load(version, ckptId, from, counters)
-      synchronized(hold(adoptContent(loaded)))
+      val loaded = if (version == 0) loader.empty(0L) else loader.load(version, ckptId, from, counters)
+      synchronized(holdLoaded(loaded, hold))
     }
     if (version == 0) client.backend.prestart()
     counters.loadNanos += System.nanoTime() - start
   }
 
-  private def adoptContent(loaded: LoadedState): LoadedState = {
+  // Has a store hold a state that was loaded for it, which stays in memory unless another one is in use.
+  private def holdLoaded(loaded: LoadedState, hold: LoadedState => Unit): Unit = {
     if (closed) loaded.drop()
     requireNotClosed()
-    replaceContent(loaded)
-    loaded
+    hold(loaded)
+    if (content == null || content.isIdle) replaceContent(loaded) else loaded.drop()
+  }
+
+  // Another provider of the store, of a run that has ended, may have handed a commit over.
+  private def awaitEarlierRuns(): Unit = CommitCollector.settle(commitLog, id)
+
+  private def warnOfOtherAttempt(version: Long, ckptId: Option[String]): Unit = {
+    val newest = content.newest
+    if (!hasWarned && newest.version == version && newest.id != ckptId) {
+      hasWarned = true
+      logWarning(s"the stage of batch ${version - 1} with this store ran more than once, and Spark has accepted another run's changes " +
+        "than those in memory: the whole state is loaded from storage, in each batch in which that happens. If foreachBatch uses " +
+        s"its batch several times, begin with batch.persist(), which runs the stage once: $this")
+    }
   }
 
   private def replaceContent(by: LoadedState): Unit = {
-    if (pending != null) pending.release()
     if (content != null) content.drop()
     content = by
   }
 
-  private def emptyContent(version: Long): LoadedState =
-    new LoadedState(version, None, Seq(ColumnFamily.empty(schema, version)), None, versionsInMemory)
-
-  private def load(
-      version: Long, ckptId: Option[String], from: Option[ReplayStart], counters: StoreCounters): LoadedState = {
-    var families = Seq.empty[ColumnFamily]
-    try {
-      val found = client.load(version, ckptId, from, columnFamilies => {
-        families.foreach(_.table.discard())
-        families = columnFamilies.map { stored =>
-          val isDefault = stored.path("name").asText == schema.name
-          // With column families the schema that the operator declares for the default family is a dummy.
-          if (isDefault && !hasFamilies) FamilySchema.read(stored).requireKeyOrder(schema, toString)
-          val described = if (isDefault) schema else FamilySchema.read(stored)
-          ColumnFamily.empty(described, stored.path("createdAtVersion").asLong)
-        }
-        families.map(_.table)
-      })
-      counters.roundTrips += 1
-      counters.loadBytes += found.bytesRead
-      families.foreach { family =>
-        // With column families the schema of the default family is a dummy.
-        if (!hasFamilies) FormatValidation(family, id, conf)
-        if (family.table.wantsCompaction) {
-          family.table.compact()
-          family.table.takeReplacedMemory().foreach(_.close())
-          counters.compactions += 1
-        }
-      }
-      new LoadedState(version, ckptId, families, Some(found.stored), versionsInMemory)
-    } catch {
-      case e: Throwable =>
-        families.foreach(_.table.discard())
-        throw e
-    }
-  }
-
   private def requireCurrent(store: CheckpointStateStore, of: LoadedState): Unit =
-    if (closed || !(content eq of) || !of.isWriter(store)) {
+    if (closed || store.isKilled || !writers.contains(store) || !of.isWriter(store)) {
       throw new EndedStoreException(store.version,
-        s"version ${store.version + 1} of $this is not committed by this task: a newer attempt of the same " +
-          "partition took the state over, or the store was unloaded. Nothing is lost: the newer attempt " +
+        s"version ${store.version + 1} of $this is not committed by this task: the task was killed, a store was opened at a " +
+          "later version, which Spark has committed, or the store was unloaded. Nothing is lost: another attempt " +
           "commits it, and a retry of the task starts from the committed version.")
     }
 
@@ -455,8 +458,6 @@ class CheckpointStateStoreProvider
     if (multipleValues && !hasFamilies) {
       throw new IllegalArgumentException(s"several values per key need column families: $this")
     }
-
-  private def versionsInMemory: Int = math.max(2, conf.maxVersionsToRetainInMemory)
 
   private def newClient(): CheckpointClient = {
     val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))

@@ -30,14 +30,19 @@ private[statestore] object HandedOverCommits {
     var published: Set[String] = Set.empty
   }
 
-  /** Begins to take the commits of a run; false if it adds batches to its commit log without a barrier. */
+  /** Begins to take the commits of a run; false if it has ended, or adds batches to its commit log without a barrier. */
   def begin(log: String, run: String): Boolean =
     CommitCollector.hasBarrier(log, run) && synchronized {
       val known = queries.get(log)
-      // Only one run of a query is active.
-      if (known == null || known.run != run) queries.put(log, new Query(run))
+      if (known == null || known.run != run) {
+        queries.entrySet.removeIf(entry => !CommitCollector.hasBarrier(entry.getKey, entry.getValue.run))
+        queries.put(log, new Query(run))
+      }
       true
     }
+
+  /** Forgets the commits of a run that has ended. */
+  def ended(run: String): Unit = synchronized(queries.values.removeIf(_.run == run))
 
   /** Takes a commit; false if its run has ended, which executors may outlive. */
   def take(log: String, run: String, commit: HandedOverCommit): Boolean = synchronized {

@@ -12,7 +12,7 @@ import org.apache.spark.SparkContext
 import org.apache.spark.internal.Logging
 import org.apache.spark.scheduler.{SparkListener, SparkListenerEvent}
 import org.apache.spark.sql.classic
-import org.apache.spark.sql.statestore.provider.{StoreLocation, StoreMetrics}
+import org.apache.spark.sql.statestore.provider.{CommitCollector, StoreLocation, StoreMetrics}
 import org.apache.spark.sql.streaming.{StateOperatorProgress, StreamingQueryProgress}
 import org.apache.spark.sql.streaming.StreamingQueryListener.{QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent}
 
@@ -78,6 +78,8 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
         case started: QueryStartedEvent => update(started.id)(start(_, started))
         case progress: QueryProgressEvent => update(progress.progress.id)(add(_, progress.progress))
         case ended: QueryTerminatedEvent =>
+          CommitCollector.ended(ended.runId.toString)
+          HandedOverCommits.ended(ended.runId.toString)
           update(ended.id)(_.map(_.copy(isActive = false, error = ended.exception.map(_.take(MaxErrorLength)))))
         case _ =>
       }

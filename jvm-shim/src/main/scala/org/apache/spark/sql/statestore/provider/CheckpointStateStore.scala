@@ -265,6 +265,7 @@ private[statestore] final class CheckpointStateStore(
   import CheckpointStateStore._
 
   @volatile private var state = Updating
+  @volatile private var task: TaskContext = _
   private var info: StateStoreCheckpointInfo = _
   private var measured: StateStoreMetrics = _
 
@@ -386,8 +387,15 @@ private[statestore] final class CheckpointStateStore(
     info
   }
 
+  /** True if the task that opened the store was killed. */
+  def isKilled: Boolean = {
+    val opened = task
+    opened != null && opened.isInterrupted()
+  }
+
   /** Ends the store with its task: aborts it if it has not committed. */
-  def watch(context: TaskContext): Unit =
+  def watch(context: TaskContext): Unit = {
+    task = context
     context.addTaskCompletionListener[Unit] { task =>
       try {
         if (!hasCommitted) abort()
@@ -396,6 +404,7 @@ private[statestore] final class CheckpointStateStore(
         lease.close()
       }
     }
+  }
 
   override protected def requireOpen(): Unit =
     if (state != Updating) throw new EndedStoreException(version, ended)

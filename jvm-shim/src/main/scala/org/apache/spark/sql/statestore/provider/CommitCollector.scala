@@ -1,6 +1,7 @@
 package org.apache.spark.sql.statestore.provider
 
-import java.util.concurrent.{ConcurrentHashMap, ThreadPoolExecutor}
+import java.util.{HashMap => JHashMap, LinkedHashSet => JLinkedHashSet}
+import java.util.concurrent.ThreadPoolExecutor
 
 import scala.collection.mutable.ArrayBuffer
 import scala.jdk.CollectionConverters._
@@ -10,7 +11,7 @@ import org.apache.spark.{SparkContext, SparkEnv, TaskContext}
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.InvalidOptionException
 import org.apache.spark.sql.statestore.backend.{Backend, CommitReply}
-import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverCheckpointStore}
+import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverCheckpointStore, RunningQuery}
 import org.apache.spark.util.ThreadUtils
 
 /**
@@ -24,8 +25,19 @@ import org.apache.spark.util.ThreadUtils
  * Spark's driver and tasks must share this JVM; on a cluster see `Handover`.
  */
 private[statestore] object CommitCollector {
-  // As long as storage answers, the number is bounded by the tasks of a batch.
-  private val handedOver = new ConcurrentHashMap[String, java.util.Set[PendingCommit]]
+  private final class Run(val id: String, val query: String) {
+    // As long as storage answers, the number is bounded by the tasks of a batch.
+    val commits = new JLinkedHashSet[PendingCommit]
+
+    // The newest version whose barrier has begun: tasks that commit it later are awaited by no batch.
+    var closedUntil = -1L
+  }
+
+  // By commit log: the run that was announced last. Guarded by itself, with the commits of all runs.
+  private val runs = new JHashMap[String, Run]
+
+  // By commit log: the commits of earlier runs that have not ended.
+  private val leftovers = new JHashMap[String, JLinkedHashSet[PendingCommit]]
 
   private lazy val executor: ThreadPoolExecutor =
     ThreadUtils.newDaemonCachedThreadPool("state-store-commits", MostThreads)
@@ -35,27 +47,51 @@ private[statestore] object CommitCollector {
   /** Set by Spark for the tasks of a micro-batch. */
   private final val BatchId = "streaming.sql.batchId"
 
-  // Runs by their commit log, the one that was asked for longest ago first.
-  private val runs = new java.util.LinkedHashSet[(String, String)]
-  private final val MostRuns = 1000
-
   /**
-   * Announces that the run of the calling thread, if it is one of a query, calls `barrier` before it adds a batch to its commit
-   * log. Another run of the query may use another file manager, which does not.
+   * Announces that a run of a query calls `barrier` before it adds a batch to its commit log. Another run of the query may use
+   * another file manager, which does not. Earlier runs of the log have ended.
    */
-  def announce(log: String): Unit = currentRun.foreach(run => runs.synchronized {
-    touch((log, run))
-    if (runs.size > MostRuns) runs.remove(runs.iterator.next())
-  })
-
-  private def touch(run: (String, String)): Unit = {
-    runs.remove(run)
-    runs.add(run)
+  def announce(log: String, query: String, run: String): Unit = {
+    val isNew = runs.synchronized {
+      val known = runs.get(log)
+      val isNew = known == null || known.id != run
+      if (isNew) {
+        if (known != null) leave(log, known)
+        runs.put(log, new Run(run, query))
+      }
+      isNew
+    }
+    if (isNew) endUnless(known => known.id == run || RunningQuery.isActive(known.query, known.id))
   }
 
-  // Spark names the job group of a query's thread for its run.
-  private def currentRun: Option[String] =
-    SparkContext.getActive.flatMap(context => Option(context.getLocalProperty("spark.jobGroup.id")))
+  /** Forgets a run that has ended. */
+  def ended(run: String): Unit = endUnless(_.id != run)
+
+  private def endUnless(isActive: Run => Boolean): Unit = {
+    val cancelled = runs.synchronized {
+      val ended = runs.asScala.toSeq.filterNot { case (_, run) => isActive(run) }
+      ended.foreach { case (log, run) =>
+        runs.remove(log)
+        leave(log, run)
+      }
+      leftovers.values.asScala.flatMap(_.asScala).toSeq
+    }
+    cancelled.foreach { commit =>
+      commit.cancel()
+      if (commit.release()) forget(commit)
+    }
+  }
+
+  // A later run of the log waits for the end of the commits of earlier ones.
+  private def leave(log: String, run: Run): Unit =
+    if (!run.commits.isEmpty) leftovers.computeIfAbsent(log, _ => new JLinkedHashSet[PendingCommit]).addAll(run.commits)
+
+  private def forget(commit: PendingCommit): Unit = runs.synchronized {
+    leftovers.values.removeIf { commits =>
+      commits.remove(commit)
+      commits.isEmpty
+    }
+  }
 
   /** True if the calling task is of a micro-batch. */
   def isInBatch: Boolean = {
@@ -64,13 +100,12 @@ private[statestore] object CommitCollector {
   }
 
   /**
-   * True if a run adds a batch to its commit log only after `barrier`. Another copy of this class, of a session with classes of
-   * its own, knows no runs.
+   * True if a run adds a batch to its commit log only after `barrier`, and has not ended. Another copy of this class, of a
+   * session with classes of its own, knows no runs.
    */
   def hasBarrier(log: String, run: String): Boolean = runs.synchronized {
-    val isKnown = runs.contains((log, run))
-    if (isKnown) touch((log, run))
-    isKnown
+    val known = runs.get(log)
+    known != null && known.id == run
   }
 
   /** True if the commits of a run's tasks are published before its commit log gets their batch. */
@@ -90,7 +125,7 @@ private[statestore] object CommitCollector {
   }
 
   // Small commits by their backend, to be sent together.
-  private val queues = new java.util.HashMap[Backend, Queue]
+  private val queues = new JHashMap[Backend, Queue]
 
   private final class Queue {
     val commits = new ArrayBuffer[PendingCommit]
@@ -119,16 +154,20 @@ private[statestore] object CommitCollector {
   // The backend sends the handles back, which must fit into the buffers of its socket.
   private final val MostHandleBytes = 48L << 10
 
-  /** Takes a commit over. */
+  /**
+   * Takes a commit over.
+   *
+   * @throws EndedStoreException  if no barrier waits for it any more: it fails
+   */
   def submit(log: String, commit: PendingCommit): Unit = {
+    val isAwaited = runs.synchronized {
+      val run = runs.get(log)
+      run != null && run.id == commit.runId && commit.version > run.closedUntil && run.commits.add(commit)
+    }
+    if (!isAwaited) throw commit.refuse()
     CommitFigures.handedOver(log, commit.runId, commit.version)
     val bytes = commit.commit.bytes
     val handleBytes = commit.commit.handleBytes
-    handedOver.compute(log, (_, known) => {
-      val commits = if (known == null) ConcurrentHashMap.newKeySet[PendingCommit]() else known
-      commits.add(commit)
-      commits
-    })
     if (bytes >= LargeCommit || handleBytes >= MostHandleBytes) execute(commit)
     else enqueue(commit, bytes, handleBytes)
   }
@@ -180,16 +219,22 @@ private[statestore] object CommitCollector {
 
   private def execute(work: Runnable): Unit = try executor.execute(work) catch {
     // No thread can be started: others would wait for ever for a commit that does not run.
-    case _: OutOfMemoryError => work.run()
+    case _: OutOfMemoryError =>
+      // The work clears the flag, by which a commit is cancelled.
+      val interrupted = Thread.interrupted()
+      try work.run() finally if (interrupted) Thread.currentThread.interrupt()
   }
 
-  /** Waits until no other run's commit of a store is pending: such a run has ended, or gets an error. */
-  def settle(log: String, id: StateStoreId, runId: String): Unit =
-    of(log).filter(commit => commit.id == id && commit.runId != runId).foreach { commit =>
-      commit.cancel()
-      commit.awaitUninterruptibly()
-      commit.release()
+  /** Waits until no commit of a store by a run that has ended is pending. */
+  def settle(log: String, id: StateStoreId): Unit = {
+    val earlier = runs.synchronized {
+      Option(leftovers.get(log)).fold(Seq.empty[PendingCommit])(_.asScala.filter(_.id == id).toSeq)
     }
+    earlier.foreach { commit =>
+      commit.await()
+      if (commit.release()) forget(commit)
+    }
+  }
 
   /**
    * Waits until the commits of the calling thread's query are durable.
@@ -198,11 +243,12 @@ private[statestore] object CommitCollector {
    * @throws InterruptedException  if the query is stopped, which cancels them
    */
   def barrier(log: String): Unit = {
-    val all = of(log)
-    // User code may have given its jobs another group: then commits of other runs count as well.
-    val run = currentRun
-    val own = all.filter(commit => run.contains(commit.runId))
-    val commits = if (own.isEmpty) all else own
+    val run = runs.synchronized(runs.get(log))
+    val commits = if (run == null) Seq.empty else runs.synchronized {
+      val commits = run.commits.asScala.toSeq
+      run.closedUntil = commits.iterator.map(_.version).maxOption.fold(run.closedUntil)(math.max(run.closedUntil, _))
+      commits
+    }
     flush()
     try commits.foreach(_.await()) catch {
       case e: InterruptedException =>
@@ -210,10 +256,7 @@ private[statestore] object CommitCollector {
         commits.foreach(_.awaitUninterruptibly())
         throw e
     } finally {
-      handedOver.computeIfPresent(log, (_, known) => {
-        commits.foreach(known.remove)
-        if (known.isEmpty) null else known
-      })
+      if (run != null) runs.synchronized(commits.foreach(run.commits.remove))
     }
     commits.iterator.flatMap(_.failure).foreach(throw _)
     commits.filter(_.isMerged).groupBy(_.client.backend).values.foreach(publish)
@@ -225,7 +268,4 @@ private[statestore] object CommitCollector {
     val missing = merged.head.client.publish(merged.map(_.version).max, merged.map(_.attemptId))
     merged.filter(commit => missing.contains(commit.attemptId)).foreach(_.publishAlone())
   }
-
-  private def of(log: String): Seq[PendingCommit] =
-    Option(handedOver.get(log)).fold(Seq.empty[PendingCommit])(_.asScala.toSeq)
 }

@@ -6,7 +6,7 @@ import scala.util.control.NonFatal
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.backend.{FamilyChanges, SnapshotHandle, StoredVersion}
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FamilySnapshot}
-import org.apache.spark.sql.statestore.table.{Log, MemoryReclaimer, ReadLease, StateTable}
+import org.apache.spark.sql.statestore.table.{Log, LoggedChanges, MemoryReclaimer, ReadLease, StateTable}
 
 /**
  * A committed version that can be returned to: snapshots of its tables in memory, and its handle in
@@ -67,6 +67,12 @@ private[statestore] final class LoadedState(
   /** The newest version that Spark is known to have committed, since a store was opened at it. */
   var confirmed: CommittedVersion = newest
 
+  // The last attempt that was rolled back, in checkpoint format v2: Spark may have accepted it.
+  private var undone: Option[UndoneVersion] = None
+
+  // The newest version that may be used: the tasks of later ones have failed.
+  private var usableUntil = Long.MaxValue
+
   def newest: CommittedVersion = versions.head
 
   /** Returns the column family of a name, null if there is none. */
@@ -121,7 +127,13 @@ private[statestore] final class LoadedState(
   def isAt(version: Long, id: Option[String]): Boolean = newest.version == version && newest.id == id
 
   /** True if a reader of this version can share it. */
-  def canRead(version: Long, id: Option[String]): Boolean = writer == null && isAt(version, id)
+  def canRead(version: Long, id: Option[String]): Boolean = writer == null && isAt(version, id) && isUsable
+
+  /** True if the newest version may be used: its task has not failed. */
+  def isUsable: Boolean = newest.version <= usableUntil
+
+  /** Has versions after this one not be used any more, nor be snapshots made of them. */
+  def useUntil(version: Long): Unit = usableUntil = math.min(usableUntil, version)
 
   def read(reader: AnyRef): Unit = {
     readers.add(reader)
@@ -156,8 +168,11 @@ private[statestore] final class LoadedState(
     () => reclaimer.release()
   }
 
-  /** Frees all memory once no lease is open. No store is opened on this state any more. */
-  def drop(): Unit = reclaimer.retire(allFamilies.flatMap(_.table.takeMemory()))
+  /** Frees all memory once no lease is open, unless `keep` is called before. No store is opened on this state meanwhile. */
+  def drop(): Unit = reclaimer.retireOnceUnused(() => allFamilies.toSeq.flatMap(_.table.takeMemory()))
+
+  /** Keeps the memory after `drop`: a store that is still open has committed the newest version. */
+  def keep(): Unit = reclaimer.cancelRetirement()
 
   /** Undoes uncommitted changes. */
   def rollback(): Unit = freeingUnused {
@@ -170,23 +185,37 @@ private[statestore] final class LoadedState(
   }
 
   /**
-   * Rolls back to a recent version and drops the later ones; false if the version is not in memory, or if
+   * Returns to a recent version and drops the later ones; false if the version is not in memory, or if
    * a newer snapshot is being uploaded.
    */
-  def rewind(version: Long, id: Option[String]): Boolean = {
-    val from = versions.dropWhile(v => !(v.version == version && v.id == id))
-    if (from.isEmpty || snapshotInProgress.exists(_ > version)) {
+  def rewind(version: Long, id: Option[String]): Boolean =
+    version <= usableUntil &&
+      (rewindTo(v => v.version == version && v.id == id) || undone.exists(_.is(version, id)) && redo(undone.get))
+
+  private def rewindTo(isWanted: CommittedVersion => Boolean): Boolean = {
+    val from = versions.dropWhile(v => !isWanted(v))
+    if (from.isEmpty || snapshotInProgress.exists(_ > from.head.version)) {
       false
     } else {
       if (from.head ne newest) {
+        undone = UndoneVersion.of(newest, from.head)
         keepVersions(from)
-        slices.dropAfter(version)
+        slices.dropAfter(from.head.version)
         // A snapshot of a dropped version is invalid: the version may be committed again with other rows.
-        pendingSnapshot = pendingSnapshot.filter(_.version <= version)
+        pendingSnapshot = pendingSnapshot.filter(_.version <= from.head.version)
       }
+      usableUntil = Long.MaxValue
       rollback()
       true
     }
+  }
+
+  // Makes the changes of an attempt again in place of those of a later attempt at the same version.
+  private def redo(attempt: UndoneVersion): Boolean = rewindTo(_ eq attempt.parent) && {
+    undone = None
+    attempt.changes.foreach { case (family, changes) => changes.applyTo(family.table) }
+    published(committed(attempt.version.version, attempt.version.id), attempt.version.stored.get)
+    true
   }
 
   /** Adds the version that the tables have now; `published` follows when it is durable. */
@@ -225,6 +254,7 @@ private[statestore] final class LoadedState(
       }
     } > 0
     if (compacted) {
+      undone = None
       keepVersions(List(versionAs(newest.version, newest.id, newest.stored)))
       // The records have other offsets, and another order in tables that are ordered.
       slices.clear()
@@ -272,3 +302,35 @@ private[statestore] final class LoadedState(
 
 /** A column family and its name, as one immutable object that readers share without a lock. */
 private final class NamedFamily(val name: String, val family: ColumnFamily)
+
+/**
+ * An attempt at a version that was rolled back, with the changes that it made to its parent.
+ *
+ * @param parent  the version before it
+ */
+private final class UndoneVersion(
+    val version: CommittedVersion, val parent: CommittedVersion, val changes: Seq[(ColumnFamily, LoggedChanges)]) {
+
+  def is(version: Long, id: Option[String]): Boolean =
+    this.version.version == version && this.version.id == id && this.version.stored.isDefined
+}
+
+private object UndoneVersion {
+  // Beyond this many bytes of changes the state is loaded again.
+  private final val MostBytes = 64L << 20
+
+  /** Copies what an attempt changed before it is rolled back; None if it has no id, or created or removed a column family. */
+  def of(attempt: CommittedVersion, parent: CommittedVersion): Option[UndoneVersion] = {
+    val bytes = attempt.families.map(snapshot => snapshot.content.tail - parent.tailOf(snapshot.family)).sum
+    val isKept = attempt.id.isDefined && attempt.version == parent.version + 1 && bytes <= MostBytes &&
+      attempt.families.map(_.family).toSet == parent.families.map(_.family).toSet
+    if (isKept) {
+      Some(new UndoneVersion(attempt, parent, attempt.families.map { snapshot =>
+        val family = snapshot.family
+        (family, LoggedChanges.of(family.table, parent.tailOf(family), snapshot.content.view))
+      }))
+    } else {
+      None
+    }
+  }
+}

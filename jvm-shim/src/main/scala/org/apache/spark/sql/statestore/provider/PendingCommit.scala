@@ -4,6 +4,7 @@ import java.util.concurrent.{CountDownLatch, TimeUnit}
 import java.util.concurrent.atomic.AtomicBoolean
 
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
+import org.apache.spark.sql.statestore.EndedStoreException
 import org.apache.spark.sql.statestore.backend.{CheckpointClient, CommitReply, Publication}
 
 /**
@@ -44,14 +45,29 @@ private[statestore] final class PendingCommit(
   private var runner: Thread = _
   private var isCancelled = false
 
+  /** Fails a commit that nothing awaits; returns the error. */
+  private[provider] def refuse(): EndedStoreException = {
+    val refused = new EndedStoreException(version - 1,
+      s"version $version of operator ${id.operatorId}, partition ${id.partitionId}, store ${id.storeName} at " +
+        s"${id.storeCheckpointLocation()} is not committed by this task: its batch is complete, or its run has ended. Nothing is " +
+        "lost: another attempt commits it.")
+    begun.set(true)
+    endWith(refused)
+    refused
+  }
+
   /** Sends it, unless another thread does or has. */
   override def run(): Unit = if (begin()) {
     runBy(Thread.currentThread)
     publish()
   }
 
-  /** True for the first caller, which then sends it. */
-  private[provider] def begin(): Boolean = begun.compareAndSet(false, true)
+  /** True for the first caller, which then sends it; false if it is cancelled, and then has ended. */
+  private[provider] def begin(): Boolean = begun.compareAndSet(false, true) && {
+    val isSent = synchronized(!isCancelled)
+    if (!isSent) endWith(new InterruptedException("the run of this commit has ended"))
+    isSent
+  }
 
   /** Sets the thread that `cancel` interrupts. */
   private[provider] def runBy(thread: Thread): Unit = synchronized {
@@ -80,6 +96,11 @@ private[statestore] final class PendingCommit(
   private def take(reply: CommitReply): Unit = {
     published(reply)
     isMerged = reply.isMerged
+  }
+
+  private def endWith(e: Throwable): Unit = {
+    fail(e)
+    endUse()
   }
 
   private def fail(e: Throwable): Unit = {
@@ -135,9 +156,13 @@ private[statestore] final class PendingCommit(
   }
 
   /** Lets it fail as the commit of a killed task, also while storage hangs. */
-  def cancel(): Unit = synchronized {
-    isCancelled = true
-    if (runner != null) runner.interrupt()
+  def cancel(): Unit = {
+    synchronized {
+      isCancelled = true
+      if (runner != null) runner.interrupt()
+    }
+    // Ends it if it was not sent yet.
+    begin()
   }
 
   def hasEnded: Boolean = ended.getCount == 0

@@ -58,7 +58,8 @@ private[statestore] final class StoreMaintenance(
 
   // The newest version, if it is in storage and no upload is in progress or waits for a commit.
   private def uploadable(of: LoadedState): Option[StoredVersion] =
-    if (takesSnapshots && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty) of.newest.stored else None
+    if (takesSnapshots && of.isUsable && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty) of.newest.stored
+    else None
 
   // The version since which the changes are to be merged into a run, None for a full snapshot; None if none is due.
   private def planOf(of: LoadedState, tick: Boolean): Option[Option[Long]] = uploadable(of).flatMap { stored =>

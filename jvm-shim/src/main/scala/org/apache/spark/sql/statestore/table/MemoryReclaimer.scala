@@ -13,6 +13,7 @@ import java.util.concurrent.atomic.AtomicInteger
 private[statestore] final class MemoryReclaimer {
   private var leases = 0
   private var retired = List.empty[TableMemory]
+  private var retireUnused: () => Iterable[TableMemory] = _
 
   /** Opens a lease that `release` ends. */
   def acquire(): Unit = synchronized(leases += 1)
@@ -28,6 +29,15 @@ private[statestore] final class MemoryReclaimer {
     unmapIfQuiescent()
   }
 
+  /** Unmaps the memory that a function returns once no lease is open, unless `cancelRetirement` is called before. */
+  def retireOnceUnused(memory: () => Iterable[TableMemory]): Unit = synchronized {
+    retireUnused = memory
+    unmapIfQuiescent()
+  }
+
+  /** Undoes `retireOnceUnused`; to be called while a lease is open. */
+  def cancelRetirement(): Unit = synchronized { retireUnused = null }
+
   /** Opens the lease of a store that the calling thread opens. */
   def newLease(): ReadLease = {
     acquire()
@@ -35,6 +45,10 @@ private[statestore] final class MemoryReclaimer {
   }
 
   private def unmapIfQuiescent(): Unit = if (leases == 0) {
+    if (retireUnused != null) {
+      retired = retired ++ retireUnused()
+      retireUnused = null
+    }
     retired.foreach(_.close())
     retired = Nil
   }
