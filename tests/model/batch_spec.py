@@ -24,7 +24,8 @@ class Attempt(NamedTuple):
     """One attempt at a version of a store.
 
     `step` is "task" until its task hands it over, then "pending", until it is "published" or "failed". One that
-    was lost or superseded before is "gone". `torn` means that its changes were truncated while pending.
+    was lost or refused before is "gone". `torn` means that its changes were truncated, or mixed with those of another
+    attempt. `owns` means that its task uses the state in memory, and not one of its own.
     """
 
     step: str
@@ -32,6 +33,7 @@ class Attempt(NamedTuple):
     run: int = NONE
     parent: int = NONE
     torn: bool = False
+    owns: bool = False
 
 
 GONE = Attempt("gone")
@@ -82,7 +84,7 @@ class BatchSpec:
     concurrent
         Whether a run may begin before the previous one has ended.
     late
-        Whether a task may hand over its commit after Spark has given it up.
+        Whether a task may try to hand over its commit after Spark has given it up.
     knows_run
         Whether a barrier can tell the commits of its run from those of other runs.
     begin
@@ -128,10 +130,12 @@ class BatchSpec:
         for position, store in enumerate(state.stores):
             for attempt_id, attempt in enumerate(store.attempts):
                 where = f"attempt {attempt_id} of store {position}"
-                if attempt.step == "task":
-                    of = _stepped(store, attempt_id, "pending")
-                    moved = of._replace(memory=_put(of.memory, attempt.run, attempt_id))
-                    yield f"hand over {where}", _with(state, position, moved)
+                if (
+                    attempt.step == "task"
+                    and self._is_awaited(state, attempt)
+                    and not self._is_behind(store, attempt)
+                ):
+                    yield f"hand over {where}", _with(state, position, self._handed_over(store, attempt_id))
                 elif attempt.step == "pending":
                     yield from self._publish(state, position, attempt_id, where)
 
@@ -197,11 +201,15 @@ class BatchSpec:
             earlier = [a for a in store.attempts if (a.run, a.version) == (number, run.version)]
             if (earlier and state.retries == self.retries) or self._waits(state, store, number):
                 continue
-            parent, source = self._parent(store, number, run.version)
-            attempts = tuple(_superseded(a) if a.run == number else a for a in store.attempts)
+            is_used = any(a.run == number and a.step == "task" and a.owns for a in store.attempts)
+            owns = not is_used or "stores share the state" in self.faults
+            parent, source = self._parent(store, number, run.version, in_memory=owns)
+            attempts = tuple(
+                _overtaken(a, run.version, owns) if a.run == number else a for a in store.attempts
+            )
             started = store._replace(
-                attempts=(*attempts, Attempt("task", run.version, number, parent)),
-                memory=_put(store.memory, number, parent),
+                attempts=(*attempts, Attempt("task", run.version, number, parent, owns=owns)),
+                memory=_put(store.memory, number, parent) if owns else store.memory,
             )
             where = f"store {position} at version {run.version} in run {number}"
             yield (
@@ -216,15 +224,42 @@ class BatchSpec:
                 if attempt.run == number:
                     if "retries do not wait" not in self.faults:
                         return True
-                elif state.runs[attempt.run].step == "ended" and "runs do not wait" not in self.faults:
+                elif attempt.run < number and "runs do not wait" not in self.faults:
                     return True
         return False
 
-    def _parent(self, store: Store, number: int, version: int) -> tuple[int, str]:
+    def _is_awaited(self, state: State, attempt: Attempt) -> bool:
+        """Return whether a task may hand over: the barrier of its batch, of the run that began last, is to come."""
+        run = state.runs[attempt.run]
+        if attempt.run != len(state.runs) - 1 or run.step == "ended":
+            return "ended runs hand over" in self.faults
+        return (run.step, run.version) == ("tasks", attempt.version) or "late tasks hand over" in self.faults
+
+    def _is_behind(self, store: Store, attempt: Attempt) -> bool:
+        """Return whether a task waits for a pending commit of its run before it hands its own over."""
+        waits = "attempts do not wait" not in self.faults
+        return waits and any(a.step == "pending" and a.run == attempt.run for a in store.attempts)
+
+    def _handed_over(self, store: Store, attempt_id: int) -> Store:
+        attempt = store.attempts[attempt_id]
+        newest = store.memory[attempt.run]
+        handed_over = _stepped(store, attempt_id, "pending")
+        if not attempt.owns:
+            if self.with_ids and newest != NONE and store.attempts[newest].version >= attempt.version:
+                # The first one is kept, which is the one that Spark accepts.
+                return handed_over
+            # Other stores that are open go on with what they have.
+            attempts = tuple(
+                a._replace(owns=False) if a.run == attempt.run else a for a in handed_over.attempts
+            )
+            handed_over = handed_over._replace(attempts=attempts)
+        return handed_over._replace(memory=_put(handed_over.memory, attempt.run, attempt_id))
+
+    def _parent(self, store: Store, number: int, version: int, *, in_memory: bool) -> tuple[int, str]:
         """Return the attempt that a task starts from, and where it is."""
         if version == 1:
             return NONE, "memory"
-        newest = store.memory[number]
+        newest = store.memory[number] if in_memory else NONE
         # The state in memory can return to the version before its newest one.
         for known in (newest, store.attempts[newest].parent) if newest != NONE else ():
             if known == NONE:
@@ -368,11 +403,15 @@ class BatchSpec:
         }
 
 
-def _superseded(attempt: Attempt) -> Attempt:
-    """Return an attempt after a later task of its run has opened the store."""
-    if attempt.step == "task":
+def _overtaken(attempt: Attempt, version: int, shares: bool) -> Attempt:
+    """Return an attempt after a later task of its run has opened the store, which may share its state."""
+    if attempt.step == "task" and attempt.version < version:
         return GONE
-    return attempt._replace(torn=True) if attempt.step == "pending" else attempt
+    return (
+        attempt._replace(torn=True)
+        if attempt.step in ("task", "pending") and shares and attempt.owns
+        else attempt
+    )
 
 
 def _without(store: Store, is_lost: Callable[[Attempt], bool]) -> tuple[Attempt, ...]:

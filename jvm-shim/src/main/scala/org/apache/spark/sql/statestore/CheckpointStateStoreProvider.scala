@@ -1,5 +1,7 @@
 package org.apache.spark.sql.statestore
 
+import java.util.concurrent.locks.ReentrantLock
+
 import scala.util.control.NonFatal
 
 import org.apache.hadoop.conf.Configuration
@@ -43,7 +45,6 @@ class CheckpointStateStoreProvider
   private var driverStore: Option[DriverCheckpointStore] = None
   private var runId = ""
   private val taskReadStores = new TaskReadStores
-  private val instance = java.util.UUID.randomUUID.toString
 
   // Guarded by `this`.
   private var content: LoadedState = _
@@ -243,8 +244,16 @@ class CheckpointStateStoreProvider
   /** Empty families that a reader registered and no version has. */
   private[statestore] val registered = new java.util.concurrent.ConcurrentHashMap[String, ColumnFamily]
 
+  // Attempts at a version are published in the order in which they become the state in memory.
+  private val committing = new ReentrantLock
+
   /** Commits the changes of the store, or hands the commit over; returns the new checkpoint id in format v2. */
   private[statestore] def commit(store: CheckpointStateStore, of: LoadedState): Option[String] = {
+    committing.lockInterruptibly()
+    try commitInTurn(store, of) finally committing.unlock()
+  }
+
+  private def commitInTurn(store: CheckpointStateStore, of: LoadedState): Option[String] = {
     val attemptId = newAttempt()
     val newId = if (conf.enableStateStoreCheckpointIds) Some(attemptId) else None
     val commit = settled {
@@ -462,17 +471,7 @@ class CheckpointStateStoreProvider
   private def newClient(): CheckpointClient = {
     val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))
     backend.logUse(options.destination(id.checkpointRootLocation))
-    val location = StoreLocation.of(id, options, hadoopConf)
-    val store = CheckpointClient.mapper.createObjectNode()
-    store.put("instance", instance)
-    store.put("root", location)
-    store.put("operator", id.operatorId)
-    store.put("partition", id.partitionId)
-    store.put("name", id.storeName)
-    store.put("commits", commitLog)
-    store.put("run", runId)
-    options.addTo(store.putObject("options"))
-    new CheckpointClient(backend, store, driverStore)
+    new CheckpointClient(backend, StoreLocation.describe(id, options, hadoopConf, runId), driverStore)
   }
 
   /** Runs a load, or a replay; converts its failures into Spark's, with their error condition. */

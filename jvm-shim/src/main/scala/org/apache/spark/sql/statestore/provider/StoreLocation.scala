@@ -2,6 +2,8 @@ package org.apache.spark.sql.statestore.provider
 
 import java.nio.charset.StandardCharsets
 
+import com.fasterxml.jackson.databind.node.ObjectNode
+
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
@@ -27,6 +29,20 @@ private[statestore] object StoreLocation {
       case Some(base) =>
         s"${base.stripSuffix("/")}/${queryId(id, hadoopConf)}/${belowState(id)}"
     }
+  }
+
+  /** Describes an instance of a store to the backend, which keeps what it knows of the instance. */
+  def describe(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration, runId: String): ObjectNode = {
+    val store = CheckpointClient.mapper.createObjectNode()
+    store.put("instance", java.util.UUID.randomUUID.toString)
+    store.put("root", of(id, options, hadoopConf))
+    store.put("operator", id.operatorId)
+    store.put("partition", id.partitionId)
+    store.put("name", id.storeName)
+    store.put("commits", commitLog(id))
+    store.put("run", runId)
+    options.addTo(store.putObject("options"))
+    store
   }
 
   /** Returns the directory of a store below the state directory of its query. */
