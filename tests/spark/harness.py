@@ -272,6 +272,10 @@ class Store(Operations):
         (result,) = _run(self._harness, [(operation, self.number, *arguments)])
         return decode(result)
 
+    def get_before(self, key: Row, other: Store, other_key: Row, family: str = "default") -> Row | None:
+        """Return the row of a key, decoded after another store has read another key."""
+        return self._do(_row, "getBefore", family, key, other.number, other_key)
+
     def script(self) -> Script:
         return Script(self._harness, self.number)
 

@@ -36,6 +36,17 @@ def test_table_equals_a_map_after_random_operations(
         assert freed <= before
 
 
+def test_table_returns_own_rows_to_concurrent_readers(spark: Any) -> None:
+    spark._jvm.org.apache.spark.sql.statestore.table.ReadersTrial(400, 3).run(100_000)
+
+
+def test_read_stores_of_one_version_have_rows_of_their_own(spark: Any, tmp_path: Path) -> None:
+    provider = Provider(spark, f"file:{tmp_path}")
+    put(provider, 0, {("k", number): (number, "x") for number in range(2)})
+    readers = [provider.open_read(1) for _ in range(2)]
+    assert readers[0].get_before(("k", 0), readers[1], ("k", 1)) == (0, "x")
+
+
 def test_table_memory_is_freed_under_concurrent_readers(spark: Any) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.LeaseTrial(20_000, 3)
     growth, rows = trial.run(100)

@@ -116,6 +116,10 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
       case "deleteRange" =>
         newestWriting(number).deleteRange(key.copy(), keys.row(operation.get(4)), family)
       case "get" => values.json(reading(number).get(key, family))
+      case "getBefore" =>
+        val row = reading(number).get(key, family)
+        reading(operation.get(4).asInt).get(keys.row(operation.get(5)), family)
+        values.json(row)
       case "exists" => newest(number).keyExists(key, family)
       case "multiGet" =>
         val found = mapper.createArrayNode()

@@ -10,7 +10,7 @@ import org.apache.spark.sql.statestore.{CheckpointStateStoreProvider, EndedStore
   UnsupportedFeatureException}
 import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStore}
 import org.apache.spark.sql.statestore.families.{FamilyNames, FamilySchema}
-import org.apache.spark.sql.statestore.table.{ReadLease, StateTable}
+import org.apache.spark.sql.statestore.table.{ReadLease, RowView, StateTable}
 import org.apache.spark.sql.types.StructType
 
 /**
@@ -27,8 +27,13 @@ private[statestore] sealed abstract class LoadedStateReader(
     override val version: Long) extends NewestReadStateStore with Logging {
 
   // Spark's Python state server calls from a second thread that alternates with the task's: release after a
-  // write and acquire before a read publish the writes of one to the other.
+  // write, or after `get` has moved its row, and acquire before a read publish the writes of one to the other.
   private val writes = new AtomicLong
+
+  // The rows that `get` returns, one for each table that was read, and that of the table that was read last: operators
+  // access the same one row by row. A thread that does not see an entry of another one makes its own.
+  private var rows = List.empty[TableRow]
+  private var latest: TableRow = _
 
   protected val lease: ReadLease = content.newLease()
 
@@ -37,7 +42,14 @@ private[statestore] sealed abstract class LoadedStateReader(
   override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = {
     requireKey(key)
     val pinned = enter()
-    try reading("get", colFamilyName).get(key) finally lease.exit(pinned)
+    try {
+      val table = reading("get", colFamilyName)
+      val value = table.get(key, rowOf(table))
+      written()
+      value
+    } finally {
+      lease.exit(pinned)
+    }
   }
 
   override def multiGet(keys: Array[UnsafeRow], colFamilyName: String): Iterator[UnsafeRow] = {
@@ -142,6 +154,21 @@ private[statestore] sealed abstract class LoadedStateReader(
     throw StateStoreErrors.unsupportedOperationOnMissingColumnFamily(operation, colFamilyName)
   }
 
+  private def rowOf(table: StateTable): RowView = {
+    val known = latest
+    if (known != null && (known.table eq table)) known.row else findRow(table)
+  }
+
+  private def findRow(table: StateTable): RowView = {
+    val entry = rows.find(_.table eq table).getOrElse {
+      val made = new TableRow(table, table.newRow())
+      rows ::= made
+      made
+    }
+    latest = entry
+    entry.row
+  }
+
   protected def visibility(): Unit = writes.getAcquire()
 
   protected def written(): Unit = writes.setRelease(1L)
@@ -184,6 +211,9 @@ private[statestore] sealed abstract class LoadedStateReader(
     table
   }
 }
+
+/** A table and the row that one store reads its values with, as one immutable object. */
+private final class TableRow(val table: StateTable, val row: RowView)
 
 /** A read-only store; several may share a loaded state. */
 private[statestore] final class CheckpointReadStateStore(

@@ -9,7 +9,7 @@ import org.apache.spark.unsafe.Platform
  * A total order of keys by their bytes: first by their words, then by `compare`.
  *
  * Guarantees: `compare` is 0 for equal bytes only, and refines `compareLeading`. Keys that are equal
- * under `compareLeading` have the same word.
+ * under `compareLeading` have the same word. Any number of threads may use an order.
  */
 private[statestore] sealed abstract class KeyOrder {
   /** Returns the key's word, by which keys are ordered first. */
@@ -29,11 +29,8 @@ private[statestore] sealed abstract class KeyOrder {
   /** True if prefix scans are allowed. */
   def scansPrefixes: Boolean
 
-  /** Returns a key with the columns of a prefix scan; it is reused by the next call. */
-  def keyOf(prefix: UnsafeRow): UnsafeRow
-
-  /** Returns a copy for another thread. */
-  def copy(): KeyOrder
+  /** Returns the bytes of a key with the columns of a prefix scan. */
+  def keyOf(prefix: UnsafeRow): Array[Byte]
 }
 
 /**
@@ -55,10 +52,8 @@ private[statestore] final class ColumnOrder(
       val at = ordinals.indexOf(i)
       if (at >= 0) BoundReference(at, field.dataType, nullable = true) else Literal(null, field.dataType)
     }
-    UnsafeProjection.create(columns)
+    new SharedProjection(columns)
   }
-
-  override def copy(): KeyOrder = new ColumnOrder(schema, ordinals, scansPrefixes)
 
   override def hasGroups: Boolean = false
 
@@ -86,7 +81,7 @@ private[statestore] final class ColumnOrder(
     result
   }
 
-  override def keyOf(prefix: UnsafeRow): UnsafeRow = complete(prefix)
+  override def keyOf(prefix: UnsafeRow): Array[Byte] = complete.of(prefix)
 
   private def isNull(base: Object, offset: Long, ordinal: Int): Boolean =
     (Platform.getLong(base, offset + ((ordinal >> 6) << 3)) >>> (ordinal & 63) & 1L) != 0L
@@ -120,10 +115,8 @@ private[statestore] final class TimestampLastOrder(schema: StructType) extends K
     val columns = schema.fields.toSeq.dropRight(1).zipWithIndex.map[Expression] { case (field, i) =>
       BoundReference(i, field.dataType, nullable = true)
     }
-    UnsafeProjection.create(columns :+ Literal(Long.MinValue, LongType))
+    new SharedProjection(columns :+ Literal(Long.MinValue, LongType))
   }
-
-  override def copy(): KeyOrder = new TimestampLastOrder(schema)
 
   override def hasGroups: Boolean = true
 
@@ -152,7 +145,15 @@ private[statestore] final class TimestampLastOrder(schema: StructType) extends K
     }
   }
 
-  override def keyOf(prefix: UnsafeRow): UnsafeRow = complete(prefix)
+  override def keyOf(prefix: UnsafeRow): Array[Byte] = complete.of(prefix)
+}
+
+/** A projection for several threads: its code is generated once, and it is used once for each scan. */
+private final class SharedProjection(columns: Seq[Expression]) {
+  private val project = UnsafeProjection.create(columns)
+
+  /** Returns the bytes of a row that are the caller's own. */
+  def of(row: UnsafeRow): Array[Byte] = synchronized(KeyOrder.copyOf(project(row)))
 }
 
 private[statestore] object KeyOrder {
@@ -174,6 +175,13 @@ private[statestore] object KeyOrder {
     case DoubleType => Float8
     case other => throw new IllegalArgumentException(
       s"the column ${field.name} is ${other.sql}, by which a state cannot be ordered: it must have a fixed size")
+  }
+
+  /** Returns a copy of a row's bytes. */
+  private[table] def copyOf(row: UnsafeRow): Array[Byte] = {
+    val bytes = new Array[Byte](row.getSizeInBytes)
+    row.writeToMemory(bytes, Platform.BYTE_ARRAY_OFFSET.toLong)
+    bytes
   }
 
   private[table] def compareBytes(

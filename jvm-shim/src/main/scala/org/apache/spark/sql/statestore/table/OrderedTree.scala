@@ -1,6 +1,5 @@
 package org.apache.spark.sql.statestore.table
 
-import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.unsafe.Platform
 
 /**
@@ -248,13 +247,13 @@ private[statestore] object OrderedTree {
   final class Snapshot private[OrderedTree] (private[OrderedTree] val root: Node, private[OrderedTree] val nodes: Long)
 
   /**
-   * One end of a range. It copies its key, since callers reuse their rows.
+   * One end of a range.
    *
+   * @param bytes    the bytes of its key
    * @param leading  whether the end is before, or after, all keys that start as this one
    */
-  private[table] final class Bound(order: KeyOrder, key: UnsafeRow, leading: Boolean) {
-    private val length = key.getSizeInBytes
-    private val bytes = key.getBytes.clone()
+  private[table] final class Bound(order: KeyOrder, bytes: Array[Byte], leading: Boolean) {
+    private val length = bytes.length
     private val word = order.word(bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)
 
     /** Compares an entry with the bound. */

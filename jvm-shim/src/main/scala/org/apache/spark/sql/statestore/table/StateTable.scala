@@ -24,7 +24,9 @@ private[statestore] final class TableSnapshot(
  *    records since are added and the copy is swapped in;
  *  - putting the value that a key already has is no change.
  *
- * Not thread-safe. Another thread may read a `snapshot` that was safely published to it.
+ * Not thread-safe: one thread writes, and nothing else uses the table meanwhile. While none writes, any number of
+ * threads may read, each with rows of its own: no method that reads changes what another one uses. Another thread may
+ * read a `snapshot` that was safely published to it at any time.
  *
  * @param hasLists  whether a key may have several values
  */
@@ -46,7 +48,6 @@ private[statestore] final class StateTable(
   private[table] var live = 0L
   private var groupBytes = 0L
   private var total = 0L
-  private val got = new RowView(valueFields)
   private var replaced = List.empty[TableMemory]
   private var compaction: TableCompaction = _
 
@@ -78,15 +79,18 @@ private[statestore] final class StateTable(
   def scan(of: LogView, from: Long = Log.FirstOffset): LogScan =
     new LogScan(of, header, if (hasLists) records.head else LogScan.NoLists, from)
 
-  /** Returns the first value of the key or null; the row is reused by the next call. */
-  def get(key: UnsafeRow): UnsafeRow = {
+  /** Returns a row for the values that `get` returns. */
+  def newRow(): RowView = new RowView(valueFields)
+
+  /** Points a row of `newRow` at the first value of the key and returns it; null if the key has none. */
+  def get(key: UnsafeRow, into: RowView): UnsafeRow = {
     val first = records.firstOf(newestOf(key))
     if (first == Record.None) {
       null
     } else {
       val page = records.log.page(first)
       val record = records.log.address(first)
-      got.pointTo(page, record + header + Record.keyLength(Platform.getLong(page, record + Record.Link)),
+      into.pointTo(page, record + header + Record.keyLength(Platform.getLong(page, record + Record.Link)),
         Record.valueLength(Platform.getLong(page, record + Record.Dead)))
     }
   }
@@ -96,7 +100,7 @@ private[statestore] final class StateTable(
   /** Returns all values of the key, in the order in which they were appended. */
   def valuesOf(key: UnsafeRow): Iterator[UnsafeRow] =
     new ValuesIterator(
-      records.firstOf(newestOf(key)), records.log.view, header, records.more, new RowView(valueFields))
+      records.firstOf(newestOf(key)), records.log.view, header, records.more, newRow())
 
   /** Replaces all values of the key by this one. */
   def put(key: UnsafeRow, value: UnsafeRow): Unit =
@@ -347,9 +351,9 @@ private[statestore] final class StateTable(
   /** Frees the memory of a table that nothing else refers to. */
   def discard(): Unit = takeMemory().foreach(_.close())
 
-  // Projections reuse their rows: the copy is made on another thread and needs its own.
+  // The projection of prefixes reuses its row: the copy is made on another thread and needs its own.
   private def newCompaction(): TableCompaction = new TableCompaction(
-    this, new StateTable(keyFields, valueFields, hasLists, prefix.map(_.copy()), order.map(_.copy())))
+    this, new StateTable(keyFields, valueFields, hasLists, prefix.map(_.copy()), order))
 
   private def undo(at: Long): Unit = {
     val hash = records.hashOf(at)

@@ -23,20 +23,20 @@ private[statestore] final class LogRecord(header: Int) {
 }
 
 /**
- * Reusable row over bytes of a table.
+ * Reusable row over bytes of a table. It belongs to one reader of the table.
  *
  * Guarantees: its bytes are in the heap: those in a mapped file are copied, so that a row, and a string or
  * array taken from it, stays valid after the file is unmapped. A copy is never overwritten; copies share arrays
  * of up to 64 KiB, so that few are allocated.
  */
-private[table] final class RowView(fields: Int) {
+private[statestore] final class RowView private[table] (fields: Int) {
   import RowView._
 
-  val row = new UnsafeRow(fields)
+  private[table] val row = new UnsafeRow(fields)
   private var chunk: Array[Byte] = Array.emptyByteArray
   private var used = 0
 
-  def pointTo(page: AnyRef, address: Long, length: Int): UnsafeRow = {
+  private[table] def pointTo(page: AnyRef, address: Long, length: Int): UnsafeRow = {
     if (page != null) row.pointTo(page, address, length) else copy(address, length)
     row
   }

@@ -40,12 +40,12 @@ private[statestore] trait TableScans { table: StateTable =>
   /** Returns the first value of each of these keys, or null. */
   def firstValues(of: Array[UnsafeRow]): Iterator[UnsafeRow] =
     new FirstValuesIterator(
-      of.map(key => records.firstOf(newestOf(key))), records.log.view, header, new RowView(valueFields))
+      of.map(key => records.firstOf(newestOf(key))), records.log.view, header, newRow())
 
   /** Returns the keys that start with `prefixKey`. */
   def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
     if (tree != null) {
-      val prefix = bound(tree.order.keyOf(prefixKey), leading = true)
+      val prefix = boundOf(prefixKey)
       range(prefix, prefix, through = true, everyValue)
     } else {
       groupScan(prefixKey, everyValue)
@@ -74,16 +74,18 @@ private[statestore] trait TableScans { table: StateTable =>
 
   /** Returns the keys at and after the first one that starts with `prefixKey`. */
   def scanFrom(prefixKey: Option[UnsafeRow]): Iterator[UnsafeRowPair] =
-    range(
-      prefixKey.map(key => bound(tree.order.keyOf(key), leading = true)).orNull,
-      null, through = false, everyValue = false)
+    range(prefixKey.map(boundOf).orNull, null, through = false, everyValue = false)
 
+  private def boundOf(prefixKey: UnsafeRow): OrderedTree.Bound =
+    new OrderedTree.Bound(tree.order, tree.order.keyOf(prefixKey), leading = true)
+
+  // Callers reuse their rows.
   private def bound(key: UnsafeRow, leading: Boolean): OrderedTree.Bound =
-    new OrderedTree.Bound(tree.order, key, leading)
+    new OrderedTree.Bound(tree.order, KeyOrder.copyOf(key), leading)
 
   private def rows(cursor: RowCursor, everyValue: Boolean): Iterator[UnsafeRowPair] =
     new RowIterator(cursor, records.log.view, header, if (everyValue && hasLists) records.more else 0,
-      new RowView(keyFields), new RowView(valueFields))
+      new RowView(keyFields), newRow())
 
   private def range(
       start: OrderedTree.Bound, end: OrderedTree.Bound, through: Boolean, everyValue: Boolean)

@@ -28,6 +28,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     if (prefixes > 0) new StructType().add("prefix", "long").add("key", "long") else new StructType().add("key", "long")
   private val table = new StateTable(
     keySchema.length, 1, hasLists, if (prefixes > 0) Some(new PrefixProjection(keySchema, 1)) else None)
+  private val view = table.newRow()
   private var content = Map.empty[Int, Vector[Long]]
   private var committed = List((table.snapshot(), content))
   private var mostMapped = 0L
@@ -92,7 +93,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
 
   private def get(): Unit = {
     val key = random.nextInt(keys)
-    val row = table.get(keyRow(key))
+    val row = table.get(keyRow(key), view)
     val found = Option(row).map(valueOf)
     // Rows in the heap stay valid, but would keep whole pages reachable.
     if (row != null && heap == 0L && row.getSizeInBytes < 1024) {
