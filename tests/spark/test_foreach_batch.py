@@ -1,0 +1,40 @@
+"""`foreachBatch` may read its batch as often as it wants: rows and state of each operator are those of its input."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.spark.counting import ROOT
+
+pytestmark = pytest.mark.slow
+
+MASTERS = {
+    "local[4]": ["count", "session_window", "transformWithState"],
+    "local[4,4]": ["collect_set", "dropDuplicates", "transformWithState_in_Scala"],
+    "local[8,8]": ["join", "collect_set", "flatMapGroupsWithState"],
+    "local-cluster[2,2,1024]": ["count", "dropDuplicatesWithinWatermark", "applyInPandasWithState"],
+}
+"""Masters, and the operators that share their sessions: each operator once, and the aggregations twice."""
+
+
+def run(*arguments: str, timeout: float) -> None:
+    """Run `tests.spark.programs.foreach_batch`, whose exit code tells whether all was right."""
+    command = [sys.executable, "-m", "tests.spark.programs.foreach_batch", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=timeout)
+    print(done.stdout)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
+
+
+@pytest.mark.parametrize("master", MASTERS)
+def test_foreach_batch_that_reads_its_batch_repeatedly_is_exact(built: object, master: str) -> None:
+    run("--master", master, "--batches", "54", "--operators", *MASTERS[master], timeout=500)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(14_400)
+@pytest.mark.parametrize("master", MASTERS)
+def test_foreach_batch_is_exact_over_a_thousand_batches(built: object, master: str) -> None:
+    run("--master", master, "--batches", "1000", timeout=14_000)
