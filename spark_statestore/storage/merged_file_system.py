@@ -98,8 +98,7 @@ class MergedFileSystem(FileSystem):
         self._files.make_directory(path)
 
     def make_durable(self, path: str) -> None:
-        place = self.locate(path)
-        self._files.make_durable(path if place is None else place[0])
+        self._with(path, self._make_physical_durable, self._make_durable_below)
 
     def sync_directory(self, path: str) -> None:
         self._files.sync_directory(path)
@@ -131,6 +130,19 @@ class MergedFileSystem(FileSystem):
 
     def _attempt_below(self, path: str) -> str | None:
         return attempt_id_of(self._files.read(path, 0, INLINE_STATE_OFFSET))
+
+    def _make_physical_durable(self, found: LogicalFile) -> None:
+        if (place := self._merged.locate(found)) is None:
+            raise FileNotFoundError(
+                f"{self._merged.url}: {found.path} is in no file: it was added or handed over, and is not published"
+            )
+        self._files.make_durable(place[0])
+
+    def _make_durable_below(self, path: str) -> None:
+        # Storage without anything to sync does not look for the file.
+        if not self._files.exists(path):
+            raise FileNotFoundError(self.url(path))
+        self._files.make_durable(path)
 
     def _located(self, path: str) -> tuple[str, int] | None:
         # A missing file may be a hidden one.

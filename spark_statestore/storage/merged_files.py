@@ -34,6 +34,9 @@ _LARGE: Final = 4 << 20
 # Seconds after a publication in which no other run can have taken a query over.
 _OWNED_SECONDS: Final = 10.0
 
+# Seconds between the checks whether a request that waits for a publication was cancelled.
+_POLL_SECONDS: Final = 1.0
+
 Supersede = Callable[[LogicalFile, bool], None]
 """Called before a logical file without a checkpoint id is published; raises an error if Spark has committed its version.
 
@@ -64,6 +67,9 @@ class MergedFiles(MergedLookup):
         # Guarded by the lock.
         self._discarded: list[str] = []
         self._published: set[str] = set()
+        # Files that are being published: no longer pending, and not known to exist.
+        self._publishing: set[PhysicalFile] = set()
+        self._publication_ended = threading.Condition(self._lock)
         self._owned_until = 0.0
         # The newest version that this run has published.
         self._newest = 0
@@ -92,7 +98,7 @@ class MergedFiles(MergedLookup):
             index.insert(LogicalFile(store, checkpoint, attempt_id, UNRANKED, len(data), pending, data=data))
             pending.size += len(data)
             if pending.size >= _LARGE:
-                full = index.take_pending()
+                full = self._take_pending(index)
         if full is not None:
             self._publish(index, full, supersede)
 
@@ -137,14 +143,52 @@ class MergedFiles(MergedLookup):
         """
         with self._lock:
             index = self._index
-            pending = index.take_pending()
+            pending = self._take_pending(index)
         self._files.release_memory()
-        if pending.live:
+        if pending is not None:
             self._publish(index, pending, supersede)
         with self._lock:
             missing = [attempt for attempt in attempts if attempt not in self._published]
             self._published.clear()
-        return missing, pending.size
+        return missing, 0 if pending is None else pending.size
+
+    def settle(self, path: str, supersede: Supersede) -> None:
+        """Publish what was added at a path, or await its publication, before a file is written there.
+
+        Afterwards `find` returns only what is published there. What was handed over and is not published is withdrawn.
+
+        Raises
+        ------
+        OSError, StateStoreError
+            See `publish`.
+        """
+        store, checkpoint = self._place_to_add(path)
+        while True:
+            full = None
+            with self._lock:
+                index = self._index
+                unpublished = index.unpublished(store, checkpoint)
+                if any(one.physical is index.pending for one in unpublished):
+                    full = self._take_pending(index)
+                elif any(
+                    (one.store, one.checkpoint) == (store, checkpoint)
+                    for physical in self._publishing
+                    for one in physical.live
+                ):
+                    self._publication_ended.wait(_POLL_SECONDS)
+                else:
+                    for one in unpublished:
+                        index.remove(one)
+                    return
+            if full is not None:
+                self._publish(index, full, supersede)
+            # The supervisor cancels a request that waits too long.
+            check_cancelled()
+
+    def has_unpublished(self) -> bool:
+        """Return True if something was added that is not published: it is lost with this object."""
+        with self._lock:
+            return bool(self._index.pending.live or self._publishing)
 
     def supersede(self, path: str, attempt_id: str, data: bytes) -> None:
         """Publish metadata that supersedes a logical file, in a physical file of its own.
@@ -163,6 +207,7 @@ class MergedFiles(MergedLookup):
         with self._lock:
             index = self._index
             index.insert(one)
+            self._publishing.add(pending)
         self._publish(index, pending, lambda *_: None)
 
     def discard(self, path: str) -> bool:
@@ -243,7 +288,23 @@ class MergedFiles(MergedLookup):
             raise ValueError(f"{path!r} is not the path of a version's metadata below {self._state!r}")
         return place[0], place[1]
 
+    def _take_pending(self, index: MergedIndex) -> PhysicalFile | None:
+        """Take what is to be published now, None if there is nothing; to be called under the lock."""
+        pending = index.take_pending()
+        if not pending.live:
+            return None
+        self._publishing.add(pending)
+        return pending
+
     def _publish(self, index: MergedIndex, pending: PhysicalFile, supersede: Supersede) -> None:
+        try:
+            self._publish_taken(index, pending, supersede)
+        finally:
+            with self._lock:
+                self._publishing.discard(pending)
+                self._publication_ended.notify_all()
+
+    def _publish_taken(self, index: MergedIndex, pending: PhysicalFile, supersede: Supersede) -> None:
         try:
             is_known = False
             while True:

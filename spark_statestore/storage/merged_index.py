@@ -162,6 +162,11 @@ class MergedIndex:
         found = self._stores.get(store, {}).get(checkpoint, ())
         return next((one for one in reversed(found) if attempt_id in (None, one.attempt_id)), None)
 
+    def unpublished(self, store: str, checkpoint: CheckpointName) -> list[LogicalFile]:
+        """Return the attempts at a version whose physical file is not known to exist."""
+        found = self._stores.get(store, {}).get(checkpoint, ())
+        return [one for one in found if one.physical.name is None]
+
     def damage(self, checkpoint: CheckpointName, found: LogicalFile | None) -> CorruptCheckpointError | None:
         """Return the error of a file that may have a version, or without ids a later attempt at it than the one found."""
         other = None if found is None else found.physical.name

@@ -268,6 +268,11 @@ class PendingCheckpoint(PendingSnapshot):
             self._merged = None
             with self._store.writing(self._name):
                 self._store.storage.initialize_location_for_checkpoint(self._name)
+        if self._store.merged is not None:
+            with self._store.writing(self._name):
+                # What is in memory is not there: this attempt may be one that the barrier found missing. An earlier attempt
+                # without an id must not supersede this one later.
+                self._store.merged.settle(self._metadata_path, self._store.require_uncommitted)
         assert isinstance(self._location, CheckpointStorageLocation)  # noqa: S101 - see begin_checkpoint
         stream = self._location.create_metadata_output_stream()
         with stream:
@@ -289,7 +294,7 @@ class PendingCheckpoint(PendingSnapshot):
         present = store.files.read(path)
         present_id = self._attempt_id_of_whole(present)
         if present_id == attempt_id:
-            # A repeated request whose answer was lost.
+            # A repeated request whose answer was lost: an error if it is in no file.
             store.files.make_durable(path)
             return 1
         _logger.info(

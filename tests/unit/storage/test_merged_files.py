@@ -393,3 +393,20 @@ def test_publication_times_leave_out_rewritten_files(tmp_path: Path, monkeypatch
         merged.discard(one)
     merged.sweep()
     assert MergedFiles(LocalFileSystem(), state).publication_times((2, 3, 4)) == pytest.approx({3: times[3]})
+
+
+@pytest.mark.parametrize("is_added", [True, False], ids=["added", "handed over"])
+def test_file_that_is_not_published_cannot_be_made_durable(files: MemoryFileSystem, is_added: bool) -> None:
+    merged = MergedFiles(files, STATE)
+    view = MergedFileSystem(files, merged)
+    where = path("0/0", 2, 1)
+    with pytest.raises(FileNotFoundError):
+        view.make_durable(where)
+    if is_added:
+        merged.add(where, attempt(1), metadata(1), allow)
+    else:
+        merged.hand_over(where, attempt(1), metadata(1).size)
+    with pytest.raises(FileNotFoundError, match=r"0/0/chk-2_.* is in no file: it was added or handed over"):
+        view.make_durable(where)
+    publish(merged if is_added else MergedFiles(files, STATE), (where, 1))
+    view.make_durable(where)

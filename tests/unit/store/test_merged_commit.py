@@ -1,0 +1,122 @@
+"""Commits in files of their own beside merged ones that are not published: no attempt is lost, and the last one counts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from spark_statestore.errors import CheckpointIOError
+from spark_statestore.files import LocalFileSystem
+from spark_statestore.files.base import Buffer
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.version_store import VersionStore
+from tests.unit.store.stores import load, message, named
+
+FIRST, SECOND = "1" * 16, "2" * 16
+
+both = pytest.mark.parametrize("ids", [False, True], ids=["v1", "v2"])
+
+
+class Store:
+    """Version 2 of a store as one process commits it; `newest` is the attempt that a new process finds."""
+
+    def __init__(self, root: Path, ids: bool) -> None:
+        self.root = root
+        self.ids = ids
+        self.files = LocalFileSystem()
+        self.merged = MergedFiles(self.files, f"{root}/state")
+        self.store = self.open(self.merged)
+
+    def open(self, merged: MergedFiles) -> VersionStore:
+        return VersionStore(
+            StoreId(0, 0), f"{self.root}/state/0/0", StorageOptions(), merged_of=lambda *_: merged
+        )
+
+    def commit(self, attempt: str, *, merge: bool = False, hand_over: bool = False) -> bool:
+        """Commit an attempt; return whether another request publishes it."""
+        name = CheckpointName(2, attempt if self.ids else None)
+        pending = self.store.begin(name, attempt, named(), merge=merge or hand_over, hand_over=hand_over)
+        pending.write(0, message({b"attempt": attempt.encode()}))
+        return pending.publish(None, None, None).merged
+
+    def publish(self, *attempts: str) -> list[str]:
+        return self.store.publish_merged(attempts)[0]
+
+    def newest(self, attempt: str) -> bytes:
+        found = self.open(MergedFiles(self.files, f"{self.root}/state"))
+        return load(found, CheckpointName(2, attempt if self.ids else None))["default"][b"attempt"]
+
+
+@both
+def test_commit_of_an_attempt_that_is_pending_is_durable(tmp_path: Path, ids: bool) -> None:
+    process = Store(tmp_path, ids)
+    assert process.commit(FIRST, merge=True)
+    assert not process.commit(FIRST)
+    assert process.newest(FIRST) == FIRST.encode()
+    assert process.publish(FIRST) == []
+
+
+def test_commit_of_an_attempt_that_was_handed_over_is_durable(tmp_path: Path) -> None:
+    process = Store(tmp_path, ids=True)
+    assert process.commit(FIRST, hand_over=True)
+    assert not process.commit(FIRST)
+    assert process.newest(FIRST) == FIRST.encode()
+    assert load(process.store, CheckpointName(2, FIRST))["default"] == {b"attempt": FIRST.encode()}
+
+
+@both
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "succeeds"])
+def test_commit_of_an_attempt_in_publication_awaits_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ids: bool, fails: bool
+) -> None:
+    process = Store(tmp_path, ids)
+    process.commit(FIRST, merge=True)
+    create = process.files.create_of_parts
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def hang(path: str, parts: Sequence[Buffer]) -> None:
+        begun.set()
+        assert goes_on.wait(30)
+        if fails:
+            raise OSError("the storage is gone")
+        create(path, parts)
+
+    def publish() -> None:
+        if fails:
+            with pytest.raises(CheckpointIOError, match="the storage is gone"):
+                process.publish(FIRST)
+        else:
+            process.publish(FIRST)
+
+    monkeypatch.setattr(process.files, "create_of_parts", hang)
+    committed: list[bool] = []
+    publishing = threading.Thread(target=publish)
+    publishing.start()
+    assert begun.wait(30)
+    # Forgetting what is published must not hide what is being published.
+    process.merged.forget()
+    committing = threading.Thread(target=lambda: committed.append(process.commit(FIRST)))
+    committing.start()
+    committing.join(0.2)
+    assert committed == []
+    goes_on.set()
+    publishing.join()
+    committing.join()
+    assert committed == [False]
+    assert process.newest(FIRST) == FIRST.encode()
+
+
+def test_later_attempt_in_a_file_of_its_own_supersedes_a_pending_one(tmp_path: Path) -> None:
+    """In checkpoint format v1 the last attempt of a store counts, whichever is published last."""
+    process = Store(tmp_path, ids=False)
+    process.commit(FIRST, merge=True)
+    process.commit(SECOND)
+    assert process.publish(FIRST) == []
+    assert process.newest(SECOND) == SECOND.encode()
+    assert load(process.store, CheckpointName(2))["default"] == {b"attempt": SECOND.encode()}
