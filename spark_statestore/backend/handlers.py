@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import mmap
 import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 
 from spark_statestore.backend.checkpoint_files import FILE_HANDLERS
+from spark_statestore.backend.open_stores import OpenStores, open_store
 from spark_statestore.backend.protocol import FrameSocket, Kind, check_request
 from spark_statestore.backend.supervision import LARGE_BYTES, Permit, Supervisor
 from spark_statestore.errors import ProtocolError
-from spark_statestore.files import FileSystem, MemoryFileSystem, check_directories, join
+from spark_statestore.files import MemoryFileSystem, check_directories, join
 from spark_statestore.files.request_context import take_retries
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.handle_codec import decode_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.changelog import EncodedBatch
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_snapshot, commit_version
-from spark_statestore.store.directory import MergedFilesOf, StoreDirectory
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.lineage import changes, column_family_of, lineage, past_version, replay
-from spark_statestore.store.metadata import ColumnFamily, StoreId
+from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
 
 __all__ = ["Requests"]
-
-# Stores whose retention index is cached; the next cleanup of an evicted one lists its directory again.
-_CACHED_STORES = 20_000
-
-# Runs of queries whose index of merged files is cached; it is read again for others.
-_CACHED_RUNS = 32
 
 # Bytes of changes from which on a request's memory is returned to the system.
 _RELEASED_BYTES = 8 << 20
@@ -50,9 +42,7 @@ class Requests:
     """The handlers of all connections' requests; each request runs on its connection's thread."""
 
     def __init__(self) -> None:
-        self._stores: OrderedDict[str, StoreDirectory] = OrderedDict()
-        self._merged: OrderedDict[tuple[str, str], MergedFiles] = OrderedDict()
-        self._lock = threading.Lock()
+        self._stores = OpenStores()
         self._supervisor = Supervisor()
         self._handlers: dict[str, Callable[[dict[str, Any], FrameSocket, Permit], None]] = {
             "load": self._load,
@@ -63,6 +53,7 @@ class Requests:
             "snapshot": self._upload_snapshot,
             "cleanup": self._cleanup,
             "check": self._check,
+            "close": self._close,
             **FILE_HANDLERS,
         }
 
@@ -83,12 +74,12 @@ class Requests:
 
     def _load(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         if "metadataPaths" in request:
-            store = _store_of(
+            store = open_store(
                 request["store"], _receive_objects(connection, request), request.get("driverRange")
             )
         else:
             connection.expect_end()
-            store = self._store(request["store"])
+            store = self._stores.get(request["store"])
         name = CheckpointName(request["version"], request.get("id"))
         metadata = store.load(name)
         if "from" in request:
@@ -125,9 +116,15 @@ class Requests:
         connection.send_json(Kind.CONTROL, _process_metrics())
         connection.send(Kind.END)
 
+    def _close(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
+        connection.expect_end()
+        self._stores.close(request["instances"], request["runs"])
+        connection.send_json(Kind.CONTROL, _process_metrics())
+        connection.send(Kind.END)
+
     def _lineage(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
-        store = self._store(request["store"])
+        store = self._stores.get(request["store"])
         past = lineage(store, CheckpointName(request["version"], request.get("id")), request["oldest"])
         family = column_family_of(store, past, request["columnFamily"])
         attempts = [version.metadata.attempt_id for version in past]
@@ -147,7 +144,7 @@ class Requests:
 
     def _changes(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
-        store = self._store(request["store"])
+        store = self._stores.get(request["store"])
         version = past_version(store, _name_of(request), request["attemptId"])
         connection.send_json(Kind.CONTROL, {})
         for _, batch in changes(store, version, [request["columnFamily"]]):
@@ -155,7 +152,7 @@ class Requests:
         connection.send(Kind.END)
 
     def _commit(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        store = self._store(request["store"])
+        store = self._stores.get(request["store"])
         attempt_id = request["attemptId"]
         column_families = _column_families(request)
         parent = self._receive_handle(connection, store) if request["hasParent"] else None
@@ -175,6 +172,8 @@ class Requests:
             merge=bool(request.get("merge")),
             hand_over=bool(request.get("handOver")),
         )
+        if done.merged:
+            self._stores.keep_unpublished(request["store"], store)
         answer = _describe(done.handle, attempt_id)
         answer["merged"] = done.merged
         answer["storeNanos"] = time.perf_counter_ns() - start - changes.wait_nanos
@@ -188,15 +187,18 @@ class Requests:
         _release_memory(done.bytes_written)
 
     def _publish(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        store = self._store(request["store"])
+        store = self._stores.get(request["store"])
         objects = [
             (path, memoryview(_receive_object(connection, path)).tobytes())
             for path in request.get("objects", ())
         ]
         connection.expect_end()
-        missing, size = store.publish_merged(
-            request["attempts"], objects, request.get("discarded", ()), version=request["version"]
-        )
+        try:
+            missing, size = store.publish_merged(
+                request["attempts"], objects, request.get("discarded", ()), version=request["version"]
+            )
+        finally:
+            self._stores.keep_unpublished(request["store"], store)
         answer = {"missing": missing, "bytesWritten": size} | _merged_usage(store)
         connection.send_json(Kind.CONTROL, answer | _process_metrics())
         connection.send(Kind.END)
@@ -205,7 +207,7 @@ class Requests:
             threading.Thread(target=store.sweep_merged, daemon=True).start()
 
     def _upload_snapshot(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
-        store = self._store(request["store"])
+        store = self._stores.get(request["store"])
         column_families = _column_families(request)
         if not request.get("since", 0) < request["version"]:
             raise ProtocolError(
@@ -226,7 +228,7 @@ class Requests:
 
     def _cleanup(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
-        store = self._store(request["store"])
+        store = self._stores.get(request["store"])
         merged = store.merged if request.get("handOver") else None
         if merged is not None:
             merged.reports_discards = True
@@ -261,33 +263,6 @@ class Requests:
             connection.send(Kind.OBJECT, metadata)
         connection.send(Kind.END)
 
-    def _store(self, node: dict[str, Any]) -> StoreDirectory:
-        key = node["instance"]
-        with self._lock:
-            store = self._stores.get(key)
-            if store is not None:
-                self._stores.move_to_end(key)
-                return store
-        store = _store_of(node, merged_of=functools.partial(self._merged_of, node.get("run", "")))
-        if store.options.is_on_driver:
-            return store
-        with self._lock:
-            store = self._stores.setdefault(key, store)
-            if len(self._stores) > _CACHED_STORES:
-                self._stores.popitem(last=False)
-        return store
-
-    def _merged_of(self, run: str, files: FileSystem, state_directory: str) -> MergedFiles:
-        """Return the merged files of a query, as a run of it sees them."""
-        key = (files.url(state_directory), run)
-        with self._lock:
-            merged = self._merged.setdefault(key, MergedFiles(files, state_directory))
-            self._merged.move_to_end(key)
-            if len(self._merged) > _CACHED_RUNS:
-                # Its stores may still be in memory.
-                self._merged.popitem(last=False)[1].forget()
-            return merged
-
 
 def _merged_usage(store: StoreDirectory) -> dict[str, Any]:
     if store.merged is None:
@@ -304,23 +279,6 @@ def _merged_usage(store: StoreDirectory) -> dict[str, Any]:
 
 def _name_of(request: dict[str, Any]) -> CheckpointName:
     return CheckpointName(request["version"], request["attemptId"] if request["idInPath"] else None)
-
-
-def _store_of(
-    node: dict[str, Any],
-    objects: MemoryFileSystem | None = None,
-    driver_range: list[int] | None = None,
-    merged_of: MergedFilesOf | None = None,
-) -> StoreDirectory:
-    return StoreDirectory(
-        StoreId(node["operator"], node["partition"], node["name"]),
-        node["root"],
-        StorageOptions.parse(node["options"]),
-        objects,
-        (driver_range[0], driver_range[1]) if driver_range else None,
-        node.get("commits"),
-        merged_of,
-    )
 
 
 def _receive_objects(connection: FrameSocket, request: dict[str, Any]) -> MemoryFileSystem:

@@ -391,6 +391,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
     ),
     "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {"since": _is_count}),
     "check": ({"options": _is_options}, {}),
+    "close": ({"instances": _is_list(_is_text), "runs": _is_list(_is_text)}, {}),
     "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
     "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),
     "fileStatus": ({**_FILE, "isFile": _is_flag}, {}),
@@ -417,7 +418,7 @@ def check_request(request: Mapping[str, Any]) -> None:
     if not isinstance(op, str) or op not in _FIELDS:
         raise ProtocolError(f"unknown request {op!r:.40}")
     required, optional = _FIELDS[op]
-    if "options" not in required:
+    if "options" not in required and op != "close":
         _check_store(op, request.get("store"))
     _check(op, request, required, optional)
     if op == "cleanup" and request["retainFrom"] > request["version"]:

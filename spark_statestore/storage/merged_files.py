@@ -277,6 +277,10 @@ class MergedFiles(MergedLookup):
         finally:
             self._sweeping.release()
 
+    def release_memory(self) -> None:
+        """Drop physical files from memory that were not read for a while."""
+        self._files.release_memory()
+
     def forget(self) -> None:
         super().forget()
         with self._lock:

@@ -74,8 +74,9 @@ class RetentionIndex:
     def __init__(self, files: FileSystem, directory: str) -> None:
         self._files = files
         self._directory = directory
-        self._registry = SharedStateRegistry(on_discarded=self._count)
-        self._streams_removed = 0
+        # An object of its own, as a method of this one would be a reference cycle: the memory of closed stores is freed at once.
+        self._streams_removed = _StreamCount()
+        self._registry = SharedStateRegistry(on_discarded=self._streams_removed.add)
         self._checkpoints: dict[CheckpointName, set[str]] = {}
         self._unverified: dict[CheckpointName, str] = {}
         self._held: set[int] = set()
@@ -170,9 +171,7 @@ class RetentionIndex:
                 version = min(version, name.version)
             removed += discarded
         self._registry.unregister_unused_state(version, held)
-        with self._lock:
-            streams, self._streams_removed = self._streams_removed, 0
-        return removed + streams
+        return removed + self._streams_removed.take()
 
     def _discard_checkpoint(self, name: CheckpointName, files: set[str]) -> int:
         directory = join(self._directory, name.directory)
@@ -193,9 +192,22 @@ class RetentionIndex:
             return 0
         return len(files)
 
-    def _count(self, stream: StreamStateHandle) -> None:
+
+class _StreamCount:
+    """The number of streams that were discarded since it was asked for."""
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._lock = threading.Lock()
+
+    def add(self, stream: StreamStateHandle) -> None:
         heartbeat()
         # A segment is part of an object that is counted already.
         if not isinstance(stream, SegmentFileStateHandle):
             with self._lock:
-                self._streams_removed += 1
+                self._number += 1
+
+    def take(self) -> int:
+        with self._lock:
+            number, self._number = self._number, 0
+        return number

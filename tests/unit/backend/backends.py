@@ -13,6 +13,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_statestore._version import __version__
+from spark_statestore.backend.handlers import Requests
 from spark_statestore.backend.handshake import BACKEND, SHIM, handshake_response
 from spark_statestore.backend.protocol import PROTOCOL_VERSION, Frame, FrameSocket, Kind
+from spark_statestore.errors import StateStoreError
 
 TOKEN = "0123456789abcdef" * 4
 
@@ -209,3 +212,27 @@ def commit(root: Path | str, version: int, attempt_id: str, **changes: Any) -> d
 
 def open_files(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+@contextmanager
+def serving(requests: Requests) -> Iterator[Client]:
+    """Serve a client in this process, as a connection's thread of the backend does."""
+    ours, theirs = socket.socketpair()
+
+    def serve() -> None:
+        frames = FrameSocket(theirs)
+        while (frame := frames.receive()) is not None:
+            try:
+                requests.serve(frame.json(), frames)
+            except StateStoreError as error:
+                frames.drain()
+                frames.send_json(Kind.ERROR, {"type": type(error).__name__, "message": str(error)})
+
+    with ours, theirs:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield Client(ours)
+        finally:
+            ours.shutdown(socket.SHUT_RDWR)
+            thread.join()

@@ -29,7 +29,7 @@ from tests.unit.backend import backends
 _PATH = ("spark_statestore.backend.", "spark_statestore.store.")
 _FRAMES = "spark_statestore.backend.protocol"
 
-MOST_MODULES = 8
+MOST_MODULES = 9
 MOST_RETURNS = 4
 
 Call = tuple[str, str, str, str]
