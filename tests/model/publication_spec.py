@@ -1,0 +1,225 @@
+"""Specification of a batch's publication: what the stores of a run add in memory of the backend is in storage before its entry.
+
+One version of each store of one run. The backend finds the run's merged files (an *object*) through a registry, and a store keeps the one
+that it was opened with. See INVARIANTS.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+NONE = -1
+
+
+class Attempt(NamedTuple):
+    """An attempt: in "memory" of an object, "taken" by a publication of that, in a "file", "lost", or "written" by itself."""
+
+    place: str
+    owner: int = NONE
+
+
+class Store(NamedTuple):
+    """A store: the object that it has, its attempts, and those in storage; without ids the last one counts."""
+
+    owner: int = NONE
+    attempts: tuple[Attempt, ...] = ()
+    files: tuple[int, ...] = ()
+
+
+class State(NamedTuple):
+    """State of the stores, the registered object, the number of objects, and the batch.
+
+    `step` is "tasks", "barrier" (the first answer has arrived, `missing` is published alone), "failed" or "committed".
+    """
+
+    stores: tuple[Store, ...]
+    registered: int = NONE
+    objects: int = 0
+    step: str = "tasks"
+    missing: frozenset[int] = frozenset()
+    retries: int = 0
+    answers: int = 0
+
+
+@dataclass(frozen=True)
+class PublicationSpec:
+    """The protocol of a batch's publication.
+
+    Attributes
+    ----------
+    with_ids
+        Spark's checkpoint format v2.
+    stores, objects
+        Upper bounds on their numbers.
+    retries
+        Upper bound on tasks that run again and commit in a file of their own.
+    answers
+        Upper bound on lost answers of publications: the request is repeated while its first one is in progress.
+    faults
+        Injected protocol faults.
+    """
+
+    with_ids: bool = False
+    stores: int = 2
+    objects: int = 3
+    retries: int = 0
+    answers: int = 0
+    faults: frozenset[str] = frozenset()
+
+    def init(self) -> Iterator[State]:
+        yield State((Store(),) * self.stores)
+
+    def key(self, state: State) -> Hashable:
+        return state
+
+    def next(self, state: State) -> Iterator[tuple[str, State]]:
+        for position, store in enumerate(state.stores):
+            if store.owner != NONE:
+                yield (
+                    f"close store {position}",
+                    _collected(_with(state, position, store._replace(owner=NONE))),
+                )
+        if state.registered != NONE and self._can_forget(state):
+            yield "forget the run", _collected(state._replace(registered=NONE))
+        for owner in {attempt.owner for attempt in _attempts(state) if attempt.place == "taken"}:
+            yield f"end publication of object {owner}", self._published(state, owner, "taken")
+            yield f"fail publication of object {owner}", _moved(state, owner, "taken", "lost")
+        if state.step == "tasks":
+            yield from self._tasks(state)
+        elif state.step == "barrier":
+            yield from self._barrier(state)
+
+    def _can_forget(self, state: State) -> bool:
+        if state.objects == self.objects or "runs in use are forgotten" in self.faults:
+            return state.objects < self.objects
+        if any(store.owner == state.registered for store in state.stores):
+            return False
+        unpublished = any(
+            attempt.owner == state.registered and attempt.place in ("memory", "taken")
+            for attempt in _attempts(state)
+        )
+        return not unpublished or "unpublished is forgotten" in self.faults
+
+    def _tasks(self, state: State) -> Iterator[tuple[str, State]]:
+        for position, store in enumerate(state.stores):
+            opened = _opened(state, position)
+            if not store.attempts:
+                added = opened.stores[position]
+                added = added._replace(attempts=(Attempt("memory", added.owner),))
+                yield f"add in store {position}", _with(opened, position, added)
+            elif len(store.attempts) == 1 and state.retries < self.retries:
+                yield from self._alone(opened._replace(retries=state.retries + 1), position, 1)
+        if all(store.attempts for store in state.stores):
+            for position in range(self.stores):
+                opened = _opened(state, position)
+                owner = opened.stores[position].owner
+                if state.answers < self.answers:
+                    taken = _moved(opened, owner, "memory", "taken")
+                    yield f"lose answer through store {position}", taken._replace(answers=state.answers + 1)
+                done = self._published(opened, owner, "memory")
+                missing = frozenset(
+                    other for other, store in enumerate(done.stores) if store.attempts[0].place != "file"
+                )
+                yield f"publish through store {position}", done._replace(step="barrier", missing=missing)
+
+    def _barrier(self, state: State) -> Iterator[tuple[str, State]]:
+        if not state.missing:
+            yield "commit", state._replace(step="committed")
+        for position in state.missing:
+            if len(state.stores[position].attempts) > 1:
+                # The store has gone on.
+                yield f"refuse store {position}", state._replace(step="failed")
+                continue
+            done = state._replace(missing=state.missing - {position})
+            yield from self._alone(_opened(done, position), position, 0)
+
+    def _alone(self, state: State, position: int, number: int) -> Iterator[tuple[str, State]]:
+        """Yield the commit of an attempt in a file of its own."""
+        store = state.stores[position]
+        label = f"write attempt {number} of store {position}"
+        # Those that have its name.
+        known = [
+            (other, attempt.place)
+            for other, attempt in enumerate(store.attempts)
+            if attempt.owner == store.owner and (other == number or not self.with_ids)
+        ]
+        in_memory = [(other, place) for other, place in known if place in ("memory", "taken")]
+        is_own = any(other == number for other, _ in in_memory)
+        if is_own and "pending counts as published" in self.faults:
+            yield f"answer for attempt {number} of store {position}", state
+            return
+        if in_memory and "pending is published later" not in self.faults:
+            if any(place == "taken" for _, place in in_memory):
+                return
+            state = self._published(state, store.owner, "memory")
+            store = state.stores[position]
+        if number < len(store.attempts) and store.attempts[number].place == "file":
+            yield label, state
+            return
+        written = Attempt("written")
+        attempts = (*store.attempts[:number], written, *store.attempts[number + 1 :])
+        yield label, _with(state, position, Store(store.owner, attempts, (*store.files, number)))
+
+    def _published(self, state: State, owner: int, place: str) -> State:
+        """Return the state after an object's attempts were published, as the newest at their paths."""
+        stores = []
+        for store in state.stores:
+            numbers = [n for n, attempt in enumerate(store.attempts) if attempt == Attempt(place, owner)]
+            stores.append(store._replace(files=(*store.files, *numbers)))
+        return _moved(state._replace(stores=tuple(stores)), owner, place, "file")
+
+    def invariants(self) -> Mapping[str, Callable[[State], bool]]:
+        def stored(state: State) -> bool:
+            return state.step != "committed" or all(
+                len(store.attempts) - 1 in store.files for store in state.stores
+            )
+
+        def last(state: State) -> bool:
+            return (
+                self.with_ids
+                or state.step != "committed"
+                or all(store.files[-1:] == (len(store.attempts) - 1,) for store in state.stores)
+            )
+
+        return {"committed attempts are in storage": stored, "the last attempt counts": last}
+
+
+def _attempts(state: State) -> list[Attempt]:
+    return [attempt for store in state.stores for attempt in store.attempts]
+
+
+def _opened(state: State, position: int) -> State:
+    """Return the state once a request has opened a store."""
+    store = state.stores[position]
+    if store.owner != NONE:
+        return state
+    if state.registered == NONE:
+        state = state._replace(registered=state.objects, objects=state.objects + 1)
+    return _with(state, position, store._replace(owner=state.registered))
+
+
+def _collected(state: State) -> State:
+    """Return the state after objects that nothing refers to were collected."""
+    used = {state.registered, *(store.owner for store in state.stores)}
+    for owner in {attempt.owner for attempt in _attempts(state)} - used:
+        state = _moved(state, owner, "memory", "lost")
+    return state
+
+
+def _moved(state: State, owner: int, place: str, to: str) -> State:
+    stores = (
+        store._replace(
+            attempts=tuple(
+                attempt._replace(place=to) if attempt == Attempt(place, owner) else attempt
+                for attempt in store.attempts
+            )
+        )
+        for store in state.stores
+    )
+    return state._replace(stores=tuple(stores))
+
+
+def _with(state: State, position: int, store: Store) -> State:
+    return state._replace(stores=(*state.stores[:position], store, *state.stores[position + 1 :]))

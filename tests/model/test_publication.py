@@ -1,0 +1,66 @@
+"""What a batch's stores have in memory of the backend is in storage before its entry, in any interleaving with evictions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.model.checker import check, passes
+from tests.model.publication_spec import PublicationSpec
+
+STORED = "committed attempts are in storage"
+LAST = "the last attempt counts"
+
+V1 = PublicationSpec()
+V2 = PublicationSpec(with_ids=True)
+FULL = {"v1": replace(V1, retries=1, answers=1), "v2": replace(V2, retries=1, answers=1)}
+
+
+def with_faults(spec: PublicationSpec, *faults: str) -> PublicationSpec:
+    return replace(spec, faults=frozenset(faults))
+
+
+@pytest.mark.parametrize("spec", FULL.values(), ids=FULL)
+def test_publication_holds_in_every_interleaving(spec: PublicationSpec) -> None:
+    found = passes(spec)
+    # The scenario must actually occur.
+    expected = {"add", "close", "forget", "publish", "lose", "end", "fail", "write", "refuse", "commit"}
+    assert expected <= found.labels
+
+
+FORGETFUL = ["runs in use are forgotten", "unpublished is forgotten"]
+
+
+@pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
+@pytest.mark.parametrize("forgetful", FORGETFUL)
+def test_second_object_or_pending_taken_for_published_loses_nothing_alone(
+    spec: PublicationSpec, forgetful: str
+) -> None:
+    """Each of the two precautions suffices where requests are answered."""
+    passes(with_faults(spec, forgetful))
+    passes(with_faults(spec, "pending counts as published"))
+
+
+@pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
+def test_second_object_and_pending_taken_for_published_lose_a_committed_version(
+    spec: PublicationSpec,
+) -> None:
+    found = check(with_faults(spec, "runs in use are forgotten", "pending counts as published"), only=STORED)
+    assert found.counterexample is not None
+
+
+@pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
+def test_attempt_in_publication_taken_for_published_loses_a_committed_version(spec: PublicationSpec) -> None:
+    repeated = replace(spec, answers=1)
+    found = check(with_faults(repeated, "pending counts as published"), only=STORED)
+    assert found.counterexample is not None
+    passes(repeated)
+
+
+def test_v1_pending_attempt_published_after_a_later_one_supersedes_it() -> None:
+    retried = replace(V1, retries=1)
+    found = check(with_faults(retried, "pending is published later"), only=LAST)
+    assert found.counterexample is not None
+    assert check(with_faults(retried, "runs in use are forgotten"), only=LAST).counterexample is not None
+    passes(with_faults(replace(V2, retries=1), "pending is published later"))
