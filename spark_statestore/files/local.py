@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import shutil
 import stat
 import threading
 import uuid
 import weakref
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
@@ -17,9 +19,15 @@ from spark_statestore.files.base import Buffer, FileOutput, FileStatus, FileSyst
 
 __all__ = ["LocalFileSystem"]
 
+_logger = logging.getLogger(__name__)
+
 _STAGING_PREFIX = ".inprogress."
 # Errors that mean that hard links or unnamed files are not supported, rather than a failure of this call.
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EXDEV}
+
+# What the file system of a device may lack.
+_UNNAMED_FILES = "unnamed files"
+_HARD_LINKS = "hard links"
 
 # Within IOV_MAX on every platform; joining is faster for many small parts.
 _GATHERED_PARTS = 64
@@ -34,6 +42,10 @@ def _make_directory(path: str) -> bool:
             raise
         return False
     return True
+
+
+def _device_of(path: str) -> int:
+    return os.stat(path or "/").st_dev
 
 
 def _open_plain(path: str, flags: int) -> int:
@@ -206,8 +218,8 @@ class LocalFileSystem(FileSystem):
     """Files of a file system that the operating system mounts.
 
     `create` and `replace` write an unnamed or hidden file and then link it to its name, so that it appears whole or
-    not at all. Where the file system has no hard links, `create` writes in place: a crash can then leave a partial file,
-    which readers detect by its checksum.
+    not at all. On a device without hard links, `create` writes in place: a crash can then leave a partial file, which
+    readers detect by its checksum. This is logged as a warning.
 
     Parameters
     ----------
@@ -219,6 +231,8 @@ class LocalFileSystem(FileSystem):
         self._fsync = fsync
         self._unnamed_files = hasattr(os, "O_TMPFILE")
         self._hard_links = hasattr(os, "link")
+        # What the file systems of some devices lack: a process uses several.
+        self._lacking: defaultdict[int, set[str]] = defaultdict(set)
         self._preallocated = PreallocatedFile()
         self._directories = DirectoryFsync() if fsync else None
 
@@ -256,9 +270,10 @@ class LocalFileSystem(FileSystem):
         self.create_of_parts(path, [data])
 
     def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
-        if self._unnamed_files and self._create_unnamed(path, parts):
+        lacking = self._lacking_in(parent_of(path))
+        if self._unnamed_files and _UNNAMED_FILES not in lacking and self._create_unnamed(path, parts):
             return
-        if self._hard_links and self._create_linked(path, parts):
+        if self._hard_links and _HARD_LINKS not in lacking and self._create_linked(path, parts):
             return
         write_whole(self.open_output(path), b"".join(parts))
 
@@ -307,7 +322,7 @@ class LocalFileSystem(FileSystem):
         self.make_directory(directory)
         if self._directories is not None:
             self._directories.expect(directory)
-        if self._unnamed_files:
+        if self._unnamed_files and _UNNAMED_FILES not in self._lacking_in(directory):
             self._preallocated.make(directory)
 
     def exists(self, path: str) -> bool:
@@ -369,11 +384,11 @@ class LocalFileSystem(FileSystem):
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            self._unnamed_files = False
-            return False
-        if not self._link_unnamed(fd, path, parts):
-            self._unnamed_files = False
-        return self._unnamed_files
+        else:
+            if self._link_unnamed(fd, path, parts):
+                return True
+        self._lacking[_device_of(parent_of(path))].add(_UNNAMED_FILES)
+        return False
 
     def _link_unnamed(self, fd: int, path: str, parts: Sequence[Buffer]) -> bool:
         """Write an open unnamed file and link it to a name; return False if it cannot be linked there."""
@@ -405,12 +420,27 @@ class LocalFileSystem(FileSystem):
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            self._hard_links = False
+            self._warn_of_missing_links(parent_of(path))
             return False
         finally:
             os.unlink(staging)
         self._sync_name(path)
         return True
+
+    def _lacking_in(self, directory: str) -> set[str]:
+        """Return what the file system of a directory lacks, as far as it is known."""
+        return self._lacking.get(_device_of(directory), set()) if self._lacking else set()
+
+    def _warn_of_missing_links(self, directory: str) -> None:
+        lacking = self._lacking[_device_of(directory)]
+        if _HARD_LINKS not in lacking:
+            lacking.add(_HARD_LINKS)
+            _logger.warning(
+                "the file system of %s has no hard links, so that new files are not created atomically there: if the process "
+                "is killed meanwhile, an incomplete file remains, also one of Spark's logs. Use another file system for "
+                "checkpoints.",
+                directory,
+            )
 
     def _stage(self, path: str, parts: Sequence[Buffer]) -> str:
         staging = f"{parent_of(path)}/{_STAGING_PREFIX}{uuid.uuid4()}"

@@ -127,6 +127,43 @@ def test_unsupported_links_are_tried_once(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+def test_missing_links_are_remembered_for_each_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with_links, without = tmp_path / "with", tmp_path / "without"
+    for directory in (with_links, without):
+        directory.mkdir()
+    link, status, opened = os.link, os.stat, os.open
+    linked: list[str] = []
+
+    def is_without(path: Any) -> bool:
+        return str(path).startswith(str(without))
+
+    def refuse(source: str, to: str, **options: Any) -> None:
+        if is_without(to):
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        link(source, to, **options)
+        linked.append(to)
+
+    def open_named(path: str, flags: int, *mode: int) -> int:
+        if is_without(path) and flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, "not supported")
+        return opened(path, flags, *mode)
+
+    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "open", open_named)
+    monkeypatch.setattr(local, "_device_of", lambda path: -1 if is_without(path) else status(path).st_dev)
+    files = LocalFileSystem()
+    for name in ("a", "b"):
+        files.create(f"{without}/{name}", b"1")
+        files.prepare(str(without))
+    assert caplog.text.count(f"the file system of {without} has no hard links") == 1
+    assert linked == []
+    files.create(f"{with_links}/file", b"1")
+    assert linked == [f"{with_links}/file"]
+    assert len(caplog.records) == 1
+
+
 def test_failed_replace_leaves_no_staging_file(tmp_path: Path) -> None:
     (tmp_path / "directory").mkdir()
     with pytest.raises(IsADirectoryError):
