@@ -6,12 +6,13 @@ import contextlib
 import logging
 import tempfile
 import uuid
-from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
 
 from spark_statestore.files.base import Buffer, FileOutput, FileStatus, join, parent_of
-from spark_statestore.files.remote import FsspecFileSystem, as_os_errors
+from spark_statestore.files.fsspec_driver import as_os_errors
+from spark_statestore.files.remote import FsspecFileSystem
 from spark_statestore.files.transient import is_transient
 
 if TYPE_CHECKING:
@@ -50,7 +51,6 @@ class HdfsFileSystem(FsspecFileSystem):
     def __init__(self, fs: AbstractFileSystem, scheme: str, *, fsync: bool = False) -> None:
         super().__init__(fs, scheme)
         self._driver = fs
-        self._fs = self._streams = _CheckedDriver(fs, scheme)
         self._syncs = fsync and scheme == _WEB
         if fsync and not self._syncs:
             _warn_of_unsynced_files(scheme)
@@ -145,32 +145,10 @@ class HdfsFileSystem(FsspecFileSystem):
             if recursive:
                 raise
 
-    def exists(self, path: str) -> bool:
-        # Methods of the same name of the driver return False if it cannot be told.
-        return self._type_of(path) is not None
-
-    def is_directory(self, path: str) -> bool:
-        return self._type_of(path) == "directory"
-
-    def _type_of(self, path: str) -> str | None:
-        try:
-            return str(self._fs.info(path)["type"])
-        except FileNotFoundError:
-            return None
-
-    def list_files(self, path: str) -> Iterator[FileStatus]:
-        # The driver's find skips directories that it cannot list.
-        directories = [path.rstrip("/")]
-        while directories:
-            with contextlib.suppress(FileNotFoundError):
-                for status in self.list_directory(directories.pop()):
-                    if status.is_directory:
-                        directories.append(status.path)
-                    else:
-                        yield status
-
-    def list_directory(self, path: str) -> list[FileStatus]:
-        return [_status(detail) for detail in self._fs.ls(path, detail=True)]
+    def _status_of(self, detail: dict[str, Any]) -> FileStatus:
+        status = super()._status_of(detail)
+        milliseconds = detail.get("modificationTime")
+        return status if milliseconds is None else replace(status, modified=milliseconds / 1000)
 
 
 class _SyncedOutput(FileOutput):
@@ -193,32 +171,6 @@ class _SyncedOutput(FileOutput):
     def abandon(self) -> None:
         self._written.close()
         self._files.discard(self._path)
-
-
-class _CheckedDriver:
-    """A driver whose calls raise `OSError` for what the service refuses; that of WebHDFS raises `RuntimeError`."""
-
-    def __init__(self, fs: AbstractFileSystem, scheme: str) -> None:
-        self._fs = fs
-        self._scheme = scheme
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._fs, name)
-        if not callable(member):
-            return member
-
-        def call(path: str, *arguments: Any, **options: Any) -> Any:
-            with as_os_errors(f"{self._scheme}://{path}"):
-                return member(path, *arguments, **options)
-
-        return call
-
-
-def _status(detail: dict[str, Any]) -> FileStatus:
-    is_directory = detail["type"] == "directory"
-    milliseconds = detail.get("modificationTime")
-    modified = None if milliseconds is None else milliseconds / 1000
-    return FileStatus(detail["name"], 0 if is_directory else int(detail["size"]), modified, is_directory)
 
 
 @cache

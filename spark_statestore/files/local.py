@@ -44,6 +44,14 @@ def _make_directory(path: str) -> bool:
     return True
 
 
+def _mode_of(path: str) -> int | None:
+    """Return the mode of a file or directory; None if it does not exist. `os.path.exists` hides every error."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
 def _device_of(path: str) -> int:
     return os.stat(path or "/").st_dev
 
@@ -326,10 +334,11 @@ class LocalFileSystem(FileSystem):
             self._preallocated.make(directory)
 
     def exists(self, path: str) -> bool:
-        return os.path.exists(path)
+        return _mode_of(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        return os.path.isdir(path)
+        mode = _mode_of(path)
+        return mode is not None and stat.S_ISDIR(mode)
 
     def has_link(self, directory: str, relative: str) -> bool:
         path = directory
@@ -337,7 +346,7 @@ class LocalFileSystem(FileSystem):
             path = f"{path}/{name}"
             try:
                 mode = os.lstat(path).st_mode
-            except OSError:
+            except (FileNotFoundError, NotADirectoryError):
                 # Opening the file reports the error.
                 return False
             if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):

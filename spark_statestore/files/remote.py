@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import inspect
 import io
-import logging
 import os
 import re
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from functools import cache
-from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-from spark_statestore.files.access import access_error
 from spark_statestore.files.base import (
     Buffer,
     FileOutput,
@@ -26,37 +21,33 @@ from spark_statestore.files.base import (
     parent_of,
     write_whole,
 )
-from spark_statestore.files.transient import answer_of
+from spark_statestore.files.fsspec_driver import (
+    CheckedDriver,
+    as_os_errors,
+    exclusive_arguments,
+    finds_files_itself,
+    is_object_store,
+    is_of_existing_file,
+    protocols_of,
+    renames_files,
+    warn_of_inexclusive_create,
+    warn_of_replace_in_steps,
+    without_cached_listings,
+)
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["FsspecFileSystem", "as_os_errors", "driver_for_calls"]
-
-_logger = logging.getLogger(__name__)
+__all__ = ["FsspecFileSystem"]
 
 # Keys of the modification time by driver.
 _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "created")
 
-# Object stores: directories are prefixes of names, and making one costs a request.
-_OBJECT_STORES = {"s3", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos", "r2"}
-
-
 # Characters of glob patterns, which fsspec's calls for several paths expand.
 _MAGIC = re.compile(r"[*?\[]")
 
-
-@contextlib.contextmanager
-def as_os_errors(url: str) -> Iterator[None]:
-    """Convert errors of drivers' HTTP libraries into `OSError`."""
-    try:
-        yield
-    except Exception as error:
-        if (refused := access_error(error, url)) is not None:
-            raise refused from error
-        if isinstance(error, OSError | ValueError | TypeError):
-            raise
-        raise OSError(f"{type(error).__name__}: {error}") from error
+# A driver may list a directory by several calls, and report that it is missing if a file in it is removed meanwhile.
+_LISTINGS = 5
 
 
 class _FsspecOutput(FileOutput):
@@ -67,7 +58,8 @@ class _FsspecOutput(FileOutput):
         self._path = path
         self._url = url
         self._fsync = fsync
-        self._file = fs.open(path, mode)
+        with as_os_errors(url):
+            self._file = fs.open(path, mode)
         self._is_anothers = False
 
     def write(self, data: Buffer) -> None:
@@ -110,7 +102,11 @@ class FsspecFileSystem(FileSystem):
 
     `create` is atomic and exclusive where the driver is (s3fs, gcsfs, adlfs: one conditional PUT). With a driver whose
     `pipe_file` is fsspec's own it checks for the file and then writes it, which is logged as a warning when the file
-    system is opened. Object stores show a file only when it is whole.
+    system is opened. Object stores show a file only when it is whole. `replace` is atomic where the driver renames a file to
+    another one; where it copies or has to remove the other one first, that is logged as a warning.
+
+    Only a file that the driver's `info`, `ls` or `cat_file` calls missing is missing. fsspec's own `exists`, `isdir` and
+    `find` are not used, as they take every error for absence.
 
     Parameters
     ----------
@@ -135,17 +131,21 @@ class FsspecFileSystem(FileSystem):
         fsync: bool = False,
         calls: AbstractFileSystem | None = None,
     ) -> None:
-        self._fs = fs if calls is None else calls
+        driver = without_cached_listings(fs if calls is None else calls)
+        self._fs = CheckedDriver(driver, self.url)
         self._streams = fs
         self._scheme = scheme
-        self._has_directories = not _is_object_store(fs)
+        self._driver_name = type(fs).__qualname__
+        self._has_directories = not is_object_store(fs)
+        self._finds_files_itself = not self._has_directories and finds_files_itself(driver)
+        self._renames_files = renames_files(driver)
         self._fsync = fsync and self._has_directories
-        self._exclusively = _exclusive_arguments(self._fs)
+        self._exclusively = exclusive_arguments(driver)
         # With fsync, create opens the file in mode "xb" instead.
         if self._exclusively is None and not self._fsync and not self._creates_by_rename:
-            _warn_of_inexclusive_create(type(fs).__qualname__, scheme)
+            warn_of_inexclusive_create(self._driver_name, scheme)
         # Readers of a file in fsspec's memory share one position.
-        self._shares_positions = "memory" in _protocols(fs)
+        self._shares_positions = "memory" in protocols_of(fs)
 
     @property
     def scheme(self) -> str:
@@ -164,8 +164,7 @@ class FsspecFileSystem(FileSystem):
             raise
 
     def size(self, path: str) -> int:
-        self._fs.invalidate_cache(path)
-        info: dict[str, Any] = self._fs.info(path)
+        info = self._info(path)
         if info["type"] == "directory":
             raise IsADirectoryError(path)
         return int(info["size"])
@@ -174,7 +173,7 @@ class FsspecFileSystem(FileSystem):
         if self._shares_positions:
             return io.BytesIO(self.read(path))
         # A cached listing may have an old size, or lack the file.
-        self._fs.invalidate_cache(path)
+        self._forget_listings(path)
         return cast(BinaryIO, self._fs.open(path, "rb"))
 
     def open_output(self, path: str) -> FileOutput:
@@ -188,7 +187,7 @@ class FsspecFileSystem(FileSystem):
             try:
                 self._fs.pipe_file(path, bytes(data), **self._exclusively)
             except Exception as error:
-                if _is_of_existing_file(error):
+                if is_of_existing_file(error):
                     raise FileExistsError(path) from error
                 raise
         elif self.exists(path):
@@ -211,6 +210,7 @@ class FsspecFileSystem(FileSystem):
                 self._move(staging, path)
             except FileExistsError:
                 # The driver cannot replace a file in one step.
+                warn_of_replace_in_steps(self._driver_name, self._scheme)
                 self._fs.rm_file(path)
                 self._move(staging, path)
         except BaseException:
@@ -222,35 +222,38 @@ class FsspecFileSystem(FileSystem):
         self._fs.rm_file(path)
 
     def delete_directory(self, path: str, *, recursive: bool = False) -> None:
-        self._fs.invalidate_cache(path)
+        self._forget_listings(path)
         with contextlib.suppress(FileNotFoundError):
-            if recursive and _MAGIC.search(path):
-                # The driver's rm expands patterns, which may match other files, too.
-                self._delete_below(path)
-            elif recursive:
+            if recursive and self._finds_files_itself and not _MAGIC.search(path):
+                # Several objects in one request. With a pattern it would delete what matches.
                 self._fs.rm(path, recursive=True)
+            elif recursive:
+                # fsspec's rm leaves out directories that it cannot list.
+                self._delete_below(path)
             elif self._has_directories:
                 self._fs.rmdir(path)
 
     def _delete_below(self, path: str) -> None:
-        found: dict[str, dict[str, Any]] = self._fs.find(path, withdirs=self._has_directories, detail=True)
+        found = list(self._walk(path, with_directories=True))
         # Remove content before its directory.
-        for name in sorted(found, key=lambda name: (-name.count("/"), name)):
+        for status in reversed(found):
             with contextlib.suppress(FileNotFoundError):
-                if found[name].get("type") == "directory":
-                    self._fs.rmdir(name)
+                if status.is_directory:
+                    self._fs.rmdir(status.path)
                 else:
-                    self._fs.rm_file(name)
+                    self._fs.rm_file(status.path)
+        if self._has_directories:
+            self._fs.rmdir(path)
 
     def _move(self, path: str, to: str) -> None:
-        from fsspec import AbstractFileSystem
-
-        if _MAGIC.search(path) and type(self._fs).mv is AbstractFileSystem.mv:
-            # AbstractFileSystem.mv expands patterns, too.
-            self._fs.cp_file(path, to)
-            self._fs.rm_file(path)
-        else:
+        if self._renames_files:
             self._fs.mv(path, to)
+            return
+        # fsspec's mv does the same, but expands patterns.
+        if not self._shares_positions:
+            warn_of_replace_in_steps(self._driver_name, self._scheme)
+        self._fs.cp_file(path, to)
+        self._fs.rm_file(path)
 
     def make_directory(self, path: str) -> None:
         if self._has_directories:
@@ -262,126 +265,81 @@ class FsspecFileSystem(FileSystem):
             self.replace(path, self.read(path))
 
     def exists(self, path: str) -> bool:
-        self._fs.invalidate_cache(path)
-        return cast(bool, self._fs.exists(path))
+        return self._type_of(path) is not None
 
     def is_directory(self, path: str) -> bool:
-        self._fs.invalidate_cache(path)
-        return cast(bool, self._fs.isdir(path))
+        return self._type_of(path) == "directory"
+
+    def _type_of(self, path: str) -> str | None:
+        try:
+            return str(self._info(path)["type"])
+        except FileNotFoundError:
+            return None
+
+    def _info(self, path: str) -> dict[str, Any]:
+        self._forget_listings(path)
+        return cast(dict[str, Any], self._fs.info(path))
+
+    def _forget_listings(self, path: str) -> None:
+        # Some drivers look for a file in a listing of its directory.
+        for listed in (path, parent_of(path)):
+            self._fs.invalidate_cache(listed)
 
     def list_files(self, path: str) -> Iterator[FileStatus]:
-        self._fs.invalidate_cache(path)
+        if not self._finds_files_itself:
+            yield from self._walk(path)
+            return
+        self._forget_listings(path)
         try:
             found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
-        except FileNotFoundError as error:
-            if (refused := access_error(error, self.url(path))) is not None:
-                raise refused from error
+        except FileNotFoundError:
             return
         for name, detail in found.items():
             yield FileStatus(name, int(detail.get("size") or 0), _modified(detail))
 
+    def _walk(self, path: str, *, with_directories: bool = False) -> Iterator[FileStatus]:
+        """List every file below a directory, and its directories before what they contain."""
+        directories = [path]
+        while directories:
+            try:
+                entries = self.list_directory(directories.pop())
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            for status in entries:
+                if status.is_directory:
+                    directories.append(status.path)
+                if with_directories or not status.is_directory:
+                    yield status
+
     def list_directory(self, path: str) -> list[FileStatus]:
-        self._fs.invalidate_cache(path)
         try:
-            found: list[dict[str, Any]] = self._fs.ls(path, detail=True)
-        except FileNotFoundError as error:
-            if (refused := access_error(error, self.url(path))) is not None:
-                raise refused from error
+            details = self._list(path)
+        except FileNotFoundError:
             if self._has_directories:
                 raise
             return []
-        statuses = []
-        for detail in found:
-            name = detail["name"].rstrip("/")
-            # Object stores may have an object for the directory itself.
-            if name != self._fs._strip_protocol(path).rstrip("/"):
-                is_directory = detail["type"] == "directory"
-                size = 0 if is_directory else int(detail.get("size") or 0)
-                statuses.append(FileStatus(name, size, _modified(detail), is_directory))
-        return statuses
+        itself = self._fs._strip_protocol(path).rstrip("/")
+        # Object stores may have an object for the directory itself.
+        return [status for detail in details if (status := self._status_of(detail)).path != itself]
+
+    def _list(self, path: str) -> list[dict[str, Any]]:
+        for _ in range(_LISTINGS):
+            self._forget_listings(path)
+            try:
+                return cast(list[dict[str, Any]], self._fs.ls(path, detail=True))
+            except FileNotFoundError as error:
+                missing = error
+            if not self._has_directories or self._type_of(path) != "directory":
+                raise missing
+        raise OSError(f"the directory {self.url(path)} exists and cannot be listed: {missing}") from missing
+
+    def _status_of(self, detail: dict[str, Any]) -> FileStatus:
+        is_directory = detail["type"] == "directory"
+        size = 0 if is_directory else int(detail.get("size") or 0)
+        return FileStatus(detail["name"].rstrip("/"), size, _modified(detail), is_directory)
 
     def _write_synced(self, path: str, data: Buffer, mode: str) -> None:
         write_whole(_FsspecOutput(self._fs, path, self.url(path), mode, fsync=True), data)
-
-
-def driver_for_calls(fs: AbstractFileSystem) -> AbstractFileSystem:
-    """Return a driver without cached listings and without retries of its own, where the driver supports that.
-
-    Cached listings of object stores miss what other processes write, and a listing of another thread may be outdated when
-    it ends.
-
-    A driver that retries an exclusive create by itself mistakes its own file for another process's if only the first
-    answer was lost. It would also multiply the number of tries.
-    """
-    if not _is_object_store(fs):
-        return fs
-    options = dict(fs.storage_options)
-    config = options.get("config_kwargs") or {}
-    # A configured number of retries is kept.
-    once = type(fs).__module__ == "s3fs.core" and "retries" not in config
-    if once:
-        options["config_kwargs"] = config | {"retries": {"total_max_attempts": 1}}
-    own = type(fs)(*fs.storage_args, **options, skip_instance_cache=True)
-    if once:
-        own.retries = 1
-    # Most drivers use fsspec's dircache; the cache of another driver is invalidated at each call.
-    with contextlib.suppress(AttributeError):
-        own.dircache.use_listings_cache = False
-    return own
-
-
-def _exclusive_arguments(fs: AbstractFileSystem) -> dict[str, Any] | None:
-    """Return the arguments with which a driver's `pipe_file` creates a file exclusively; None if it cannot."""
-    from fsspec import AbstractFileSystem
-
-    if getattr(fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file:
-        # It takes a mode, and checks for the file before it writes.
-        return None
-    parameters = inspect.signature(fs.pipe_file).parameters
-    if "mode" in parameters:
-        return {"mode": "create"}
-    if "overwrite" in parameters:
-        # adlfs
-        return {"overwrite": False}
-    # A driver that forwards all arguments, such as fsspec's DirFileSystem, does what the driver below it does.
-    inner = getattr(fs, "fs", None)
-    forwards = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return _exclusive_arguments(inner) if forwards and isinstance(inner, AbstractFileSystem) else None
-
-
-def _is_of_existing_file(error: BaseException | None) -> bool:
-    """Return whether storage refused a conditional request because the file exists.
-
-    s3fs recognises the answer of AWS alone, which names the condition that failed; MinIO does not. Older versions of adlfs
-    leave the error to their callers.
-    """
-    while error is not None:
-        if (
-            answer_of(error)[0] == HTTPStatus.PRECONDITION_FAILED
-            or type(error).__name__ == "ResourceExistsError"
-        ):
-            return True
-        error = error.__cause__
-    return False
-
-
-@cache
-def _warn_of_inexclusive_create(driver: str, scheme: str) -> None:
-    """Log once for a driver that it cannot create files exclusively."""
-    _logger.warning(
-        "the fsspec driver %s of %s:// cannot create files exclusively: its pipe_file has no such mode. Of two attempts that "
-        "commit the same version at the same time the later one wins. Upgrade the driver.",
-        driver,
-        scheme,
-    )
-
-
-def _protocols(fs: AbstractFileSystem) -> tuple[str, ...]:
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
-
-
-def _is_object_store(fs: AbstractFileSystem) -> bool:
-    return not _OBJECT_STORES.isdisjoint(_protocols(fs))
 
 
 def _modified(detail: dict[str, Any]) -> float | None:

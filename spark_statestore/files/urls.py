@@ -12,9 +12,10 @@ from spark_statestore.errors import MissingDriverError, StorageError, StorageUna
 from spark_statestore.files.access import access_error
 from spark_statestore.files.base import FileSystem
 from spark_statestore.files.drivers import missing_packages, open_object_store
+from spark_statestore.files.fsspec_driver import driver_for_calls
 from spark_statestore.files.hdfs import HDFS_SCHEMES, HdfsFileSystem
 from spark_statestore.files.local import LocalFileSystem
-from spark_statestore.files.remote import FsspecFileSystem, driver_for_calls
+from spark_statestore.files.remote import FsspecFileSystem
 from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.options import DEFAULT_STORAGE_RETRIES, OPTION_PREFIX
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files.base import FileSystem, join
+from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.messages import BatchEncoder, read_batch
 from spark_statestore.formats.metadata import is_attempt_id
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
@@ -107,6 +108,8 @@ class HandleContext:
         ------
         CorruptCheckpointError
             If the path would leave the directory.
+        CheckpointIOError
+            If storage cannot tell.
         """
         if not _stays_below(relative) or not self._is_own(relative):
             raise CorruptCheckpointError(
@@ -117,8 +120,10 @@ class HandleContext:
         return join(self.directory, relative)
 
     def _is_own(self, relative: str) -> bool:
-        names = relative.split("/")
-        return all(map(_NAME.fullmatch, names)) and not self.files.has_link(self.directory, relative)
+        if not all(map(_NAME.fullmatch, relative.split("/"))):
+            return False
+        with failing_to("check", self.files, join(self.directory, relative)):
+            return not self.files.has_link(self.directory, relative)
 
 
 # Names of files and directories of this package, which contain no special characters of any file system.

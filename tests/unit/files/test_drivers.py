@@ -15,7 +15,8 @@ from fsspec.implementations.local import LocalFileSystem as FsspecLocal
 from fsspec.implementations.memory import MemoryFileSystem as FsspecMemory
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from spark_statestore.files import FsspecFileSystem, remote
+from spark_statestore.files import FileSystem, FsspecFileSystem, fsspec_driver, open_file_system, urls
+from tests.support.drivers.plain_driver import PlainDriver, RenamingDriver
 
 
 class Upload(AbstractBufferedFile):
@@ -215,7 +216,7 @@ def test_abandoned_upload_never_appears() -> None:
 def test_create_with_a_driver_without_modes_checks_first_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    remote._warn_of_inexclusive_create.cache_clear()
+    fsspec_driver.warn_of_inexclusive_create.cache_clear()
     files = FsspecFileSystem(OldDriver(), "memory")
     FsspecFileSystem(OldDriver(), "memory")
     (record,) = caplog.records
@@ -245,7 +246,7 @@ def test_create_passes_on_a_type_error_of_the_driver(caplog: pytest.LogCaptureFi
 def test_create_is_exclusive_however_the_driver_refuses(
     driver: type[Memory], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    remote._warn_of_inexclusive_create.cache_clear()
+    fsspec_driver.warn_of_inexclusive_create.cache_clear()
     files = FsspecFileSystem(driver(), "memory")
     # Not by a check before.
     monkeypatch.setattr(files, "exists", lambda _: False)
@@ -260,7 +261,7 @@ def test_create_is_exclusive_however_the_driver_refuses(
 def test_create_through_a_wrapping_driver_is_as_exclusive_as_the_driver_below(
     driver: type[Memory], warnings: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    remote._warn_of_inexclusive_create.cache_clear()
+    fsspec_driver.warn_of_inexclusive_create.cache_clear()
     files = FsspecFileSystem(DirFileSystem("/drivers", driver(), skip_instance_cache=True), "dir")
     files.create("wrapped", b"one")
     with pytest.raises(FileExistsError):
@@ -317,3 +318,148 @@ def test_failed_replace_raises_its_cause_and_removes_the_staging_file(tmp_path: 
 def test_size_of_a_directory_raises_is_a_directory(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match=str(tmp_path)):
         FsspecFileSystem(fsspec.filesystem("local"), "local").size(str(tmp_path))
+
+
+class NumberedError(OSError):
+    """An error of SMB's client, which has a number and is of no class of Python's."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"[Error {number}] NtStatus 0xc0000034")
+        self.errno = number
+        self.status = 0xC0000034
+
+
+class ReplyError(Exception):
+    """A reply of a server that is no answer to the question."""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(errno.ENOENT, FileNotFoundError), (errno.EACCES, PermissionError), (errno.EIO, OSError)],
+)
+def test_error_with_a_number_alone_is_of_its_class(number: int, kind: type[OSError]) -> None:
+    class Driver(PlainDriver):
+        def info(self, path: str, **_: Any) -> dict[str, Any]:
+            raise NumberedError(number)
+
+        def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+            raise NumberedError(number)
+
+    files = FsspecFileSystem(Driver(), "plain")
+    asks = [files.size, files.list_directory]
+    if kind is FileNotFoundError:
+        assert not files.exists("/file")
+        assert list(files.list_files("/directory")) == []
+    else:
+        asks += [files.exists, files.is_directory, lambda path: list(files.list_files(path))]
+    for ask in asks:
+        with pytest.raises(kind) as raised:
+            ask("/file")
+        assert isinstance(raised.value, FileNotFoundError) == (kind is FileNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("cause", "is_absent"),
+    [
+        (KeyError("/file"), True),
+        (ResourceExistsError("/file"), False),
+        (type("ResourceNotFoundError", (Exception,), {})(), True),
+        (NumberedError(errno.ENOENT), True),
+        (OSError("HDFS file does not exist: /file"), True),
+        (OSError("HDFS connection failed"), False),
+        (ReplyError("450 busy"), False),
+        (ConnectionResetError("lost"), False),
+        (PermissionError("denied"), False),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_missing_file_because_of_another_error_is_that_error(cause: Exception, is_absent: bool) -> None:
+    class Driver(PlainDriver):
+        def info(self, path: str, **_: Any) -> dict[str, Any]:
+            raise FileNotFoundError(path) from cause
+
+    files = FsspecFileSystem(Driver(), "plain")
+    if is_absent:
+        assert not files.exists("/file")
+    else:
+        with pytest.raises(OSError, match=r"lost|450 busy|denied|file|HDFS connection failed"):
+            files.exists("/file")
+
+
+@pytest.mark.parametrize("removals", [1, 100])
+def test_directory_is_listed_again_if_a_file_is_removed_meanwhile(removals: int) -> None:
+    class Driver(PlainDriver):
+        """Asks for each name of a listing, as the driver of SMB does."""
+
+        removed = 0
+
+        def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+            if path == "/d" and self.removed < removals:
+                self.removed += 1
+                raise FileNotFoundError(f"{path}/removed")
+            return super().ls(path, detail, **options)
+
+    driver = Driver()
+    files = FsspecFileSystem(driver, "plain")
+    files.make_directory("/d")
+    files.create("/d/file", b"1")
+    if removals == 1:
+        assert [status.path for status in files.list_files("/d")] == ["/d/file"]
+    else:
+        with pytest.raises(OSError, match="plain:///d exists and cannot be listed"):
+            list(files.list_files("/d"))
+
+
+def test_cached_listing_is_not_used() -> None:
+    class Driver(PlainDriver):
+        """Looks for files in cached listings of their directories, as the driver of FTP does."""
+
+        def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+            if path in self.dircache:
+                return self.dircache[path]
+            listing = self.dircache[path] = super().ls(path, detail, **options)
+            return listing
+
+        info = AbstractFileSystem.info
+
+    driver = Driver()
+    files = FsspecFileSystem(driver, "plain")
+    files.make_directory("/d")
+    assert list(files.list_files("/d")) == []
+    # By another process.
+    driver._store.pipe_file("/d/file", b"1")
+    assert files.exists("/d/file")
+    assert [status.path for status in files.list_files("/d")] == ["/d/file"]
+
+
+@pytest.mark.parametrize(("driver", "replaced"), [(PlainDriver, 1), (RenamingDriver, 2)])
+def test_replace_in_steps_is_logged_once(
+    driver: type[PlainDriver], replaced: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    fsspec_driver.warn_of_replace_in_steps.cache_clear()
+    files = FsspecFileSystem(driver(), "plain")
+    caplog.clear()
+    for number in range(3):
+        files.replace("/file", b"1")
+        assert len(caplog.records) == (1 if number + 1 >= replaced else 0)
+    assert f"{driver.__name__} of plain:// cannot replace a file in one step" in caplog.text
+
+
+@pytest.mark.parametrize("url", ["hdfs:///nn1/x", "hdfs:/nn1/x"])
+def test_directory_is_not_taken_for_an_authority(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+
+    def open_driver(mapped: str, **_: Any) -> tuple[AbstractFileSystem, str]:
+        opened.append(mapped)
+        return RenamingDriver(), "/x"
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", open_driver)
+    monkeypatch.setattr(urls, "_opened", {})
+    monkeypatch.setattr(urls, "check_url", lambda _: None)
+
+    def files_of(location: str) -> FileSystem:
+        return open_file_system(location)[0]
+
+    assert files_of(url) is not files_of("hdfs://nn1/y")
+    assert files_of(url) is files_of(url)
+    assert files_of("hdfs://nn1/y") is files_of("hdfs://nn1/z")

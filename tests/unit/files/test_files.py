@@ -372,5 +372,6 @@ def test_modification_time_is_read_from_every_driver(
     detail: dict[str, object], modified: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fs = fsspec.filesystem("memory")
-    monkeypatch.setattr(type(fs), "find", lambda *_, **__: {"/file": {"name": "/file", "size": 1} | detail})
+    entry = {"name": "/file", "size": 1, "type": "file"}
+    monkeypatch.setattr(type(fs), "ls", lambda *_, **__: [entry | detail])
     assert [status.modified for status in FsspecFileSystem(fs, "memory").list_files("/")] == [modified]

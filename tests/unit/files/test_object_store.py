@@ -413,7 +413,7 @@ def test_registered_driver_is_used_instead_of_obstore(
     try:
         with caplog.at_level(logging.WARNING):
             files: Any = open_file_system("s3://bucket/x")[0]
-        assert isinstance(files.wrapped._fs, Own)
+        assert isinstance(files.wrapped._streams, Own)
         assert not caplog.records
     finally:
         del sys.modules["fsspec.registry"]._registry["s3"]

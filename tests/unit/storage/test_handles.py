@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,23 @@ class Watched(LocalFileSystem):
         if self.unsure:
             raise PermissionError(path)
         return super().exists(path)
+
+
+def test_discard_fails_if_the_file_cannot_be_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state"
+    path.write_bytes(b"1")
+
+    def deny(path: str, *_: object, **__: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    with monkeypatch.context() as patch:
+        for call in ("unlink", "stat"):
+            patch.setattr(os, call, deny)
+        with pytest.raises(CheckpointIOError, match=r"state could not be deleted: .*Permission denied"):
+            FileStateHandle(LocalFileSystem(), str(path), 1).discard_state()
+    assert path.exists()
 
 
 def test_discard_checks_for_the_file_only_after_a_failure(tmp_path: Path) -> None:

@@ -1,0 +1,228 @@
+"""Tests that no file system takes a failed call of storage for absence."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import obstore
+import obstore.store
+import pytest
+
+from spark_statestore.files import (
+    FileSystem,
+    FsspecFileSystem,
+    LocalFileSystem,
+    local,
+    object_store,
+    retry,
+)
+from spark_statestore.files.hdfs import HdfsFileSystem
+from spark_statestore.files.object_store import ObjectStoreFileSystem
+from spark_statestore.files.retry import RetryingFileSystem
+from spark_statestore.storage.merged_file_system import MergedFileSystem
+from spark_statestore.storage.merged_files import MergedFiles
+from tests.support.contracts.failing_calls import FailingCallsTests
+from tests.support.drivers.plain_driver import FailingCalls, PlainDriver, RenamingDriver
+
+
+class HadoopDriver(RenamingDriver):
+    """A driver that removes a directory with one call."""
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        self.calls.call("rm")
+        (self._store.rm if recursive or self._store.isfile(path) else self._store.rmdir)(path, recursive)
+
+
+@contextlib.contextmanager
+def counted_calls(
+    module: Any, names: list[str], error: Callable[[], BaseException] | None, at: Collection[int] | None
+) -> Iterator[list[str]]:
+    """Let functions of a module fail, as `FailingCalls.failing`."""
+    calls = FailingCalls()
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def replacement(*arguments: Any, **options: Any) -> Any:
+            calls.call(name)
+            return call(*arguments, **options)
+
+        return replacement
+
+    with pytest.MonkeyPatch.context() as patch, calls.failing(error, at) as made:
+        for name in names:
+            patch.setattr(module, name, counted(name, getattr(module, name)))
+        if module is os:
+            patch.setattr(local, "open", counted("open", open), raising=False)
+        yield made
+
+
+class Buckets:
+    """Buckets in memory."""
+
+    retries = 0
+    credentials_error = None
+
+    def __init__(self) -> None:
+        self.store = obstore.store.MemoryStore()
+
+    def open(self, bucket: str, kind: Any) -> Any:
+        return self.store
+
+
+class DriverTests(FailingCallsTests):
+    """The contract with a driver of fsspec's that is in memory."""
+
+    unaffected = frozenset({"has_link", "make_durable", "sync_directory"})
+
+    @pytest.fixture
+    def directory(self) -> str:
+        return f"/{uuid.uuid4()}"
+
+    @contextlib.contextmanager
+    def failing(
+        self, files: FileSystem, error: Callable[[], BaseException] | None, at: Collection[int] | None
+    ) -> Iterator[list[str]]:
+        with self.driver.calls.failing(error, at) as made:
+            yield made
+
+
+class TestPlainDriver(DriverTests):
+    """A driver with fsspec's own `exists`, `isdir`, `find` and `mv`."""
+
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        self.driver = PlainDriver()
+        return FsspecFileSystem(self.driver, "plain")
+
+
+class TestPlainDriverThatSyncs(DriverTests):
+    unaffected = DriverTests.unaffected - {"make_durable"}
+
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        self.driver = PlainDriver()
+        return FsspecFileSystem(self.driver, "plain", fsync=True)
+
+
+class TestRenamingDriver(DriverTests):
+    @pytest.fixture
+    def files(self) -> FsspecFileSystem:
+        self.driver = RenamingDriver()
+        return FsspecFileSystem(self.driver, "plain")
+
+
+class TestHdfs(DriverTests):
+    @pytest.fixture
+    def files(self) -> HdfsFileSystem:
+        self.driver = HadoopDriver()
+        return HdfsFileSystem(self.driver, "hdfs")
+
+
+class TestRetries(DriverTests):
+    """A driver's transient errors, which are retried."""
+
+    @pytest.fixture
+    def files(self, monkeypatch: pytest.MonkeyPatch) -> RetryingFileSystem:
+        monkeypatch.setattr(retry.time, "sleep", lambda _: None)
+        self.driver = PlainDriver()
+        return RetryingFileSystem(FsspecFileSystem(self.driver, "plain"), retries=1)
+
+    @pytest.mark.parametrize(
+        "name", ["exists", "is_directory", "list_files", "list_directory", "size", "read"]
+    )
+    def test_failed_call_is_retried(self, files: RetryingFileSystem, directory: str, name: str) -> None:
+        root = self.fresh(files, directory, 0)
+        ask: Any = getattr(files, name)
+        path = f"{root}/dir" if "direc" in name or "list" in name else f"{root}/top"
+
+        def answer() -> Any:
+            result = ask(path)
+            return result if isinstance(result, bool | int | bytes) else list(result)
+
+        with self.failing(files, None, ()) as calls:
+            expected = answer()
+        for number in range(1, len(calls) + 1):
+            with self.failing(files, self.failure, {number}):
+                assert answer() == expected
+
+
+class TestObjectStore(FailingCallsTests):
+    """Objects, whose requests fail."""
+
+    unaffected = frozenset({"has_link", "make_directory", "make_durable", "sync_directory"})
+
+    @pytest.fixture
+    def files(self) -> ObjectStoreFileSystem:
+        return ObjectStoreFileSystem(Buckets(), "s3")
+
+    @pytest.fixture
+    def directory(self) -> str:
+        return "bucket/state"
+
+    def failure(self) -> Exception:
+        return obstore.exceptions.GenericError("connection reset")
+
+    def denial(self) -> Exception:
+        return obstore.exceptions.PermissionDeniedError("denied")
+
+    @contextlib.contextmanager
+    def failing(
+        self, files: FileSystem, error: Callable[[], BaseException] | None, at: Collection[int] | None
+    ) -> Iterator[list[str]]:
+        names = ["get", "head", "put", "list", "list_with_delimiter", "delete"]
+        with counted_calls(object_store.obstore, names, error, at) as made:
+            yield made
+
+
+class TestMergedFiles(DriverTests):
+    """The files of a query with merged ones."""
+
+    unaffected = DriverTests.unaffected - {"make_durable"}
+
+    @pytest.fixture
+    def files(self, directory: str) -> MergedFileSystem:
+        self.driver = RenamingDriver()
+        below = FsspecFileSystem(self.driver, "plain")
+        return MergedFileSystem(below, MergedFiles(below, directory))
+
+
+class TestLocal(FailingCallsTests):
+    """Local files, whose system calls fail."""
+
+    unaffected = frozenset({"make_durable", "sync_directory"})
+
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return LocalFileSystem()
+
+    @pytest.fixture
+    def directory(self, tmp_path: Path) -> str:
+        return str(tmp_path)
+
+    def failure(self) -> OSError:
+        return OSError(5, "Input/output error")
+
+    @contextlib.contextmanager
+    def failing(
+        self, files: FileSystem, error: Callable[[], BaseException] | None, at: Collection[int] | None
+    ) -> Iterator[list[str]]:
+        with counted_calls(os, SYSTEM_CALLS, error, at) as made:
+            yield made
+
+
+SYSTEM_CALLS = [
+    *("stat", "lstat", "scandir", "open", "write", "writev", "fsync", "link", "unlink", "replace"),
+    *("mkdir", "rmdir"),
+]
+
+
+class TestLocalThatSyncs(TestLocal):
+    unaffected = frozenset()
+
+    @pytest.fixture
+    def files(self) -> LocalFileSystem:
+        return LocalFileSystem(fsync=True)
