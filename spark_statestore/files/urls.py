@@ -157,9 +157,11 @@ def open_file_system(
     if scheme == "file":
         return _local(fsync=fsync), _local_path(rest)
     check_url(url)
-    # The authority of abfss:// names the account, so it belongs to the file system.
-    authority = rest.lstrip("/").partition("/")[0]
-    key = (f"{scheme}://{authority}", fsync, retries)
+    # The authority of abfss:// names the account, so it belongs to the file system. With one or three slashes, as in
+    # hdfs:///x, there is none, and x is a directory.
+    below = rest.lstrip("/")
+    slashes = "/" * (len(rest) - len(below))
+    key = (f"{scheme}:{slashes}{below.partition('/')[0]}", fsync, retries)
     opened, path = open_object_store(url, scheme, rest, retries) or _through_fsspec(
         url, scheme, rest, fsync=fsync
     )
