@@ -10,12 +10,14 @@ from typing import Any, Final
 
 from spark_statestore.errors import CheckpointExistsError
 from spark_statestore.files import FileSystem, join, open_file_system
+from spark_statestore.files.failures import failing_to
 from spark_statestore.query.query_checkpoint import METADATA
 from spark_statestore.savepoints.restore import IN_PROGRESS, remove_location
 
 __all__ = ["claim", "remove_interrupted"]
 
 _BY: Final = "conversion"
+_UNKNOWN: Final = "unknown"
 
 
 def claim(pids: list[int]) -> bytes:
@@ -35,8 +37,11 @@ def remove_interrupted(target: str) -> bool:
     files, root = open_file_system(target, fsync=True)
     root = root.rstrip("/")
     marker = _read(files, join(root, IN_PROGRESS))
-    if marker is None or files.exists(join(root, METADATA)):
+    if marker is None:
         return False
+    with failing_to("look for", files, join(root, METADATA)):
+        if files.exists(join(root, METADATA)):
+            return False
     where = files.url(root)
     if marker["host"] != _host():
         raise CheckpointExistsError(
@@ -44,7 +49,8 @@ def remove_interrupted(target: str) -> bool:
             "there, delete the directory; nothing was changed."
         )
     for process in marker["processes"]:
-        if _started(process["pid"]) == process["started"] is not None:
+        started = _started(process["pid"])
+        if started is not None and started in (_UNKNOWN, process["started"]):
             raise CheckpointExistsError(
                 f"{where} is the target of a conversion that runs in process {process['pid']} on this machine. Wait for its end, or "
                 "use another target; nothing was changed."
@@ -67,18 +73,21 @@ def _host() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process of this machine started, which distinguishes it from later ones of its id; None if it ended."""
+    """Return when a process of this machine started, which distinguishes it from later ones of its id; None if it ended.
+
+    The time is "unknown" if the system does not show it.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
     except OSError:
-        if os.path.isdir("/proc/self"):
+        # It ended, or belongs to another user and is hidden, or there is no /proc.
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
             return None
-    else:
-        # A zombie writes no more.
-        return None if fields[0] == "Z" else fields[19]
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return None
-    return "unknown"
+        except PermissionError:
+            pass
+        return _UNKNOWN
+    # A zombie writes no more.
+    return None if fields[0] == "Z" else fields[19]

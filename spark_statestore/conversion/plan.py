@@ -104,7 +104,8 @@ class Source:
 
     def _has_directory(self, operator: StatefulOperator, partition: int) -> bool:
         path = self.checkpoint.path(STATE, str(operator.id), str(partition))
-        return self.checkpoint.files.is_directory(path)
+        with failing_to("look for", self.checkpoint.files, path):
+            return self.checkpoint.files.is_directory(path)
 
     def _require_committed(self) -> None:
         begun = self.checkpoint.logged(OFFSETS)

@@ -18,6 +18,7 @@ from spark_statestore.errors import (
     SessionError,
 )
 from spark_statestore.files import join, open_file_system
+from spark_statestore.files.failures import read_file
 from spark_statestore.operator_state.backend import OperatorStateStore
 from spark_statestore.operator_state.default_backend import DefaultOperatorStateBackend
 from spark_statestore.operator_state.parts import (
@@ -346,9 +347,10 @@ class QueryOperatorState:
             )
 
     def _query_id(self) -> str | None:
+        path = join(self._root, "metadata")
         try:
-            text = self._files.read(join(self._root, "metadata"))
-        except OSError:
+            text = read_file(self._files, path)
+        except FileNotFoundError:
             return None
         found = re.search(rb'"id"\s*:\s*"([^"]+)"', text)
         return found[1].decode() if found else None

@@ -205,7 +205,8 @@ class QueryCheckpoint:
 
     def source_offsets(self, entry: OffsetEntry) -> dict[str, str]:
         """Return each source's offset in an entry of the offset log, by the name of the source's directory."""
-        return directories(entry, lambda name: self.files.is_directory(self.path(SOURCES, name)))
+        with failing_to("look for", self.files, self.path(SOURCES)):
+            return directories(entry, lambda name: self.files.is_directory(self.path(SOURCES, name)))
 
     def offsets(self, batch: int) -> OffsetEntry:
         """Return a batch's entry of the offset log."""

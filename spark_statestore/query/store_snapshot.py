@@ -95,9 +95,13 @@ def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: C
     within = {(where, metadata.attempt_id)} | {
         (stream.path, stream.attempt_id) for stream in streams if isinstance(stream, SegmentFileStateHandle)
     }
-    paths = [
-        path for name, attempt_id in within for path in (name, f"{name}.{attempt_id}") if files.exists(path)
-    ]
+    with failing_to("look for", files, where):
+        paths = [
+            path
+            for name, attempt_id in within
+            for path in (name, f"{name}.{attempt_id}")
+            if files.exists(path)
+        ]
     paths += [stream.path for stream in streams if isinstance(stream, FileStateHandle)]
     for path in paths:
         with failing_to("sync", files, path):

@@ -217,8 +217,9 @@ class _BatchVerification:
         is_newest = self._begun and self._batch == self._checkpoint.newest_batch()
         # Spark continues from the offsets of the batch before. A rollback ensures that there is such an entry.
         before = self._checkpoint.path(OFFSETS, str(self._batch - 1))
-        if self._batch > 0 and (is_newest or self._checkpoint.files.exists(before)):
-            entries.insert(0, self._batch - 1)
+        with failing_to("look for", self._checkpoint.files, before):
+            if self._batch > 0 and (is_newest or self._checkpoint.files.exists(before)):
+                entries.insert(0, self._batch - 1)
         # Spark repeats an uncommitted batch with its logged offsets. A committed batch always has offsets.
         if is_newest:
             entries += [number for number in self._checkpoint.logged_batches() if number > self._batch]

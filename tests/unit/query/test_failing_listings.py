@@ -13,7 +13,7 @@ import pytest
 from spark_statestore import savepoint
 from spark_statestore.errors import StateStoreError, StorageAccessError
 from spark_statestore.files import urls
-from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
+from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState, query_operator_state
 from spark_statestore.query.verify import verify
 from spark_statestore.savepoints.savepoint_holds import hold
 from tests.support.drivers.plain_driver import PlainDriver
@@ -94,6 +94,16 @@ def test_operator_state_does_not_start_empty_if_its_directory_cannot_be_listed()
     with state.batch(2) as store:
         store.get_list_state(SEEN).add("c")
         assert store.get_list_state(SEEN).get() == ["a", "b", "c"]
+
+
+def test_operator_state_of_an_unreadable_query_is_not_taken_for_this_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    WrittenQuery(QUERY)
+    monkeypatch.setattr(query_operator_state, "_running_batch", lambda: ("another-query", "0"))
+    _denied.append("/query/metadata")
+    with pytest.raises(StateStoreError, match="access to plain:///query/metadata is denied"):
+        QueryOperatorState(QUERY, "own").batch(0).__enter__()
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
