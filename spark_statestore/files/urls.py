@@ -155,7 +155,7 @@ def open_file_system(
     """
     scheme, rest = split_url(url)
     if scheme == "file":
-        return _local(fsync=fsync), _local_path(rest)
+        return _local(fsync=fsync), _local_path(url, rest)
     check_url(url)
     # The authority of abfss:// names the account, so it belongs to the file system. With one or three slashes, as in
     # hdfs:///x, there is none, and x is a directory.
@@ -203,9 +203,17 @@ def _local(*, fsync: bool) -> FileSystem:
         return _opened.setdefault(("file", fsync, 0), LocalFileSystem(fsync=fsync))
 
 
-def _local_path(rest: str) -> str:
+def _local_path(url: str, rest: str) -> str:
     path = "/" + rest.lstrip("/") if rest.startswith("/") else rest
     if not path.startswith("/"):
         path = os.path.abspath(path)
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        raise StorageURLError(
+            f"{url!a} cannot be used: this process names files in {error.encoding}, because of its locale, which lacks "
+            f"{path[error.start : error.end]!a}. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1 in the environment of the driver, of every "
+            "executor, and where the command line runs."
+        ) from error
     # Not unquoted: Hadoop does not escape paths in its URLs.
     return path

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -69,6 +70,12 @@ def _open_with_another_option(url: str) -> None:
         open_file_system(url)
 
 
+def _open_in_ascii(url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsencode", lambda path: path.encode("ascii"))
+        open_file_system(url)
+
+
 @pytest.fixture(scope="module")
 def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Messages of errors, without a session."""
@@ -101,6 +108,7 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             lambda: access_error(ObjectStoreError("no", 403, "RequestTimeTooSkewed"), "s3://bucket/x"),
             lambda: _open_with_another_option("s3://bucket/x"),
             lambda: check_url("oci://bucket/x"),
+            lambda: _open_in_ascii("/prüfung"),
             lambda: _missing(ModuleNotFoundError("No module named 'pyarrow'")),
             lambda: check("checkpoints_Dir", "x"),
             lambda: missing_version(local, str(foreign), where, CheckpointName(1)),

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -49,3 +53,28 @@ def test_url_with_a_password_is_refused_and_masked(opening: Callable[[str], obje
 @pytest.mark.parametrize("url", ["hdfs://namenode:8020/user/a@b", "abfss://c@account.dfs.core.windows.net/x"])
 def test_split_url_accepts_ports_and_containers(url: str) -> None:
     assert split_url(url)[1].endswith(url.partition("//")[2])
+
+
+@pytest.mark.parametrize("utf8", ["0", "1"])
+def test_path_that_the_locale_lacks_is_refused_with_what_to_set(tmp_path: Path, utf8: str) -> None:
+    program = (
+        "import sys; from spark_statestore.files import open_file_system\n"
+        "files, path = open_file_system(sys.argv[1] + '/pr\\xfcfung')\n"
+        "files.make_directory(path)"
+    )
+    environment = os.environ | {"LC_ALL": "POSIX", "PYTHONUTF8": utf8, "PYTHONCOERCECLOCALE": "0"}
+    run = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if utf8 == "1":
+        assert (run.returncode, run.stderr) == (0, "")
+        assert [path.name for path in tmp_path.iterdir()] == ["pr\xfcfung"]
+    else:
+        last = run.stderr.strip().splitlines()[-1]
+        assert "StorageURLError" in last
+        assert r"names files in ascii, because of its locale, which lacks '\xfc'" in last
+        assert "Set LC_ALL=C.UTF-8 or PYTHONUTF8=1" in last

@@ -2,7 +2,7 @@ package org.apache.spark.sql.statestore.backend
 
 import java.io.{BufferedReader, File, InputStreamReader}
 import java.net.UnixDomainSocketAddress
-import java.nio.charset.StandardCharsets
+import java.nio.charset.{Charset, StandardCharsets}
 import java.nio.file.{Files, Path}
 import java.nio.file.attribute.PosixFilePermissions
 import java.util.concurrent.TimeUnit
@@ -101,6 +101,11 @@ private[statestore] object BackendProcess extends Logging {
     }
   }
 
+  private def namesFilesInAscii: Boolean =
+    try Charset.forName(System.getProperty("sun.jnu.encoding")) == StandardCharsets.US_ASCII catch {
+      case _: IllegalArgumentException => false
+    }
+
   private def start(python: String, pythonPath: Seq[String], directory: Path): BackendProcess = {
     val socket = directory.resolve("socket")
     val builder = new ProcessBuilder(python, "-m", "spark_statestore.backend", "--listen", socket.toString)
@@ -109,6 +114,9 @@ private[statestore] object BackendProcess extends Logging {
     // The working directory is not on the import path: a user's json.py there must not shadow the standard library.
     builder.environment.put("PYTHONSAFEPATH", "1")
     if (path.nonEmpty) builder.environment.put("PYTHONPATH", path.mkString(File.pathSeparator))
+    // In a POSIX locale Python names files in ASCII alone, unless it is in UTF-8 mode. Another locale's encoding is kept:
+    // with it earlier runs have named their files.
+    if (namesFilesInAscii) builder.environment.put("PYTHONUTF8", "1")
     val process = try builder.start() catch {
       case e: java.io.IOException =>
         throw new BackendStartException(
