@@ -49,6 +49,10 @@ _PACKAGES = {
 # Schemes of fsspec that are no durable, writable storage.
 _NOT_STORAGE = {"http", "https", "data", "reference", "git", "github", "jupyter", "simplecache", "filecache"}
 
+# Storage whose driver hides errors: that of FTP reports a directory that it may not read as an empty one, and a busy file as
+# a missing one. It also has one connection, which threads would share.
+_HIDING_ERRORS = {"ftp"}
+
 # A user, a colon and a password before the host; not a host, a port and a path.
 _PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
 
@@ -88,7 +92,7 @@ def check_url(url: str) -> None:
     Raises
     ------
     StorageURLError
-        If the scheme is unknown, or is not one of writable storage.
+        If the scheme is unknown, or is not one of writable storage that reports errors.
     MissingDriverError
         If the driver for it is not installed.
     """
@@ -101,6 +105,12 @@ def check_url(url: str) -> None:
         raise StorageURLError(
             f"{url!r} cannot hold state: the scheme {scheme!r} is not one of a writable file system. "
             "Use file:, s3:, gs:, abfss:, hdfs: or another scheme that fsspec can write to."
+        )
+    if scheme in _HIDING_ERRORS:
+        raise StorageURLError(
+            f"{url!r} cannot hold state: over {scheme.upper()}, a file or directory that cannot be read for the moment is reported "
+            "as missing, and state would be taken for lost or be deleted. Use SFTP, another network file system, or an object "
+            "store."
         )
     if scheme in registry:
         return

@@ -64,6 +64,7 @@ def test_readme_names_existing_make_targets() -> None:
         "docs/storage-model.md",
         "docs/object-stores.md",
         "docs/operators.md",
+        "docs/other-storage.md",
         "docs/plan.md",
         "docs/cli.md",
         "docs/rescaling.md",

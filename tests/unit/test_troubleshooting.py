@@ -108,6 +108,7 @@ def raised(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
             lambda: access_error(ObjectStoreError("no", 403, "RequestTimeTooSkewed"), "s3://bucket/x"),
             lambda: _open_with_another_option("s3://bucket/x"),
             lambda: check_url("oci://bucket/x"),
+            lambda: check_url("ftp://host/x"),
             lambda: _open_in_ascii("/prüfung"),
             lambda: _missing(ModuleNotFoundError("No module named 'pyarrow'")),
             lambda: check("checkpoints_Dir", "x"),

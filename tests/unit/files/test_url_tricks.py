@@ -55,6 +55,12 @@ def test_split_url_accepts_ports_and_containers(url: str) -> None:
     assert split_url(url)[1].endswith(url.partition("//")[2])
 
 
+@pytest.mark.parametrize("opening", [open_file_system, check_url])
+def test_storage_that_hides_errors_is_refused(opening: Callable[[str], object]) -> None:
+    with pytest.raises(StorageURLError, match=r"cannot hold state: over FTP, .* is reported as missing"):
+        opening("ftp://host/checkpoint")
+
+
 @pytest.mark.parametrize("utf8", ["0", "1"])
 def test_path_that_the_locale_lacks_is_refused_with_what_to_set(tmp_path: Path, utf8: str) -> None:
     program = (
