@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from spark_statestore._version import __version__
-from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError
-from spark_statestore.files import FileSystem, join, open_file_system
-from spark_statestore.files.failures import failing_to
+from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError, StorageURLError
+from spark_statestore.files import FileSystem, join, open_file_system, split_url
+from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.query.parallel import parallel_map
 from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
 from spark_statestore.query.savepoint import Savepoint, is_or_was_savepoint, load_savepoint, require_savepoint
@@ -26,7 +28,9 @@ from spark_statestore.store.holds import (
 )
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["Hold", "list_holds", "hold", "hold_of", "held_while"]
+__all__ = ["Hold", "list_holds", "hold", "hold_of", "held_while", "own_hold_of"]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +63,16 @@ class Hold:
         return self.files.url(self.path)
 
     def holder(self) -> str | None:
-        """Return the URL of the savepoint or copy that needs it; None if unknown."""
+        """Return the URL of the savepoint or copy that needs it; None if the hold is gone or does not name one.
+
+        Raises
+        ------
+        CheckpointIOError
+            If it cannot be read.
+        """
         try:
-            return str(json.loads(self.files.read(self.path))["holder"])
-        except (OSError, KeyError, TypeError, ValueError):
+            return str(json.loads(read_file(self.files, self.path))["holder"])
+        except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
             return None
 
     def exists(self) -> bool:
@@ -113,6 +123,25 @@ def hold_of(savepoint: Savepoint) -> Hold | None:
     return _at(savepoint.state_url, savepoint.batch + 1, savepoint.name)
 
 
+def own_hold_of(savepoint: Savepoint) -> Hold | None:
+    """Return the hold of a pointer savepoint if it names this savepoint as its holder, else None.
+
+    The metadata of a copied directory, and forged metadata, refer to the hold of another savepoint.
+    """
+    if (made := hold_of(savepoint)) is None or (holder := made.holder()) is None:
+        return None
+    if _same_location(holder, savepoint.path):
+        return made
+    _logger.warning(
+        "the hold %s of %s stays: %s is at another location, so it was copied, moved or forged. Of a savepoint that was "
+        "moved, remove the hold with spark-statestore holds --remove.",
+        made.url,
+        holder,
+        savepoint,
+    )
+    return None
+
+
 def list_holds(checkpoint: QueryCheckpoint) -> list[Hold]:
     """Return all holds on a checkpoint's state, oldest version first."""
     files, directory = _directory(checkpoint.state_url)
@@ -131,6 +160,16 @@ def held_while(checkpoint: QueryCheckpoint, batch: int, holder: str) -> Iterator
         # The copy is complete; `gc` removes a remaining hold.
         with contextlib.suppress(CheckpointIOError):
             held.remove()
+
+
+def _same_location(holder: str, path: str) -> bool:
+    if holder == path:
+        return True
+    with contextlib.suppress(StorageURLError):
+        (scheme, one), (other_scheme, other) = split_url(holder), split_url(path)
+        # Links may lead to the same local directory.
+        return scheme == other_scheme == "file" and os.path.realpath(one) == os.path.realpath(other)
+    return False
 
 
 def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> dict[StoreId, str]:

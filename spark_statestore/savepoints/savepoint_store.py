@@ -18,7 +18,7 @@ from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_
 from spark_statestore.options import OPTION_PREFIX
 from spark_statestore.query.query_checkpoint import COMMITS, METADATA, OFFSETS, SOURCES, STATE
 from spark_statestore.query.savepoint import Savepoint, savepoint_store, store_of
-from spark_statestore.savepoints.savepoint_holds import hold_of, list_holds
+from spark_statestore.savepoints.savepoint_holds import list_holds, own_hold_of
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
 from spark_statestore.storage.file_system_state_store import locate
@@ -50,7 +50,7 @@ class SavepointStore:
         savepoint = self.store.find(path)
         _require_unneeded(savepoint)
         files, directory = locate(path, fsync=True)
-        hold = hold_of(savepoint)
+        hold = own_hold_of(savepoint)
         own = list(_own_files(files, directory))
         metadata = files.url(join(directory, METADATA_FILE_NAME))
         removed = [metadata, *([hold.url] if hold else []), *map(files.url, own)]
@@ -105,8 +105,8 @@ class SavepointStoreFactory:
 def dispose_savepoint(path: str, *, dry_run: bool = False) -> list[str]:
     """Remove a savepoint: its metadata first, which ends its existence, then its state or hold, then its directory.
 
-    The state that a pointer savepoint held is removed by the next cleanup, unless another hold retains it. An
-    interrupted disposal can be repeated.
+    The state that a pointer savepoint held is removed by the next cleanup, unless another hold retains it. A copy of a
+    savepoint's directory leaves the hold of the original. An interrupted disposal can be repeated.
 
     Parameters
     ----------

@@ -207,3 +207,45 @@ def test_disposal_leaves_files_of_others(tmp_path: Path, caplog: pytest.LogCaptu
     dispose_savepoint(made.path)
     assert files_below(tmp_path / "target") == {f"{made.name}/notes/why.txt": b"before the upgrade"}
     assert "as it has other files" in caplog.text
+
+
+def test_disposal_of_a_copied_pointer_leaves_the_hold_of_the_original(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = grown(str(tmp_path / "checkpoint"))
+    made = savepoint(query.url, str(tmp_path / "target"), "pointer")
+    wanted = content(made.checkpoint())
+    copy = tmp_path / "backup" / made.name
+    shutil.copytree(Path(made.path.removeprefix("file://")), copy)
+    (hold,) = list_holds(query.checkpoint)
+    assert hold.url not in dispose_savepoint(str(copy))
+    assert not copy.exists()
+    assert f"{hold.url} of {made.path}" in caplog.text
+    go_on(query)
+    assert content(load_savepoint(made.path).checkpoint()) == wanted
+    assert hold.url in dispose_savepoint(made.path)
+    assert list_holds(query.checkpoint) == []
+
+
+def test_disposal_recognizes_the_holder_through_a_link(tmp_path: Path) -> None:
+    query = grown(str(tmp_path / "checkpoint"))
+    made = savepoint(query.url, str(tmp_path / "target"), "pointer")
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    dispose_savepoint(str(tmp_path / "link" / made.name))
+    assert list_holds(query.checkpoint) == []
+
+
+def test_disposal_removes_nothing_if_the_hold_cannot_be_read() -> None:
+    fs = FaultInjectingFileSystem()
+    query = grown(fs.url("checkpoint"), operators=SMALL)
+    made = savepoint(query.url, fs.url("target"), "pointer")
+    before = fs.find("")
+    fs.inject()
+    dispose_savepoint(made.path, dry_run=True)
+    (read,) = [
+        call.number for call in fs.calls if call.operation == "cat_file" and "state/_holds/3-" in call.path
+    ]
+    fs.inject(Fault("fail", read))
+    with pytest.raises(CheckpointIOError, match="could not read .*_holds/3-"):
+        dispose_savepoint(made.path)
+    assert fs.find("") == before

@@ -13,6 +13,7 @@ import pytest
 from spark_statestore import clone, dispose_savepoint, savepoint
 from spark_statestore.errors import CheckpointError, CorruptCheckpointError
 from spark_statestore.query.savepoint import encode_savepoint
+from spark_statestore.savepoints.savepoint_holds import held_while, list_holds
 from spark_statestore.store.metadata import StoreId
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import WrittenQuery
@@ -49,6 +50,20 @@ def test_disposal_removes_only_files_of_the_savepoint(tmp_path: Path, changes: d
     with pytest.raises(CorruptCheckpointError):
         dispose_savepoint(taken.path)
     assert everything(tmp_path) == before
+
+
+def test_disposal_removes_no_hold_of_another_savepoint(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path / "checkpoint"), operators=ONE)
+    query.run()
+    victim, forged = (savepoint(query.url, str(tmp_path / "savepoints"), "pointer") for _ in range(2))
+    with held_while(query.checkpoint, 0, "file:///copy") as copying:
+        names = [hold.name for hold in list_holds(query.checkpoint)]
+        path = Path(forged.path.removeprefix("file://")) / "_metadata"
+        for name in (victim.name, copying.name.removeprefix("1-")):
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(encode_savepoint(dataclasses.replace(forged, name=name)))
+            dispose_savepoint(forged.path)
+        assert [hold.name for hold in list_holds(query.checkpoint)] == names
 
 
 def schema_elsewhere(query: WrittenQuery) -> None:
