@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from spark_statestore import Savepoint
     from spark_statestore.savepoints.restore import ClaimMode
 
-__all__ = ["clone", "rescale", "rollback", "savepoint"]
+__all__ = ["clone", "holds", "rescale", "rollback", "savepoint"]
 
 
 @click.group("savepoint")
@@ -153,6 +153,38 @@ def dispose(out: Output, savepoint: str, dry_run: bool) -> None:
     with out.progress("disposing"):
         removed = dispose_savepoint(savepoint, dry_run=dry_run)
     _listed(out, savepoint, removed, dry_run, "removed")
+
+
+@click.command("holds")
+@parameters.checkpoint
+@click.option("--remove", metavar="HOLD", help="Remove this hold, unless a savepoint needs it.")
+@parameters.dry_run
+@parameters.checkpoints_dir
+@with_output
+def holds(
+    out: Output, checkpoint: str, remove: str | None, dry_run: bool, checkpoints_dir: str | None
+) -> None:
+    """List the holds that exclude versions of the state from cleanups, or remove one that nothing needs.
+
+    A pointer savepoint has a hold, and so has a running copy. A process that is killed while it writes one leaves its hold.
+    """
+    from spark_statestore.savepoints.release import inspect_holds, release_hold
+
+    if remove is not None:
+        with out.progress("removing the hold"):
+            removed = release_hold(checkpoint, remove, dry_run=dry_run, checkpoints_dir=checkpoints_dir)
+        _listed(out, checkpoint, [removed.url], dry_run, "removed")
+        return
+    with out.progress("reading holds"):
+        found = inspect_holds(checkpoint, checkpoints_dir=checkpoints_dir)
+    rows = [
+        (one.name, one.batch, one.created_ms and when(one.created_ms), one.status, one.holder, one.reason)
+        for one in found
+    ]
+    out.result(
+        {"path": checkpoint, "holds": found},
+        table(["hold", "batch", "created", "status", "holder", "why"], rows) if rows else "no holds",
+    )
 
 
 @click.command("rollback")

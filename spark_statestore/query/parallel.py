@@ -32,7 +32,7 @@ def parallel_map(
     if progress is not None:
         progress(0, len(todo))
     with ThreadPoolExecutor(_THREADS, thread_name_prefix="stores") as pool:
-        futures: list[Future[Result]] = [pool.submit(do, item) for item in todo]
+        futures = [_submit(pool, do, item) for item in todo]
         try:
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
@@ -60,3 +60,16 @@ def parallel_iter(
         yield from workers.map(do, items)
     finally:
         workers.shutdown(cancel_futures=True)
+
+
+def _submit(pool: ThreadPoolExecutor, do: Callable[[Item], Result], item: Item) -> Future[Result]:
+    """Call a function for an item in a pool, or in this thread if the interpreter ends and starts no others."""
+    try:
+        return pool.submit(do, item)
+    except RuntimeError:
+        done: Future[Result] = Future()
+        try:
+            done.set_result(do(item))
+        except Exception as error:  # noqa: BLE001 - raised by the caller, as of a thread
+            done.set_exception(error)
+        return done

@@ -22,7 +22,7 @@ from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, SOURCES, QueryCheckpoint
 
-__all__ = ["ActivityCheck", "require_not_running_here", "young_until"]
+__all__ = ["ActivityCheck", "require_not_running_here", "storage_time", "young_until"]
 
 YOUNG_SECONDS: Final = 30.0
 """Age below which an entry indicates a running query, regardless of its cadence."""
@@ -122,7 +122,7 @@ class _Ages:
             # During a long batch its tasks write state.
             times |= _newest_state(checkpoint)
         name = max(times, key=lambda one: times[one])
-        now = _storage_time(checkpoint.files, checkpoint.root)
+        now = storage_time(checkpoint.files, checkpoint.root)
         return cls(name, now - times[name], young_until(begun))
 
 
@@ -151,7 +151,7 @@ def _newest_state(checkpoint: QueryCheckpoint) -> dict[str, float]:
     return {} if newest is None else {files.url(newest): times[newest]}
 
 
-def _storage_time(files: FileSystem, root: str) -> float:
+def storage_time(files: FileSystem, root: str) -> float:
     """Return the storage's time in seconds since 1970, from the modification time of a probe file; this machine's if that fails."""
     directory = join(root, f".clock-{secrets.token_hex(8)}")
     path = join(directory, "now")

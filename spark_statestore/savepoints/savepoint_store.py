@@ -144,8 +144,8 @@ def _require_unneeded(savepoint: Savepoint) -> None:
     if holds:
         needed = ", ".join(f"{hold.holder() or 'an unknown holder'} (hold {hold.url})" for hold in holds)
         raise IllegalStateError(
-            f"{savepoint} is needed by {needed}. Dispose of those first; delete a hold by hand only if its holder "
-            "does not exist. Nothing was removed."
+            f"{savepoint} is needed by {needed}. Dispose of those first; if a holder does not exist, remove its hold with "
+            "spark-statestore holds --remove. Nothing was removed."
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 __all__ = ["COORDINATOR", "Running", "require_kind", "trigger_savepoint"]
+
+_logger = logging.getLogger(__name__)
 
 # A tenth of the processor time of a batch's thread.
 _NICENESS: Final = 10
@@ -82,7 +85,8 @@ def trigger_savepoint(
 ) -> Future[Savepoint]:
     """Request a savepoint of a running query, which is taken when the query's next batch is committed.
 
-    Batches do not wait for it. All errors after the check of the arguments are in the future.
+    Batches do not wait for it. All errors after the check of the arguments are in the future. A program that ends
+    before the batch is committed has no savepoint; one that ends while it is written waits for it.
 
     Parameters
     ----------
@@ -128,7 +132,8 @@ def trigger_savepoint(
             with _as_savepoint_error(checkpoint):
                 return create_savepoint(checkpoint, store, kind, batch, checkpoints_dir=found.checkpoints_dir)
 
-        threading.Thread(target=wait_and_take, name=f"savepoint of {checkpoint.url}", daemon=True).start()
+        # Not a daemon: the interpreter waits for a savepoint that is being written, so that no hold or file of it remains.
+        threading.Thread(target=wait_and_take, name=f"savepoint of {checkpoint.url}", daemon=False).start()
 
     try:
         found = Running(query)
@@ -167,6 +172,14 @@ def _next_batch(
         batch = _newest(checkpoint)
         if batch > newest:
             return batch
+        if not threading.main_thread().is_alive():
+            message = (
+                f"there is no savepoint of {checkpoint.url}: the program ends, and no batch was committed since the request. Wait "
+                "for the result() of the future that trigger_savepoint returned."
+            )
+            # Nothing waits for the future any more.
+            _logger.warning(message)
+            raise SavepointError(message)
         if not active:
             raise SavepointError(
                 f"there is no savepoint of {checkpoint.url}: {found.end_reason()}, and no batch was committed since the request. "

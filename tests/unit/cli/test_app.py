@@ -29,6 +29,7 @@ COMMANDS = [
     "doctor",
     "gc",
     "get",
+    "holds",
     "jar",
     "ls",
     "plot",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.verify import verify
+from spark_statestore.savepoints.savepoint_holds import hold
 from tests.unit.cli.commands import node, output_of
 from tests.unit.query.stored_query import StoredQuery
 
@@ -134,3 +137,31 @@ def test_rollback_moves_a_query_back(query: StoredQuery) -> None:
 )
 def test_invalid_arguments_are_wrong_usage(arguments: list[str]) -> None:
     output_of(*arguments, code=2)
+
+
+def test_holds_lists_holds_and_removes_those_without_a_savepoint(query: StoredQuery, tmp_path: Path) -> None:
+    assert "no holds" in output_of("holds", query.url)
+    target = tmp_path / "savepoints"
+    taken = node("savepoint", "trigger", query.url, "--target", target, "--kind", "pointer")
+    # Of a process that was killed before its savepoint was complete.
+    dead = hold(QueryCheckpoint(query.url), 1, "savepoint-f013e4-0123456789ab", f"file://{target}/dead")
+    elsewhere = hold(QueryCheckpoint(query.url), 1, "savepoint-f013e4-0123456789ac", "file:///nowhere/dead")
+
+    def statuses() -> dict[str, str]:
+        return {one["holder"]: one["status"] for one in node("holds", query.url)["holds"]}
+
+    young = {taken["path"]: "needed", dead.holder(): "young", elsewhere.holder(): "unknown"}
+    assert statuses() == young
+    assert "less than a day old" in output_of("holds", query.url, "--remove", dead.name, code=1)
+    for path in (query.directory / "state/_holds").iterdir():
+        os.utime(path, (0, 0))
+    assert statuses() == young | {dead.holder(): "unneeded"}
+    for name in (f"3-{taken['name']}", elsewhere.name):
+        assert "stays" in output_of("holds", query.url, "--remove", name, code=1)
+    assert "it has 2-savepoint" in output_of("holds", query.url, "--remove", "2-x", code=1)
+    before = query.files()
+    assert node("holds", query.url, "--remove", dead.name, "--dry-run")["removed"] == [dead.url]
+    assert query.files() == before
+    assert node("holds", query.url, "--remove", dead.name)["removed"] == [dead.url]
+    assert before.keys() - query.files().keys() == {f"state/_holds/{dead.name}"}
+    output_of("verify", taken["path"])

@@ -246,6 +246,6 @@ def test_disposal_removes_nothing_if_the_hold_cannot_be_read() -> None:
         call.number for call in fs.calls if call.operation == "cat_file" and "state/_holds/3-" in call.path
     ]
     fs.inject(Fault("fail", read))
-    with pytest.raises(CheckpointIOError, match="could not read .*_holds/3-"):
+    with pytest.raises(CheckpointIOError, match=r"could not read .*_holds/3-"):
         dispose_savepoint(made.path)
     assert fs.find("") == before
