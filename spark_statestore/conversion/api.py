@@ -159,7 +159,7 @@ def convert(
                 "them. Stop it, then try again; no checkpoint was made."
             )
         written.copy.write_logs()
-        written.copy.publish()
+        written.copy.publish(reserved=True)
     return Conversion(**plan, partitions=written.counts, states=states, seconds=time.monotonic() - begun)
 
 

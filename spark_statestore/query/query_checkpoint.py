@@ -35,6 +35,7 @@ __all__ = [
     "ROLLED_BACK",
     "SOURCES",
     "STATE",
+    "RESERVED",
     "QueryCheckpoint",
     "StoreVersion",
     "ranges",
@@ -44,6 +45,9 @@ __all__ = [
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 METADATA: Final = "metadata"
+RESERVED: Final = b'{"incomplete":"spark-statestore writes a checkpoint here, or was killed while it did"}'
+"""Content of the file `METADATA` of a location that is being written: Spark refuses to start a query there."""
+
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
 SOURCES: Final = "sources"
@@ -126,10 +130,18 @@ class QueryCheckpoint:
         """Id of the query, from Spark's metadata."""
         path = self.path(METADATA)
         try:
-            found = str(json.loads(read_file(self.files, path))["id"])
+            data = read_file(self.files, path)
+            if data == RESERVED:
+                raise CheckpointNotFoundError(
+                    f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is being written to it, or a "
+                    "process was killed while it did. Then delete the directory, and write it again."
+                )
+            found = str(json.loads(data)["id"])
             if not _ID.fullmatch(found):
                 raise ValueError(f"{found!r:.80} is not an id")
             return found
+        except CheckpointNotFoundError:
+            raise
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"{self.url} is not a checkpoint location of a streaming query: it has no file {METADATA!r}. Check the path; it "

@@ -165,9 +165,15 @@ class CheckpointCopy:
         self._put(self._changed(self._offsets).encode(), OFFSETS, str(self._batch))
         self._put(self._commit.encode(), COMMITS, str(self._batch))
 
-    def publish(self) -> None:
-        """Write the file without which the location is no checkpoint, last of all."""
-        self._put(json.dumps({"id": self._query_id}, separators=(",", ":")).encode(), METADATA)
+    def publish(self, *, reserved: bool = False) -> None:
+        """Write the file without which the location is no checkpoint, last of all; replace that of a reserved location."""
+        data = json.dumps({"id": self._query_id}, separators=(",", ":")).encode()
+        if not reserved:
+            self._put(data, METADATA)
+            return
+        path = self._target.path(METADATA)
+        with failing_to("write", self._target.files, path):
+            self._target.files.replace(path, data)
 
     @property
     def state_ids(self) -> Mapping[int, Sequence[Sequence[str]]] | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final, Literal, get_args
 
 from spark_statestore.errors import CheckpointExistsError, OptionError, QueryRunningError
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query.parallel import Progress
-from spark_statestore.query.query_checkpoint import METADATA, QueryCheckpoint
+from spark_statestore.query.query_checkpoint import METADATA, RESERVED, QueryCheckpoint
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.savepoint import (
     Savepoint,
@@ -20,7 +20,7 @@ from spark_statestore.query.savepoint import (
     open_checkpoint,
     require_own_files,
 )
-from spark_statestore.savepoints.copy import DIRECTORIES, copy_checkpoint
+from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
 
@@ -29,6 +29,7 @@ __all__ = [
     "SCRATCH",
     "ClaimMode",
     "clone",
+    "is_reserved",
     "new_location",
     "remove_location",
     "require_empty",
@@ -262,7 +263,7 @@ def _copy(
     _require_partitions(partitions)
     state_url = _state_url(checkpoints_dir, query_id)
     with held_if_possible(source, batch, new_checkpoint), new_location(source, new_checkpoint, state_url):
-        copy_checkpoint(
+        copy = CheckpointCopy(
             source,
             batch,
             new_checkpoint,
@@ -273,11 +274,14 @@ def _copy(
             fsync=True,
             progress=progress,
         )
+        copy.write()
+        copy.write_logs()
         if activity is not None and (added := activity.added()):
             raise QueryRunningError(
                 f"the query of {source.url} runs: it has written {', '.join(added)} during the copy, which lacks "
                 "them. Stop it, then try again; no copy was made."
             )
+        copy.publish(reserved=True)
 
 
 def _require_partitions(partitions: int | None) -> None:
@@ -299,24 +303,32 @@ def new_location(
     """
     locations = _unused_locations(source, url, state_url)
     files, root = locations[0]
-    marker = join(root, IN_PROGRESS)
-    with failing_to("write", files, marker):
-        files.make_directory(root)
-        try:
-            files.create(marker, by)
-        except FileExistsError as error:
-            raise _exists(files, root, IN_PROGRESS) from error
+    reserved: list[tuple[FileSystem, str]] = []
     try:
+        for at, directory in locations:
+            _reserve(at, directory, IN_PROGRESS, by)
+            reserved.append((at, directory))
+        # From now on, Spark starts no query here.
+        _reserve(files, root, METADATA, RESERVED)
         yield
     except BaseException:
-        remove_location(files, root)
-        for at, directory in locations[1:]:
-            with contextlib.suppress(OSError):
-                at.delete_directory(directory, recursive=True)
+        if reserved:
+            _remove_locations(reserved)
         raise
-    with failing_to("delete", files, marker):
-        files.delete(marker)
-        files.sync_directory(root)
+    for at, directory in locations:
+        with failing_to("delete", at, join(directory, IN_PROGRESS)):
+            at.delete(join(directory, IN_PROGRESS))
+            at.sync_directory(directory)
+
+
+def _reserve(files: FileSystem, directory: str, name: str, data: bytes) -> None:
+    path = join(directory, name)
+    with failing_to("write", files, path):
+        files.make_directory(directory)
+        try:
+            files.create(path, data)
+        except FileExistsError as error:
+            raise _exists(files, directory, name) from error
 
 
 def _unused_locations(
@@ -339,27 +351,62 @@ def _unused_locations(
     return locations
 
 
-def remove_location(files: FileSystem, root: str) -> None:
-    """Remove the files written to a location, first the one that makes it a checkpoint, and no file of others.
+def remove_location(files: FileSystem, root: str) -> bool:
+    """Remove the files written to a reserved location, last its reservation, and no file of others.
 
-    A location with files that cannot be removed is not empty, so that the next copy to it is refused.
+    A location with files that cannot be removed is not empty, so that the next copy to it is refused. Return False if
+    the location is not reserved: a query was started before it could be, or the checkpoint is complete.
     """
     with contextlib.suppress(OSError):
-        files.delete(join(root, METADATA))
-    for name in (SCRATCH, *DIRECTORIES):
+        if was_reserved := is_reserved(files, root):
+            for name in (SCRATCH, *DIRECTORIES):
+                with contextlib.suppress(OSError):
+                    files.delete_directory(join(root, name), recursive=True)
+            files.delete(join(root, METADATA))
+        _remove_marker(files, root)
+        return was_reserved
+    return False
+
+
+def _remove_locations(locations: Sequence[tuple[FileSystem, str]]) -> None:
+    was_reserved = remove_location(*locations[0])
+    for files, directory in locations[1:]:
         with contextlib.suppress(OSError):
-            files.delete_directory(join(root, name), recursive=True)
+            if was_reserved:
+                files.delete_directory(directory, recursive=True)
+            else:
+                _remove_marker(files, directory)
+
+
+def _remove_marker(files: FileSystem, directory: str) -> None:
     with contextlib.suppress(OSError):
-        files.delete(join(root, IN_PROGRESS))
-        files.delete_directory(root)
+        files.delete(join(directory, IN_PROGRESS))
+        files.delete_directory(directory)
+
+
+def is_reserved(files: FileSystem, root: str) -> bool:
+    """Return True if a location is reserved for a checkpoint that is not complete, so that no query can be started there.
+
+    Raises
+    ------
+    OSError
+        If that cannot be read.
+    """
+    try:
+        return files.read(join(root, METADATA)) == RESERVED
+    except FileNotFoundError:
+        return False
 
 
 def require_empty(files: FileSystem, directory: str) -> None:
     """Raise `CheckpointExistsError` if a directory has a file."""
     with failing_to("list", files, directory):
         found = next(iter(files.list_files(directory)), None)
-    if found is not None:
-        raise _exists(files, directory, found.path[len(directory) + 1 :])
+        if found is not None:
+            is_in_progress = files.exists(join(directory, IN_PROGRESS))
+            raise _exists(
+                files, directory, IN_PROGRESS if is_in_progress else found.path[len(directory) + 1 :]
+            )
 
 
 def _exists(files: FileSystem, directory: str, name: str) -> CheckpointExistsError:

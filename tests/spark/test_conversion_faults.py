@@ -26,6 +26,7 @@ from spark_statestore.errors import (
     QueryRunningError,
     StateStoreError,
 )
+from spark_statestore.query.query_checkpoint import RESERVED
 from tests.spark.counting import GROUPS, Program, cluster_environment, kill, wait_until
 from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query, configured
 from tests.spark.test_conversion import snapshot
@@ -240,6 +241,11 @@ MOMENTS = {
 }
 
 
+def is_complete(target: Path) -> bool:
+    metadata = target / "metadata"
+    return metadata.exists() and metadata.read_bytes() != RESERVED
+
+
 @pytest.mark.parametrize("partitions", [None, 3])
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_conversion_runs_again(
@@ -258,7 +264,7 @@ def test_killed_conversion_runs_again(
             time.sleep(0.001)
         os.killpg(program.process.pid, signal.SIGKILL)
         program.process.wait()
-    if not (target / "metadata").exists():
+    if not is_complete(target):
         if moment != "the logs are written":
             with pytest.raises(CheckpointNotFoundError):
                 spark_statestore.read_state(str(target))
@@ -298,7 +304,7 @@ def test_conversion_that_is_killed_at_any_moment_runs_again(
             os.killpg(program.process.pid, signal.SIGKILL)
             program.process.wait()
         for target, asked in zip(targets, arguments, strict=True):
-            if target.exists() and not (target / "metadata").exists():
+            if target.exists() and not is_complete(target):
                 interrupted += 1
                 spark_statestore.convert(spark, **asked, stopped=True)
             if target.exists():

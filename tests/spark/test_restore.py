@@ -17,6 +17,7 @@ from spark_statestore import QueryRunningError, clone, gc, restore, rollback, sa
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import Kind
 from spark_statestore.query.store_snapshot import read_store
+from spark_statestore.savepoints.restore import new_location
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES, ProcessorQuery, batches, in_scala
 from tests.spark.processors_query import SCHEMA as PROCESSED
@@ -293,3 +294,15 @@ def test_rollback_rejects_a_running_query(spark: Any, tmp_path: Path) -> None:
         query.stop()
     rollback(str(tmp_path), 0, stopped=True)
     assert QueryCheckpoint(str(tmp_path)).newest_batch() == 0
+
+
+def test_query_is_refused_at_a_location_that_is_reserved_for_a_copy(spark: Any, tmp_path: Path) -> None:
+    target = tmp_path / "new"
+    with new_location(QueryCheckpoint(str(tmp_path / "checkpoint")), str(target)):
+        before = {path: path.read_bytes() for path in target.iterdir()}
+        rate = spark.readStream.format("rate").load()
+        with pytest.raises(Exception, match=r"(?i)\bid\b"):
+            rate.writeStream.format("noop").option("checkpointLocation", str(target)).start().stop()
+        assert {
+            path: path.read_bytes() for path in target.iterdir() if not path.name.startswith(".")
+        } == before

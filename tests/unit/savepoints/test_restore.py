@@ -23,12 +23,13 @@ from spark_statestore import (
     rollback,
     savepoint,
 )
-from spark_statestore.files import LocalFileSystem
+from spark_statestore.files import LocalFileSystem, open_file_system
 from spark_statestore.operator_state import MapStateDescriptor, QueryOperatorState
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import Kind
 from spark_statestore.store.metadata import StoreId
-from tests.unit.savepoints.written_query import QUERY_ID, WrittenQuery, content
+from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from tests.unit.savepoints.written_query import QUERY_ID, SMALL, WrittenQuery, content
 
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 both_kinds = pytest.mark.parametrize("kind", ["canonical", "pointer"])
@@ -208,13 +209,52 @@ def test_failed_copy_removes_no_files_of_others(
     assert files(tmp_path / "new") == {"theirs": b"theirs"}
 
 
+def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
+    theirs = {
+        "new/offsets/0": b"theirs",
+        "new/commits/0": b"theirs",
+        "new/state/0/0/chk-1/_metadata": b"theirs",
+    }
+
+    def fail(at: int | None) -> tuple[bool, int]:
+        """Start a query at the target during a call of a copy that fails, and return if it could be started."""
+        fs = FaultInjectingFileSystem()
+        query = WrittenQuery(fs.url("checkpoint"), operators=SMALL)
+        query.run(put={b"large": bytes(700)})
+        damaged = max(path for path in fs.wrapped.find("") if "/shared/" in path)
+        fs.wrapped.pipe_file(damaged, bytes(800))
+        target, root = open_file_system(fs.url("new"))
+        started = []
+
+        def start() -> None:
+            # As Spark does: its file `metadata` is created exclusively, or read.
+            try:
+                target.create(f"{root}/metadata", json.dumps({"id": QUERY_ID}).encode())
+            except FileExistsError:
+                return
+            started.append(True)
+            for name, data in theirs.items():
+                target.create(f"{root.removesuffix('new')}{name}", data)
+
+        fs.inject(*([] if at is None else [Fault("run", at, function=start)]))
+        with pytest.raises((CorruptCheckpointError, CheckpointExistsError)):
+            clone(query.url, fs.url("new"))
+        calls = len(fs.calls)
+        fs.inject()
+        left = {path.rpartition("new/")[2] for path in fs.wrapped.find("") if "new/" in path}
+        assert left == ({"metadata"} | {name.removeprefix("new/") for name in theirs} if started else set())
+        return bool(started), calls
+
+    _, calls = fail(None)
+    assert {fail(at)[0] for at in range(1, calls + 1)} == {True, False}
+
+
 def test_copy_is_no_checkpoint_before_its_last_file(
     tmp_path: Path, query: WrittenQuery, monkeypatch: pytest.MonkeyPatch
 ):
-    create: Callable[..., None] = LocalFileSystem.create
-    found = []
+    found: list[str] = []
 
-    def watched(self: LocalFileSystem, path: str, data: bytes) -> None:
+    def watched(write: Callable[..., None], self: LocalFileSystem, path: str, data: bytes) -> None:
         if path.startswith(str(tmp_path / "new")):
             with pytest.raises(CheckpointNotFoundError, match="is not a checkpoint location"):
                 _ = QueryCheckpoint(str(tmp_path / "new")).query_id
@@ -223,11 +263,13 @@ def test_copy_is_no_checkpoint_before_its_last_file(
                 with pytest.raises(CheckpointExistsError, match="is not empty"):
                     clone(query.url, str(tmp_path / "new"))
             found.append(path.removeprefix(f"{tmp_path}/new/"))
-        create(self, path, data)
+        write(self, path, data)
 
-    monkeypatch.setattr(LocalFileSystem, "create", watched)
+    for name in ("create", "replace"):
+        write = getattr(LocalFileSystem, name)
+        monkeypatch.setattr(LocalFileSystem, name, lambda *call, write=write: watched(write, *call))
     clone(query.url, str(tmp_path / "new"))
-    assert found[0] == "_in-progress"
+    assert found[:2] == ["_in-progress", "metadata"]
     assert found[-4:] == ["offsets/0", "offsets/1", "commits/1", "metadata"]
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
         "commits",
