@@ -14,13 +14,16 @@ from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersio
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.store.changelog import CHANGE_SCHEMA, MERGE, PUT
-from spark_statestore.store.changelog_apply import apply_changelog, numbered
+from spark_statestore.store.changelog_apply import apply_changelog, byte_sizes, numbered, slices
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, StoreId
 from spark_statestore.store.version_store import VersionStore
 
 __all__ = ["StoreSnapshot", "make_durable", "read_store", "require_streams", "write_store"]
 
 _BATCH_ROWS = 65_536
+
+# Of the rows in a batch, which is one message.
+_BATCH_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -124,9 +127,10 @@ def write_store(
             several = content.column_families[position].has_multiple_values
             op = _ops(table) if several else pa.repeat(pa.scalar(PUT, pa.uint8()), table.num_rows)
             changes = pa.table([op, *table.columns], schema=CHANGE_SCHEMA)
-            for start in range(0, table.num_rows, _BATCH_ROWS):
+            sizes = byte_sizes(table["key"]) + byte_sizes(table["value"])
+            for start, end in slices(sizes, _BATCH_ROWS, _BATCH_BYTES):
                 # Combine the small batches of many versions.
-                for batch in changes.slice(start, _BATCH_ROWS).combine_chunks().to_batches():
+                for batch in changes.slice(start, end - start).combine_chunks().to_batches():
                     pending.write(position, batch.serialize())
             keys[position] += _count(op)
             values[position] += table.num_rows

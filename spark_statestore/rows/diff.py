@@ -11,7 +11,7 @@ from spark_statestore.rows.columns import PARTITION
 from spark_statestore.rows.decode import decode_array
 from spark_statestore.rows.source import find_state
 from spark_statestore.rows.types import SparkType, parse_schema
-from spark_statestore.store.changelog_apply import numbered
+from spark_statestore.store.changelog_apply import byte_sizes, numbered, slices
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["diff_state"]
 
-# Keys per batch of the result.
+# Keys per batch of the result, and bytes of their rows on both sides.
 _BATCH_ROWS: Final = 1 << 16
+_BATCH_BYTES: Final = 1 << 28
 
 
 def diff_state(
@@ -81,8 +82,8 @@ def diff_state(
         changes = _Changes(
             *parallel_map(lambda part: part[0].table(part[1]), [(first, one), (second, other)])
         )
-        for start in range(0, len(changes.keys), _BATCH_ROWS):
-            keys = changes.keys[start : start + _BATCH_ROWS]
+        for start, end in slices(changes.bytes, _BATCH_ROWS, _BATCH_BYTES):
+            keys = changes.keys[start:end]
             columns = [changes.kinds(keys), decode_array(changes.key_bytes(keys), key)]
             for side, value in zip(changes.sides, values, strict=True):
                 columns.append(side.lists(keys, value) if several else side.values(keys, value))
@@ -104,6 +105,8 @@ class _Side:
         self.numbers = values[self._order]
         self.counts = np.bincount(keys, minlength=most)
         self._starts = np.cumsum(self.counts) - self.counts
+        # Bytes of the values of each key.
+        self.bytes = np.bincount(keys, byte_sizes(self._values), most).astype(np.int64)
 
     def values(self, keys: NDArray[np.int64], kind: SparkType) -> pa.StructArray:
         """Return the single value of each of these keys, null if it has none."""
@@ -111,7 +114,7 @@ class _Side:
 
         missing = self.counts[keys] == 0
         rows = self._order[np.where(missing, 0, self._starts[keys])] if len(self._order) else keys
-        return decode_array(_taken(self._values, pa.array(rows, mask=missing)), kind)
+        return decode_array(_taken(self._values, rows, missing), kind)
 
     def lists(self, keys: NDArray[np.int64], kind: SparkType) -> pa.ListArray:
         """Return all values of each of these keys, null if it has none."""
@@ -126,7 +129,7 @@ class _Side:
             pa.list_(kind.arrow),
             len(keys),
             [present, pa.py_buffer(offsets.astype(np.int32))],
-            children=[decode_array(_taken(self._values, pa.array(rows)), kind)],
+            children=[decode_array(_taken(self._values, rows), kind)],
         )
 
 
@@ -148,6 +151,8 @@ class _Changes:
         differs[one.keys[~differs[one.keys]][alike[0] != alike[1]]] = True
         self.sides = (one, other)
         self.keys: NDArray[np.int64] = np.flatnonzero(differs)
+        sizes = byte_sizes(pa.chunked_array([self._dictionary])) + one.bytes + other.bytes
+        self.bytes: NDArray[np.int64] = sizes[self.keys]
 
     def kinds(self, keys: NDArray[np.int64]) -> pa.StringArray:
         """Return the kind of change of these keys."""
@@ -159,15 +164,32 @@ class _Changes:
         )
         return pa.array(kinds, pa.string())
 
-    def key_bytes(self, keys: NDArray[np.int64]) -> pa.BinaryArray:
+    def key_bytes(self, keys: NDArray[np.int64]) -> pa.LargeBinaryArray:
         """Return the bytes of these keys."""
         return self._dictionary.take(pa.array(keys))
 
 
-def _numbered(*columns: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.BinaryArray]:
+def _numbered(*columns: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.LargeBinaryArray]:
     return numbered(pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.binary()))
 
 
-def _taken(column: pa.ChunkedArray, rows: pa.Array) -> pa.BinaryArray:
-    taken = column.take(rows)
-    return pa.concat_arrays(taken.chunks) if taken.num_chunks else pa.array([], pa.binary())
+def _taken(
+    column: pa.ChunkedArray, rows: NDArray[np.int64], missing: NDArray[np.bool_] | None = None
+) -> pa.BinaryArray:
+    """Return these rows, null where they are missing; the column as one array could exceed 32-bit offsets."""
+    import numpy as np
+
+    ends = np.cumsum([len(chunk) for chunk in column.chunks], dtype=np.int64)
+    chunks = np.searchsorted(ends, rows, side="right")
+    order = np.argsort(chunks, kind="stable")
+    if missing is not None:
+        order = order[~missing[order]]
+    parts = []
+    bounds = np.searchsorted(chunks[order], np.arange(len(ends) + 1))
+    for number in np.flatnonzero(np.diff(bounds)).tolist():
+        inside = order[bounds[number] : bounds[number + 1]]
+        first = int(ends[number]) - len(column.chunk(number))
+        parts.append(column.chunk(number).take(pa.array(rows[inside] - first)))
+    positions = np.zeros(len(rows), np.int64)
+    positions[order] = np.arange(len(order))
+    return pa.concat_arrays([*parts, pa.array([], pa.binary())]).take(pa.array(positions, mask=missing))

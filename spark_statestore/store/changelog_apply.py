@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ROW_SCHEMA", "apply_changelog", "numbered"]
+__all__ = ["ROW_SCHEMA", "apply_changelog", "byte_sizes", "numbered", "slices"]
 
 ROW_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
@@ -45,13 +45,14 @@ def apply_changelog(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return rows.cast(ROW_SCHEMA)
 
 
-def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.BinaryArray]:
+def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.LargeBinaryArray]:
     """Return a number for each value, equal for equal values, and the distinct values by number."""
     import numpy as np
 
-    encoded = column.dictionary_encode()
+    # The distinct values are one array, which has more than 2 GiB of them with 64-bit offsets only.
+    encoded = column.cast(pa.large_binary()).dictionary_encode()
     if not encoded.num_chunks:
-        return np.empty(0, np.int32), pa.array([], column.type)
+        return np.empty(0, np.int32), pa.array([], pa.large_binary())
     dictionaries = {
         tuple(None if buffer is None else buffer.address for buffer in chunk.dictionary.buffers())
         for chunk in encoded.chunks
@@ -60,3 +61,29 @@ def numbered(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.BinaryArray
         # Usually all chunks share one dictionary; unifying is linear in the size of all dictionaries.
         encoded = encoded.unify_dictionaries()
     return np.concatenate([chunk.indices.to_numpy() for chunk in encoded.chunks]), encoded.chunk(0).dictionary
+
+
+def byte_sizes(column: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Return the number of bytes of each value, 0 for null."""
+    import numpy as np
+    import pyarrow.compute as pc
+
+    sizes = pc.fill_null(pc.binary_length(column), 0)
+    return np.asarray(sizes.to_numpy(), np.int64)
+
+
+def slices(sizes: NDArray[np.int64], rows: int, most: int) -> Iterator[tuple[int, int]]:
+    """Yield start and end of slices with at most `rows` rows and `most` bytes, or of one row that is larger.
+
+    An Arrow array of bytes has 32-bit offsets, so that 2 GiB do not fit into one.
+    """
+    import numpy as np
+
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(sizes):
+        before = int(ends[start - 1]) if start else 0
+        within = int(np.searchsorted(ends, before + most, side="right"))
+        end = min(start + rows, max(within, start + 1))
+        yield start, end
+        start = end

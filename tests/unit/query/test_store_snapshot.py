@@ -138,6 +138,21 @@ def test_write_store_splits_many_rows_into_batches(tmp_path, monkeypatch: pytest
     assert len(entry.state.state_name_to_partition_offsets["many"].offsets) == 3
 
 
+def test_write_store_splits_many_bytes_into_batches(tmp_path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_BATCH_BYTES", 1000)
+    checkpoint = QueryCheckpoint(str(tmp_path))
+    sizes = [300, 300, 300, 2000, 300, 900, 99]
+    changes = [("one", PUT, b"%d" % key, bytes(size)) for key, size in enumerate(sizes)]
+    expected = commit_all(checkpoint, [changes])
+    content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
+    write_store(checkpoint.open(STORE), CheckpointName(2), "00000000000000aa", content)
+    copied = read_store(checkpoint, StoreVersion(STORE, CheckpointName(2)))
+    assert rows_of(copied) == expected
+    (entry,) = checkpoint.open(STORE).metadata(CheckpointName(2)).handle
+    # Three rows, the one that exceeds the limit alone, one, and two of exactly the limit with their keys.
+    assert len(entry.state.state_name_to_partition_offsets["one"].offsets) == 5
+
+
 def test_write_store_writes_no_version_if_the_read_fails(tmp_path):
     checkpoint = QueryCheckpoint(str(tmp_path))
     commit_all(checkpoint, [[("one", PUT, b"a", random.Random(1).randbytes(3_000_000))]])

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from hypothesis import given, settings
 import spark_statestore
 from spark_statestore import diff_state, iter_state, read_state
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, OptionError
+from spark_statestore.rows import diff
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily
@@ -112,6 +114,33 @@ def test_diff_state_returns_changes_by_key(made: list[Changes]) -> None:
             found.validate(full=True)
             expected = changed(query.left[first], query.left[second], family)
             assert counted(found.to_pylist()) == counted(expected)
+
+
+@given(made=batches)
+@settings(max_examples=5 * EFFORT)
+def test_diff_state_bounds_the_bytes_of_a_batch(made: list[Changes]) -> None:
+    with ran(made) as query, pytest.MonkeyPatch.context() as patch:
+        for family in FAMILIES:
+            whole = diff_state(query.url, 0, query.batch, column_family=family)
+            patch.setattr(diff, "_BATCH_BYTES", 50)
+            parts = diff_state(query.url, 0, query.batch, column_family=family)
+            patch.undo()
+            assert parts.to_pylist() == whole.to_pylist()
+            assert all(batch.num_rows == 1 for batch in parts.to_batches())
+
+
+@pytest.mark.slow
+def test_diff_takes_rows_of_more_than_2_gib() -> None:
+    # The chunks share their memory.
+    value = pa.array([bytes(64 << 20)])
+    rows = pa.table(
+        [pa.chunked_array([[b"%d" % key] for key in range(33)]), pa.chunked_array([value] * 33)],
+        ROW_SCHEMA.names,
+    )
+    changes = diff._Changes(rows, rows.slice(1))
+    assert changes.key_bytes(changes.keys).to_pylist() == [b"0"]
+    taken = diff._taken(rows["value"], np.array([32, 0, 5]), np.array([False, False, True]))
+    assert (taken.is_valid().to_pylist(), taken[0].as_py() == value[0].as_py()) == ([True, True, False], True)
 
 
 def changed(before: FamilyRows, after: FamilyRows, family: str) -> list[dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import hypothesis.strategies as st
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
 from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
-from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog
+from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog, numbered
 from tests.support.effort import EFFORT
 
 Change = tuple[int, bytes, bytes | None]
@@ -68,3 +71,24 @@ def test_apply_changelog_takes_sliced_batches() -> None:
         {"key": b"b", "value": b"3"},
         {"key": b"a", "value": b"4"},
     ]
+
+
+def test_numbered_has_64_bit_offsets() -> None:
+    # The distinct values of a partition can be more than 2 GiB; the soak test below has as many.
+    _, values = numbered(pa.chunked_array([pa.array([b"a", b"b"])]))
+    assert values.type == pa.large_binary()
+
+
+@pytest.mark.soak
+def test_apply_changelog_takes_more_than_2_gib_of_keys() -> None:
+    size = 64 << 20
+    memory = pa.py_buffer(random.Random(1).randbytes(size + 40 * 8))
+
+    def put(number: int) -> pa.RecordBatch:
+        offsets = pa.py_buffer(np.array([8 * number, 8 * number + size], np.int32))
+        key = pa.Array.from_buffers(pa.binary(), 1, [None, offsets, memory])
+        return pa.RecordBatch.from_arrays(
+            [pa.array([PUT], pa.uint8()), key, pa.array([b"1"])], schema=CHANGE_SCHEMA
+        )
+
+    assert apply_changelog(map(put, [*range(33), 0, 1])).num_rows == 33
