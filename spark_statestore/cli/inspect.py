@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -11,6 +10,7 @@ import click
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, size, table, when, with_output
 from spark_statestore.errors import CheckpointError, CheckpointNotFoundError
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.savepoint import open_checkpoint
 from spark_statestore.query.summary import StoredFiles, StoreSummary, stored_files, summarize_each
@@ -275,7 +275,7 @@ def _kind(entry: ChainEntry) -> str:
 
 def _short(schema: str) -> str:
     """Format a schema of Spark's as names and types."""
-    return ", ".join(f"{field['name']} {_type(field['type'])}" for field in json.loads(schema)["fields"])
+    return ", ".join(f"{field['name']} {_type(field['type'])}" for field in parse_json(schema)["fields"])
 
 
 def _type(node: Any) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from spark_statestore.errors import CheckpointExistsError
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.query_checkpoint import METADATA
 from spark_statestore.savepoints.restore import IN_PROGRESS, is_reserved, remove_location
 
@@ -87,8 +88,8 @@ def _was_interrupted(files: FileSystem, root: str) -> bool:
 
 def _read(files: FileSystem, path: str) -> dict[str, Any] | None:
     """Return the content of a marker file of a conversion; None if there is none, or another one."""
-    with contextlib.suppress(FileNotFoundError, KeyError, ValueError, TypeError, RecursionError):
-        node = json.loads(files.read(path))
+    with contextlib.suppress(FileNotFoundError, KeyError, ValueError, TypeError):
+        node = parse_json(files.read(path))
         if node["by"] == _BY:
             return {
                 "host": str(node["host"]),

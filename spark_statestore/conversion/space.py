@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,7 @@ from spark_statestore.conversion.providers import is_own
 from spark_statestore.errors import ConversionError
 from spark_statestore.files import open_file_system, split_url
 from spark_statestore.files.failures import failing_to
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.query_checkpoint import STATE
 from spark_statestore.query.summary import summarize
 
@@ -75,6 +75,6 @@ def _table_bytes(archive: bytes) -> int:
     """Return the size of the tables that a RocksDB snapshot names; 0 if its metadata has another form."""
     with contextlib.suppress(zipfile.BadZipFile, KeyError, TypeError, ValueError):
         with zipfile.ZipFile(io.BytesIO(archive)) as files:
-            node: dict[str, Any] = json.loads(files.read("metadata").partition(b"\n")[2])
+            node: dict[str, Any] = parse_json(files.read("metadata").partition(b"\n")[2])
         return sum(int(table["sizeBytes"]) for table in node.get("sstFiles", ()))
     return 0

@@ -38,6 +38,7 @@ __all__ = [
     "decode_object",
     "encode_object",
     "matches_with_state",
+    "parse_json",
     "reading",
     "require_attempt_id",
     "require_count",
@@ -53,6 +54,9 @@ ATTEMPT: Final = r"[0-9a-f]{16}"
 """Regular expression of attempt ids."""
 
 _ATTEMPT: Final = re.compile(ATTEMPT)
+
+# Levels of JSON; a nested type of Spark's has up to four levels for each of its own.
+_DEEPEST: Final = 256
 
 _END: Final = b"SSTE"
 # Magic, format version, kind, unused, attempt_id, bytes of inline state, bytes of the body.
@@ -250,7 +254,7 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
         described, *handles = _split(body)
         if len(described) > _LARGEST_PROPERTIES:
             raise ValueError(f"its properties are {len(described)} bytes")
-        properties = json.loads(described)
+        properties = parse_json(described)
         if not isinstance(properties, dict):
             raise TypeError(f"its properties are a JSON {type(properties).__name__}")
         return MetadataObject(MetadataKind(kind), attempt_id.hex(), properties, tuple(handles))
@@ -273,6 +277,34 @@ def matches_with_state(data: bytes, size: int, checksum: int) -> bool:
     of_all = combine(zlib.crc32(data[: HEADER.size]), checksum, size)
     expected, _ = FOOTER.unpack_from(data, len(data) - FOOTER.size)
     return bool(zlib.crc32(data[HEADER.size : -FOOTER.size], of_all) == expected)
+
+
+def parse_json(text: str | bytes | bytearray | memoryview) -> Any:
+    """Parse JSON that was read from storage.
+
+    Raises
+    ------
+    ValueError
+        If it is not JSON, or nested so deeply that code which follows the nesting would exceed Python's recursion limit.
+    """
+    data = bytes(text) if isinstance(text, memoryview) else text
+    try:
+        node = json.loads(data)
+    except RecursionError as error:
+        raise ValueError("its JSON is nested too deeply") from error
+    encoded = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+    if encoded.count(b"[") + encoded.count(b"{") > _DEEPEST:
+        level = [node]
+        for _ in range(_DEEPEST):
+            level = [
+                child
+                for parent in level
+                if isinstance(parent, dict | list)
+                for child in (parent.values() if isinstance(parent, dict) else parent)
+            ]
+        if level:
+            raise ValueError(f"its JSON is nested more than {_DEEPEST} levels deep")
+    return node
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.formats.metadata import parse_json
 
 __all__ = ["SHUFFLE_PARTITIONS", "CommitEntry", "OffsetEntry"]
 
@@ -116,7 +117,7 @@ def _decode(data: bytes, where: str) -> tuple[str, dict[str, Any], tuple[str, ..
         version, metadata, *sources = data.decode().split("\n")
         if not _VERSION.fullmatch(version):
             raise ValueError(f"the first line is {version!r}, which is not a log version")
-        node = json.loads(metadata)
+        node = parse_json(metadata)
         if not isinstance(node, dict):
             raise TypeError("the second line is not a JSON object")
     except (TypeError, ValueError) as error:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.formats.metadata import parse_json
 
 __all__ = ["JOIN", "SCHEMAS", "OperatorStore", "StatefulOperator"]
 
@@ -84,7 +85,7 @@ class StatefulOperator:
         """Parse a file of operator metadata."""
         try:
             version, text = data.decode().split("\n", 1)
-            node = json.loads(text)
+            node = parse_json(text)
             info = node["operatorInfo"]
             stores = tuple(
                 OperatorStore(store["storeName"], store["numColsPrefixKey"], store["numPartitions"])
@@ -132,13 +133,13 @@ class StatefulOperator:
 
         `key_schema` is that of the column family ``default``.
         """
-        return self.may_be_single and len(json.loads(key_schema)["fields"]) == _SINGLE_WITH[self.name]
+        return self.may_be_single and len(parse_json(key_schema)["fields"]) == _SINGLE_WITH[self.name]
 
     @property
     def properties(self) -> Mapping[str, Any]:
         """Properties of the operator, such as the state variables of transformWithState; empty in version 1."""
         text = self.node.get("operatorPropertiesJson")
-        return json.loads(text) if text else {}
+        return parse_json(text) if text else {}
 
     @property
     def schema_files(self) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from spark_statestore.errors import (
 )
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to, read_file
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.options import StorageOptions
 from spark_statestore.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.query.operators import StatefulOperator
@@ -136,7 +136,7 @@ class QueryCheckpoint:
                     f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is being written to it, or a "
                     "process was killed while it did. Then delete the directory, and write it again."
                 )
-            found = str(json.loads(data)["id"])
+            found = str(parse_json(data)["id"])
             if not _ID.fullmatch(found):
                 raise ValueError(f"{found!r:.80} is not an id")
             return found

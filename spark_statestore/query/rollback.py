@@ -12,6 +12,7 @@ from typing import Final
 from spark_statestore.errors import CorruptCheckpointError, QueryRunningError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.query import sources
 from spark_statestore.query.layout import entry_before, list_below, newest_operator_state, operator_states
@@ -325,7 +326,7 @@ def _created(checkpoint: QueryCheckpoint, path: str) -> list[str]:
     with failing_to("read", checkpoint.files, path):
         data = checkpoint.files.read(path)
     try:
-        found: list[str] = json.loads(data)
+        found: list[str] = parse_json(data)
         # Rollbacks create only files in sources' logs, so nothing else is deleted.
         if not all(name.startswith(f"{SOURCES}/") for name in found):
             raise ValueError(f"{found!r:.200} are not all names below {SOURCES}")

@@ -7,13 +7,13 @@ the last entry that a batch has read; later entries belong to later batches.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.logs import OffsetEntry
 
 __all__ = [
@@ -107,7 +107,7 @@ def is_file_log(data: bytes) -> bool:
     if not version.startswith(b"v"):
         return False
     try:
-        first = json.loads(entries.partition(b"\n")[0])
+        first = parse_json(entries.partition(b"\n")[0])
     except ValueError:
         # Only the file source writes a log file without entries.
         return not entries
@@ -125,7 +125,7 @@ def position(offset: str) -> int | None:
     if offset == _NOTHING:
         return -1
     try:
-        node = json.loads(offset)
+        node = parse_json(offset)
     except ValueError:
         return None
     found = node.get("logOffset") if isinstance(node, dict) else node
@@ -173,7 +173,7 @@ def compacted(data: bytes, last: int, where: str) -> bytes:
     """Return a compacted file cut after an entry."""
     version, *entries = data.split(b"\n")
     try:
-        kept = [entry for entry in entries if entry and json.loads(entry)["batchId"] <= last]
+        kept = [entry for entry in entries if entry and parse_json(entry)["batchId"] <= last]
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
             f"{where} is not a log of a file source: {error!r}. Restore it from a backup; nothing was changed."

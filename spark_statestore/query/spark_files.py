@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 import zlib
@@ -11,6 +10,7 @@ from typing import Final
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError
 from spark_statestore.files import FileSystem
 from spark_statestore.files.failures import failing_to
+from spark_statestore.formats.metadata import parse_json
 
 __all__ = ["check_log_entry", "read_checked"]
 
@@ -65,7 +65,7 @@ def check_log_entry(data: bytes, where: str) -> None:
         if not _VERSION.fullmatch(version):
             raise ValueError(f"the first line is {version!r}, which is not a log version")
         for line in lines:
-            json.loads(line)
+            parse_json(line)
     except ValueError as error:
         raise CorruptCheckpointError(
             f"{where} is not an entry of a source's log: {error}. Restore it from a backup, or resume from an earlier "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from spark_statestore._version import SUPPORTED_SPARK
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.options import PROVIDER_KEY
 from spark_statestore.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.query.operators import StatefulOperator
@@ -89,7 +89,7 @@ def _limits_of(
     elif ordered_by_time:
         yield _since("4.2"), f"{which} has keys ordered by a timestamp, which Spark has since 4.2"
     if operator.name in ("dedupe", "dedupeWithinWatermark") and offsets.conf.get(_KEYS_AS_WRITTEN) == "true":
-        columns = max(len(json.loads(family.key_schema)["fields"]) for family in families)
+        columns = max(len(parse_json(family.key_schema)["fields"]) for family in families)
         if columns > _ORDERED_SET:
             reason = (
                 f"{which} has {columns} key columns in the order of the query, but Spark before 4.3 orders more than "

@@ -6,12 +6,12 @@ of a state has these columns, at positions that depend on the operator and the s
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from spark_statestore.errors import RescaleError
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import StatefulOperator
 from spark_statestore.rows.types import SparkType
 from spark_statestore.store.metadata import ColumnFamily
@@ -121,5 +121,5 @@ def _is_map(expiries: ColumnFamily, variable: ColumnFamily | None) -> bool:
     if variable is not None:
         return variable.key_encoder == "prefix"
     # The variable was deleted; its expiries remain and are never read.
-    element = json.loads(expiries.key_schema)["fields"][1]["type"]
+    element = parse_json(expiries.key_schema)["fields"][1]["type"]
     return [field["name"] for field in element["fields"]] == ["key", "userKey"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from spark_statestore.errors import CheckpointNotFoundError
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.query.savepoint import open_checkpoint
 from spark_statestore.rows.columns import StateColumns
@@ -128,7 +128,7 @@ class StateSource:
 def variable_kinds(operator: StatefulOperator) -> dict[str, str]:
     """Return the state variables of transformWithState with their kinds; none for another operator."""
     variables = operator.properties.get("stateVariables", [])
-    nodes = [json.loads(node) if isinstance(node, str) else node for node in variables]
+    nodes = [parse_json(node) if isinstance(node, str) else node for node in variables]
     return {node["stateName"]: node["stateVariableType"] for node in nodes}
 
 

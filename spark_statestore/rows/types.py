@@ -12,6 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
+from spark_statestore.formats.metadata import parse_json
 
 __all__ = ["KNOWN", "LONG_DIGITS", "SparkType", "parse_schema", "with_unique_names"]
 
@@ -163,7 +164,7 @@ def _of_schema(schema: str) -> Iterator[None]:
 
 
 def _row(schema: str) -> Any:
-    node = json.loads(schema)
+    node = parse_json(schema)
     if node["type"] != "struct":
         raise TypeError(f"it describes a {node['type']}, not a row")
     return node

@@ -14,6 +14,7 @@ from spark_statestore._version import __version__
 from spark_statestore.errors import CheckpointIOError, SavepointError, StateStoreError, StorageURLError
 from spark_statestore.files import FileSystem, join, open_file_system, split_url
 from spark_statestore.files.failures import failing_to, read_file
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.parallel import parallel_map
 from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
 from spark_statestore.query.savepoint import Savepoint, is_or_was_savepoint, load_savepoint, require_savepoint
@@ -71,8 +72,8 @@ class Hold:
             If it cannot be read.
         """
         try:
-            return str(json.loads(read_file(self.files, self.path))["holder"])
-        except (FileNotFoundError, KeyError, TypeError, ValueError, RecursionError):
+            return str(parse_json(read_file(self.files, self.path))["holder"])
+        except (FileNotFoundError, KeyError, TypeError, ValueError):
             return None
 
     def exists(self) -> bool:

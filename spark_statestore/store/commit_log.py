@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from typing import TYPE_CHECKING
 
 from spark_statestore.errors import CheckpointExistsError, StorageError
 from spark_statestore.files import FileSystem, join, open_file_system, parent_of
+from spark_statestore.formats.metadata import parse_json
 
 if TYPE_CHECKING:
     from spark_statestore.storage import CheckpointName
@@ -70,7 +70,7 @@ class CommitLog:
         if name.id is None:
             return False
         try:
-            ids = json.loads(entry.split(b"\n")[1]).get("stateUniqueIds")
+            ids = parse_json(entry.split(b"\n")[1]).get("stateUniqueIds")
             return bool(ids) and name.id not in ids[str(store.operator)][store.partition]
         except (ValueError, LookupError, TypeError, AttributeError):
             # Spark reports the damage when it reads the entry.

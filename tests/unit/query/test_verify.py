@@ -262,6 +262,20 @@ def test_verify_finds_an_invalid_source_entry_without_checksums(query: StoredQue
         assert not verify(query.url, 1).ok
 
 
+@pytest.mark.parametrize("depth", [300, 100_000])
+@pytest.mark.parametrize(
+    "name", ["metadata", "offsets/2", "commits/2", "sources/0/2", "state/0/_metadata/metadata"]
+)
+def test_verify_finds_deeply_nested_json(query: StoredQuery, name: str, depth: int) -> None:
+    nested = '{"id":' * depth + "0" + "}" * depth
+    query.put(name, nested if name == "metadata" else f"v1\n{nested}")
+    # As Spark's Hadoop file system has written it.
+    query.directory.joinpath(name).with_name(f".{name.rpartition('/')[2]}.crc").unlink(missing_ok=True)
+    problems = verify(query.url, 2).problems
+    assert {problem.kind for problem in problems} == {"damaged"}
+    assert "nested" in problems[0].message
+
+
 def test_verify_reads_schema_files_where_spark_does(query: StoredQuery, tmp_path: Path) -> None:
     operator = query.directory / "state/0/_metadata/metadata"
     node = json.loads(operator.read_text().split("\n")[1])
