@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import importlib.util
 import os
 import re
@@ -227,7 +228,7 @@ def configure(
         _append(builder, defaults, "spark.plugins", PLUGIN_CLASS)
     # spark-submit has started the JVM already, with --jars and --py-files.
     if not submitted:
-        _require_no_jvm()
+        _require_loadable_jar(set(settings))
         _ship(builder, defaults, "spark.jars", "--jars", jar_path())
         _ship(builder, defaults, "spark.submit.pyFiles", "--py-files", _package_archive())
     return builder
@@ -252,13 +253,9 @@ def attach(spark: SparkSession) -> None:
             "spark_statestore.attach in a session of its own."
         )
     missing = []
-    build = None
+    build = _build_info(jvm)
     provider = spark.conf.get(PROVIDER_KEY, None)
-    try:
-        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        jvm.java.lang.Class.forName(PROVIDER_CLASS, True, loader)
-        build = jvm.org.apache.spark.sql.statestore.BuildInfo
-    except Exception:  # noqa: BLE001 - py4j raises several types
+    if build is None:
         effect = (
             f"; {PROVIDER_KEY!r} names a class in it, so a query ends with 'terminated with "
             f"exception: {PROVIDER_CLASS}', a ClassNotFoundException"
@@ -349,14 +346,38 @@ def _ship(builder: Builder, defaults: dict[str, str], key: str, flag: str, path:
     _append(builder, defaults, key, path)
 
 
-def _require_no_jvm() -> None:
+# The options that `configure` has set in this process. Spark keeps the settings of the session that launched the JVM as
+# defaults of the sessions after it.
+_configured: set[str] = set()
+
+
+def _require_loadable_jar(settings: set[str]) -> None:
+    """Raise an error if there is a JVM without this jar, or a session runs in it; prepare it for a next session."""
     context = sys.modules.get("pyspark.core.context")
-    if context is not None and context.SparkContext._gateway is not None:
-        raise SessionError(
-            "this Python process has a running Spark JVM, whose class path is fixed: call "
-            "spark_statestore.configure before the first session is built, or restart Python. "
-            "spark_statestore.attach(spark) checks the running session."
-        )
+    gateway = context and context.SparkContext._gateway
+    if gateway:
+        build = _build_info(gateway.jvm)
+        has_session = context.SparkContext._active_spark_context is not None
+        if has_session or build is None or build.version() != __version__:
+            raise SessionError(
+                "this Python process has a running Spark JVM, whose class path is fixed: call "
+                "spark_statestore.configure before the first session is built, or restart Python. If it has configured "
+                "the running session, stop that one first (spark.stop()). spark_statestore.attach(spark) checks the running session."
+            )
+        for key in _configured - settings:
+            gateway.jvm.java.lang.System.clearProperty(key)
+        _configured.clear()
+    _configured.update(settings)
+
+
+def _build_info(jvm: Any) -> Any:
+    """Return the `BuildInfo` of the jar on a JVM's class path, None if there is none."""
+    try:
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        jvm.java.lang.Class.forName(PROVIDER_CLASS, True, loader)
+        return jvm.org.apache.spark.sql.statestore.BuildInfo
+    except Exception:  # noqa: BLE001 - py4j raises several types
+        return None
 
 
 def _interpreter(given: dict[str, Any], defaults: dict[str, str]) -> str | None:
@@ -388,18 +409,48 @@ def _spark_defaults() -> dict[str, str]:
     return settings
 
 
+# By process, as a forked child has its parent's.
+_shipped_directories: dict[int, Path] = {}
+
+
+def _shipped_directory() -> Path:
+    """Return the directory for files that this process ships, which is removed when the process ends."""
+    process = os.getpid()
+    directory = _shipped_directories.get(process)
+    if directory is None or not _is_own(directory):
+        parent = tempfile.gettempdir()
+        remove_abandoned(parent)
+        directory = _shipped_directories[process] = Path(tempfile.mkdtemp(prefix=PREFIX))
+        keep_while_alive(str(directory))
+        atexit.register(_remove_shipped, directory, process)
+    return directory
+
+
+def _is_own(directory: Path) -> bool:
+    # A cleaner of temporary files may have removed it, and another user made one of this name.
+    with contextlib.suppress(OSError):
+        return directory.lstat().st_uid == os.geteuid()
+    return False
+
+
+def _remove_shipped(directory: Path, process: int) -> None:
+    # A forked child that ends by itself runs its parent's handlers.
+    if os.getpid() == process:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _package_archive() -> str:
-    """Zip the part of this package that executors need: the modules at its top, and the packages of `_SHIPPED`."""
-    remove_abandoned(tempfile.gettempdir())
-    directory = tempfile.mkdtemp(prefix=PREFIX)
-    keep_while_alive(directory)
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    """Zip the part of this package that executors need: the modules at its top, and the packages of `_SHIPPED`.
+
+    All sessions of a process ship one archive, as Spark keeps its path with the JVM.
+    """
     root = Path(__file__).parent
-    archive = Path(directory, f"spark_statestore-{__version__}.zip")
-    sources = [*root.glob("*.py"), *(path for name in _SHIPPED for path in (root / name).rglob("*.py"))]
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
-        for path in sorted(sources):
-            target.write(path, Path(root.name, path.relative_to(root)))
+    archive = _shipped_directory() / f"spark_statestore-{__version__}.zip"
+    if not archive.exists():
+        sources = [*root.glob("*.py"), *(path for name in _SHIPPED for path in (root / name).rglob("*.py"))]
+        with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as target:
+            for path in sorted(sources):
+                target.write(path, Path(root.name, path.relative_to(root)))
     return str(archive)
 
 

@@ -31,6 +31,7 @@ from tests.spark.counting import (
     wait_for_batch,
     wait_until,
 )
+from tests.support.s3 import new_bucket, s3_service
 
 
 @pytest.fixture
@@ -216,9 +217,23 @@ def test_modules_in_the_working_directory_do_not_shadow_imports(scratch: Path) -
 
 
 @pytest.mark.slow
-def test_commits_are_reported_to_the_driver_of_the_running_application(built: Path, tmp_path: Path):
-    # A batch of foreachBatch fails if a store's commit was not reported.
-    with Program("applications", directory=str(tmp_path)) as program:
-        assert program.next("first") == [[1, 1], [2, 2]]
-        assert program.next("second") == [[1, 2], [2, 4]]
-        program.end()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_applications_of_one_jvm_use_backends_of_their_own(
+    built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A batch of foreachBatch fails if a store's commit was not reported to the driver of the running application.
+    with s3_service() as url:
+        bucket = new_bucket(url, monkeypatch)
+        with Program("applications", directory=str(tmp_path), bucket=bucket) as program:
+            for number, application in enumerate(("first", "second", "third"), 1):
+                counts = [[1, number], [2, 2 * number]]
+                assert program.next(application) == {
+                    "numRetained": "5" if number == 1 else None,
+                    "local": [counts, counts, number - 1],
+                    "s3": [counts, counts, number - 1],
+                    # Its files end with the backend.
+                    "memory": [counts, counts],
+                    "backends": 1,
+                    "backends after": 0,
+                }
+            program.end()

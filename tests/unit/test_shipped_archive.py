@@ -141,3 +141,22 @@ for name in spark_statestore.__all__:
 """
     assert "read_state" in run(archive, program).split()
     assert "configure" not in run(archive, program).split()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_archive_ends_with_its_process_and_not_with_a_forked_child() -> None:
+    program = """
+import os, sys
+from spark_statestore import session
+archive = session._package_archive()
+assert session._package_archive() == archive
+if os.fork() == 0:
+    assert session._package_archive() != archive
+    sys.exit()
+assert os.wait()[1] == 0
+print(archive, os.path.exists(archive))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    archive, exists = done.stdout.split()
+    assert exists == "True"
+    assert not Path(archive).parent.exists()

@@ -1,43 +1,64 @@
-"""Test program: a query with `foreachBatch` in two applications, one after the other in one JVM.
+"""Test program: three applications, one after the other in one JVM, as a notebook that stops its session and starts another.
 
-The only argument is a JSON object: ``directory``, below which everything goes.
+The only argument is a JSON object: ``directory``, below which local files go, and ``bucket``, the name of one on S3. Each
+application takes the same queries one batch further, reads their state, and takes a savepoint.
 """
 
 import json
 import sys
-
-import pandas as pd
+from typing import Any
 
 import spark_statestore
-from tests.spark.counting import report
+from spark_statestore.options import OPTION_PREFIX
+from tests.spark.counting import backends_of, jvm_of, report
 from tests.support.sessions import local_builder
 
-directory = json.loads(sys.argv[1])["directory"]
-settings: list[tuple[str, str]] = []
-for application in "first", "second":
-    builder = local_builder(application, memory="512m")
-    if settings:
-        # The JVM has loaded the jar already.
-        for key, value in settings:
-            builder.config(key, value)
-    else:
-        builder = spark_statestore.configure(builder)
-    spark = builder.getOrCreate()
-    own = ("spark.app.", "spark.driver.port")
-    settings = [(k, v) for k, v in spark.sparkContext.getConf().getAll() if not k.startswith(own)]
-    spark.createDataFrame(pd.DataFrame({"k": [1, 2, 2]})).coalesce(1).write.parquet(
-        f"{directory}/input", "append"
-    )
+asked = json.loads(sys.argv[1])
+directory = asked["directory"]
+URLS = {
+    "local": f"{directory}/checkpoint",
+    "s3": f"s3://{asked['bucket']}/checkpoint",
+    "memory": "memory://apps/checkpoint",
+}
+
+
+def state_of(spark, url):
+    rows = spark.read.format("statestore").load(url).select("key.k", "value.count").collect()
+    return sorted(map(list, rows))
+
+
+def run(spark, url):
     counts = spark.readStream.schema("k long").parquet(f"{directory}/input").groupBy("k").count()
     found: list[list[int]] = []
     query = (
         counts.writeStream.outputMode("complete")
-        .foreachBatch(lambda batch, _, to=found: to.extend(sorted(map(list, batch.collect()))))
-        .option("checkpointLocation", f"{directory}/checkpoint")
+        .foreachBatch(lambda batch, _: found.extend(sorted(map(list, batch.collect()))))
+        .option("checkpointLocation", url)
         .trigger(availableNow=True)
         .start()
     )
     query.awaitTermination()
-    report(application, found)
+    return found
+
+
+for application in "first", "second", "third":
+    builder = local_builder(application, memory="512m").config("spark.plugins", spark_statestore.PLUGIN_CLASS)
+    # What a cell of a notebook has, which is changed and run again.
+    options = {"num_retained": 5} if application == "first" else {}
+    spark = spark_statestore.configure(builder, **options).getOrCreate()
+    spark_statestore.attach(spark)
+    spark.createDataFrame([(1,), (2,), (2,)], "k long").coalesce(1).write.parquet(
+        f"{directory}/input", "append"
+    )
+    values: dict[str, Any] = {"numRetained": spark.conf.get(OPTION_PREFIX + "numRetained", None)}
+    for name, url in URLS.items():
+        values[name] = [run(spark, url), state_of(spark, url)]
+        if name != "memory":
+            # This process has no access to the memory of the backend.
+            values[name].append(spark_statestore.savepoint(url, f"{url}-savepoints").batch)
+    jvm = jvm_of(spark)
+    values["backends"] = len(backends_of(jvm))
     spark.stop()
+    values["backends after"] = len(backends_of(jvm))
+    report(application, values)
 sys.stdin.readline()

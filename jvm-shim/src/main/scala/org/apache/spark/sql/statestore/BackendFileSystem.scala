@@ -75,6 +75,8 @@ private[statestore] object BackendFileSystem {
   /** Registers this file system for the schemes that Hadoop has none for. */
   def register(conf: Configuration): Unit = Schemes.filterNot(isServed(_, conf)).foreach { scheme =>
     conf.set(s"fs.$scheme.impl", classOf[BackendFileSystem].getName)
+    // Hadoop's cache outlives the session, whose options and backend an instance has.
+    conf.setBoolean(s"fs.$scheme.impl.disable.cache", true)
   }
 
   private def isServed(scheme: String, conf: Configuration): Boolean =

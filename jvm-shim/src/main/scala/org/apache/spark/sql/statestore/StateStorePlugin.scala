@@ -47,11 +47,17 @@ class StateStorePlugin extends SparkPlugin {
         s"the state store's plugin received an unexpected message of ${other.getClass.getName}")
     }
 
-    override def shutdown(): Unit = DriverCheckpoints.end()
+    override def shutdown(): Unit = {
+      DriverCheckpoints.end()
+      Backend.stopAll()
+    }
   }
 
   override def executorPlugin(): ExecutorPlugin = new ExecutorPlugin with Logging {
+    private var connected: PluginContext = _
+
     override def init(context: PluginContext, extra: util.Map[String, String]): Unit = {
+      connected = context
       DriverConnection.connect(context)
       BackendMetrics.register(context.metricRegistry)
       try {
@@ -63,9 +69,10 @@ class StateStorePlugin extends SparkPlugin {
       }
     }
 
-    override def shutdown(): Unit = {
-      DriverConnection.disconnect()
-      Backend.stopAll()
+    // In local mode the driver does not wait for it: the next application of the JVM may have begun.
+    override def shutdown(): Unit = if (connected != null) {
+      DriverConnection.disconnect(connected)
+      if (connected.executorID != SparkContext.DRIVER_IDENTIFIER) Backend.stopAll()
     }
   }
 }

@@ -11,7 +11,16 @@ import org.apache.spark.sql.statestore.driver.DriverConnection
 
 /** A driver that answers this JVM's stores with an error, as Spark does if the connection of an executor breaks. */
 object CutOffDriver {
-  def connect(reason: String): Unit = DriverConnection.connect(new PluginContext {
+  private var connected: PluginContext = _
+
+  def connect(reason: String): Unit = {
+    connected = contextOf(reason)
+    DriverConnection.connect(connected)
+  }
+
+  def disconnect(): Unit = DriverConnection.disconnect(connected)
+
+  private def contextOf(reason: String): PluginContext = new PluginContext {
     override def ask(message: AnyRef): AnyRef = throw new SparkException(reason)
     override def send(message: AnyRef): Unit = throw new SparkException(reason)
     override def metricRegistry(): MetricRegistry = null
@@ -19,7 +28,5 @@ object CutOffDriver {
     override def executorID(): String = "0"
     override def hostname(): String = "localhost"
     override def resources(): JavaMap[String, ResourceInformation] = null
-  })
-
-  def disconnect(): Unit = DriverConnection.disconnect()
+  }
 }

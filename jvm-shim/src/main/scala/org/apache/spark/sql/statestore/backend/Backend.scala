@@ -240,12 +240,24 @@ private[statestore] object Backend extends Logging {
 
   private val mapper = new ObjectMapper
   private val backends = new java.util.HashMap[String, Backend]
-  private var watching = false
+  private lazy val shutdownHook = {
+    val hook = new Thread(() => stopAll(), "state-store-backend-stop")
+    Runtime.getRuntime.addShutdownHook(hook)
+    hook
+  }
+
+  // The application whose end stops the backends; null before one is active.
+  private var watched: SparkContext = _
 
   /** The backend of this JVM that runs under the interpreter. */
-  def of(python: String): Backend = synchronized {
-    watch()
-    backends.computeIfAbsent(python, new Backend(_))
+  def of(python: String): Backend = {
+    // Not within this lock: the constructor of a context has the lock that this needs, and starts plugins, which need this one.
+    val active = SparkContext.getActive
+    synchronized {
+      shutdownHook
+      active.foreach(watch)
+      backends.computeIfAbsent(python, new Backend(_))
+    }
   }
 
   /** Returns a figure's sum over the backends of this JVM. */
@@ -265,6 +277,7 @@ private[statestore] object Backend extends Logging {
       }
     }
     backends.clear()
+    watched = null
   }
 
   /** Reads the control frame of an answer; throws the exception of an error frame. */
@@ -340,15 +353,14 @@ private[statestore] object Backend extends Logging {
   }
 
   // A JVM may outlive its session: backends stop with the application.
-  private def watch(): Unit = {
-    if (!watching) {
-      watching = true
-      Runtime.getRuntime.addShutdownHook(new Thread(() => stopAll(), "state-store-backend-stop"))
-    }
-    if (backends.isEmpty) {
-      SparkContext.getActive.foreach(_.addSparkListener(new SparkListener {
-        override def onApplicationEnd(end: SparkListenerApplicationEnd): Unit = stopAll()
-      }))
-    }
+  private def watch(application: SparkContext): Unit = if (application ne watched) {
+    // What a late thread of an ended application has started.
+    if (watched != null) stopAll()
+    watched = application
+    application.addSparkListener(new SparkListener {
+      override def onApplicationEnd(end: SparkListenerApplicationEnd): Unit = endOf(application)
+    })
   }
+
+  private def endOf(application: SparkContext): Unit = synchronized(if (application eq watched) stopAll())
 }

@@ -6,9 +6,10 @@ import org.apache.spark.api.plugin.PluginContext
 private[statestore] object DriverConnection {
   @volatile private var plugin: Option[PluginContext] = None
 
-  def connect(context: PluginContext): Unit = plugin = Some(context)
+  def connect(context: PluginContext): Unit = synchronized { plugin = Some(context) }
 
-  def disconnect(): Unit = plugin = None
+  /** Ends the connection, unless another application of this JVM has connected since. */
+  def disconnect(context: PluginContext): Unit = synchronized(if (plugin.contains(context)) plugin = None)
 
   /** None on the driver, and where the plugin is not loaded. */
   def find(): Option[PluginContext] = plugin

@@ -10,7 +10,7 @@ import org.apache.hadoop.fs.Path
 
 import org.apache.spark.SparkContext
 import org.apache.spark.internal.Logging
-import org.apache.spark.scheduler.{SparkListener, SparkListenerEvent}
+import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd, SparkListenerEvent}
 import org.apache.spark.sql.classic
 import org.apache.spark.sql.statestore.provider.{CommitCollector, StoreLocation, StoreMetrics}
 import org.apache.spark.sql.streaming.{StateOperatorProgress, StreamingQueryProgress}
@@ -71,6 +71,8 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
 
   /** Keeps the metrics of active queries up to date from now on. */
   def register(to: QueryMetrics): Unit = metrics = Some(to)
+
+  override def onApplicationEnd(event: SparkListenerApplicationEnd): Unit = end(this)
 
   override def onOtherEvent(event: SparkListenerEvent): Unit =
     try {
@@ -170,6 +172,11 @@ private[statestore] object QueryMonitor extends Logging {
       current = Some((context, monitor))
       monitor
     }
+  }
+
+  // A JVM may outlive its application.
+  private def end(monitor: QueryMonitor): Unit = synchronized {
+    current = current.filterNot { case (_, ended) => ended eq monitor }
   }
 
   /** Starts the monitor of an application, which does without it if that fails. */

@@ -17,7 +17,8 @@ import org.apache.spark.sql.{SparkSession, classic}
  * the executors.
  */
 private[statestore] object StorageCheck extends Logging {
-  private val checked = ConcurrentHashMap.newKeySet[(String, BackendOptions.Values)]
+  // With the application: the next one of this JVM may have another master.
+  private val checked = ConcurrentHashMap.newKeySet[(String, String, BackendOptions.Values)]
 
   // Errors that do not depend on the machine.
   private val EverywhereWrong = Set("StorageURLError", "OptionError")
@@ -26,7 +27,7 @@ private[statestore] object StorageCheck extends Logging {
   /** Fails if tasks with these options would fail. */
   def require(session: SparkSession, options: BackendOptions): Unit = {
     val python = PythonInterpreter.choose(options, hadoopConf(session))
-    val setting = (python, options.all)
+    val setting = (session.sparkContext.applicationId, python, options.all)
     if (!checked.contains(setting)) {
       val isLocal = session.sparkContext.isLocal
       try {
