@@ -86,6 +86,8 @@ _CUSTOM_METRICS: Final = (
 _CUSTOM_METRICS_KEY = "spark.sql.streaming.ui.enabledCustomMetricList"
 
 _FILE_MANAGER_KEY = "spark.sql.streaming.checkpointFileManagerClass"
+# Spark's lists of files are separated by commas, and each entry is a URI and a pattern of Hadoop.
+_LIST_CHARACTERS: Final = re.compile(r"[#,*?{}\[\]\\]")
 _JAR_NAME = re.compile(r"spark-statestore-spark-(\d+\.\d+)\.jar")
 
 
@@ -229,7 +231,7 @@ def configure(
     # spark-submit has started the JVM already, with --jars and --py-files.
     if not submitted:
         _require_loadable_jar(set(settings))
-        _ship(builder, defaults, "spark.jars", "--jars", jar_path())
+        _ship(builder, defaults, "spark.jars", "--jars", _shippable_jar())
         _ship(builder, defaults, "spark.submit.pyFiles", "--py-files", _package_archive())
     return builder
 
@@ -414,11 +416,23 @@ _shipped_directories: dict[int, Path] = {}
 
 
 def _shipped_directory() -> Path:
-    """Return the directory for files that this process ships, which is removed when the process ends."""
+    """Return the directory for files that this process ships, which is removed when the process ends.
+
+    Raises
+    ------
+    SessionError
+        If Spark cannot take the path of a file in it.
+    """
     process = os.getpid()
     directory = _shipped_directories.get(process)
     if directory is None or not _is_own(directory):
         parent = tempfile.gettempdir()
+        if _LIST_CHARACTERS.search(parent):
+            raise SessionError(
+                f"the directory of temporary files, {parent}, has one of the characters {_LIST_CHARACTERS.pattern} in its "
+                "path, and Spark cannot be given files below it, which a session needs: set the environment variable TMPDIR "
+                "to another directory."
+            )
         remove_abandoned(parent)
         directory = _shipped_directories[process] = Path(tempfile.mkdtemp(prefix=PREFIX))
         keep_while_alive(str(directory))
@@ -437,6 +451,17 @@ def _remove_shipped(directory: Path, process: int) -> None:
     # A forked child that ends by itself runs its parent's handlers.
     if os.getpid() == process:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _shippable_jar() -> str:
+    """Return the path of the jar, or that of a copy if Spark would take its path for a list, pattern or fragment."""
+    jar = jar_path()
+    if _LIST_CHARACTERS.search(jar) is None:
+        return jar
+    copy = _shipped_directory() / os.path.basename(jar)
+    if not copy.exists():
+        shutil.copyfile(jar, copy)
+    return str(copy)
 
 
 def _package_archive() -> str:

@@ -31,7 +31,9 @@ _NEW_LOCK: Final = "lock.new"
 
 # mkdtemp and Java's createTempDirectory, in that order.
 _NAME: Final = re.compile(re.escape(PREFIX) + r"([a-z0-9_]{8}|[0-9]{1,20})")
-_CONTENT: Final = re.compile(r"socket|lock|lock\.new|spark_statestore-[0-9A-Za-z.+]+\.zip")
+_CONTENT: Final = re.compile(
+    r"socket|lock|lock\.new|spark_statestore-[0-9A-Za-z.+]+\.zip|spark-statestore-spark-[0-9.]+\.jar"
+)
 
 # Closed by the kernel, when the process ends.
 _held: list[int] = []

@@ -117,6 +117,49 @@ def test_jar_that_was_not_built_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
         spark_statestore.jar_path("4.1.4")
 
 
+@pytest.fixture
+def unlaunched(builder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A new builder, in a process that has not launched a JVM."""
+    monkeypatch.delenv("PYSPARK_GATEWAY_PORT")
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    monkeypatch.setattr("pyspark.core.context.SparkContext._gateway", None)
+    return builder
+
+
+@pytest.mark.parametrize("name", ["a#b", "a,b", "a*b", "a?b", "a[b]", "a{b}", "a\\b"])
+def test_configure_ships_a_copy_of_a_jar_whose_path_spark_cannot_take(
+    unlaunched: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    jar = tmp_path / name / "jars" / Path(spark_statestore.jar_path()).name
+    jar.parent.mkdir(parents=True)
+    jar.write_bytes(name.encode())
+    monkeypatch.setattr("spark_statestore.session.__file__", str(tmp_path / name / "session.py"))
+    monkeypatch.setattr("spark_statestore.session._shipped_directories", {})
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spark_statestore.configure(unlaunched)
+    shipped = Path(unlaunched._options["spark.jars"])
+    assert shipped.read_bytes() == name.encode()
+    assert re.fullmatch(r"[\w/.-]+", str(shipped.relative_to(tmp_path)))
+
+
+def test_configure_ships_the_jar_itself_from_other_paths(unlaunched: Any) -> None:
+    spark_statestore.configure(unlaunched)
+    assert unlaunched._options["spark.jars"] == spark_statestore.jar_path()
+
+
+def test_configure_refuses_temporary_files_below_a_path_that_spark_cannot_take(
+    unlaunched: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    directory = tmp_path / "a,b"
+    directory.mkdir()
+    monkeypatch.setattr("spark_statestore.session._shipped_directories", {})
+    monkeypatch.setattr("tempfile.tempdir", str(directory))
+    with pytest.raises(
+        spark_statestore.SessionError, match=r"a,b, has one of .*set the environment variable TMPDIR"
+    ):
+        spark_statestore.configure(unlaunched)
+
+
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 
 
