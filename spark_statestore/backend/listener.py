@@ -77,9 +77,9 @@ class Listener:
                 time.sleep(0.1)
 
     def _serve(self, connection: socket.socket) -> None:
+        frames = FrameSocket(connection)
         try:
             try:
-                frames = FrameSocket(connection)
                 is_authenticated = self._handshake(connection, frames)
             finally:
                 self._handshakes.release()
@@ -92,7 +92,8 @@ class Listener:
         except Exception:
             _logger.exception("a connection failed")
         finally:
-            connection.close()
+            # Not the socket itself: the watchdog may have taken it over, to answer a hung request.
+            frames.close()
 
     def _handshake(self, connection: socket.socket, frames: FrameSocket) -> bool:
         # Fewer context switches while state is sent; the system may grant less.
@@ -124,6 +125,9 @@ class Listener:
         except Exception as error:
             if not isinstance(error, StateStoreError):
                 _logger.exception("a request failed unexpectedly")
+            if frames.has_answered:
+                # The client would take an error frame for the answer to its next request.
+                return True
             # The JVM reads the answer only after it has sent the whole request.
             frames.drain()
             _send_error(frames, error)

@@ -92,8 +92,12 @@ class Supervisor:
         with self._lock:
             self._supervised.add(one)
             if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, daemon=True).start()
+                try:
+                    threading.Thread(target=self._run, daemon=True).start()
+                    self._is_running = True
+                except RuntimeError:
+                    # Thread limit reached; the next request tries again, and this one is served meanwhile.
+                    _logger.exception("could not start the watchdog of hung requests")
 
     def remove(self, one: _Supervised) -> None:
         """Stop supervising a request."""
@@ -118,7 +122,12 @@ class Supervisor:
     def _check(self, one: _Supervised) -> None:
         taken: list[FrameSocket] = []
         if one.context.cancel_if_hung(time.monotonic(), lambda: taken.append(one.connection.take_over())):
-            threading.Thread(target=_answer, args=(one, taken[0]), daemon=True).start()
+            try:
+                threading.Thread(target=_answer, args=(one, taken[0]), daemon=True).start()
+            except RuntimeError:
+                # Thread limit reached. The client sends the request again if its connection ends without an answer.
+                _logger.exception("could not answer a hung request")
+                taken[0].close()
 
 
 class _Supervised:
