@@ -7,7 +7,8 @@ runtime. Run as a script, or from the wheel's build hook:
     python jvm-shim/build_shim.py --tests    also the jar that tests and benchmarks use
     python jvm-shim/build_shim.py --lint     compile both, every warning an error, write nothing
 
-A jar fits one minor version of Spark: that of the PySpark which the interpreter finds.
+A jar fits one minor version of Spark: that of the PySpark which the interpreter finds. The wheel's hook also builds that of the
+PySpark in the environment that pip installs into.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ import os
 import re
 import runpy
 import shutil
+import site
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 SHIM = Path(__file__).resolve().parent
@@ -50,18 +53,44 @@ def find_jars() -> tuple[Path, str]:
             f"the shim is compiled against PySpark's jars: pip install 'pyspark=={SUPPORTED_SPARK[-1]}.*'"
         )
     jars = Path(spec.origin).parent / "jars"
-    for jar in jars.glob("spark-core_2.13-*.jar"):
-        version = jar.stem.removeprefix("spark-core_2.13-")
-        minor = minor_of(version)
-        if minor not in SUPPORTED_SPARK:
-            sys.exit(
-                f"the shim has sources for Spark {', '.join(SUPPORTED_SPARK)}, but PySpark {version} is "
-                f"installed in {jars.parent}: pip install 'pyspark=={SUPPORTED_SPARK[-1]}.*'"
-            )
-        return jars, version
-    sys.exit(
-        f"{jars} has no Spark jars: this PySpark is an installation without Spark, such as pyspark-client"
-    )
+    version = _version_of(jars)
+    if version is None:
+        sys.exit(
+            f"{jars} has no Spark jars: this PySpark is an installation without Spark, such as pyspark-client"
+        )
+    if minor_of(version) not in SUPPORTED_SPARK:
+        sys.exit(
+            f"the shim has sources for Spark {', '.join(SUPPORTED_SPARK)}, but PySpark {version} is "
+            f"installed in {jars.parent}: pip install 'pyspark=={SUPPORTED_SPARK[-1]}.*'"
+        )
+    return jars, version
+
+
+def find_jars_of_environment(folders: Iterable[str] | None = None) -> tuple[Path, str] | None:
+    """Return jars and version of the PySpark that an isolated build does not see, if the shim supports its other minor.
+
+    pip hides the packages of the environment that it installs into from the build, whose interpreter is that environment's.
+    A PySpark that the shim does not support may be replaced by the same installation, and `configure` refuses it.
+
+    Parameters
+    ----------
+    folders
+        Folders of packages to look into, by default those of the interpreter and the user.
+    """
+    if folders is None:
+        folders = (sysconfig.get_path("purelib"), site.getusersitepackages())
+    for folder in folders:
+        jars = Path(folder, "pyspark", "jars")
+        version = _version_of(jars)
+        if version is not None:
+            is_usable = minor_of(version) in SUPPORTED_SPARK and version != "4.0.0"
+            return (jars, version) if is_usable and minor_of(version) != minor_of(find_jars()[1]) else None
+    return None
+
+
+def _version_of(jars: Path) -> str | None:
+    names = [jar.stem for jar in jars.glob("spark-core_2.13-*.jar")]
+    return names[0].removeprefix("spark-core_2.13-") if names else None
 
 
 def jar_of(spark: str) -> Path:
@@ -192,9 +221,17 @@ def write_jar(jar: Path, classes: Path, extra: dict[str, str]) -> None:
     os.replace(staging, jar)
 
 
-def build(*, tests: bool = False, lint: bool = False, force: bool = False) -> Path:
-    """Build the jars that are out of date; return the path of the shim's jar."""
-    jars, spark = find_jars()
+def build(
+    against: tuple[Path, str] | None = None, *, tests: bool = False, lint: bool = False, force: bool = False
+) -> Path:
+    """Build the jars that are out of date; return the path of the shim's jar.
+
+    Parameters
+    ----------
+    against
+        Jars and version of a PySpark, by default that of this interpreter.
+    """
+    jars, spark = against or find_jars()
     jar = jar_of(spark)
     test_jar = test_jar_of(spark)
     extra = resources(spark)

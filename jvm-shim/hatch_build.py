@@ -19,8 +19,11 @@ class ShimBuildHook(BuildHookInterface[Any]):
     PLUGIN_NAME = "custom"
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Build the jar of the PySpark in use, and include it and those of the present sources."""
+        """Build the jars of the PySparks in use, and include them and those of the present sources."""
         build_shim.build()
+        installed = build_shim.find_jars_of_environment()
+        if installed is not None:
+            build_shim.build(installed)
         jars = build_shim.current_jars()
         build_data["artifacts"] += [jar.relative_to(build_shim.ROOT).as_posix() for jar in jars]
         names = ", ".join(jar.name for jar in jars)

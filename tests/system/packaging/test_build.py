@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from spark_statestore._version import minor_of
 from tests.support.paths import ROOT, SPARK_MINOR
 
 JAR = f"spark_statestore/jars/spark-statestore-spark-{SPARK_MINOR}.jar"
@@ -125,3 +127,49 @@ def test_sources_of_each_minor_version_are_chosen_by_their_folders() -> None:
         f"scala,{since},spark-since-4.3",
         f"scala,{since},spark-since-4.3",
     ]
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ("4.1.4", "4.1.4"),
+        ("4.0.1", "4.0.1"),
+        ("4.0.0", ""),
+        ("3.5.6", ""),
+        (f"{SPARK_MINOR}.7", ""),
+        (None, ""),
+    ],
+)
+def test_isolated_build_uses_the_pyspark_of_the_environment_that_pip_installs_into(
+    tmp_path: Path, installed: str | None, expected: str
+) -> None:
+    if minor_of(installed or "") == SPARK_MINOR:
+        expected = ""
+    # An interpreter of its own, whose own packages the build does not import: those of this interpreter are on its path.
+    venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
+    python = tmp_path / "environment/bin/python"
+    if installed is not None:
+        (site,) = tmp_path.glob("environment/lib/python*/site-packages")
+        jars = site / "pyspark/jars"
+        jars.mkdir(parents=True)
+        (jars / f"spark-core_2.13-{installed}.jar").touch()
+    code = """
+import build_shim, hatch_build
+built = []
+build_shim.build = lambda against=None: built.append(against and against[1])
+build_shim.current_jars = lambda: []
+hook = hatch_build.ShimBuildHook.__new__(hatch_build.ShimBuildHook)
+hatch_build.ShimBuildHook.app = type("App", (), {"display_info": lambda self, text: None})()
+hook.initialize("standard", {"artifacts": []})
+assert built[0] is None
+print(*built[1:])
+"""
+    path = os.pathsep.join([str(ROOT / "jvm-shim"), str(tmp_path / "overlay"), *sys.path[1:]])
+    (tmp_path / "overlay/hatchling/builders/hooks/plugin").mkdir(parents=True)
+    (tmp_path / "overlay/hatchling/builders/hooks/plugin/interface.py").write_text(
+        "import typing\nclass BuildHookInterface(typing.Generic[typing.TypeVar('T')]):\n    pass\n"
+    )
+    environment = os.environ | {"PYTHONPATH": path, "PYTHONNOUSERSITE": "1"}
+    run = subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip() == expected
