@@ -75,6 +75,8 @@ class Operator:
         Turns a row of the data source into one of `state`.
     share
         The operator gets one of this number of keys: Python takes a millisecond for each.
+    refused
+        Ways of reading a batch with which the query fails on Spark's RocksDB store, too: there one task waits for itself.
     """
 
     build: Callable[[Any, int], Any]
@@ -85,6 +87,7 @@ class Operator:
     options: dict[str, str] = field(default_factory=dict)
     decode: Callable[[Any], tuple[Any, ...]] = tuple
     share: int = 1
+    refused: tuple[str, ...] = ()
 
 
 def counts(stream: Any, keys: int) -> Any:
@@ -255,6 +258,7 @@ OPERATORS = {
         all_ids,
         ("key.*",),
         mode="append",
+        refused=("one_task",),
     ),
     "dropDuplicatesWithinWatermark": Operator(
         lambda stream, keys: with_id(stream, keys, EXPIRY).dropDuplicatesWithinWatermark(["id"]).select("id"),
@@ -262,6 +266,7 @@ OPERATORS = {
         expiring_ids,
         ("key.*", "value.*"),
         mode="append",
+        refused=("one_task",),
     ),
     "join": Operator(
         joined, pairs, left_rows, ("value.*",), mode="append", options={"joinSide": "left"}, share=4

@@ -11,13 +11,13 @@ from tests.spark.counting import ROOT
 
 pytestmark = pytest.mark.slow
 
-MASTERS = {
-    "local[4]": ["count", "session_window", "transformWithState"],
-    "local[4,4]": ["collect_set", "dropDuplicates", "transformWithState_in_Scala"],
-    "local[8,8]": ["join", "collect_set", "flatMapGroupsWithState"],
-    "local-cluster[2,2,1024]": ["count", "dropDuplicatesWithinWatermark", "applyInPandasWithState"],
+QUERIES = {
+    "local[4]": ("2", ["count", "session_window", "transformWithState"]),
+    "local[4,4]": ("1", ["collect_set", "dropDuplicates", "transformWithState_in_Scala"]),
+    "local[8,8]": ("2", ["collect_set", "join", "flatMapGroupsWithState"]),
+    "local-cluster[2,2,1024]": ("2", ["count", "dropDuplicatesWithinWatermark", "applyInPandasWithState"]),
 }
-"""Masters, and the operators that share their sessions: each operator once, and the aggregations twice."""
+"""By master, a checkpoint format and operators; together each operator once, and the aggregations twice."""
 
 
 def run(*arguments: str, timeout: float) -> None:
@@ -28,13 +28,16 @@ def run(*arguments: str, timeout: float) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("master", MASTERS)
+@pytest.mark.parametrize("master", QUERIES)
 def test_foreach_batch_that_reads_its_batch_repeatedly_is_exact(built: object, master: str) -> None:
-    run("--master", master, "--batches", "54", "--operators", *MASTERS[master], timeout=500)
+    checkpoint_format, operators = QUERIES[master]
+    chosen = ("--formats", checkpoint_format, "--operators", *operators)
+    # One batch for each way of reading it.
+    run("--master", master, "--batches", str(9 * len(operators)), *chosen, timeout=500)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
-@pytest.mark.parametrize("master", MASTERS)
+@pytest.mark.parametrize("master", QUERIES)
 def test_foreach_batch_is_exact_over_a_thousand_batches(built: object, master: str) -> None:
     run("--master", master, "--batches", "1000", timeout=14_000)

@@ -105,12 +105,13 @@ def in_a_job_group(life, batch, number):
 
 
 def beside_its_state(life, batch, number):
-    """Read the state of the batch before, within the sink."""
+    """Read the state of the batch before, within the sink, before and after the batch's own."""
     if number:
         life.read_state(batch.sparkSession, number - 1)
-    yield batch.collect()
+    rows = batch.collect()
     if number:
         life.read_state(batch.sparkSession, number - 1)
+    yield rows
 
 
 def beside_a_thread(life, batch, number):
@@ -196,6 +197,9 @@ def live(spark, asked, directory, name, checkpoint_format, reads):
         thread.join()
     if not life.errors:
         life.read_state(session, life.batches - 1)
+    if asked.provider == "statestore" and life.batches:
+        problems = spark_statestore.verify(life.checkpoint).problems
+        life.errors += [f"the last batch is not intact: {problem.message}" for problem in problems]
     life.errors += reloads(query, asked, reads)
     return life
 
@@ -252,7 +256,11 @@ def main():
 
 def run(asked, directory):
     orders = [(way,) for way in asked.reads] if asked.each else [tuple(asked.reads)]
-    queries = list(product(asked.operators, asked.formats, orders))
+    queries = [
+        (name, number, reads)
+        for name, number, order in product(asked.operators, asked.formats, orders)
+        if (reads := tuple(way for way in order if way not in OPERATORS[name].refused))
+    ]
     write_input(Path(directory, "input"), -(-asked.batches // len(queries)), asked.keys)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.update(cluster_environment(Path(directory)))

@@ -81,4 +81,5 @@ def sample(spark, query, checkpoint, start):
     }
 
 
-main()
+if __name__ == "__main__":
+    main()

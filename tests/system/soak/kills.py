@@ -1,0 +1,191 @@
+"""``python -m tests.system.soak.kills``: kill an application with many queries again and again, and verify what it has committed."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import spark_statestore
+from tests.support.paths import ROOT
+from tests.system.soak.many_queries import RETAINED
+
+
+@dataclass
+class Kills:
+    """What a series of kills has left.
+
+    Attributes
+    ----------
+    kills, runs
+        Number of kills, and of runs of queries before them.
+    verified
+        Number of verified batches.
+    problems
+        Committed batches that are not intact, and queries that failed or had a wrong result.
+    batches
+        Batches of all queries at the end, whose results were as expected.
+    """
+
+    kills: int = 0
+    runs: int = 0
+    verified: int = 0
+    problems: list[str] = field(default_factory=list)
+    batches: int = 0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.kills} kills, {self.runs} runs of queries, {self.verified} committed batches verified, "
+            f"{len(self.problems)} problems, {self.batches} batches exact at the end"
+        )
+
+
+class Application:
+    """The application in a process group of its own, with the events that it reports."""
+
+    def __init__(self, directory: Path, queries: int, seed: int) -> None:
+        asked = {"directory": str(directory), "queries": queries, "seed": seed}
+        self._log = open(directory / "application.log", "a", encoding="utf-8")  # noqa: SIM115 - closed with it
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.system.soak.many_queries", json.dumps(asked)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            text=True,
+            cwd=ROOT,
+            env=os.environ | {"TMPDIR": str(directory)},
+            start_new_session=True,
+        )
+        self.events: dict[str, list[Any]] = {}
+        self._changed = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def wait_for(self, event: str, seconds: float) -> bool:
+        """Return whether the application has reported an event in time; False once it failed or ended, too."""
+        with self._changed:
+            self._changed.wait_for(lambda: {event, "failed", "ended"} & set(self.events), seconds)
+            return event in self.events
+
+    def kill(self) -> None:
+        """Kill all its processes at once, and wait until they have ended."""
+        processes = []
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes = psutil.Process(self.process.pid).children(recursive=True)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        for process in processes:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+        psutil.wait_procs(processes, 20)
+        self._reader.join()
+        self._log.close()
+
+    def finish(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                node = json.loads(line)
+                self._note(node["event"], node["value"])
+        self._note("ended", None)
+
+    def _note(self, event: str, value: Any) -> None:
+        with self._changed:
+            self.events.setdefault(event, []).append(value)
+            self._changed.notify_all()
+
+
+def kill_repeatedly(
+    directory: Path, kills: int, queries: int, seed: int, log: Callable[[str], None] = print
+) -> Kills:
+    """Kill an application at random moments, verify all checkpoints each time, and finish it in the end."""
+    chance = random.Random(seed)
+    result = Kills()
+    for number in range(kills):
+        application = Application(directory, queries, seed + number)
+        try:
+            # Half of the kills come early, while stores are loaded and queries start.
+            event, longest = ("started", 30) if number % 2 else ("ran", 20)
+            if not application.wait_for(event, 300):
+                result.problems.append(f"the application did not report {event!r} within 300 s")
+            time.sleep(chance.uniform(0, longest))
+        finally:
+            application.kill()
+        result.kills += 1
+        result.runs += max(application.events.get("ran", [0]))
+        result.problems += application.events.get("failed", [])
+        verify_all(directory, result)
+        log(f"kill {number + 1} after {event!r}: {result}")
+        for problem in result.problems[-3:]:
+            log(f"    {' '.join(problem.split())[:500]}")
+    application = Application(directory, queries, seed + kills)
+    try:
+        if application.wait_for("ran", 600):
+            application.finish()
+        if not application.wait_for("finished", 600):
+            result.problems.append("the application did not finish")
+    finally:
+        application.kill()
+    result.problems += application.events.get("failed", [])
+    result.batches = sum(application.events.get("finished", []))
+    verify_all(directory, result)
+    return result
+
+
+def verify_all(directory: Path, result: Kills) -> None:
+    """Verify each committed batch that the queries retain, while nothing runs."""
+    for checkpoint in sorted((directory / "checkpoints").iterdir()):
+        batches = sorted(int(log.name) for log in checkpoint.glob("commits/[0-9]*"))
+        for batch in batches:
+            if batch >= batches[-1] - RETAINED:
+                result.verified += 1
+                try:
+                    checked = spark_statestore.verify(str(checkpoint), batch)
+                except Exception as error:  # noqa: BLE001 - a batch that cannot be verified is a problem
+                    result.problems.append(f"{checkpoint.name}, batch {batch} of {batches[-1]}: {error}")
+                    continue
+                if not checked.ok:
+                    some = checked.problems[0].message
+                    count = len(checked.problems)
+                    result.problems.append(
+                        f"{checkpoint.name}, batch {batch} of {batches[-1]}: {count} problems: {some}"
+                    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.system.soak.kills", description=__doc__)
+    parser.add_argument("--kills", type=int, default=50, help="number of kills (50)")
+    parser.add_argument("--queries", type=int, default=60, help="number of queries (60)")
+    parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the moments")
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="sst-") as directory:
+        result = kill_repeatedly(
+            Path(directory), asked.kills, asked.queries, asked.seed, lambda text: print(text, flush=True)
+        )
+    print(result)
+    sys.exit(1 if result.problems else 0)
+
+
+if __name__ == "__main__":
+    main()
