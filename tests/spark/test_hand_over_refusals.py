@@ -119,6 +119,14 @@ def test_attempt_that_spark_did_not_accept_is_not_published(driver: Driver) -> N
     assert not any(dead.id in path for path in paths)
 
 
+def test_executor_that_forgot_the_answer_asks_again_for_the_same_run(driver: Driver) -> None:
+    """An executor asks again once it has forgotten the driver's answers: what was handed over before counts."""
+    first = driver.hand_over(0)
+    assert driver.commits.begin(driver.log, driver.run)
+    driver.accept([first, driver.hand_over(1)])
+    driver.check()
+
+
 def test_attempt_that_was_not_handed_over_fails_the_batch(driver: Driver) -> None:
     """As of an executor without the plugin."""
     handed_over = driver.hand_over(0)

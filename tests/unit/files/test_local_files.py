@@ -231,6 +231,19 @@ def test_prepared_directory_is_synced_once(tmp_path: Path, synced: list[str]) ->
         (tmp_path / "next").rmdir()
 
 
+def test_forgotten_directories_are_synced_again(
+    tmp_path: Path, synced: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_MAX_REMEMBERED", 1)
+    files = LocalFileSystem(fsync=True)
+    for name in ("first", "second"):
+        files.prepare(str(tmp_path / name))
+    for name in ("first", "second"):
+        synced.clear()
+        files.make_directory(str(tmp_path / name))
+        assert (str(tmp_path) in synced) is (name == "first")
+
+
 def test_make_durable_syncs_a_file_of_another_process(tmp_path: Path, synced: list[str]) -> None:
     (tmp_path / "file").write_bytes(b"1")
     LocalFileSystem().make_durable(str(tmp_path / "file"))

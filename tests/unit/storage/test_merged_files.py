@@ -11,7 +11,7 @@ from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.files.base import Buffer
 from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
-from spark_statestore.storage import merged_index
+from spark_statestore.storage import merged_index, physical_files
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile
@@ -410,3 +410,15 @@ def test_file_that_is_not_published_cannot_be_made_durable(files: MemoryFileSyst
         view.make_durable(where)
     publish(merged if is_added else MergedFiles(files, STATE), (where, 1))
     view.make_durable(where)
+
+
+def test_physical_files_that_fit_no_cache_are_read_again(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(physical_files, "_CACHED", 1)
+    merged = MergedFiles(files, STATE)
+    for version in (2, 3):
+        publish(merged, (path("0/0", version, version), version))
+    view = MergedFileSystem(files, MergedFiles(files, STATE))
+    for version in (2, 3, 2):
+        assert view.read(path("0/0", version, version)) == bytes(metadata(version))
