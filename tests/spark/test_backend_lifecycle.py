@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import shutil
@@ -20,6 +21,7 @@ import pytest
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
     Program,
+    backend_pid,
     backends_of,
     finish,
     is_gone,
@@ -31,6 +33,8 @@ from tests.spark.counting import (
     wait_for_batch,
     wait_until,
 )
+from tests.spark.queries import unload_all
+from tests.support.paths import ROOT
 from tests.support.s3 import new_bucket, s3_service
 
 
@@ -64,6 +68,48 @@ def own_backends(jvm: int) -> list[psutil.Process]:
 def only_backend(jvm: int) -> psutil.Process:
     assert wait_until(lambda: len(own_backends(jvm)) == 1 and socket_of(own_backends(jvm)[0]).exists(), 20)
     return own_backends(jvm)[0]
+
+
+_RECORDS_CLOSED = """
+import json, os
+from spark_statestore.backend.open_stores import OpenStores
+
+def close(stores, instances, runs, close=OpenStores.close):
+    close(stores, instances, runs)
+    with open(os.environ["CLOSED"], "a") as file:
+        print(json.dumps([instances, runs, len(stores._cached)]), file=file)
+
+OpenStores.close = close
+"""
+
+
+@pytest.mark.slow
+def test_backend_drops_closed_stores_and_ended_runs(spark: Any, tmp_path: Path) -> None:
+    closed, python = tmp_path / "closed", tmp_path / "python"
+    (tmp_path / "sitecustomize.py").write_text(_RECORDS_CLOSED)
+    python.write_text(
+        f'#!/bin/sh\nexport CLOSED={closed} PYTHONPATH="{tmp_path}:{ROOT}:$PYTHONPATH"\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    session = spark.newSession()
+    confs = {OPTION_PREFIX + "python": python, OPTION_PREFIX + "commit": "batch"}
+    query = start_counting(session, tmp_path / "checkpoint", confs=confs)
+    wait_for_batch(query, 2)
+    partitions = int(session.conf.get("spark.sql.shuffle.partitions"))
+    assert not closed.exists()
+    finish(session, query, 2)
+    unload_all(spark)
+
+    def received() -> list[list[Any]]:
+        return [json.loads(line) for line in closed.read_text().splitlines()] if closed.exists() else []
+
+    try:
+        assert wait_until(lambda: len({one for got in received() for one in got[0]}) >= partitions, 30)
+        assert str(query.runId) in [run for got in received() for run in got[1]]
+        assert received()[-1][2] == 0
+    finally:
+        psutil.Process(backend_pid(spark, str(python))).kill()
 
 
 @pytest.mark.slow

@@ -45,6 +45,7 @@ class CheckpointStateStoreProvider
   private var driverStore: Option[DriverCheckpointStore] = None
   private var runId = ""
   private val taskReadStores = new TaskReadStores
+  private val instance = java.util.UUID.randomUUID.toString
 
   // Guarded by `this`.
   private var content: LoadedState = _
@@ -183,6 +184,7 @@ class CheckpointStateStoreProvider
     closed = true
     replaceContent(null)
     if (id != null) StoreMetrics.forget(operator)
+    ClosedStores.closed(instance)
   }
 
   override def doMaintenance(): Unit = {
@@ -471,7 +473,7 @@ class CheckpointStateStoreProvider
   private def newClient(): CheckpointClient = {
     val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))
     backend.logUse(options.destination(id.checkpointRootLocation))
-    new CheckpointClient(backend, StoreLocation.describe(id, options, hadoopConf, runId), driverStore)
+    new CheckpointClient(backend, StoreLocation.describe(instance, id, options, hadoopConf, runId), driverStore)
   }
 
   /** Runs a load, or a replay; converts its failures into Spark's, with their error condition. */

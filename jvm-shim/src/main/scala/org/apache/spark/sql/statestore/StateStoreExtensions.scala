@@ -22,7 +22,7 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
     BuildInfo.requireSpark(SPARK_VERSION)
     SparkContext.getActive.foreach { context =>
       BackendFileSystem.register(context.hadoopConfiguration)
-      if (context.ui.isDefined) QueryMonitor.start(context)
+      QueryMonitor.start(context)
     }
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
     extensions.injectColumnar(_ => TransformWithStateRule)

@@ -58,6 +58,8 @@ private[statestore] final class Backend private (python: String) extends Logging
     objectsWritten.add(cost.objects)
   }
 
+  private def isRunning: Boolean = synchronized(process != null && process.isAlive)
+
   def pid: Long = synchronized(if (process == null) -1L else process.pid)
 
   /** Logs that state goes to a destination, once for each of them. */
@@ -259,6 +261,9 @@ private[statestore] object Backend extends Logging {
       backends.computeIfAbsent(python, new Backend(_))
     }
   }
+
+  /** The backends of this JVM whose processes run. */
+  def running: Seq[Backend] = synchronized(backends.values.asScala.toList).filter(_.isRunning)
 
   /** Returns a figure's sum over the backends of this JVM. */
   def sum(figure: Backend => Long): Long = synchronized(backends.values.asScala.iterator.map(figure).sum)

@@ -12,6 +12,7 @@ import org.apache.spark.SparkContext
 import org.apache.spark.internal.Logging
 import org.apache.spark.scheduler.{SparkListener, SparkListenerApplicationEnd, SparkListenerEvent}
 import org.apache.spark.sql.classic
+import org.apache.spark.sql.statestore.backend.ClosedStores
 import org.apache.spark.sql.statestore.provider.{CommitCollector, StoreLocation, StoreMetrics}
 import org.apache.spark.sql.streaming.{StateOperatorProgress, StreamingQueryProgress}
 import org.apache.spark.sql.streaming.StreamingQueryListener.{QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent}
@@ -54,8 +55,8 @@ private[statestore] final case class MonitoredQuery(
 }
 
 /**
- * Keeps the last figures of an application's streaming queries, for the UI and for metrics systems. It works on the thread of
- * Spark's listeners alone, from what Spark reports of each batch.
+ * Keeps the last figures of an application's streaming queries, for the UI and for metrics systems, and frees what is kept of runs that
+ * have ended. It works on the thread of Spark's listeners alone, from what Spark reports of each batch.
  */
 private[statestore] final class QueryMonitor extends SparkListener with Logging {
   import QueryMonitor._
@@ -82,6 +83,7 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
         case ended: QueryTerminatedEvent =>
           CommitCollector.ended(ended.runId.toString)
           HandedOverCommits.ended(ended.runId.toString)
+          ClosedStores.ended(ended.runId.toString)
           update(ended.id)(_.map(_.copy(isActive = false, error = ended.exception.map(_.take(MaxErrorLength)))))
         case _ =>
       }

@@ -32,9 +32,10 @@ private[statestore] object StoreLocation {
   }
 
   /** Describes an instance of a store to the backend, which keeps what it knows of the instance. */
-  def describe(id: StateStoreId, options: BackendOptions, hadoopConf: Configuration, runId: String): ObjectNode = {
+  def describe(
+      instance: String, id: StateStoreId, options: BackendOptions, hadoopConf: Configuration, runId: String): ObjectNode = {
     val store = CheckpointClient.mapper.createObjectNode()
-    store.put("instance", java.util.UUID.randomUUID.toString)
+    store.put("instance", instance)
     store.put("root", of(id, options, hadoopConf))
     store.put("operator", id.operatorId)
     store.put("partition", id.partitionId)
