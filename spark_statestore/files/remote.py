@@ -234,7 +234,9 @@ class FsspecFileSystem(FileSystem):
                 self._fs.rmdir(path)
 
     def _delete_below(self, path: str) -> None:
-        found = list(self._walk(path, with_directories=True))
+        found = list(
+            self._walk(path, with_directories=True) if self._has_directories else self.list_files(path)
+        )
         # Remove content before its directory.
         for status in reversed(found):
             with contextlib.suppress(FileNotFoundError):

@@ -202,6 +202,18 @@ def test_create_is_one_put_on_object_stores() -> None:
     assert [status.path for status in files.list_files("/b")] == ["/b/object"]
 
 
+def test_delete_directory_removes_objects_only() -> None:
+    class Buckets(Objects):
+        def rmdir(self, path: str) -> None:
+            raise FileExistsError(f"{path} is no bucket")
+
+    files = FsspecFileSystem(Buckets(), "s3")
+    for name in ("run[1]/chk-1/below/object", "run1/chk-1/below/object"):
+        files.create(f"/b/{name}", b"1")
+    files.delete_directory("/b/run[1]", recursive=True)
+    assert [status.path for status in files.list_files("/b")] == ["/b/run1/chk-1/below/object"]
+
+
 def test_abandoned_upload_never_appears() -> None:
     objects = Objects()
     out = FsspecFileSystem(objects, "s3").open_output("/b/object")

@@ -207,6 +207,8 @@ def test_savepoint_whose_hold_is_removed_fails() -> None:
         for hold in list_holds(query.checkpoint):
             hold.remove()
 
+    # The first one makes the directory of holds.
+    savepoint(query.url, fs.url("first"), "pointer")
     fs.inject()
     made = savepoint(query.url, fs.url("trial"), "pointer")
     (publish,) = (
