@@ -32,8 +32,8 @@ class HdfsFileSystem(FsspecFileSystem):
 
     HDFS shows a file from its first byte, and its drivers replace existing files. `create` and `replace` therefore write
     a staging file and rename it: HDFS renames in one step, and to an existing file only if that is asked for. So
-    `create` is atomic and exclusive, and `replace` is atomic over WebHDFS. The driver for libhdfs can only remove the old
-    file first; a process that is killed in between leaves none.
+    `create` is atomic and exclusive, and `replace` is atomic over WebHDFS. The driver for libhdfs can only rename the
+    old file first; a process that is killed in between leaves none of that name.
 
     Parameters
     ----------
@@ -82,9 +82,7 @@ class HdfsFileSystem(FsspecFileSystem):
             if self.scheme == _WEB:
                 self._rename_through_web(staging, path, renameoptions="OVERWRITE")
             else:
-                with contextlib.suppress(FileNotFoundError):
-                    self._fs.rm_file(path)
-                self._fs.mv(staging, path)
+                self._replace_in_steps(staging, path)
         except BaseException:
             self.discard(staging)
             raise

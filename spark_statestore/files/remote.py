@@ -211,12 +211,25 @@ class FsspecFileSystem(FileSystem):
             except FileExistsError:
                 # The driver cannot replace a file in one step.
                 warn_of_replace_in_steps(self._driver_name, self._scheme)
-                self._fs.rm_file(path)
-                self._move(staging, path)
+                self._replace_in_steps(staging, path)
         except BaseException:
             with contextlib.suppress(Exception):
                 self._fs.rm_file(staging)
             raise
+
+    def _replace_in_steps(self, staging: str, path: str) -> None:
+        """Rename a file to another one, which is kept until that is done: an error leaves the old one or the new one."""
+        old = join(parent_of(path), f".inprogress.{uuid.uuid4()}")
+        if self.exists(path):
+            self._move(path, old)
+        try:
+            self._move(staging, path)
+        except BaseException:
+            with contextlib.suppress(Exception):
+                self._move(old, path)
+            raise
+        with contextlib.suppress(Exception):
+            self._fs.rm_file(old)
 
     def delete(self, path: str) -> None:
         self._fs.rm_file(path)
