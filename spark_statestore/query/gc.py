@@ -284,10 +284,13 @@ class _Collector:
 
     def collect(self, *, dry_run: bool) -> _Collector:
         """Find the orphans, and remove them unless it is a dry run."""
+        began = time.monotonic()
         try:
             found = self._scan()
             if found and not dry_run:
                 # Metadata published since the scan may reference one of them.
+                with failing_to("list", self._files, self._directory):
+                    self._merged.look_for_others(since=began)
                 again = self._scan()
                 found = {path: why for path, why in found.items() if path in again}
                 self._require_stopped()

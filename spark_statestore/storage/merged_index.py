@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -132,6 +133,8 @@ class MergedIndex:
         The published files whose index was read.
     unread
         Other files of the directory; None before it was listed.
+    listed_at
+        Time of `time.monotonic` at which the listing began; infinite before.
     damaged
         Files whose index cannot be read, with the errors.
     pending
@@ -149,6 +152,7 @@ class MergedIndex:
         self._stores: dict[str, dict[CheckpointName, list[LogicalFile]]] = {}
         self.physical: dict[PhysicalName, PhysicalFile] = {}
         self.unread: dict[PhysicalName, FileStatus] | None = None
+        self.listed_at = math.inf
         self.damaged: dict[PhysicalName, CorruptCheckpointError] = {}
         self.pending: PhysicalFile = PhysicalFile() if before is None else before.pending
         self.elsewhere: PhysicalFile = PhysicalFile() if before is None else before.elsewhere

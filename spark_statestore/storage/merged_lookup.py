@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files.base import FileStatus, FileSystem, join
-from spark_statestore.formats.merged_files import PhysicalName
+from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
 from spark_statestore.storage.merged_index import LogicalFile, MergedIndex, Place, place_of
 from spark_statestore.storage.physical_files import PhysicalFiles
 
@@ -21,8 +22,8 @@ __all__ = ["MERGED_DIRECTORY", "MergedLookup", "MergedUsage"]
 MERGED_DIRECTORY: Final = "_merged"
 """Directory of the physical files, beside the directories of a query's operators."""
 
-# Seconds for which a listing serves the first cleanups of all stores.
-_LISTED_SECONDS: Final = 10.0
+# Listings of a directory in which files are deleted meanwhile.
+_TRIES: Final = 5
 
 _logger = logging.getLogger(__name__)
 
@@ -70,9 +71,8 @@ class MergedLookup:
         self._lock = threading.Lock()
         # Replaced as a whole: a thread works on with the one that it began with.
         self._index = MergedIndex()
-        self._listed_until = 0.0
-        # The time of `time.monotonic` from which on the directory was not listed again.
-        self._listed_at = 0.0
+        # The newest version that is known to be committed, and when it was known, as a time of `time.monotonic`.
+        self._committed = (0, -math.inf)
         # Held by the one thread that reads the directory or indexes.
         self._reading = threading.Lock()
 
@@ -244,10 +244,10 @@ class MergedLookup:
         with self._lock:
             index = self._index
             read = index.physical.values()
-            unread = (index.unread or {}).values()
+            unread = index.unread or {}
             return MergedUsage(
-                len(read) + len(unread) + len(index.damaged),
-                sum(one.size for one in read) + sum(one.size for one in unread),
+                len(read) + len(unread.keys() | index.damaged.keys()),
+                sum(one.size for one in read) + sum(one.size for one in unread.values()),
                 sum(len(one.live) for one in read),
                 sum(one.live_bytes for one in read),
             )
@@ -260,14 +260,25 @@ class MergedLookup:
         """Return True if there are no merged files; see `find` for errors."""
         return not self._with_indexes(None).physical
 
-    def look_for_others(self) -> None:
-        """List the directory again, unless that was done a moment ago, for files of concurrent runs; see `find` for errors."""
-        index = self._with_indexes(None)
+    def committed_at(self, version: int) -> float:
+        """Return a time of `time.monotonic` at which a committed version was known to be that, the same for all stores."""
         with self._lock:
-            is_recent = time.monotonic() < self._listed_until
-            self._listed_until = max(self._listed_until, time.monotonic() + _LISTED_SECONDS)
-        if not is_recent:
-            self._read_directory(index)
+            if version > self._committed[0]:
+                self._committed = version, time.monotonic()
+            return self._committed[1]
+
+    def look_for_others(self, since: float) -> None:
+        """Find what other processes had published at a time of `time.monotonic`; one listing serves many stores.
+
+        Raises
+        ------
+        OSError, UnsupportedFormatError
+            See `find`.
+        """
+        index = self._with_indexes(None)
+        if index.listed_at <= since:
+            self._read_directory(index, since)
+            self._read_indexes(index, None)
 
     def is_physical(self, path: str) -> bool:
         """Return True for the path of a physical file."""
@@ -284,8 +295,7 @@ class MergedLookup:
         So a process finds what another one publishes, with one listing for many stores.
         """
         with self._lock:
-            if self._listed_at <= since:
-                self._listed_at = time.monotonic()
+            if self._index.listed_at <= since:
                 self._index = MergedIndex(self._index)
 
     def _published_elsewhere(self, logical: LogicalFile) -> LogicalFile:
@@ -310,36 +320,60 @@ class MergedLookup:
             return
         with self._reading:
             if index.unread is None:
-                index.unread = self._files.list()
-            for name in [name for name in index.unread if version is None or name.covers(version)]:
-                self._read_index(index, name, index.unread[name])
-                with self._lock:
-                    del index.unread[name]
+                self._list(index)
+            for _ in range(_TRIES):
+                unread = index.unread or {}
+                names = [name for name in unread if version is None or name.covers(version)]
+                vanished = [name for name in names if not self._read_index(index, name, unread[name])]
+                if not vanished:
+                    return
+                # Another process has deleted them, and copied what is not discarded to files that are not in this listing.
+                self._list(index)
+        raise OSError(
+            f"{self.url}: {vanished[0]} is listed and cannot be found: the files change while they are read, or the listings of this "
+            "storage are outdated. Try again; nothing was changed."
+        )
 
-    def _read_directory(self, index: MergedIndex) -> None:
-        """List the directory again, for the files that another run has added."""
+    def _read_directory(self, index: MergedIndex, since: float = math.inf) -> None:
+        """List the directory again, for the files that another run has added, unless another thread did it since a time."""
         with self._reading:
-            listed = self._files.list()
-            with self._lock:
-                index.unread = {
-                    name: status
-                    for name, status in listed.items()
-                    if name not in index.physical and name not in index.damaged
-                }
+            if index.listed_at <= since:
+                self._list(index)
 
-    def _read_index(self, index: MergedIndex, name: PhysicalName, status: FileStatus) -> None:
+    def _list(self, index: MergedIndex) -> None:
+        """List the directory, by the thread that reads: what is not known is read at the next use."""
+        began = time.monotonic()
+        with self._lock:
+            # Before the listing, so that `list_again` drops one which begins too early.
+            index.listed_at = min(index.listed_at, began)
+        listed = self._files.list()
+        with self._lock:
+            index.unread = {name: status for name, status in listed.items() if name not in index.physical}
+            for name in index.damaged.keys() - listed.keys():
+                del index.damaged[name]
+            index.listed_at = began
+
+    def _read_index(self, index: MergedIndex, name: PhysicalName, status: FileStatus) -> bool:
+        """Read the index of a file; return False if the file does not exist any more."""
+        damage = None
+        entries: Sequence[IndexEntry] | None = ()
         try:
             entries = self._files.read_index(name)
         except CorruptCheckpointError as error:
             # An attempt whose machine lost power may have left a part of it. Reading a version that may be in it is an error.
             _logger.warning("the versions in a file of a batch are not found: %s", error)
-            with self._lock:
-                index.damaged[name] = error
-            return
+            damage = error
         if entries is None:
-            return
+            return False
         with self._lock:
-            index.take_up(name, status, entries)
+            if damage is not None:
+                index.damaged[name] = damage
+            else:
+                index.damaged.pop(name, None)
+                index.take_up(name, status, entries)
+            if index.unread is not None:
+                del index.unread[name]
+        return True
 
     def _place_of(self, path: str) -> Place | None:
         start = f"{self._state}/"

@@ -90,9 +90,10 @@ def _scan_directory(
     retain_from: int,
     held: Collection[int],
 ) -> None:
-    if store.merged is not None and newest.id is None:
-        # Without ids a concurrent run may have superseded a version that this one has loaded.
-        store.merged.look_for_others()
+    if store.merged is not None:
+        # Another process may have published versions since this one listed: their streams are not orphans. All versions up to
+        # `newest` were published before it was committed; later ones are this instance's.
+        store.merged.look_for_others(since=store.merged.committed_at(newest.version))
     found = list(store.files.list_files(store.directory))
     store.keep_directory(found)
     listing = parse_listing(store.directory, found)

@@ -63,6 +63,12 @@ class Run(NamedTuple):
     discarded: frozenset[Attempt] = frozenset()
     # The logical files that the next physical file takes over.
     moving: frozenset[Entry] = frozenset()
+    # Another process of the run: the version at which it has loaded each store that moved to it, its listing, whether it has
+    # read the indexes of that, and the stores that it had loaded when it listed.
+    moved: tuple[int, ...] = ()
+    listing: frozenset[Physical] = frozenset()
+    has_read: bool = True
+    loaded: frozenset[int] = frozenset()
 
 
 class State(NamedTuple):
@@ -77,6 +83,8 @@ class State(NamedTuple):
     runs: tuple[Run, ...] = ()
     # The version of the last rollback; older ones need not exist.
     oldest: int = 1
+    # By store: the attempts whose streams were deleted as orphans.
+    orphans: frozenset[tuple[int, tuple[int, int]]] = frozenset()
     rewrites: int = 0
     kills: int = 0
     rollbacks: int = 0
@@ -101,6 +109,10 @@ class MergeSpec:
         begin before the previous one has ended.
     whole, varied
         Pairs of store and version: the attempts that have no chain, and those that may have none.
+    large
+        Pairs of store and version: the attempts that a run with `commit=batch` writes in files of the stores' own.
+    executor
+        Whether each run has an executor, to which stores move from the driver's process. With ids only.
     faults
         Injected protocol faults.
     """
@@ -118,6 +130,8 @@ class MergeSpec:
     concurrent: bool = False
     whole: frozenset[tuple[int, int]] = frozenset([(0, 2), (1, 3)])
     varied: frozenset[tuple[int, int]] = frozenset()
+    large: frozenset[tuple[int, int]] = frozenset()
+    executor: bool = False
     faults: frozenset[str] = frozenset()
 
     def init(self) -> Iterator[State]:
@@ -144,6 +158,8 @@ class MergeSpec:
                 yield f"kill run {number}", killed._replace(kills=state.kills + 1)
             if run.memory:
                 yield from self._discard(state, number, run)
+                if self.executor:
+                    yield from self._on_executor(state, number, run)
                 for physical in self._deletable(run):
                     of = state._replace(physical=_without(state, physical))
                     after = run._replace(known=run.known - {physical})
@@ -224,8 +240,12 @@ class MergeSpec:
     def _publish(self, state: State, number: int, run: Run, after: Run) -> tuple[str, State]:
         """Return the step that creates a physical file of the new attempts and the moved ones."""
         sequence = run.highest + 1
-        made = {Entry(one, sequence) for one in after.memory if one and one not in run.memory}
-        entries = run.moving | made
+        made = {one for one in after.memory if one and one not in run.memory}
+        large = {one for one in made if one[:2] in self.large}
+        entries = run.moving | {Entry(one, sequence) for one in made - large}
+        if not entries:
+            own = tuple(sorted({*state.own, *large}, key=lambda attempt: attempt[:3]))
+            return f"create own files in run {number}", _with(state._replace(own=own), number, after)
         if "ranks are not kept" in self.faults:
             entries = frozenset(entry._replace(rank=sequence) for entry in entries)
         versions = [entry.attempt.version for entry in entries]
@@ -241,6 +261,8 @@ class MergeSpec:
         if others != state.physical and "physical files are replaced" not in self.faults:
             return f"list again for {what}", _with(state, number, _listed(state, run)._replace(step="tasks"))
         after = after._replace(known=run.known | {physical}, highest=sequence, moving=frozenset())
+        if large:
+            state = state._replace(own=tuple(sorted({*state.own, *large}, key=lambda attempt: attempt[:3])))
         return f"publish {what}", _with(state._replace(physical=others | {physical}), number, after)
 
     def _is_refused(self, run: Run, attempt: Attempt) -> bool:
@@ -298,6 +320,53 @@ class MergeSpec:
                 after = run._replace(discarded=run.discarded | old)
                 yield f"discard below {horizon} in store {store} of run {number}", _with(of, number, after)
 
+    def _on_executor(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
+        """Yield loads of stores in the run's other process, its listings, and the cleanups of these stores there."""
+        last = len(run.committed)
+        moved = run.moved or (0,) * self.stores
+        stores = frozenset(store for store, version in enumerate(moved) if version)
+        for store in range(self.stores if _is_active(run) and run.step == "tasks" else 0):
+            own = {a for a in state.own if a[:2] == (store, last) and a.run == run.committed[-1]}
+            if last and moved[store] != last:
+                after = run._replace(
+                    moved=(*moved[:store], last, *moved[store + 1 :]), loaded=run.loaded - {store}
+                )
+                if not own:
+                    # It is in no file that the process knows: it lists.
+                    after = _listed_there(state, after)
+                yield f"move store {store} to the executor of run {number}", _with(state, number, after)
+        if run.listing != state.physical or run.loaded != stores:
+            after = _listed_there(state, run)._replace(loaded=stores)
+            yield f"list on the executor of run {number}", _with(state, number, after)
+        for store in stores if "executors do not list" in self.faults else stores & run.loaded:
+            for newest in range(max(1, moved[store], last - self.lag), last + 1):
+                if state.committed[newest - 1 : newest] == run.committed[newest - 1 : newest]:
+                    yield self._scan(state, number, run, store, newest)
+
+    def _scan(self, state: State, number: int, run: Run, store: int, newest: int) -> tuple[str, State]:
+        """Return a cleanup on an executor: it deletes the streams that no version refers to that it knows."""
+        listing = run.listing
+        if not run.has_read and not listing <= state.physical:
+            # A file was deleted after the listing: what is left of it is in a new one.
+            skips = "files that vanish are skipped" in self.faults
+            listing = listing & state.physical if skips else state.physical
+        present = {a for a in _attempts(state.physical) | {*state.own} if a.store == store}
+        # The version that it has loaded, and those that it has committed since, are tracked.
+        runs = dict(enumerate(run.committed, 1))
+        mine = {a for a in present if a.version >= run.moved[store] and a.run == runs.get(a.version, number)}
+        known = {a for a in _attempts(listing) | {*state.own} if a.store == store} | mine
+        horizon = newest - self.retained
+        used = {id_ for a in known if a.version >= horizon for id_ in (a.id, *a.chain)}
+        orphans = {(store, a.id) for a in present if a.version < horizon and a.id not in used}
+        old = {a for a in known if a.version < horizon and a.id not in used}
+        of = state._replace(
+            own=tuple(attempt for attempt in state.own if attempt not in old), orphans=state.orphans | orphans
+        )
+        # The driver's process gets the report.
+        after = run._replace(discarded=run.discarded | old, listing=listing, has_read=True)
+        what = f"discard below {horizon} in store {store} on the executor of run {number}"
+        return what, _with(of, number, after)
+
     def _deletable(self, run: Run) -> list[Physical]:
         """Return the physical files that have no live logical file, as far as the run knows."""
         found: list[Physical] = []
@@ -341,9 +410,9 @@ class MergeSpec:
         return range(max(state.oldest, newest - self.retained), newest + 1)
 
     def _is_complete(self, state: State, version: int) -> bool:
-        there = {(one.store, one.id) for one in _attempts(state.physical) | {*state.own}}
+        there = {(one.store, one.id) for one in _attempts(state.physical) | {*state.own}} - state.orphans
         found = self._found(state, version, state.physical)
-        return all(one and all((one.store, id_) in there for id_ in one.chain) for one in found)
+        return all(one and all((one.store, id_) in there for id_ in (one.id, *one.chain)) for one in found)
 
     def invariants(self) -> Mapping[str, Callable[[State], bool]]:
         def whole(state: State) -> bool:
@@ -390,6 +459,10 @@ def _without(state: State, physical: Physical) -> frozenset[Physical]:
 def _listed(state: State, run: Run) -> Run:
     highest = max([run.highest, *(physical.sequence for physical in state.physical)])
     return run._replace(known=state.physical, highest=highest)
+
+
+def _listed_there(state: State, run: Run) -> Run:
+    return run._replace(listing=state.physical, has_read=False)
 
 
 def _ended(state: State, number: int) -> State:

@@ -33,7 +33,22 @@ SCENARIOS = {
     "concurrent runs that retain two versions": replace(V1, concurrent=True, retained=1, rollbacks=1),
     "a concurrent run in task mode": replace(V1, modes="bt", concurrent=True, rewrites=1),
 }
-HOLDS = SCENARIOS | {f"{name} with ids": replace(spec, with_ids=True) for name, spec in SCENARIOS.items()}
+EXECUTOR = replace(
+    V2, modes="b", retained=1, executor=True, large=frozenset([(0, 3)]), whole=frozenset([(0, 3)])
+)
+EXECUTORS = {
+    "stores that move to an executor": EXECUTOR,
+    "rewrites while an executor lists": replace(
+        EXECUTOR, stores=1, versions=4, rewrites=1, lag=1, whole=frozenset([(0, 3), (0, 4)])
+    ),
+    "a rollback and stores that move": replace(EXECUTOR, stores=1, modes="bb", rollbacks=1, lag=1),
+    "concurrent runs with stores that move": replace(EXECUTOR, stores=1, modes="bb", concurrent=True),
+}
+HOLDS = (
+    EXECUTORS
+    | SCENARIOS
+    | {f"{name} with ids": replace(spec, with_ids=True) for name, spec in SCENARIOS.items()}
+)
 
 
 class Unreached(MergeSpec):
@@ -54,7 +69,9 @@ passes = cache(checker.passes)
 def test_merge_protocol_holds_in_every_interleaving(spec: MergeSpec) -> None:
     found = passes(spec)
     # The scenario must actually occur.
-    expected = {"begin", "list", "load", "publish", "commit", "end", "discard", "delete"}
+    expected = {"begin", "list", "load", "publish", "commit", "discard"}
+    expected |= {"move"} if spec.executor else {"delete"}
+    expected |= {"end"} if len(spec.modes) > 1 or spec.rollbacks else set()
     expected |= {"kill"} if spec.kills else set()
     expected |= {"move"} if spec.rewrites else set()
     expected |= {"rollback"} if spec.rollbacks else set()
@@ -131,9 +148,18 @@ ONLY_V1 = {
         SETTLED,
     ),
 }
+ONLY_V2 = {
+    "a store's first cleanup has a listing from before it moved": ("executors do not list", EXECUTOR, WHOLE),
+    "a physical file vanishes between listing and read": (
+        "files that vanish are skipped",
+        EXECUTORS["rewrites while an executor lists"],
+        WHOLE,
+    ),
+}
 FAULTS = (
     ANY_FORMAT
     | ONLY_V1
+    | ONLY_V2
     | {
         f"{name}, with ids": (fault, replace(spec, with_ids=True), invariant)
         for name, (fault, spec, invariant) in ANY_FORMAT.items()

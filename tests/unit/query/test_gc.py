@@ -337,13 +337,22 @@ def while_looking(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> 
     return looks
 
 
-def test_gc_keeps_files_referenced_since_the_scan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    query = StoredQuery(tmp_path / "checkpoint", 1)
+@pytest.mark.parametrize("merges", [False, True], ids=["own files", "merged files"])
+def test_gc_keeps_files_referenced_since_the_scan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, merges: bool
+) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", 1, merges=merges)
     query.run(word=1)
     query.run(word=2)
     query.begin()
     waiting = query.snapshot(0)
-    looks = while_looking(monkeypatch, lambda: query.commit(0, {"ann": 3}, waiting))
+
+    def commit() -> None:
+        query.commit(0, {"ann": 3}, waiting)
+        if merges:
+            query.stores[0].publish_merged([])
+
+    looks = while_looking(monkeypatch, commit)
     assert gc(query.url, stopped=True).orphans == ()
     assert [len(found) for found in looks] == [1, 0]
 

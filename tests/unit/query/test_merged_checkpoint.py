@@ -6,6 +6,7 @@ import os
 import time
 import uuid
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +20,8 @@ from spark_statestore.query.rollback import rollback
 from spark_statestore.query.verify import verify
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store import commit
+from spark_statestore.store.holds import announce_holds, holds_directory_of
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.version_store import VersionStore
 from tests.unit.query.stored_query import StoredQuery
@@ -227,6 +230,48 @@ def test_first_cleanup_without_ids_sees_what_another_run_has_merged(tmp_path: Pa
     query.stores[0].cleanup(CheckpointName(3), query.counted[-1][0].id, 3, 0)
     assert (found := known.find(path)) is not None
     assert found.attempt_id == "f" * 16
+
+
+WORDS = {f"word{number}": number for number in range(100)}
+"""Counts whose snapshots are files."""
+
+
+def moved(directory: Path) -> tuple[StoredQuery, VersionStore]:
+    """A query with one store, and that store in a process that has listed the merged files before it loads the newest version.
+
+    Versions 4 to 6 build on a snapshot; the newest one, 8, has another one and a file of its own.
+    """
+    query = StoredQuery(directory, partitions=1, merges=True)
+    query.run(**WORDS)
+    query.run(word1=10)
+    store = query.restart(2).stores[0]
+    assert store.merged is not None
+    assert not store.merged.is_empty()
+    query.run(word2=10)
+    for number in (3, 4, 5):
+        query.run({0: query.snapshot(0)} if number == 3 else None, **{f"word{number}": 10})
+    query.run(word6=10)
+    with patch.object(commit, "LARGEST_MERGED", 0):
+        query.run({0: query.snapshot(0)}, word7=10)
+    store.load(CheckpointName(8, query.counted[-1][0].id))
+    return query, store
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["retained", "held"])
+def test_store_that_moves_to_a_process_with_an_old_listing_keeps_versions(tmp_path: Path, held: bool) -> None:
+    query, store = moved(tmp_path / "checkpoint")
+    if held:
+        directory = holds_directory_of(store.directory, store.store)
+        assert directory is not None
+        announce_holds(store.files, directory)
+        store.files.create(f"{directory}/6-savepoint", b"")
+    shared = query.directory / "state/0/0/shared"
+    assert sorted(file.name[0] for file in shared.iterdir()) == ["1", "3", "7"]
+    store.cleanup(CheckpointName(8, query.counted[-1][0].id), query.counted[-1][0].id, 8 if held else 5, 0)
+    for batch in (5, 7) if held else range(4, 8):
+        assert verify(query.url, batch).problems == ()
+        assert state(query.url, batch) == query.left[batch]
+    assert sorted(file.name[0] for file in shared.iterdir()) == ["3", "7"]
 
 
 def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
-from spark_statestore.files.base import Buffer
+from spark_statestore.files.base import Buffer, FileStatus
 from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
 from spark_statestore.storage import merged_index, physical_files
 from spark_statestore.storage.merged_file_system import MergedFileSystem
@@ -332,6 +333,61 @@ def test_reader_follows_a_rewrite(files: MemoryFileSystem, monkeypatch: pytest.M
     merged.sweep()
     assert names(files) == ["1-1-1-copy", "2-2-0"]
     assert reader.read(path("0/0", 1, 1)) == bytes(metadata(1))
+
+
+def test_file_that_was_rewritten_after_the_listing_is_read_from_its_copy(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    merged = MergedFiles(files, STATE)
+    publish(merged, (path("0/0", 1, 1), 1), (path("0/1", 1, 2), 2), (path("0/2", 1, 3), 3))
+    publish(merged, (path("0/0", 2, 4), 4))
+    merged.discard(path("0/1", 1, 2))
+    merged.discard(path("0/2", 1, 3))
+    list_files = files.list_files
+
+    def listed(directory: str) -> Iterator[FileStatus]:
+        found = list(list_files(directory))
+        monkeypatch.undo()
+        monkeypatch.setattr(merged_index, "_LITTLE", 0)
+        merged.sweep()
+        return iter(found)
+
+    monkeypatch.setattr(files, "list_files", listed)
+    reader = MergedFileSystem(files, MergedFiles(files, STATE))
+    assert {status.path for status in reader.list_files(STATE)} == {path("0/0", 1, 1), path("0/0", 2, 4)}
+    assert names(files) == ["1-1-1-copy", "2-2-0"]
+
+
+def test_file_that_is_listed_and_never_there_fails_a_listing(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 1, 1), 1))
+    listed = list(files.list_files(f"{STATE}/_merged"))
+    files.delete(f"{STATE}/_merged/1-1-0")
+    monkeypatch.setattr(files, "list_files", lambda directory: iter(listed))
+    with pytest.raises(
+        OSError, match=r"_merged: 1-1-0 is listed and cannot be found: .* nothing was changed"
+    ) as error:
+        MergedFiles(files, STATE).list_files(STATE)
+    assert not isinstance(error.value, FileNotFoundError)
+
+
+def test_listing_is_renewed_if_it_is_older_than_a_time(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listings: list[str] = []
+    list_files = files.list_files
+    monkeypatch.setattr(files, "list_files", lambda path: listings.append(path) or list_files(path))
+    reader = MergedFiles(files, STATE)
+    assert reader.is_empty()
+    publish(MergedFiles(files, STATE), (path("0/0", 1, 1), 1))
+    del listings[:]
+    now = time.monotonic()
+    for _ in range(3):
+        reader.look_for_others(since=now)
+    assert len(listings) == 1
+    assert reader.find(path("0/0", 1, 1)) is not None
 
 
 def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: MemoryFileSystem) -> None:

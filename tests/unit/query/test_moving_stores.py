@@ -1,0 +1,134 @@
+"""Stores that move between the processes of executors, each with a listing of its own, lose no retained or held version."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from spark_statestore.query.verify import verify
+from spark_statestore.storage import CheckpointName, merged_index
+from spark_statestore.store import commit
+from spark_statestore.store.holds import announce_holds, holds_directory_of
+from tests.unit.query.stored_query import Attempt, StoredQuery
+
+PARTITIONS = 3
+EXECUTORS = 3
+RETAINED = 3
+WORDS = [f"word{number}" for number in range(60)]
+
+
+class Cluster:
+    """A query on a cluster: its driver publishes, and its stores move between executors at random."""
+
+    def __init__(self, directory: Path, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.driver = StoredQuery(directory, partitions=PARTITIONS, merges=True)
+        self.executors = [self.driver.restart(0) for _ in range(EXECUTORS)]
+        for executor in self.executors:
+            executor.left, executor.counted = self.driver.left, self.driver.counted
+            for merged in executor.merged.values():
+                merged.reports_discards = True
+        self.places: list[StoredQuery | None] = [None] * PARTITIONS
+        self.held: dict[str, int] = {}
+        """The held versions by the path of the hold."""
+        self.moves = 0
+
+    def name(self, partition: int) -> CheckpointName:
+        """The newest version of a partition's store."""
+        return CheckpointName(len(self.driver.left), self.driver.counted[-1][partition].id)
+
+    def executor(self, partition: int) -> StoredQuery:
+        """The executor of a partition's next task, which loads the store if that moves."""
+        place = self.places[partition]
+        if place is None or self.random.random() < 0.3:
+            chosen = self.random.choice(self.executors)
+            if chosen is not place:
+                place = self.places[partition] = chosen
+                self.moves += 1
+                if self.driver.left:
+                    place.stores[partition] = place.open(partition)
+                    place.stores[partition].load(self.name(partition))
+        return place
+
+    def commit(self, partition: int, counts: dict[str, int]) -> Attempt:
+        """Run a partition's task; its metadata may be too large to be handed over, and it may take up a snapshot."""
+        executor = self.executor(partition)
+        is_first = not self.driver.left
+        base = executor.snapshot(partition) if not is_first and self.random.random() < 0.2 else None
+        largest = 0 if self.random.random() < 0.3 else 1 << 20
+        with patch.object(commit, "LARGEST_HANDED_OVER", largest):
+            return executor.commit(partition, counts, base, hand_over=not is_first)
+
+    def batch(self) -> None:
+        """Run a batch, and maintenance of some stores."""
+        words = self.random.sample(WORDS, self.random.choice([3, 20])) if self.driver.left else WORDS
+        counts = {word: self.random.randrange(1_000_000) for word in words}
+        self.driver.begin()
+        attempts = [self.commit(partition, counts) for partition in range(PARTITIONS)]
+        version = len(self.driver.left) + 1
+        handed_over = [
+            (
+                f"0/{partition}/{CheckpointName(version, one.id).directory}/_metadata",
+                one.committed.metadata,
+            )
+            for partition, one in enumerate(attempts)
+            if one.committed.metadata is not None
+        ]
+        discarded = [
+            path
+            for executor in self.executors
+            for merged in executor.merged.values()
+            for path in merged.take_discarded()
+        ]
+        self.driver.stores[0].publish_merged([], handed_over, discarded)
+        self.driver.finish(attempts, counts)
+        self.driver.stores[0].sweep_merged()
+        self.change_holds()
+        for partition, executor in enumerate(self.places):
+            if executor is not None and self.random.random() < 0.5:
+                name = self.name(partition)
+                retain_from = max(1, name.version - RETAINED + 1)
+                executor.stores[partition].cleanup(name, name.id or "", retain_from, 0)
+
+    def change_holds(self) -> None:
+        """Hold a retained version, as a pointer savepoint does, or remove a hold."""
+        store, newest = self.driver.stores[0], len(self.driver.left)
+        directory = holds_directory_of(store.directory, store.store)
+        assert directory is not None
+        if newest > RETAINED and self.random.random() < 0.1:
+            version = newest - self.random.randrange(RETAINED)
+            path = f"{directory}/{version}-savepoint{newest}"
+            announce_holds(store.files, directory)
+            store.files.create(path, b"")
+            self.held[path] = version
+        if self.held and self.random.random() < 0.07:
+            path = self.random.choice(list(self.held))
+            store.files.delete(path)
+            del self.held[path]
+
+    def check(self) -> None:
+        """Check that all retained and held versions are whole."""
+        newest = len(self.driver.left)
+        for version in {*range(max(1, newest - RETAINED + 1), newest + 1), *self.held.values()}:
+            found = verify(self.driver.url, version - 1)
+            assert found.problems == (), f"version {version}, at version {newest}"
+
+
+@pytest.mark.parametrize(
+    ("seed", "batches"),
+    [(2, 60), *(pytest.param(seed, 400, marks=pytest.mark.soak) for seed in range(100, 130))],
+)
+def test_stores_that_move_keep_retained_and_held_versions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int, batches: int
+) -> None:
+    # Files are rewritten as soon as most of what is in them is discarded.
+    monkeypatch.setattr(merged_index, "_LITTLE", 0)
+    cluster = Cluster(tmp_path / "checkpoint", seed)
+    for number in range(1, batches + 1):
+        cluster.batch()
+        if number % 5 == 0:
+            cluster.check()
+    assert cluster.moves > batches // 2
