@@ -113,7 +113,8 @@ def gc(
     attempts that Spark did not commit, partial files of killed processes, and retention holds of copies whose
     process was killed. Versions that a hold names and files of rolled back batches are kept. A store is skipped
     if any metadata in it cannot be read or belongs to another store or version, or if the metadata of the
-    newest batch's version is missing.
+    newest batch's version is missing. All stores are skipped if a merged file is damaged that may have a version
+    which a batch in the log or a hold needs.
 
     Parameters
     ----------
@@ -150,9 +151,11 @@ def gc(
     decided = _committed_attempts(checkpoint)
     newest = {version.store: version.name for version in checkpoint.stores()} if decided.last else {}
     merged_files = checkpoint.merged_files()
+    # Any store may have versions in a damaged file.
+    is_whole = merged_files.damage_from(decided.oldest_needed, decided.held) is None
     collectors = [
         _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before)
-        for store in _stores(checkpoint)
+        for store in (_stores(checkpoint) if is_whole else ())
     ]
     found = parallel_map(lambda one: one.collect(dry_run=dry_run), collectors, progress)
     merged = _remove_merged(
@@ -338,6 +341,10 @@ class _Collector:
 
     def _read(self) -> StoreFiles:
         self._listing = {status.path: status for status in _list(self._files, self._directory)}
+        with failing_to("list", self._files, self._directory):
+            damage = self._merged.damage_from(self._decided.oldest_needed, self._decided.held)
+        if damage is not None:
+            raise damage
         listing = parse_listing(self._directory, self._listing.values())
         store = StoreFiles(self._store.operator, self._directory, listing, self._newest)
         for name, files in listing.checkpoints.items():

@@ -39,6 +39,11 @@ class CommittedAttempts:
     held: frozenset[int]
     last: int
 
+    @property
+    def oldest_needed(self) -> int:
+        """The oldest version that a batch of the log may need, beside the held ones; 0 if batches were rolled back."""
+        return 0 if self.rolled_back else min(self.attempts, default=0)
+
     def supersedes(self, operator: int, name: CheckpointName) -> bool:
         """Return True if Spark committed another attempt at the version, so that it never loads this one."""
         if name.id is None or name.id in self.rolled_back or name.version in self.held:

@@ -119,6 +119,28 @@ class MergedLookup:
                 if (error := index.damage(place[1], None)) is not None:
                     raise _may_be_in(place, error) from error
 
+    def damage_from(self, oldest: int, also: Collection[int] = ()) -> CorruptCheckpointError | None:
+        """Return the error of a damaged file that may have versions from an oldest one on, or some of the older ones.
+
+        Such a file is read again first: it may have been restored.
+
+        Parameters
+        ----------
+        also
+            Older versions.
+
+        Raises
+        ------
+        OSError, UnsupportedFormatError
+            See `find`.
+        """
+        index = self._with_indexes(None)
+        if self._damage_from(index, oldest, also) is None:
+            return None
+        self._read_directory(index)
+        self._read_indexes(index, None)
+        return self._damage_from(index, oldest, also)
+
     def damaged_files(self) -> list[CorruptCheckpointError]:
         """Return the errors of the files that cannot be read.
 
@@ -134,7 +156,7 @@ class MergedLookup:
     def list_files(self, directory: str) -> list[FileStatus]:
         """Return all logical files below a directory, with the modification times of their physical files.
 
-        Those of a damaged file are left out, with a warning.
+        Those of a damaged file are left out, with a warning: see `damage_from` before files are deleted.
 
         Raises
         ------
@@ -333,6 +355,15 @@ class MergedLookup:
             f"{self.url}: {vanished[0]} is listed and cannot be found: the files change while they are read, or the listings of this "
             "storage are outdated. Try again; nothing was changed."
         )
+
+    def _damage_from(
+        self, index: MergedIndex, oldest: int, also: Collection[int]
+    ) -> CorruptCheckpointError | None:
+        with self._lock:
+            for name, error in sorted(index.damaged.items()):
+                if name.newest >= oldest or any(map(name.covers, also)):
+                    return error
+            return None
 
     def _read_directory(self, index: MergedIndex, since: float = math.inf) -> None:
         """List the directory again, for the files that another run has added, unless another thread did it since a time."""

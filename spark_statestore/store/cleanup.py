@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection
 
-from spark_statestore.errors import CheckpointError, CheckpointIOError
+from spark_statestore.errors import CheckpointError, CheckpointIOError, CorruptCheckpointError
 from spark_statestore.files import join
 from spark_statestore.files.request_context import heartbeat
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
@@ -94,6 +94,11 @@ def _scan_directory(
         # Another process may have published versions since this one listed: their streams are not orphans. All versions up to
         # `newest` were published before it was committed; later ones are this instance's.
         store.merged.look_for_others(since=store.merged.committed_at(newest.version))
+        if (damage := store.merged.damage_from(retain_from, held)) is not None:
+            raise CorruptCheckpointError(
+                f"nothing of {store.store} at {store.files.url(store.directory)} is deleted: a version that is retained or held may be in "
+                f"a damaged file of a batch: {damage} Cleanups go on once the file is restored, or all of its versions have expired."
+            ) from damage
     found = list(store.files.list_files(store.directory))
     store.keep_directory(found)
     listing = parse_listing(store.directory, found)

@@ -274,6 +274,41 @@ def test_store_that_moves_to_a_process_with_an_old_listing_keeps_versions(tmp_pa
     assert sorted(file.name[0] for file in shared.iterdir()) == ["3", "7"]
 
 
+def test_cleanup_and_gc_delete_nothing_while_a_merged_file_is_damaged(tmp_path: Path) -> None:
+    query, _ = moved(tmp_path / "checkpoint")
+    for file in query.directory.rglob("*"):
+        os.utime(file, (time.time() - 200_000,) * 2)
+    whole = {file: file.read_bytes() for file in merged(query) if int(file.name.split("-")[0]) >= 4}
+    for file, data in whole.items():
+        file.write_bytes(data[:-30])
+    (store,), by = query.restart(8).stores, query.counted[-1][0].id
+    before = query.files()
+    name = CheckpointName(8, by)
+    store.load(name)
+    refused = r"^nothing of operator 0, partition 0.* is deleted: .*_merged/4-4-0 .* Restore it from a backup"
+    with pytest.raises(CorruptCheckpointError, match=refused):
+        store.cleanup(name, by, 4, 0)
+    found = gc(query.url, stopped=True)
+    assert found.orphans == ()
+    assert {problem.what for problem in found.skipped} == {"merged files"}
+    assert {name: data for name, data in query.files().items() if "horizon" not in name} == before
+    for file, data in whole.items():
+        file.write_bytes(data)
+    assert store.cleanup(name, by, 4, 0) > 0
+    for batch in range(3, 8):
+        assert verify(query.url, batch).problems == ()
+
+
+def test_cleanup_goes_on_beside_a_damaged_merged_file_of_expired_versions(tmp_path: Path) -> None:
+    query, store = moved(tmp_path / "checkpoint")
+    (file,) = (file for file in merged(query) if file.name == "2-2-0")
+    file.write_bytes(file.read_bytes()[:-30])
+    by = query.counted[-1][0].id
+    assert store.cleanup(CheckpointName(8, by), by, 5, 0) > 0
+    for batch in range(4, 8):
+        assert verify(query.url, batch).problems == ()
+
+
 def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
     merged: dict[str, MergedFiles] = {}
     store = VersionStore(

@@ -390,6 +390,19 @@ def test_listing_is_renewed_if_it_is_older_than_a_time(
     assert reader.find(path("0/0", 1, 1)) is not None
 
 
+def test_damaged_file_that_was_restored_is_read(files: MemoryFileSystem) -> None:
+    publish(MergedFiles(files, STATE), (path("0/0", 4, 1), 1))
+    whole = files.read(f"{STATE}/_merged/4-4-0")
+    files.replace(f"{STATE}/_merged/4-4-0", whole[:-5])
+    reader = MergedFiles(files, STATE)
+    assert reader.damage_from(5) is None
+    assert "4-4-0" in str(reader.damage_from(4))
+    assert "4-4-0" in str(reader.damage_from(5, [4]))
+    files.replace(f"{STATE}/_merged/4-4-0", whole)
+    assert reader.damage_from(0) is None
+    assert reader.find(path("0/0", 4, 1)) is not None
+
+
 def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: MemoryFileSystem) -> None:
     files.create(path("0/0", 2), bytes(metadata(1)))
     merged = MergedFiles(files, STATE)
