@@ -20,6 +20,7 @@ GROUPS: dict[str, str] = {
     "queries": "benchmarks.groups.queries",
     "limit": "benchmarks.groups.limit",
     "merges": "benchmarks.groups.merges",
+    "cleanups": "benchmarks.groups.cleanups",
     "amplification": "benchmarks.groups.amplification",
     "driver_files": "benchmarks.groups.driver_files",
     "operators": "benchmarks.groups.operators",

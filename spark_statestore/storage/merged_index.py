@@ -150,6 +150,8 @@ class MergedIndex:
 
     def __init__(self, before: MergedIndex | None = None) -> None:
         self._stores: dict[str, dict[CheckpointName, list[LogicalFile]]] = {}
+        # By directory: the stores whose directory is that, or below.
+        self._below: dict[str, list[str]] = {}
         self.physical: dict[PhysicalName, PhysicalFile] = {}
         self.unread: dict[PhysicalName, FileStatus] | None = None
         self.listed_at = math.inf
@@ -192,15 +194,14 @@ class MergedIndex:
 
         The path of a superseded one ends with its attempt.
         """
-        start = f"{directory}/" if directory else ""
-        for store, checkpoints in self._stores.items():
-            if not (f"{store}/".startswith(start) or start.startswith(f"{store}/")):
-                continue
-            for found in checkpoints.values():
-                for one in found:
-                    path = one.path if one is found[-1] else f"{one.path}.{one.attempt_id}"
-                    if path.startswith(start):
-                        yield path, one
+        if (place := place_of(f"{directory}/{METADATA_FILE_NAME}")) is not None:
+            groups: Iterable[list[LogicalFile]] = [self._stores.get(place[0], {}).get(place[1], [])]
+        else:
+            stores = self._below.get(directory, ())
+            groups = (found for store in stores for found in self._stores[store].values())
+        for found in groups:
+            for one in found:
+                yield one.path if one is found[-1] else f"{one.path}.{one.attempt_id}", one
 
     def insert(self, one: LogicalFile) -> None:
         """Add a logical file after those of a lower or the same rank."""
@@ -257,7 +258,15 @@ class MergedIndex:
                 after.physical.supersedes.add(before.physical)
 
     def _found(self, one: LogicalFile) -> list[LogicalFile]:
-        return self._stores.setdefault(one.store, {}).setdefault(one.checkpoint, [])
+        checkpoints = self._stores.get(one.store)
+        if checkpoints is None:
+            checkpoints = self._stores[one.store] = {}
+            directory = one.store
+            while directory:
+                self._below.setdefault(directory, []).append(one.store)
+                directory = directory.rpartition("/")[0]
+            self._below.setdefault("", []).append(one.store)
+        return checkpoints.setdefault(one.checkpoint, [])
 
     def take_pending(self) -> PhysicalFile:
         """Return the file that is published next, and begin another one."""

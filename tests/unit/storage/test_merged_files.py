@@ -12,10 +12,10 @@ from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.files.base import Buffer, FileStatus
 from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
-from spark_statestore.storage import merged_index, physical_files
+from spark_statestore.storage import CheckpointName, merged_index, physical_files
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
-from spark_statestore.storage.merged_index import LogicalFile
+from spark_statestore.storage.merged_index import LogicalFile, MergedIndex
 
 STATE = "/query/state"
 
@@ -401,6 +401,52 @@ def test_damaged_file_that_was_restored_is_read(files: MemoryFileSystem) -> None
     files.replace(f"{STATE}/_merged/4-4-0", whole)
     assert reader.damage_from(0) is None
     assert reader.find(path("0/0", 4, 1)) is not None
+
+
+def test_index_lists_the_files_below_each_directory() -> None:
+    index = MergedIndex()
+    places = [("0/0", 1), ("0/0", 12), ("0/0/left", 1), ("0/1", 1), ("1/0", 1)]
+    for store, version in places:
+        one = LogicalFile(store, CheckpointName(version), attempt(1), 0, 1, index.pending)
+        index.insert(one)
+    index.insert(LogicalFile("0/0", CheckpointName(1), attempt(2), 1, 1, index.pending))
+    paths = {directory: sorted(found for found, _ in index.below(directory)) for directory in DIRECTORIES}
+    assert paths == DIRECTORIES
+
+
+FIRST = ["0/0/chk-1/_metadata", f"0/0/chk-1/_metadata.{attempt(1)}"]
+PARTITION = [*FIRST, "0/0/chk-12/_metadata", "0/0/left/chk-1/_metadata"]
+DIRECTORIES = {
+    "": [*PARTITION, "0/1/chk-1/_metadata", "1/0/chk-1/_metadata"],
+    "0": [*PARTITION, "0/1/chk-1/_metadata"],
+    "0/0": PARTITION,
+    "0/0/left": ["0/0/left/chk-1/_metadata"],
+    "0/0/chk-1": FIRST,
+    "0/0/chk-2": [],
+    "0/0/shared": [],
+    "0/2": [],
+    "_merged": [],
+}
+"""The files of the test above, by directory."""
+
+
+def test_time_of_a_discard_does_not_depend_on_the_number_of_stores(files: MemoryFileSystem) -> None:
+    def seconds(stores: int) -> float:
+        merged = MergedFiles(files, f"{STATE}{stores}")
+        view = MergedFileSystem(files, merged)
+        paths = [
+            path(f"0/{number}", 1, number).replace(STATE, f"{STATE}{stores}") for number in range(stores)
+        ]
+        for number, where in enumerate(paths):
+            merged.add(where, attempt(number), metadata(number), allow)
+        merged.publish([], allow)
+        began = time.process_time()
+        for where in paths:
+            view.delete(where)
+            view.delete_directory(where.rpartition("/")[0])
+        return time.process_time() - began
+
+    assert seconds(6_000) / 6_000 < 5 * seconds(300) / 300
 
 
 def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: MemoryFileSystem) -> None:
