@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,13 @@ from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.backend.supervision import LARGE_BYTES, Permit
 from spark_statestore.errors import (
     CheckpointExistsError,
-    CheckpointIOError,
     CheckpointNotFoundError,
     ProtocolError,
 )
 from spark_statestore.files import FileStatus, FileSystem, LocalFileSystem, join, open_file_system, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.files.request_context import check_cancelled
-from spark_statestore.files.retry import RetryingFileSystem
+from spark_statestore.files.retry import require_exclusive_creation
 from spark_statestore.options import StorageOptions
 
 __all__ = ["FILE_HANDLERS"]
@@ -92,36 +90,7 @@ def _create_exclusively(files: FileSystem, path: str, data: memoryview, *, is_re
             ) from error
         _make_durable(files, path)
     else:
-        _require_exclusive_creation(files, path, data)
-
-
-# File systems that are known to refuse the second creation of a file.
-_exclusive: weakref.WeakSet[FileSystem] = weakref.WeakSet()
-
-
-def _require_exclusive_creation(files: FileSystem, path: str, data: memoryview) -> None:
-    """Check once, with the first file, that storage does not replace a file that is created again.
-
-    A service that does not know conditional requests ignores the condition, without an error.
-    """
-    # Local files have no retries.
-    if not isinstance(files, RetryingFileSystem) or files in _exclusive:
-        return
-    try:
-        # Retries take a file with the same content for their own.
-        files.wrapped.create(path, data)
-    except FileExistsError:
-        _exclusive.add(files)
-    except Exception:  # noqa: BLE001 - the file is written; the next one is a test as well
-        return
-    else:
-        raise CheckpointIOError(
-            f"the storage of {files.url(path)} replaces a file that is created exclusively: of two queries with one checkpoint "
-            "neither would notice the other, and a task that was replaced could overwrite its successor's state. Upgrade the "
-            "service to a version with conditional requests (If-None-Match), or use another one. With "
-            "configure(..., spark_files='hadoop') and spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends "
-            "on it but the detection of a second query."
-        )
+        require_exclusive_creation(files, path, [data])
 
 
 def _status(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:

@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar, cast
 
+from spark_statestore.errors import CheckpointIOError
 from spark_statestore.files.access import access_error
 from spark_statestore.files.base import Buffer, FileOutput, FileStatus, FileSystem
 from spark_statestore.files.request_context import check_cancelled, count_retry, heartbeat
 from spark_statestore.files.transient import is_transient
 from spark_statestore.options import DEFAULT_STORAGE_RETRIES
 
-__all__ = ["RetryingFileSystem"]
+__all__ = ["RetryingFileSystem", "require_exclusive_creation"]
 
 _logger = logging.getLogger(__name__)
 
@@ -118,6 +119,8 @@ class RetryingFileSystem(FileSystem):
     def __init__(self, files: FileSystem, retries: int = DEFAULT_STORAGE_RETRIES) -> None:
         self.wrapped = files
         self._retries = retries
+        # Known to refuse the second creation of a file.
+        self._is_exclusive = False
 
     @property
     def scheme(self) -> str:
@@ -160,6 +163,26 @@ class RetryingFileSystem(FileSystem):
                     raise
 
         self.run("writing", path, once)
+
+    def require_exclusive(self, path: str, parts: Sequence[Buffer]) -> None:
+        """Raise unless storage refuses to create a file again, see `require_exclusive_creation`."""
+        if self._is_exclusive:
+            return
+        try:
+            # Retries take a file with the same content for their own.
+            self.wrapped.create_of_parts(path, parts)
+        except FileExistsError:
+            self._is_exclusive = True
+        except Exception:  # noqa: BLE001 - the file is written; the next one is a test as well
+            return
+        else:
+            raise CheckpointIOError(
+                f"the storage of {self.url(path)} replaces a file that is created exclusively: of two queries with one checkpoint "
+                "neither would notice the other, and either could replace state that the other one has committed. Upgrade the "
+                "service to a version with conditional requests (If-None-Match), or use another one. With "
+                "configure(..., spark_files='hadoop', commit='task') and "
+                "spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends on it but the detection of a second query."
+            )
 
     def replace(self, path: str, data: Buffer) -> None:
         self.run("replacing", path, lambda: self.wrapped.replace(path, data))
@@ -252,3 +275,24 @@ class RetryingFileSystem(FileSystem):
 
     def _call(self, what: str, path: str) -> _Call:
         return _Call(what, self.wrapped.url(path), self._retries)
+
+
+def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buffer]) -> None:
+    """Check once, with the first such file of a process, that storage does not replace a file that is created again.
+
+    A service that does not know conditional requests ignores the condition, without an error. To be called for files whose
+    name several writers may choose: the first one has it.
+
+    Parameters
+    ----------
+    path, parts
+        A file that this process has created, and its content.
+
+    Raises
+    ------
+    CheckpointIOError
+        If it was replaced.
+    """
+    # Local files have no retries, and are created exclusively.
+    if isinstance(files, RetryingFileSystem):
+        files.require_exclusive(path, parts)

@@ -13,6 +13,7 @@ from spark_statestore.files.base import Buffer, FileOutput, FileStatus, FileSyst
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile
+from spark_statestore.storage.metadata_streams import require_exclusive_metadata
 
 __all__ = ["MergedFileSystem"]
 
@@ -72,6 +73,7 @@ class MergedFileSystem(FileSystem):
     def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
         self._require_new(path)
         self._files.create_of_parts(path, parts)
+        require_exclusive_metadata(self._files, path, parts)
 
     def replace(self, path: str, data: Buffer) -> None:
         content = bytes(data)

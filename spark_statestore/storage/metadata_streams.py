@@ -7,9 +7,11 @@ import zlib
 from collections.abc import Sequence
 from typing import Final
 
-from spark_statestore.errors import CheckpointExistsError, CheckpointIOError, StorageAccessError
+from spark_statestore.errors import CheckpointExistsError, CheckpointIOError
 from spark_statestore.files.base import Buffer, FileSystem
+from spark_statestore.files.retry import require_exclusive_creation
 from spark_statestore.formats.metadata import FOOTER, HEADER, LARGEST_BODY, LARGEST_STATE, METADATA_MAGIC
+from spark_statestore.storage.checkpoint_storage import CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.storage.streams import CheckpointMetadataOutputStream
@@ -19,6 +21,7 @@ __all__ = [
     "MemoryCheckpointMetadataOutputStream",
     "read_object",
     "read_without_state",
+    "require_exclusive_metadata",
 ]
 
 # Larger than the metadata of most versions; smaller than what a second request costs.
@@ -71,6 +74,13 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
             raise CheckpointIOError(f"the stream of {self._where} is closed; open a new one to write")
 
 
+def require_exclusive_metadata(files: FileSystem, path: str, parts: Sequence[Buffer]) -> None:
+    """Check that storage does not replace metadata without a checkpoint id, which several attempts may publish."""
+    checkpoint = CheckpointName.parse(path.split("/")[-2])
+    if checkpoint is not None and checkpoint.id is None:
+        require_exclusive_creation(files, path, parts)
+
+
 class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
     """A stream that publishes a checkpoint's metadata atomically in a file.
 
@@ -94,12 +104,13 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
         parts, checksum = self._take()
         try:
             self._files.create_of_parts(self._path, parts)
+            require_exclusive_metadata(self._files, self._path, parts)
         except FileExistsError as error:
             raise CheckpointExistsError(
                 f"{self._where} exists already, and a checkpoint is never replaced. Use another number, or discard that "
                 "checkpoint first; nothing was changed."
             ) from error
-        except StorageAccessError:
+        except CheckpointIOError:
             raise
         except OSError as error:
             raise CheckpointIOError(

@@ -13,6 +13,7 @@ from spark_statestore.files.base import FileStatus, FileSystem, has_file, join
 from spark_statestore.files.failures import require_no_link
 from spark_statestore.files.local import LocalFileSystem
 from spark_statestore.files.request_context import heartbeat
+from spark_statestore.files.retry import require_exclusive_creation
 from spark_statestore.formats.merged_files import (
     IndexEntry,
     MergedObject,
@@ -145,6 +146,7 @@ class PhysicalFiles:
             self._files.create_of_parts(self.path(name), encoded.parts)
         except FileExistsError:
             return None
+        require_exclusive_creation(self._files, self.path(name), encoded.parts)
         with self._counting:
             self._created += 1
         return encoded.size

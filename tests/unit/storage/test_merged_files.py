@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.files.base import Buffer, FileStatus
+from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
 from spark_statestore.storage import CheckpointName, merged_index, physical_files
 from spark_statestore.storage.merged_file_system import MergedFileSystem
@@ -412,6 +413,26 @@ def test_index_lists_the_files_below_each_directory() -> None:
     index.insert(LogicalFile("0/0", CheckpointName(1), attempt(2), 1, 1, index.pending))
     paths = {directory: sorted(found for found, _ in index.below(directory)) for directory in DIRECTORIES}
     assert paths == DIRECTORIES
+
+
+class Unconditional(MemoryFileSystem):
+    """A service that ignores the condition of a request."""
+
+    def create(self, path: str, data: Buffer) -> None:
+        self.replace(path, data)
+
+
+@pytest.mark.parametrize("merges", [True, False], ids=["a merged file", "a version without an id"])
+def test_storage_without_exclusive_creation_is_refused(merges: bool) -> None:
+    files = RetryingFileSystem(Unconditional())
+    merged = MergedFiles(files, STATE)
+    refused = r"replaces a file that is created exclusively.*If-None-Match.*commit='task'"
+    where = path("0/0", 2)
+    view = MergedFileSystem(files, merged)
+    with pytest.raises(CheckpointIOError, match=refused):
+        publish(merged, (where, 1)) if merges else view.create_of_parts(where, metadata(1).parts)
+    # No other writer chooses the name of a version with an id.
+    MergedFileSystem(files, MergedFiles(files, STATE)).create_of_parts(path("0/1", 2, 2), metadata(2).parts)
 
 
 FIRST = ["0/0/chk-1/_metadata", f"0/0/chk-1/_metadata.{attempt(1)}"]
