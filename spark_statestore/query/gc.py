@@ -28,7 +28,7 @@ from spark_statestore.query.logs import CommitEntry
 from spark_statestore.query.orphans import STAGING_PREFIX, CommittedAttempts, StoreFiles, orphans
 from spark_statestore.query.parallel import Progress, parallel_map
 from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint
-from spark_statestore.query.running import require_not_running_here
+from spark_statestore.query.running import require_not_running_here, storage_time
 from spark_statestore.query.verify import Problem
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import discard_file
@@ -121,8 +121,8 @@ def gc(
     dry_run
         Report orphans, remove nothing.
     older_than
-        Minimum age of a file in seconds: a running query writes a stream before the metadata that references
-        it. Holds must be at least a day old.
+        Minimum age of a file in seconds, by the storage's clock: a running query writes a stream before the metadata
+        that references it. Holds must be at least a day old.
     stopped
         The query does not run, and is not started meanwhile. Then files of any age are removed, and also those
         that a running query might still use: newer snapshots, and versions of the uncommitted batch.
@@ -146,7 +146,8 @@ def gc(
     checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir)
     if stopped:
         require_not_running_here(checkpoint)
-    before = None if stopped else time.time() - older_than
+    now = _now(checkpoint)
+    before = None if stopped else now - older_than
     logged = checkpoint.logged_batches()
     decided = _committed_attempts(checkpoint)
     newest = {version.store: version.name for version in checkpoint.stores()} if decided.last else {}
@@ -165,7 +166,7 @@ def gc(
         dry_run=dry_run,
     )
     # Copies are made by other processes than the query, and may take hours.
-    holds = _remove_abandoned_holds(checkpoint, time.time() - max(older_than, DAY), dry_run=dry_run)
+    holds = _remove_abandoned_holds(checkpoint, now - max(older_than, DAY), dry_run=dry_run)
     return GcResult(
         checkpoint.url,
         dry_run,
@@ -176,6 +177,14 @@ def gc(
             *(Problem.of("merged files", error) for error in merged_files.damaged_files()),
         ),
     )
+
+
+def _now(checkpoint: QueryCheckpoint) -> float:
+    """Return the time by the clock that the modification times of the state are of."""
+    files, state = open_file_system(checkpoint.state_url)
+    with failing_to("look for", files, state):
+        is_there = files.is_directory(state)
+    return storage_time(files, state) if is_there else time.time()
 
 
 def _committed_attempts(checkpoint: QueryCheckpoint) -> CommittedAttempts:
@@ -288,6 +297,14 @@ class _Collector:
     def collect(self, *, dry_run: bool) -> _Collector:
         """Find the orphans, and remove them unless it is a dry run."""
         began = time.monotonic()
+        try:
+            return self._collect(dry_run=dry_run)
+        finally:
+            # Decoded metadata of all stores could exceed the memory.
+            self._known.clear()
+            self._listing = {}
+
+    def _collect(self, *, dry_run: bool) -> _Collector:
         try:
             found = self._scan()
             if found and not dry_run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc as garbage
 import os
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from spark_statestore.query.verify import verify
 from spark_statestore.savepoints.savepoint_holds import held_while, hold_of
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.metadata import CheckpointMetadata
 from tests.support.effort import EFFORT
 from tests.unit.query.stored_query import StoredQuery
 from tests.unit.store.stores import load
@@ -455,3 +457,33 @@ class RunningQuery(RuleBasedStateMachine):
 
 TestRunningQuery = RunningQuery.TestCase
 TestRunningQuery.settings = settings(max_examples=12 * EFFORT, stateful_step_count=12)
+
+
+@pytest.mark.parametrize("skew", [3 * DAY, -3 * DAY])
+def test_gc_compares_ages_with_the_clock_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, skew: float
+) -> None:
+    query = StoredQuery(tmp_path / "checkpoint")
+    query.run(**LARGE)
+    with held_while(QueryCheckpoint(query.url), 0, "file:///holder"):
+        query.put("state/0/0/chk-9_00000000000000aa/.inprogress.x", "young")
+        clock = time.time
+        monkeypatch.setattr(time, "time", lambda: clock() + skew)
+        assert gc(query.url, dry_run=True).orphans == ()
+        age(query, 2 * DAY + skew)
+        reasons = [orphan.reason for orphan in gc(query.url).orphans]
+        assert {"its version was not published", "the process that made the copy has ended"} <= set(reasons)
+
+
+def test_gc_keeps_no_metadata_of_finished_stores(tmp_path: Path) -> None:
+    query = StoredQuery(tmp_path / "checkpoint", partitions=4)
+    for count in range(5):
+        query.run(**{f"word{number}": count for number in range(40)})
+    kept = []
+
+    def report(done: int, total: int) -> None:
+        if done == total:
+            kept.extend(found for found in garbage.get_objects() if isinstance(found, CheckpointMetadata))
+
+    gc(query.url, dry_run=True, progress=report)
+    assert kept == []
