@@ -8,11 +8,12 @@ import os
 import re
 import shutil
 import zipfile
+import zlib
 from typing import Any, Final
 
 from spark_statestore.conversion.plan import Source
 from spark_statestore.conversion.providers import is_own
-from spark_statestore.errors import ConversionError
+from spark_statestore.errors import ConversionError, CorruptCheckpointError
 from spark_statestore.files import open_file_system, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
@@ -20,6 +21,9 @@ from spark_statestore.query.query_checkpoint import STATE
 from spark_statestore.query.summary import summarize
 
 __all__ = ["require_space", "state_bytes"]
+
+# Bytes of the list of tables in a snapshot; one table is about 100 of them, and 64 MiB of state.
+_LARGEST_METADATA: Final = 1 << 24
 
 # A version of HDFSBackedStateStoreProvider is the newest snapshot and the deltas behind it.
 _HDFS_FILE: Final = re.compile(r"(\d+)\.(delta|snapshot)")
@@ -51,8 +55,9 @@ def state_bytes(source: Source) -> int | None:
             if base[2] is not None:
                 total += sizes[base[2]]
             if base[2] is not None and full == "zip":
-                with failing_to("read", files, f"{directory}/{base[2]}"):
-                    total += _table_bytes(files.read(f"{directory}/{base[2]}"))
+                path = f"{directory}/{base[2]}"
+                with failing_to("read", files, path):
+                    total += _table_bytes(files.read(path), files.url(path))
     return total
 
 
@@ -71,10 +76,22 @@ def require_space(target: str, size: int | None) -> None:
         )
 
 
-def _table_bytes(archive: bytes) -> int:
+def _table_bytes(archive: bytes, where: str) -> int:
     """Return the size of the tables that a RocksDB snapshot names; 0 if its metadata has another form."""
-    with contextlib.suppress(zipfile.BadZipFile, KeyError, TypeError, ValueError):
-        with zipfile.ZipFile(io.BytesIO(archive)) as files:
-            node: dict[str, Any] = parse_json(files.read("metadata").partition(b"\n")[2])
+    metadata = b""
+    unreadable = contextlib.suppress(zipfile.BadZipFile, KeyError, ValueError, zlib.error)
+    with unreadable, zipfile.ZipFile(io.BytesIO(archive)) as files:
+        info = files.getinfo("metadata")
+        # Other methods, which Spark does not use, allocate as much memory as an archive says.
+        if info.compress_type in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            with files.open(info) as file:
+                metadata = file.read(_LARGEST_METADATA + 1)
+    if len(metadata) > _LARGEST_METADATA:
+        raise CorruptCheckpointError(
+            f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of RocksDB's tables is. Restore "
+            "the archive from a backup, or use an earlier batch; nothing was changed."
+        )
+    with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+        node: dict[str, Any] = parse_json(metadata.partition(b"\n")[2])
         return sum(int(table["sizeBytes"]) for table in node.get("sstFiles", ()))
     return 0
