@@ -181,7 +181,7 @@ def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> di
             f"the hold {made.url} was removed during the verification. Nothing was changed; try again."
         )
     if not _is_held_by_savepoint(made, holds):
-        oldest = holds.oldest_safe(_newest_version(checkpoint))
+        oldest = holds.oldest_safe(_newest_version(checkpoint), made.name)
         if made.version < oldest:
             raise SavepointError(
                 f"batch {batch} of {checkpoint.url} cannot be held: a cleanup may be discarding its state. "

@@ -11,6 +11,9 @@ missed the hold had published its marker before, so a version within all horizon
 To save the listing while there are no holds, the first holder creates ``_holds/held``, which is never removed. A
 cleanup whose marker exists and that has seen no hold reads only that file: while it is missing, no hold was written,
 and the next holder will read the marker. In steady state nothing is written or listed.
+
+A marker would exclude older versions for ever, also once the query retains more. So it counts for a week only, by the
+storage's clock, and a cleanup that relies on one for more than a day writes its own again.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,6 +46,10 @@ HOLDS_DIRECTORY: Final = "_holds"
 _HELD: Final = "held"
 _HOLD: Final = re.compile(r"([0-9]+)-(.+)")
 _HORIZON: Final = re.compile(r"horizon-([0-9]+)")
+_RENEWED_SECONDS: Final = 24 * 3600.0
+# The difference bears cleanups that take long, and a clock of this machine that is days behind the storage's.
+_VALID_SECONDS: Final = 7 * _RENEWED_SECONDS
+
 _IN_USE: Final = re.compile(r"[0-9]+-in-use-[0-9a-f]+")
 
 
@@ -53,23 +62,33 @@ class Holds:
     versions
         The held versions, by name of the file.
     horizons
-        The horizon markers, one for each number of versions that the query has been configured to retain.
+        The horizon markers, one for each number of versions that the query has been configured to retain, with their
+        modification times; None where the storage has none.
     has_been_used
         True if there ever was a hold.
+    written
+        Modification times of the holds, by name of the file.
     """
 
     versions: dict[str, int]
-    horizons: frozenset[int]
+    horizons: Mapping[int, float | None]
     has_been_used: bool
+    written: Mapping[str, float | None]
 
     @property
     def held(self) -> frozenset[int]:
         """The held versions."""
         return frozenset(self.versions.values())
 
-    def oldest_safe(self, newest: int) -> int:
+    def oldest_safe(self, newest: int, hold: str) -> int:
         """Return the oldest version within all horizons; `newest` was read after the hold was written."""
-        return newest - min(self.horizons) if self.horizons else 0
+        now = self.written.get(hold)
+        valid = [
+            horizon
+            for horizon, modified in self.horizons.items()
+            if now is None or modified is None or now - modified < _VALID_SECONDS
+        ]
+        return newest - min(valid) if valid else 0
 
 
 def holds_directory_of(store_directory: str, store: StoreId) -> str | None:
@@ -97,18 +116,20 @@ def read_holds(files: FileSystem, directory: str) -> Holds:
         If the directory cannot be listed.
     """
     versions = {}
-    horizons = set()
+    written = {}
+    horizons = {}
     has_been_used = False
     start = directory.rstrip("/") + "/"
     for status in files.list_files(directory):
         name = status.path.removeprefix(start)
         if marker := _HORIZON.fullmatch(name):
-            horizons.add(int(marker[1]))
+            horizons[int(marker[1])] = status.modified
         elif hold := _HOLD.fullmatch(name):
             versions[name] = int(hold[1])
+            written[name] = status.modified
         elif name == _HELD:
             has_been_used = True
-    return Holds(versions, frozenset(horizons), has_been_used or bool(versions))
+    return Holds(versions, horizons, has_been_used or bool(versions), written)
 
 
 def announce_holds(files: FileSystem, directory: str) -> None:
@@ -131,6 +152,7 @@ class CleanupHolds:
         self._directory = directory
         self._horizon: int | None = None
         self._has_been_used = False
+        self._looked = 0.0
 
     def versions_to_keep(self, horizon: int) -> frozenset[int]:
         """Return the held versions, after publishing how many versions before the newest one the cleanup keeps.
@@ -142,19 +164,37 @@ class CleanupHolds:
         """
         if self._directory is None:
             return frozenset()
-        if self._horizon is not None and self._horizon <= horizon and not self._has_been_used:
+        is_published = self._horizon is not None and self._horizon <= horizon
+        is_recent = time.monotonic() - self._looked < _RENEWED_SECONDS
+        if is_published and is_recent and not self._has_been_used:
             self._has_been_used = has_file(self._files, join(self._directory, _HELD))
             if not self._has_been_used:
                 return frozenset()
+        looked = time.monotonic()
         holds = read_holds(self._files, self._directory)
-        if not any(published <= horizon for published in holds.horizons):
+        if not any(published <= horizon for published in _recent(holds)):
             self._files.make_directory(self._directory)
-            _create(self._files, join(self._directory, f"horizon-{horizon}"), b"")
+            marker = join(self._directory, f"horizon-{horizon}")
+            if horizon in holds.horizons:
+                self._files.replace(marker, b"")
+            else:
+                _create(self._files, marker, b"")
             # A holder that did not read this marker has written its hold before this listing.
             holds = read_holds(self._files, self._directory)
-        self._horizon = min(holds.horizons, default=None)
+        self._looked = looked
+        self._horizon = min(_recent(holds), default=None)
         self._has_been_used = holds.has_been_used
         return holds.held
+
+
+def _recent(holds: Holds) -> list[int]:
+    """Return the horizons whose markers need not be written again."""
+    now = time.time()
+    return [
+        horizon
+        for horizon, modified in holds.horizons.items()
+        if modified is None or now - modified < _RENEWED_SECONDS
+    ]
 
 
 def _create(files: FileSystem, path: str, data: bytes) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,6 +159,52 @@ def test_hold_accepts_any_version_before_the_first_cleanup(tmp_path: Path) -> No
     for _ in range(4):
         query.run()
     assert [hold(query.checkpoint, batch, "mine", HOLDER).version for batch in range(4)] == [1, 2, 3, 4]
+
+
+def test_hold_ignores_the_horizon_of_cleanups_of_last_week(tmp_path: Path) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(3):
+        query.run()
+    query.clean_up(1)
+    # Started again, the query retains more.
+    query.restart()
+    for _ in range(5):
+        query.run()
+        query.clean_up(100)
+    with pytest.raises(SavepointError, match="the state of batch 6 and later ones"):
+        hold(query.checkpoint, 3, "mine", HOLDER)
+    age(query, "horizon-1", 8)
+    query.clean_up(100)
+    wanted = content(query.checkpoint, 3)
+    assert hold(query.checkpoint, 3, "mine", HOLDER).version == 4
+    for _ in range(3):
+        query.run(whole=True)
+        query.clean_up(1)
+    assert content(query.checkpoint, 3) == wanted
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+def test_cleanup_renews_the_horizon_that_it_relies_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
+) -> None:
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(6):
+        query.run()
+    query.clean_up(1, STORES[0])
+    age(query, "horizon-1", 8)
+    if restarts:
+        query.restart()
+    else:
+        monotonic = time.monotonic
+        monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 25 * 3600)
+    query.clean_up(1, STORES[0])
+    with pytest.raises(SavepointError, match="the state of batch 4 and later ones"):
+        hold(query.checkpoint, 3, "mine", HOLDER)
+
+
+def age(query: WrittenQuery, name: str, days: float) -> None:
+    then = time.time() - days * 24 * 3600
+    os.utime(query.checkpoint.path(f"state/_holds/{name}"), (then, then))
 
 
 def roll_back_by_hand(query: WrittenQuery, *batches: int) -> None:
