@@ -60,14 +60,17 @@ class ActivityCheck:
                 # Only new entries prove activity: wait for as long as an entry would count as young.
                 wait = YOUNG_SECONDS
             elif ages.newest < ages.young_until:
-                raise self._error(
-                    f"{ages.name} was written {_seconds(ages.newest)} ago, and an entry younger than "
-                    f"{_seconds(ages.young_until)} indicates a running query (3 times its usual interval "
-                    f"between batches; at least {_seconds(YOUNG_SECONDS)}, at most {_seconds(YOUNG_AT_MOST_SECONDS)})"
+                raise QueryRunningError(
+                    f"pass --stopped (stopped=True in Python) if {self._query} is stopped, as directly after a job in a script; "
+                    f"otherwise stop it first. It seems to run: {ages.name} was written {_seconds(ages.newest)} ago, and an entry "
+                    f"younger than {_seconds(ages.young_until)} indicates a running query (3 times its usual interval between "
+                    f"batches; at least {_seconds(YOUNG_SECONDS)}, at most {_seconds(YOUNG_AT_MOST_SECONDS)}). Nothing was changed."
                 )
         time.sleep(max(0.0, self._begun + wait - time.monotonic()))
         if added := self.added():
-            raise self._error(f"it has just written {', '.join(added)}")
+            raise QueryRunningError(
+                f"{self._query} runs: it has just written {', '.join(added)}. Stop it, then try again; nothing was changed."
+            )
 
     def added(self, ours: Collection[str] = (), removed: Collection[str] = ()) -> list[str]:
         """List the entries that were added since the check began, except the caller's own.
@@ -77,12 +80,9 @@ class ActivityCheck:
         known = self._seen.keys() - removed
         return sorted(_log_entries(self._checkpoint).keys() - known - set(ours))
 
-    def _error(self, evidence: str) -> QueryRunningError:
-        return QueryRunningError(
-            f"the query {self._checkpoint.query_id} of {self._checkpoint.url} seems to run: {evidence}. Nothing was "
-            "changed. Stop the query, then try again; if it is stopped already, pass stopped=True, or --stopped on the "
-            "command line."
-        )
+    @property
+    def _query(self) -> str:
+        return f"the query {self._checkpoint.query_id} of {self._checkpoint.url}"
 
 
 def require_not_running_here(checkpoint: QueryCheckpoint) -> None:

@@ -88,7 +88,7 @@ def refused(error: type[StateStoreError], pattern: str, source: Path, target: Pa
 
 def test_convert_refuses_running_query(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
     os.utime(checkpoint / "commits" / "1")
-    with refused(QueryRunningError, "seems to run: .* Stop the query", checkpoint, tmp_path / "target"):
+    with refused(QueryRunningError, "^pass --stopped .*It seems to run: ", checkpoint, tmp_path / "target"):
         spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"))
 
 
