@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Final
 
 from spark_statestore.errors import (
     CheckpointIOError,
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
     IllegalStateError,
     OptionError,
     QueryRunningError,
@@ -16,7 +19,15 @@ from spark_statestore.files import FileSystem, join
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.options import OPTION_PREFIX
-from spark_statestore.query.query_checkpoint import COMMITS, METADATA, OFFSETS, SOURCES, STATE
+from spark_statestore.query.query_checkpoint import (
+    COMMITS,
+    METADATA,
+    OFFSETS,
+    RESERVED,
+    SOURCES,
+    STATE,
+    QueryCheckpoint,
+)
 from spark_statestore.query.savepoint import Savepoint, savepoint_store, store_of
 from spark_statestore.savepoints.savepoint_holds import list_holds, own_hold_of
 from spark_statestore.storage import METADATA_FILE_NAME
@@ -26,9 +37,9 @@ from spark_statestore.storage.state_store import StateStore
 
 __all__ = ["SavepointStore", "SavepointStoreFactory", "dispose_savepoint"]
 
-# In the order of removal: the file that identifies a checkpoint first, so that the rest is not accepted as a query
-# without state. Other files in the directory are not this package's.
-_OWN: Final = (METADATA, COMMITS, OFFSETS, STATE, SOURCES, OPERATOR_STATE_DIR)
+# In the order of removal: the file that identifies a checkpoint is replaced first and removed last, so that the rest is not
+# accepted as a query without state, and Spark starts none. Other files in the directory are not this package's.
+_OWN: Final = (COMMITS, OFFSETS, STATE, SOURCES, OPERATOR_STATE_DIR, METADATA)
 
 
 class SavepointStore:
@@ -64,15 +75,21 @@ class SavepointStore:
             self.store.cancel_disposal(savepoint)
             raise
         try:
+            identity = join(directory, METADATA)
+            others = [path for path in own if path != identity]
+            if others != own:
+                files.replace(identity, RESERVED)
             # A removal that fails does not prevent the others.
             with ExitStack() as removals:
-                for file in reversed(own):
+                for file in reversed(others):
                     removals.callback(discard_file, files, file)
                 if hold:
                     removals.callback(hold.remove)
-            # Directories, where the file system has any; files that were added meanwhile are not in the list.
-            for name in _OWN:
-                files.delete_directory(join(directory, name), recursive=True)
+            # Directories, where the file system has any.
+            if own:
+                for name in _OWN[:-1]:
+                    files.delete_directory(join(directory, name), recursive=True)
+                discard_file(files, identity)
             self.store.end_disposal(path)
         except OSError as error:
             raise CheckpointIOError(
@@ -151,6 +168,12 @@ def _require_unneeded(savepoint: Savepoint) -> None:
 
 def _require_no_query(savepoint: Savepoint) -> None:
     """Raise if a query was started in the savepoint's directory, whose checkpoint would be removed."""
+    with contextlib.suppress(CheckpointNotFoundError, CorruptCheckpointError):
+        if (found := QueryCheckpoint(savepoint.path).query_id) != savepoint.query_id:
+            raise QueryRunningError(
+                f"the query {found} was started in {savepoint.path} after the disposal of the savepoint there had begun. The disposal "
+                "would remove its checkpoint: delete only the file _disposing. Nothing was removed."
+            )
     later = [batch for batch in savepoint.checkpoint().logged_batches() if batch > savepoint.batch]
     if later:
         raise QueryRunningError(

@@ -14,6 +14,7 @@ from spark_statestore.errors import (
     CheckpointIOError,
     CheckpointNotFoundError,
     IllegalStateError,
+    QueryRunningError,
     SavepointError,
     SavepointNotFoundError,
     StateStoreError,
@@ -164,7 +165,7 @@ def test_disposal_continues_after_a_failed_removal(kind: Kind) -> None:
         fs.inject(Fault("fail", at))
         with pytest.raises(CheckpointIOError, match="files of it remain"):
             dispose_savepoint(made.path)
-        left = [path for path in fs.find(made.path) if not path.endswith("_disposing")]
+        left = [path for path in fs.find(made.path) if not path.endswith(("_disposing", "/metadata"))]
         assert len(left) + len(list_holds(open_checkpoint(query.url))) <= 1
         fs.inject()
         dispose_savepoint(made.path)
@@ -249,3 +250,42 @@ def test_disposal_removes_nothing_if_the_hold_cannot_be_read() -> None:
     with pytest.raises(CheckpointIOError, match=r"could not read .*_holds/3-"):
         dispose_savepoint(made.path)
     assert fs.find("") == before
+
+
+@each_kind
+def test_disposal_removes_no_query_that_is_started_in_the_directory(kind: Kind) -> None:
+    def dispose(at: int | None) -> tuple[bool, int]:
+        """Start a query in the savepoint's directory during a call, if Spark could, and dispose of the savepoint."""
+        fs = FaultInjectingFileSystem()
+        query = grown(fs.url("checkpoint"), operators=SMALL)
+        made = savepoint(query.url, fs.url("target"), kind)
+        files, directory = open_file_system(made.path)
+        theirs = {f"{directory}/{name}" for name in ("metadata", "offsets/0", "state/0/0/chk-1/_metadata")}
+
+        def start() -> None:
+            # While the savepoint is whole, Spark would continue its query.
+            if not files.exists(f"{directory}/metadata"):
+                for path in theirs:
+                    files.create(path, b"theirs")
+
+        fs.inject(*([] if at is None else [Fault("run", at, function=start)]))
+        dispose_savepoint(made.path)
+        calls = len(fs.calls)
+        fs.inject()
+        left = {status.path for status in files.list_files(directory)}
+        assert left in (set(), theirs)
+        return bool(left), calls
+
+    _, calls = dispose(None)
+    assert {dispose(at)[0] for at in range(1, calls + 1)} == {True, False}
+
+
+def test_repeated_disposal_refuses_the_directory_of_another_query(tmp_path: Path) -> None:
+    made = savepoint(grown(str(tmp_path / "checkpoint")).url, str(tmp_path / "target"))
+    directory = Path(made.path.removeprefix("file://"))
+    (directory / "_metadata").rename(directory / "_disposing")
+    (directory / "metadata").write_text('{"id":"another"}')
+    before = files_below(tmp_path)
+    with pytest.raises(QueryRunningError, match="the query another was started"):
+        dispose_savepoint(made.path)
+    assert files_below(tmp_path) == before
