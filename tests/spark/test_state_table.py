@@ -47,6 +47,12 @@ def test_read_stores_of_one_version_have_rows_of_their_own(spark: Any, tmp_path:
     assert readers[0].get_before(("k", 0), readers[1], ("k", 1)) == (0, "x")
 
 
+def test_table_takes_keys_that_were_chosen_to_collide(spark: Any) -> None:
+    trial = spark._jvm.org.apache.spark.sql.statestore.table.ChosenKeysTrial
+    assert trial.putKeysOfOneWord() == 8_192
+    assert trial.putKeysOfPairs() == 8_192
+
+
 def test_table_memory_is_freed_under_concurrent_readers(spark: Any) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.LeaseTrial(20_000, 3)
     growth, rows = trial.run(100)

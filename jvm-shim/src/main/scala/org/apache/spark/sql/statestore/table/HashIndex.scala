@@ -201,8 +201,11 @@ private[statestore] final class HashIndex(records: Records) {
       false
     } else {
       throw new IllegalStateException(
-        s"one state table is limited to about ${(SegmentSlots.toLong << MostSplits) * LoadNumerator / LoadDenominator} " +
-          "keys: use more shuffle partitions for this query")
+        s"the index of a state table has no room for another key. It has $count keys, of about $MostKeys that it may have " +
+          s"in all, and ${segments(segment).count} of them have hashes with the same highest bits. " +
+          (if (count > MostKeys / 2) "Use more shuffle partitions for this query."
+          else "The hashes of so few keys are not random: restart the executors, since each process has other hashes.") +
+          " Nothing that was committed is lost.")
     }
 
   // Twice the slots for the only segment.
@@ -329,6 +332,8 @@ private[statestore] object HashIndex {
   // Maximum load factor of 0.6: an unsuccessful lookup ends at a free slot.
   private final val LoadNumerator = 3
   private final val LoadDenominator = 5
+
+  private final val MostKeys = (SegmentSlots.toLong << MostSplits) * LoadNumerator / LoadDenominator
 
   // Segments that are moved to the heap at a time: 16 MiB.
   private final val MostMoved = 256

@@ -170,19 +170,24 @@ private[table] object Words {
     i >= length
   }
 
-  private final val Seed = 0x5ca1ab1e7ab1e5L
   private final val Multiplier = 0x9e3779b97f4a7c15L
 
+  // Chosen for each process, and never stored: keys of equal hashes cannot be made.
+  private val random = new java.security.SecureRandom
+  private val seed = random.nextLong()
+  private val secret = random.nextLong() | 1L
+
   /**
-   * A hash of 32 bits. Each step is a bijection of the word and of what was before, so keys that
-   * differ in one word have different states before the last step, which keeps the best bits.
+   * A hash of 32 bits, for this process only. Each step folds a product of 128 bits with the secret. The product's
+   * lower half alone has differences that can be known without the secret, and the next word could cancel them.
    */
   def hash(base: Object, offset: Long, length: Int): Int = {
-    var h = Seed ^ length
+    val factor = secret
+    var h = seed ^ length
     var i = 0
     while (i + 8 <= length) {
-      h = (h ^ Platform.getLong(base, offset + i)) * Multiplier
-      h ^= h >>> 32
+      val word = h ^ Platform.getLong(base, offset + i)
+      h = word * factor ^ Math.multiplyHigh(word, factor)
       i += 8
     }
     ((h * Multiplier) >>> 32).toInt
