@@ -211,6 +211,16 @@ def test_file_of_any_size(manager: Manager, size: int) -> None:
     assert manager.read("0", size // 3) == data[size // 3 :]
 
 
+def test_large_file_leaves_no_temporary_file_behind(manager: Manager) -> None:
+    directory = Path(manager._jvm.java.lang.System.getProperty("java.io.tmpdir"))
+    out = manager.of.createAtomic(manager.path("0"), False)
+    out.write(bytearray(CHUNK + 1))
+    # Unlinked while it is used, it needs no hook that deletes it when the JVM exits.
+    assert not list(directory.glob("spark-statestore-*.file"))
+    out.close()
+    assert len(manager.read("0")) == CHUNK + 1
+
+
 def test_paths_without_a_scheme_are_those_of_hadoops_default(manager: Manager, tmp_path: Path) -> None:
     plain = Manager(manager._spark, f"{tmp_path}/a b%20c")
     assert plain.of.createCheckpointDirectory().toString() == f"file:{tmp_path}/a b%20c"

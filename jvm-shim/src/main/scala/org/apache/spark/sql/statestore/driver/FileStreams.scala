@@ -1,7 +1,6 @@
 package org.apache.spark.sql.statestore.driver
 
-import java.io.{BufferedOutputStream, ByteArrayOutputStream, EOFException, File, FileInputStream, FileOutputStream}
-import java.io.{InputStream, OutputStream}
+import java.io.{BufferedOutputStream, ByteArrayOutputStream, EOFException, FileOutputStream, OutputStream, RandomAccessFile}
 import java.nio.file.Files
 
 import org.apache.hadoop.fs.{FSInputStream, Path}
@@ -65,13 +64,14 @@ private[statestore] final class BackendInput(client: FileClient, path: Path, fir
 /**
  * Content of a file that is being written: in memory, or in a temporary file if it is large.
  *
- * Guarantees: `parts` gives the whole content each time. `discard` removes the temporary file.
+ * Guarantees: `parts` gives the whole content each time. `discard` frees the temporary file, which is unlinked before it
+ * is used: it is freed however the JVM ends.
  */
 private[statestore] final class FileContent extends OutputStream {
   import BackendFiles.ChunkBytes
 
   private val memory = new ByteArrayOutputStream
-  private var spilled: File = _
+  private var spilled: RandomAccessFile = _
   private var target: OutputStream = memory
 
   override def write(byte: Int): Unit = {
@@ -89,12 +89,13 @@ private[statestore] final class FileContent extends OutputStream {
     if (spilled == null) {
       Iterator.single(memory.toByteArray)
     } else {
-      target.flush()
-      val in = new FileInputStream(spilled)
-      Iterator.continually(nextPart(in)).takeWhile(_.nonEmpty)
+      (0L until size by ChunkBytes.toLong).iterator.map(part)
     }
 
-  def size: Long = if (spilled == null) memory.size.toLong else spilled.length
+  def size: Long = if (spilled == null) memory.size.toLong else {
+    target.flush()
+    spilled.length
+  }
 
   /** Returns the whole content if there are at most `most` bytes. */
   def ifSmall(most: Int): Option[Array[Byte]] =
@@ -102,19 +103,22 @@ private[statestore] final class FileContent extends OutputStream {
 
   def discard(): Unit = {
     target.close()
-    if (spilled != null) Files.deleteIfExists(spilled.toPath)
+    if (spilled != null) spilled.close()
   }
 
-  private def nextPart(in: InputStream): Array[Byte] = {
-    val part = in.readNBytes(ChunkBytes)
-    if (part.isEmpty) in.close()
-    part
+  private def part(start: Long): Array[Byte] = {
+    val bytes = new Array[Byte](math.min(ChunkBytes.toLong, spilled.length - start).toInt)
+    spilled.seek(start)
+    spilled.readFully(bytes)
+    spilled.seek(spilled.length)
+    bytes
   }
 
   private def spillIfLarge(): Unit = if (spilled == null && memory.size > ChunkBytes) {
-    spilled = Files.createTempFile("spark-statestore-", ".file").toFile
-    spilled.deleteOnExit()
-    target = new BufferedOutputStream(new FileOutputStream(spilled))
+    val path = Files.createTempFile("spark-statestore-", ".file")
+    // Not a file channel, which an interrupt would close.
+    try spilled = new RandomAccessFile(path.toFile, "rw") finally Files.delete(path)
+    target = new BufferedOutputStream(new FileOutputStream(spilled.getFD))
     memory.writeTo(target)
     memory.reset()
   }
