@@ -148,6 +148,21 @@ def test_values_are_converted_once_and_older_versions_keep_theirs(
 
 
 @of_each_kind
+def test_readers_of_one_version_read_it_with_schemas_of_their_own(instance: Open, kind: str) -> None:
+    former, present = schemas(kind)
+    with_former_values(instance, former)
+    provider = reopened(instance, former, present)
+    first, second = provider.open_read(2), provider.open_read(2)
+    first.register(present)
+    second.register(former)
+    assert rows(second, former) == expected(former, range(40), is_former)
+    first.register(present)
+    assert rows(first, present) == expected(present, range(40), is_converted)
+    first.release()
+    second.release()
+
+
+@of_each_kind
 def test_aborted_conversion_leaves_the_former_values(instance: Open, kind: str) -> None:
     former, present = schemas(kind)
     with_former_values(instance, former)

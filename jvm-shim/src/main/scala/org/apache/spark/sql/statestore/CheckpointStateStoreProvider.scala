@@ -236,11 +236,28 @@ class CheckpointStateStoreProvider
   /** Removes a column family with its rows; false if there is none. */
   private[statestore] def remove(of: LoadedState, name: String): Boolean = synchronized(of.remove(name))
 
-  /** Makes a column family known to this reader and the next ones of this provider. */
+  /** Makes a column family known to this writer and the next readers of this provider. */
   private[statestore] def register(of: LoadedState, createdAtVersion: Long, wanted: FamilySchema): Unit = {
     val present = of.family(wanted.name)
     if (present == null) registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
     else adopt(of, present, createdAtVersion, wanted)
+  }
+
+  /**
+   * Makes a column family known to the readers of this provider; returns it if its rows must be converted for this one.
+   * Several readers may share the state, which is unchanged.
+   */
+  private[statestore] def registerForReading(
+      of: LoadedState, version: Long, wanted: FamilySchema): Option[ColumnFamily] = {
+    val present = of.family(wanted.name)
+    if (present == null) {
+      registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
+      None
+    } else {
+      val converted = evolution.conversion(present.schema, wanted).map(present.evolve(wanted, _, version))
+      if (converted.isEmpty) present.requireFitting(wanted, toString)
+      converted
+    }
   }
 
   /** Empty families that a reader registered and no version has. */

@@ -40,7 +40,13 @@ private[statestore] final class ColumnFamily private (
   def snapshot(): FamilySnapshot = new FamilySnapshot(this, table.snapshot())
 
   /** Adopts the schema that an operator declares now. */
-  def adopt(wanted: FamilySchema, store: String): Unit =
+  def adopt(wanted: FamilySchema, store: String): Unit = {
+    requireFitting(wanted, store)
+    described = wanted
+  }
+
+  /** Fails if the rows cannot be read with the schema that an operator declares. */
+  def requireFitting(wanted: FamilySchema, store: String): Unit =
     if (!described.isSame(wanted)) {
       described.requireKeyOrder(wanted, store)
       if (!described.fits(wanted)) {
@@ -49,7 +55,6 @@ private[statestore] final class ColumnFamily private (
             "converted: restore the former schema in the query, or use another name for the new state. Nothing was " +
             s"changed: $store")
       }
-      described = wanted
     }
 }
 

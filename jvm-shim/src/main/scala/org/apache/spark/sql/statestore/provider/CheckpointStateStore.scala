@@ -9,7 +9,7 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.{CheckpointStateStoreProvider, EndedStoreException, Errors,
   UnsupportedFeatureException}
 import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStore}
-import org.apache.spark.sql.statestore.families.{FamilyNames, FamilySchema}
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilyNames, FamilySchema}
 import org.apache.spark.sql.statestore.table.{ReadLease, RowView, StateTable}
 import org.apache.spark.sql.types.StructType
 
@@ -120,7 +120,7 @@ private[statestore] sealed abstract class LoadedStateReader(
   override def toString: String = s"version $version of $provider"
 
   /** Makes the schema of a column family known. */
-  protected def register(wanted: FamilySchema): Unit = provider.register(content, version + 1, wanted)
+  protected def register(wanted: FamilySchema): Unit
 
   /** Fails unless the store is open. */
   protected def requireOpen(): Unit
@@ -228,6 +228,9 @@ private[statestore] final class CheckpointReadStateStore(
   // Families that Spark's state data source has declared for its option joinSide.
   private val joinSides = java.util.concurrent.ConcurrentHashMap.newKeySet[String]()
 
+  // Families whose values were converted for this store: others may read the same state with another schema.
+  private val converted = new java.util.concurrent.ConcurrentHashMap[String, ColumnFamily]
+
   /** Releases the store and its iterators when its task ends. */
   def end(): Unit = {
     release()
@@ -262,7 +265,8 @@ private[statestore] final class CheckpointReadStateStore(
 
   override protected def register(wanted: FamilySchema): Unit = {
     val present = content.family(wanted.name)
-    if (present != null && present.schema.isJoinSide(wanted)) joinSides.add(wanted.name) else super.register(wanted)
+    if (present != null && present.schema.isJoinSide(wanted)) joinSides.add(wanted.name)
+    else provider.registerForReading(content, version, wanted).foreach(converted.put(wanted.name, _))
   }
 
   override protected def reading(operation: String, colFamilyName: String): StateTable = {
@@ -271,7 +275,8 @@ private[statestore] final class CheckpointReadStateStore(
         s"$operation of $colFamilyName is not supported with the keys that the state data source declares for " +
           s"joinSide, which only iterates over all rows. Read it with storeName=$colFamilyName instead: $this")
     }
-    super.reading(operation, colFamilyName)
+    val own = if (converted.isEmpty) null else converted.get(colFamilyName)
+    if (own == null) super.reading(operation, colFamilyName) else own.table
   }
 
   override protected def absent(operation: String, colFamilyName: String): StateTable = {
@@ -378,6 +383,8 @@ private[statestore] final class CheckpointStateStore(
     written()
     removed
   }
+
+  override protected def register(wanted: FamilySchema): Unit = provider.register(content, version + 1, wanted)
 
   override def commit(): Long = {
     if (state != Updating) throw Errors.outOfOrder(ended)
