@@ -1,6 +1,7 @@
 package org.apache.spark.sql.statestore.table
 
 import java.io.IOException
+import java.lang.invoke.VarHandle
 
 import org.apache.spark.unsafe.Platform
 
@@ -140,6 +141,8 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
   }
 
   private def enter(page: Int, block: Block, size: Int): Unit = {
+    // Threads with an earlier view read these arrays: they must not see a page before the bytes that were copied to it.
+    VarHandle.releaseFence()
     pages(page) = block.base
     addresses(page) = block.address
     sizes(page) = size
