@@ -53,6 +53,12 @@ def test_table_takes_keys_that_were_chosen_to_collide(spark: Any) -> None:
     assert trial.putKeysOfPairs() == 8_192
 
 
+def test_table_refuses_a_row_that_no_batch_has_room_for(spark: Any) -> None:
+    # A record batch has less than 2 GiB, and other rows before this one.
+    assert memory(spark).takes(2_031 << 20)
+    assert not memory(spark).takes(2_032 << 20)
+
+
 def test_table_memory_is_freed_under_concurrent_readers(spark: Any) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.LeaseTrial(20_000, 3)
     growth, rows = trial.run(100)

@@ -87,6 +87,9 @@ private[statestore] object ChangeBatch {
   /** Larger batches are not compressed, which needs the memory twice. */
   final val LargestCompressed = 256L << 20
 
+  /** The largest record of a row that a batch has room for, beside the rows before it and what describes them. */
+  final val LargestRecord: Int = Int.MaxValue - (16 << 20)
+
   private val NotCompressed = -1L
 
   /**

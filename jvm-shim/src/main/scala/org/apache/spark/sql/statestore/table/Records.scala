@@ -1,6 +1,7 @@
 package org.apache.spark.sql.statestore.table
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.statestore.arrow.ChangeBatch
 import org.apache.spark.unsafe.Platform
 
 /**
@@ -131,9 +132,10 @@ private[table] final class Records(memory: TableMemory, keyFields: Int, val hasR
 }
 
 private[table] object Records {
-  private final val LargestRecord = Int.MaxValue - (1 << 20)
+  import ChangeBatch.LargestRecord
 
-  private def check(header: Int, smallestKey: Int, keyLength: Int, valueLength: Int): Unit =
+  /** Refuses a row that a record has no room for, or that could not be committed. */
+  private[table] def check(header: Int, smallestKey: Int, keyLength: Int, valueLength: Int): Unit =
     if (((keyLength | valueLength) & 7) != 0 || keyLength < smallestKey || keyLength > Record.LongestKey ||
       header.toLong + keyLength + valueLength > LargestRecord) refuse(smallestKey, keyLength, valueLength)
 

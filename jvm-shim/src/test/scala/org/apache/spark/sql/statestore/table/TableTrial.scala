@@ -253,5 +253,9 @@ object TableTrial {
 
   def mappedBytes: Long = TableMemory.mappedBytes
 
+  /** True if a table takes a row with a value of so many bytes. */
+  def takes(valueBytes: Int): Boolean =
+    scala.util.Try(Records.check(Record.PlainHeader, 16, 16, valueBytes)).isSuccess
+
   def resetHeapLimit(): Unit = TableMemory.limitHeap(TableMemory.defaultLimit)
 }
