@@ -59,6 +59,14 @@ def test_table_refuses_a_row_that_no_batch_has_room_for(spark: Any) -> None:
     assert not memory(spark).takes(2_032 << 20)
 
 
+def test_failed_compaction_is_tried_again(spark: Any) -> None:
+    assert spark._jvm.org.apache.spark.sql.statestore.provider.CompactionTrial.isRepeated()
+
+
+def test_rows_are_rolled_back_after_only_one_family_was_compacted(spark: Any) -> None:
+    assert spark._jvm.org.apache.spark.sql.statestore.provider.CompactionTrial.rowsAfterRollback() == 100
+
+
 def test_table_memory_is_freed_under_concurrent_readers(spark: Any) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.LeaseTrial(20_000, 3)
     growth, rows = trial.run(100)

@@ -241,29 +241,34 @@ private[statestore] final class LoadedState(
    * Returns whether a table was compacted; then only the newest version can be returned to.
    */
   def compactIfWanted(): Boolean = {
-    val compacted = families.count { family =>
-      val table = family.table
-      if (table.needsCompaction) {
-        table.compact()
-        true
-      } else if (table.isCompacting) {
-        table.adoptCompaction()
-      } else {
-        if (table.wantsCompaction) inBackground(table)
-        false
+    var compacted = false
+    try {
+      families.foreach(family => compacted |= compactIfWanted(family.table))
+    } finally {
+      // Also if a table fails after others were compacted: their records have other offsets, and another order if they
+      // are ordered.
+      if (compacted) {
+        undone = None
+        keepVersions(List(versionAs(newest.version, newest.id, newest.stored)))
+        slices.clear()
+        slices.add(newest)
       }
-    } > 0
-    if (compacted) {
-      undone = None
-      keepVersions(List(versionAs(newest.version, newest.id, newest.stored)))
-      // The records have other offsets, and another order in tables that are ordered.
-      slices.clear()
-      slices.add(newest)
+      reclaimer.retire(families.flatMap(_.table.takeReplacedMemory()))
     }
-    reclaimer.retire(families.flatMap(_.table.takeReplacedMemory()))
     families.foreach(_.table.useFreedHeap())
     compacted
   }
+
+  private def compactIfWanted(table: StateTable): Boolean =
+    if (table.needsCompaction) {
+      table.compact()
+      true
+    } else if (table.isCompacting) {
+      table.adoptCompaction()
+    } else {
+      if (table.wantsCompaction) inBackground(table)
+      false
+    }
 
   private def inBackground(table: StateTable): Unit = {
     val compaction = table.beginCompaction()
@@ -271,7 +276,8 @@ private[statestore] final class LoadedState(
     Background.submit { () =>
       try compaction.run() catch {
         // The table is unchanged, and compacted in the foreground if it must be.
-        case NonFatal(e) => logWarning("a state table could not be compacted in the background", e)
+        case NonFatal(e) =>
+          logWarning("a state table could not be compacted in the background; the next batch tries it again", e)
       } finally {
         endLease()
       }

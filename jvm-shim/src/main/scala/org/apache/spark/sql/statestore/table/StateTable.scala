@@ -283,7 +283,11 @@ private[statestore] final class StateTable(
   def compact(): Unit = {
     dropCompaction()
     compaction = newCompaction()
-    compaction.run()
+    try compaction.run() catch {
+      case e: Throwable =>
+        dropCompaction()
+        throw e
+    }
     adoptCompaction()
   }
 
@@ -298,8 +302,8 @@ private[statestore] final class StateTable(
     () => begun.run()
   }
 
-  /** True if a compaction is in progress. */
-  def isCompacting: Boolean = compaction != null
+  /** True if a compaction is in progress: one that has failed is not. */
+  def isCompacting: Boolean = compaction != null && !compaction.hasFailed
 
   /** Swaps in the copy of a compaction; false if its copy phase has not completed. Offsets change as in `compact`. */
   def adoptCompaction(): Boolean =
@@ -309,7 +313,11 @@ private[statestore] final class StateTable(
       val ready = compaction
       // Cleared first: if this fails, the next compaction starts from scratch.
       compaction = null
-      val made = ready.catchUp()
+      val made = try ready.catchUp() catch {
+        case e: Throwable =>
+          ready.discard()
+          throw e
+      }
       replaced ::= records.log.memory
       records = made.records
       index = made.index

@@ -14,6 +14,7 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
   private val record = new LogRecord(from.header)
 
   @volatile private var copied = false
+  @volatile private var failed = false
   @volatile private var stopped = false
   private var running = false
 
@@ -23,7 +24,18 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
   /** True if `run` has completed. */
   def isCopied: Boolean = copied
 
-  def run(): Unit = if (start()) try copy() finally end()
+  /** True if `run` has failed. */
+  def hasFailed: Boolean = failed
+
+  def run(): Unit = if (start()) {
+    try copy() catch {
+      case e: Throwable =>
+        failed = true
+        throw e
+    } finally {
+      end()
+    }
+  }
 
   /** Stops `run` and waits until it reads no more. */
   def stop(): Unit = synchronized {

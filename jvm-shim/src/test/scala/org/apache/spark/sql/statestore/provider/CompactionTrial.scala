@@ -1,0 +1,69 @@
+package org.apache.spark.sql.statestore.provider
+
+import org.apache.spark.sql.catalyst.expressions.UnsafeRow
+import org.apache.spark.sql.execution.streaming.state.NoPrefixKeyStateEncoderSpec
+import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema}
+import org.apache.spark.sql.statestore.table.{StateTable, TableMemory}
+import org.apache.spark.sql.types.StructType
+import org.apache.spark.unsafe.Platform
+
+/** Compactions that fail: the thread is interrupted, which closes the file that they need beyond the heap limit. */
+object CompactionTrial {
+  private val schema = new StructType().add("n", "long")
+
+  /** True if a table that failed to be compacted in the background can be compacted by the next attempt. */
+  def isRepeated: Boolean = {
+    val table = family("a").table
+    (0 until 2).foreach(_ => fill(table, 1_000, 1_000))
+    failing(0L, table.beginCompaction().run())
+    val isOver = !table.isCompacting
+    table.beginCompaction().run()
+    isOver && table.adoptCompaction()
+  }
+
+  /**
+   * Compacts two column families, of which the second one fails; returns the rows that the first one has after more
+   * were put and rolled back.
+   */
+  def rowsAfterRollback: Long = {
+    val families = Seq(family("small"), family("large"))
+    val state = new LoadedState(0L, None, families, None, 2)
+    (0 until 10).foreach(_ => fill(families.head.table, 100, 1_000))
+    (0 until 5).foreach(_ => fill(families.last.table, 10_000, 1_000))
+    state.committed(1L, None)
+    failing(TableMemory.heapBytes + (4L << 20), state.compactIfWanted())
+    families.head.table.put(row(-1L, 16), row(-1L, 16))
+    state.rollback()
+    try families.head.table.numValues finally state.drop()
+  }
+
+  private def failing(limit: Long, body: => Unit): Unit = {
+    TableMemory.limitHeap(limit)
+    Thread.currentThread.interrupt()
+    try {
+      body
+      throw new IllegalStateException("the compaction did not fail")
+    } catch {
+      case _: java.nio.channels.ClosedByInterruptException =>
+    } finally {
+      Thread.interrupted()
+      TableMemory.limitHeap(TableMemory.defaultLimit)
+    }
+  }
+
+  private def family(name: String): ColumnFamily =
+    ColumnFamily.empty(FamilySchema(name, NoPrefixKeyStateEncoderSpec(schema), schema, false, isInternal = false), 0L)
+
+  private def fill(table: StateTable, keys: Int, bytes: Int): Unit = {
+    val from = table.numKeys + table.tail
+    (0 until keys).foreach(key => table.put(row(key.toLong, 16), row(from + key, bytes)))
+  }
+
+  private def row(number: Long, length: Int): UnsafeRow = {
+    val bytes = new Array[Byte](length)
+    Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L, number)
+    val made = new UnsafeRow(1)
+    made.pointTo(bytes, length)
+    made
+  }
+}
