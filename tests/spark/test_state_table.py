@@ -53,6 +53,10 @@ def test_table_takes_keys_that_were_chosen_to_collide(spark: Any) -> None:
     assert trial.putKeysOfPairs() == 8_192
 
 
+def test_heap_of_ordered_rows_is_accounted_for(spark: Any) -> None:
+    assert 24 < memory(spark).heapOfOrder(200_000) / 200_000 < 32
+
+
 def test_table_refuses_a_row_that_no_batch_has_room_for(spark: Any) -> None:
     # A record batch has less than 2 GiB, and other rows before this one.
     assert memory(spark).takes(2_031 << 20)

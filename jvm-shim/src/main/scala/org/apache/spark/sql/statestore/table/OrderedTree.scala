@@ -6,7 +6,9 @@ import org.apache.spark.unsafe.Platform
  * Copy-on-write B+ tree over record offsets, in the order of their keys.
  *
  * Guarantees: exactly one entry for each key that was put and not removed. A snapshot is O(1), immutable,
- * and can be restored. Keys are read from the log only if their words are equal.
+ * and can be restored. Keys are read from the log only if their words are equal. The heap of the present nodes is
+ * accounted for, and log pages are moved to make room for it; nodes that only snapshots have are not, and no node is
+ * ever in a file.
  */
 private[statestore] final class OrderedTree(records: Records, val order: KeyOrder) {
   import OrderedTree._
@@ -24,6 +26,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
   private var depth = 0
 
   root.owner = owner
+  log.memory.take(NodeBytes)
 
   def memoryBytes: Long = nodes * NodeBytes
 
@@ -39,7 +42,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
   /** Returns to a snapshot. */
   def restore(to: Snapshot): Unit = {
     root = to.root
-    nodes = to.nodes
+    account(to.nodes - nodes)
     owner = new Object
   }
 
@@ -67,7 +70,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     removeAt(depth)
     while (root.children != null && root.count == 1) {
       root = root.children(0)
-      nodes -= 1
+      account(-1L)
     }
   }
 
@@ -153,21 +156,27 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     if (node.count < Capacity) {
       node.insert(at, word, offset, child)
     } else {
+      log.makeRoom(NodeBytes.toInt)
       // Ascending insertions fill their nodes.
       val middle = if (at == node.count) node.count else node.count / 2
       val right = node.split(middle)
-      nodes += 1
+      account(1L)
       if (at < middle) node.insert(at, word, offset, child)
       else right.insert(at - middle, word, offset, child)
       if (d > 0) {
         insert(d - 1, positions(d - 1) + 1, right.words(0), right.offsets(0), right)
       } else {
         root = new Node(owner, new Array[Node](Capacity))
-        nodes += 1
+        account(1L)
         root.insert(0, node.words(0), node.offsets(0), node)
         root.insert(1, right.words(0), right.offsets(0), right)
       }
     }
+  }
+
+  private def account(made: Long): Unit = {
+    nodes += made
+    log.memory.take(made * NodeBytes)
   }
 
   private def removeAt(d: Int): Unit = {
@@ -175,7 +184,7 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     node.remove(positions(d))
     if (node.count == 0) {
       if (d > 0) {
-        nodes -= 1
+        account(-1L)
         removeAt(d - 1)
       } else if (node.children != null) {
         root = new Node(owner, null)

@@ -62,7 +62,7 @@ private[table] final class TableMemory {
   }
 
   /** Accounts for heap that the caller allocates with priority. */
-  def take(bytes: Int): Unit = account.take(bytes)
+  def take(bytes: Long): Unit = account.take(bytes)
 
   /** Accounts for a block of `allocateInHeap` that is not used any more, or for heap that was taken. */
   def free(base: AnyRef, bytes: Int): Unit = if (base != null) account.take(-bytes)

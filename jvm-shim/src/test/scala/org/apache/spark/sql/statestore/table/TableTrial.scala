@@ -253,6 +253,30 @@ object TableTrial {
 
   def mappedBytes: Long = TableMemory.mappedBytes
 
+  /** Returns the heap that is accounted for a table of so many rows in key order, with its log in files. */
+  def heapOfOrder(rows: Int): Long = {
+    val schema = new StructType().add("key", "long")
+    val before = TableMemory.heapBytes
+    TableMemory.limitHeap(0L)
+    val table = new StateTable(1, 1, order = Some(new ColumnOrder(schema, Array(0), scansPrefixes = true)))
+    def row(number: Long): UnsafeRow = {
+      val made = new UnsafeRow(1)
+      made.pointTo(new Array[Byte](16), 16)
+      made.setLong(0, number)
+      made
+    }
+    val random = new SplittableRandom(1L)
+    try {
+      (0 until rows).foreach(_ => table.put(row(random.nextLong()), row(0L)))
+      val used = TableMemory.heapBytes - before
+      table.discard()
+      require(TableMemory.heapBytes == before, s"${TableMemory.heapBytes - before} bytes of heap were not freed")
+      used
+    } finally {
+      resetHeapLimit()
+    }
+  }
+
   /** True if a table takes a row with a value of so many bytes. */
   def takes(valueBytes: Int): Boolean =
     scala.util.Try(Records.check(Record.PlainHeader, 16, 16, valueBytes)).isSuccess
