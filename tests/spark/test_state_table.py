@@ -31,9 +31,12 @@ def test_table_equals_a_map_after_random_operations(
     trial = spark._jvm.org.apache.spark.sql.statestore.table.TableTrial
     for seed in range(2):
         before = memory(spark).mappedBytes()
-        used, freed = trial(seed, rows["keys"], rows["largest"], lists, prefixes, heap).run(rows["steps"])
-        assert used > before or heap not in (0, 2**20)
+        used, freed, rewritten = trial(seed, rows["keys"], rows["largest"], lists, prefixes, heap).run(
+            rows["steps"]
+        )
+        assert used > before or heap not in (0, 2**20) or rewritten > 0
         assert freed <= before
+        assert rewritten > 0 or rows is not FEW_KEYS or heap != 2**40
 
 
 def test_table_returns_own_rows_to_concurrent_readers(spark: Any) -> None:
@@ -51,6 +54,11 @@ def test_table_takes_keys_that_were_chosen_to_collide(spark: Any) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.ChosenKeysTrial
     assert trial.putKeysOfOneWord() == 8_192
     assert trial.putKeysOfPairs() == 8_192
+
+
+def test_table_stays_small_when_a_batch_writes_few_keys_often(spark: Any) -> None:
+    # 2,000,000 records have at least 96 MB.
+    assert memory(spark).overwrite(2_000_000) < 40 << 20
 
 
 def test_heap_of_ordered_rows_is_accounted_for(spark: Any) -> None:

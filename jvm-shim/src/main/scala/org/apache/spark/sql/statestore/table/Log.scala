@@ -57,6 +57,10 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
 
   def view: LogView = new LogView(memory, smallest, pages, addresses, used, marks, last, end)
 
+  /** True if no page from an offset on is in a file. */
+  def isInHeap(from: Long): Boolean =
+    ((from >>> PageBits).toInt to last).forall(page => pages(page) != null || addresses(page) == 0L)
+
   /**
    * Marks a record of a page in a file as superseded by another one; `Record.None` undoes it. False if the record's
    * first word must be written: it has the mark, or the heap has no room for marks.

@@ -22,7 +22,9 @@ private[statestore] final class TableSnapshot(
  *  - an iterator is a snapshot of its creation;
  *  - compaction does not block batches: another thread copies the live records, and between batches the
  *    records since are added and the copy is swapped in;
- *  - putting the value that a key already has is no change.
+ *  - putting the value that a key already has is no change;
+ *  - the changes since the last snapshot take about twice what they leave, unless an iterator has seen them, however
+ *    often they supersede each other.
  *
  * Not thread-safe: one thread writes, and nothing else uses the table meanwhile. While none writes, any number of
  * threads may read, each with rows of its own: no method that reads changes what another one uses. Another thread may
@@ -48,6 +50,7 @@ private[statestore] final class StateTable(
   private[table] var live = 0L
   private var groupBytes = 0L
   private var total = 0L
+  private[table] val batch = new BatchLog(this)
   private var replaced = List.empty[TableMemory]
   private var compaction: TableCompaction = _
 
@@ -73,8 +76,12 @@ private[statestore] final class StateTable(
   def tail: Long = records.log.tail
 
   /** Returns the present content. */
-  def snapshot(): TableSnapshot =
-    new TableSnapshot(records.log.view, keys, values, if (tree == null) null else tree.snapshot())
+  def snapshot(): TableSnapshot = {
+    batch.requireComplete()
+    val taken = new TableSnapshot(records.log.view, keys, values, if (tree == null) null else tree.snapshot())
+    batch.begin(taken)
+    taken
+  }
 
   def scan(of: LogView, from: Long = Log.FirstOffset): LogScan =
     new LogScan(of, header, if (hasLists) records.head else LogScan.NoLists, from)
@@ -100,7 +107,13 @@ private[statestore] final class StateTable(
   /** Returns all values of the key, in the order in which they were appended. */
   def valuesOf(key: UnsafeRow): Iterator[UnsafeRow] =
     new ValuesIterator(
-      records.firstOf(newestOf(key)), records.log.view, header, records.more, newRow())
+      records.firstOf(newestOf(key)), viewToScan(), header, records.more, newRow())
+
+  /** Returns a view for an iterator. */
+  private[table] def viewToScan(): LogView = {
+    batch.seen(tail)
+    records.log.view
+  }
 
   /** Replaces all values of the key by this one. */
   def put(key: UnsafeRow, value: UnsafeRow): Unit =
@@ -109,8 +122,10 @@ private[statestore] final class StateTable(
 
   def put(
       keyBase: Object, keyOffset: Long, keyLength: Int,
-      valueBase: Object, valueOffset: Long, valueLength: Int): Unit =
+      valueBase: Object, valueOffset: Long, valueLength: Int): Unit = {
+    batch.rewriteIfWanted()
     replace(keyBase, keyOffset, keyLength, valueBase, valueOffset, valueLength)
+  }
 
   // Returns the offset of the key's only record.
   private def replace(
@@ -137,7 +152,10 @@ private[statestore] final class StateTable(
       } else {
         keys += 1
         if (groups != null) groups.link(group, at)
-        if (old != Record.None) records.setDeadAt(old, at)
+        if (old != Record.None) {
+          records.setDeadAt(old, at)
+          batch.superseded(old)
+        }
       }
       if (tree != null) tree.put(at)
       live += header + keyLength + valueLength
@@ -155,6 +173,7 @@ private[statestore] final class StateTable(
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Unit = {
     if (!hasLists) throw new IllegalStateException("merge needs a column family with several values per key")
+    batch.rewriteIfWanted()
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val last = if (slot < 0) Record.None else index.offsetAt(slot)
@@ -174,6 +193,7 @@ private[statestore] final class StateTable(
     remove(key.getBaseObject, key.getBaseOffset, key.getSizeInBytes)
 
   def remove(keyBase: Object, keyOffset: Long, keyLength: Int): Unit = {
+    batch.rewriteIfWanted()
     val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
@@ -215,6 +235,7 @@ private[statestore] final class StateTable(
       values = snapshot.values
       if (tree != null) tree.restore(snapshot.order)
     }
+    batch.begin(snapshot)
   }
 
   /**
@@ -328,6 +349,7 @@ private[statestore] final class StateTable(
       live = made.live
       total = made.total
       groupBytes = made.groupBytes
+      batch.end()
       true
     }
 
@@ -407,6 +429,7 @@ private[statestore] final class StateTable(
     var value = first
     while (value != Record.None) {
       records.setDeadAt(value, by)
+      batch.superseded(value)
       live -= records.sizeOf(value)
       values -= 1
       value = records.following(value)

@@ -17,7 +17,7 @@ private[statestore] trait TableScans { table: StateTable =>
    */
   def iterator(everyValue: Boolean = false): Iterator[UnsafeRowPair] =
     if (tree != null) range(null, null, through = false, everyValue)
-    else rows(new LogCursor(scan(records.log.view)), everyValue)
+    else rows(new LogCursor(scan(viewToScan())), everyValue)
 
   /** Returns every key with its first value; with a prefix index, the keys of each prefix together. */
   def groupedIterator(): Iterator[UnsafeRowPair] =
@@ -26,7 +26,7 @@ private[statestore] trait TableScans { table: StateTable =>
     } else {
       val offsets = new Array[Long](math.toIntExact(keys))
       var count = 0
-      val heads = scan(records.log.view)
+      val heads = scan(viewToScan())
       while (heads.advance()) {
         if (heads.kind == Record.Group) {
           val members = groups.membersOf(heads.offset)
@@ -40,7 +40,7 @@ private[statestore] trait TableScans { table: StateTable =>
   /** Returns the first value of each of these keys, or null. */
   def firstValues(of: Array[UnsafeRow]): Iterator[UnsafeRow] =
     new FirstValuesIterator(
-      of.map(key => records.firstOf(newestOf(key))), records.log.view, header, newRow())
+      of.map(key => records.firstOf(newestOf(key))), viewToScan(), header, newRow())
 
   /** Returns the keys that start with `prefixKey`. */
   def prefixScan(prefixKey: UnsafeRow, everyValue: Boolean = false): Iterator[UnsafeRowPair] =
@@ -84,13 +84,13 @@ private[statestore] trait TableScans { table: StateTable =>
     new OrderedTree.Bound(tree.order, KeyOrder.copyOf(key), leading)
 
   private def rows(cursor: RowCursor, everyValue: Boolean): Iterator[UnsafeRowPair] =
-    new RowIterator(cursor, records.log.view, header, if (everyValue && hasLists) records.more else 0,
+    new RowIterator(cursor, viewToScan(), header, if (everyValue && hasLists) records.more else 0,
       new RowView(keyFields), newRow())
 
   private def range(
       start: OrderedTree.Bound, end: OrderedTree.Bound, through: Boolean, everyValue: Boolean)
     : Iterator[UnsafeRowPair] = {
-    val view = records.log.view
+    val view = viewToScan()
     // A short scan copies its offsets: a snapshot of the tree would make the next write copy nodes.
     val offsets = new Array[Long](TableScans.FewRows)
     val looking = new OrderedTree.Cursor(tree.current, view, header, start, end, through)

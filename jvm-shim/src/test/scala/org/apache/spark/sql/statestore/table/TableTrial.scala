@@ -30,6 +30,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     keySchema.length, 1, hasLists, if (prefixes > 0) Some(new PrefixProjection(keySchema, 1)) else None)
   private val view = table.newRow()
   private var content = Map.empty[Int, Vector[Long]]
+  // In some batches no iterator is opened, so that their part of the log is rewritten; it then often is.
+  private var isQuiet = false
+  table.batch.mostGarbage = 4096L
   private var committed = List((table.snapshot(), content))
   private var mostMapped = 0L
   private val reclaimer = new MemoryReclaimer
@@ -37,7 +40,10 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
   private val kept = mutable.ArrayBuffer.empty[(UnsafeRow, Long)]
   private val scans = mutable.ArrayBuffer.empty[(Iterator[(Int, Long)], mutable.Set[(Int, Long)])]
 
-  /** Runs so many steps; returns the most bytes of mapped files at a commit, and those after the table was freed. */
+  /**
+   * Runs so many steps; returns the most bytes of mapped files at a commit, those after the table was freed, and how often
+   * a batch's part of the log was rewritten.
+   */
   def run(steps: Int): Array[Long] = try {
     TableMemory.limitHeap(if (heap < 0) 0L else heap)
     (1 to steps).foreach(step)
@@ -50,7 +56,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     reclaimer.retire(table.takeMemory())
     kept.foreach { case (row, value) => require(valueOf(row) == value) }
     require(TableMemory.heapBytes <= heapBefore, s"${TableMemory.heapBytes - heapBefore} bytes of heap were not freed")
-    Array(mostMapped, TableMemory.mappedBytes)
+    Array(mostMapped, TableMemory.mappedBytes, table.batch.rewrites)
   } finally {
     TableMemory.limitHeap(TableMemory.defaultLimit)
   }
@@ -64,9 +70,9 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     case n if n < 982 => rollBack()
     case n if n < 984 => compact()
     case 984 => if (table.adoptCompaction()) compacted() else compactMeanwhile()
-    case n if n < 990 => if (scans.size < 4) open() else close(random.nextInt(scans.size), complete = true)
+    case n if n < 990 => if (scans.size < 4 && !isQuiet) open() else if (scans.nonEmpty) close(random.nextInt(scans.size), complete = true)
     case n if n < 992 =>
-      check()
+      if (!isQuiet) check()
       checkSlice()
     case _ => scans.foreach { case (rows, left) => take(rows, left) }
   }
@@ -102,11 +108,11 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
       kept += ((again, found.get))
     }
     require(found == content.get(key).map(_.head), s"key $key has $found and not ${content.get(key)}")
-    if (hasLists) {
+    if (hasLists && !isQuiet) {
       val all = table.valuesOf(keyRow(key)).map(valueOf).toVector
       require(all == content.getOrElse(key, Vector.empty), s"key $key has the values $all")
     }
-    if (prefixes > 0 && random.nextInt(16) == 0) scanPrefix(key % prefixes)
+    if (prefixes > 0 && !isQuiet && random.nextInt(16) == 0) scanPrefix(key % prefixes)
   }
 
   private def scanPrefix(prefix: Int): Unit = {
@@ -119,6 +125,8 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     committed = ((table.snapshot(), content) :: committed).take(3)
     mostMapped = math.max(mostMapped, TableMemory.mappedBytes)
     checkSlice()
+    check()
+    isQuiet = slicing.nextBoolean()
     if (heap < 0) TableMemory.limitHeap(TableTrial.Limits(random.nextInt(TableTrial.Limits.length)))
     table.useFreedHeap()
   }
@@ -252,6 +260,49 @@ object TableTrial {
   private val Limits = Array(0L, 1L << 19, 1L << 21, 6L << 20, 1L << 40)
 
   def mappedBytes: Long = TableMemory.mappedBytes
+
+  /**
+   * Puts one of a few keys so many times in a batch, in a table of each kind; returns the largest size of a table. Rows
+   * and iterators of the batch's beginning stay as they are, and a rollback restores them.
+   */
+  def overwrite(times: Int): Long = {
+    val schema = new StructType().add("prefix", "long").add("key", "long")
+    val tables = Seq(
+      new StateTable(2, 1),
+      new StateTable(2, 1, hasLists = true),
+      new StateTable(2, 1, prefix = Some(new PrefixProjection(schema, 1))),
+      new StateTable(2, 1, order = Some(new ColumnOrder(schema, Array(1), scansPrefixes = true))))
+    tables.map(overwrite(_, times)).max
+  }
+
+  private def overwrite(table: StateTable, times: Int): Long = {
+    def row(columns: Long*): UnsafeRow = {
+      val bytes = new Array[Byte](8 + 8 * columns.length)
+      columns.indices.foreach(i => Platform.putLong(bytes, Platform.BYTE_ARRAY_OFFSET + 8L + 8L * i, columns(i)))
+      val made = new UnsafeRow(columns.length)
+      made.pointTo(bytes, bytes.length)
+      made
+    }
+    def rows(found: Iterator[org.apache.spark.sql.execution.streaming.state.UnsafeRowPair]) =
+      found.map(pair => (pair.key.getLong(1), pair.value.getLong(0))).toSeq.sorted
+    (0L until 100L).foreach(key => table.put(row(0L, key), row(key)))
+    val before = table.snapshot()
+    val open = table.iterator()
+    val kept = table.get(row(0L, 7L), table.newRow())
+    var most = 0L
+    (0L until times.toLong).foreach { n =>
+      table.put(row(0L, n % 3), row(n))
+      if (n % 1000 == 0) table.remove(row(0L, 50L + n / 1000 % 50))
+      most = math.max(most, table.memoryBytes)
+    }
+    require(kept.getLong(0) == 7L && rows(open) == (0L until 100L).map(key => (key, key)))
+    val last = (times - 3L until times.toLong).map(n => (n % 3, n)).sorted
+    require(rows(table.iterator()) == last ++ (3L until 50L).map(key => (key, key)), "rows differ")
+    table.rollbackTo(before)
+    require(rows(table.iterator()) == (0L until 100L).map(key => (key, key)), "rows differ after a rollback")
+    table.discard()
+    most
+  }
 
   /** Returns the heap that is accounted for a table of so many rows in key order, with its log in files. */
   def heapOfOrder(rows: Int): Long = {
