@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 from spark_statestore.errors import CheckpointExistsError, OptionError, QueryRunningError
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
+from spark_statestore.query.orphans import STAGING_PREFIX
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import METADATA, RESERVED, QueryCheckpoint
 from spark_statestore.query.running import ActivityCheck
@@ -362,6 +363,10 @@ def remove_location(files: FileSystem, root: str) -> bool:
             for name in (SCRATCH, *DIRECTORIES):
                 with contextlib.suppress(OSError):
                     files.delete_directory(join(root, name), recursive=True)
+            for status in list(files.list_files(root)):
+                # Of a process that was killed while it created a file.
+                if status.path.startswith(join(root, STAGING_PREFIX)):
+                    files.delete(status.path)
             files.delete(join(root, METADATA))
         _remove_marker(files, root)
         return was_reserved

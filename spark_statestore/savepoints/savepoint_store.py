@@ -19,6 +19,7 @@ from spark_statestore.files import FileSystem, join
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.options import OPTION_PREFIX
+from spark_statestore.query.orphans import STAGING_PREFIX
 from spark_statestore.query.query_checkpoint import (
     COMMITS,
     METADATA,
@@ -187,5 +188,7 @@ def _own_files(files: FileSystem, directory: str) -> Iterator[str]:
     with failing_to("list", files, directory):
         present = sorted(status.path for status in files.list_files(directory))
     start = directory + "/"
+    # Of an interrupted disposal.
+    yield from (path for path in present if path.startswith(f"{start}{STAGING_PREFIX}"))
     for own in _OWN:
         yield from (path for path in present if path.removeprefix(start).partition("/")[0] == own)

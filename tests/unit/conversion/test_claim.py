@@ -31,6 +31,7 @@ def interrupt(target: Path, **changes: object) -> dict[str, bytes]:
 
 def test_interrupted_conversion_is_removed(tmp_path: Path) -> None:
     interrupt(tmp_path / "target")
+    (tmp_path / "target/.inprogress.4c3618a5").write_bytes(b"killed while it was written")
     assert remove_interrupted(str(tmp_path / "target"))
     assert not (tmp_path / "target").exists()
     assert not remove_interrupted(str(tmp_path / "target"))

@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import hypothesis.strategies as st
@@ -29,7 +28,7 @@ from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, wri
 from spark_statestore.rescaling import murmur3, redistribute
 from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
-from spark_statestore.savepoints.copy import copy_checkpoint
+from spark_statestore.savepoints.copy import CheckpointCopy
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily, StoreId
@@ -275,14 +274,16 @@ def test_rescaled_keeps_one_partition_of_an_operator_without_grouping_columns(
 def test_rescale_of_a_running_query_makes_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     query = StoredQuery(tmp_path / "old")
     query.run(ann=1)
-    with pytest.raises(QueryRunningError, match="seems to run"):
+    with pytest.raises(QueryRunningError, match="It seems to run"):
         rescale(query.url, str(tmp_path / "new"), 3)
 
-    def run_and_copy(*args: Any, **kwargs: Any) -> None:
-        copy_checkpoint(*args, **kwargs)
+    write = CheckpointCopy.write
+
+    def write_and_run(copy: CheckpointCopy) -> None:
+        write(copy)
         query.run(ann=2)
 
-    monkeypatch.setattr("spark_statestore.savepoints.restore.copy_checkpoint", run_and_copy)
+    monkeypatch.setattr(CheckpointCopy, "write", write_and_run)
     with pytest.raises(QueryRunningError, match="written commits/1, offsets/1, sources/0/1 during the copy"):
         rescale(query.url, str(tmp_path / "new"), 3, stopped=True)
     assert not (tmp_path / "new").exists()
