@@ -252,13 +252,12 @@ def test_disposal_removes_nothing_if_the_hold_cannot_be_read() -> None:
     assert fs.find("") == before
 
 
-@each_kind
-def test_disposal_removes_no_query_that_is_started_in_the_directory(kind: Kind) -> None:
+def test_disposal_removes_no_query_that_is_started_in_the_directory() -> None:
     def dispose(at: int | None) -> tuple[bool, int]:
         """Start a query in the savepoint's directory during a call, if Spark could, and dispose of the savepoint."""
         fs = FaultInjectingFileSystem()
         query = grown(fs.url("checkpoint"), operators=SMALL)
-        made = savepoint(query.url, fs.url("target"), kind)
+        made = savepoint(query.url, fs.url("target"))
         files, directory = open_file_system(made.path)
         theirs = {f"{directory}/{name}" for name in ("metadata", "offsets/0", "state/0/0/chk-1/_metadata")}
 
