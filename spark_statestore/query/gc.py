@@ -296,7 +296,6 @@ class _Collector:
 
     def collect(self, *, dry_run: bool) -> _Collector:
         """Find the orphans, and remove them unless it is a dry run."""
-        began = time.monotonic()
         try:
             return self._collect(dry_run=dry_run)
         finally:
@@ -305,6 +304,7 @@ class _Collector:
             self._listing = {}
 
     def _collect(self, *, dry_run: bool) -> _Collector:
+        began = time.monotonic()
         try:
             found = self._scan()
             if found and not dry_run:

@@ -147,7 +147,9 @@ def _status(
         except SavepointNotFoundError:
             files, directory = open_file_system(holder)
             target = parent_of(directory.rstrip("/"))
-            if files.scheme == _LOCAL and not files.is_directory(target):
+            with failing_to("look for", files, target):
+                is_mounted = files.scheme != _LOCAL or files.is_directory(target)
+            if not is_mounted:
                 return "unknown", (
                     f"{holder} cannot be checked, as this machine has no directory {target}. Run the command where it is "
                     "mounted, or create the directory if it does not exist any more"
