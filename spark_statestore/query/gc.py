@@ -153,7 +153,7 @@ def gc(
     newest = {version.store: version.name for version in checkpoint.stores()} if decided.last else {}
     merged_files = checkpoint.merged_files()
     # Any store may have versions in a damaged file.
-    is_whole = merged_files.damage_from(decided.oldest_needed, decided.held) is None
+    is_whole = merged_files.damage_in(decided.needed, decided.held) is None
     collectors = [
         _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before)
         for store in (_stores(checkpoint) if is_whole else ())
@@ -359,7 +359,7 @@ class _Collector:
     def _read(self) -> StoreFiles:
         self._listing = {status.path: status for status in _list(self._files, self._directory)}
         with failing_to("list", self._files, self._directory):
-            damage = self._merged.damage_from(self._decided.oldest_needed, self._decided.held)
+            damage = self._merged.damage_in(self._decided.needed, self._decided.held)
         if damage is not None:
             raise damage
         listing = parse_listing(self._directory, self._listing.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -40,9 +41,11 @@ class CommittedAttempts:
     last: int
 
     @property
-    def oldest_needed(self) -> int:
-        """The oldest version that a batch of the log may need, beside the held ones; 0 if batches were rolled back."""
-        return 0 if self.rolled_back else min(self.attempts, default=0)
+    def needed(self) -> range:
+        """The versions that a batch of the logs may need, beside the held ones; all if batches were rolled back."""
+        if self.rolled_back or not self.attempts:
+            return range(sys.maxsize)
+        return range(min(self.attempts), self.last + 1)
 
     def supersedes(self, operator: int, name: CheckpointName) -> bool:
         """Return True if Spark committed another attempt at the version, so that it never loads this one."""

@@ -119,15 +119,15 @@ class MergedLookup:
                 if (error := index.damage(place[1], None)) is not None:
                     raise _may_be_in(place, error) from error
 
-    def damage_from(self, oldest: int, also: Collection[int] = ()) -> CorruptCheckpointError | None:
-        """Return the error of a damaged file that may have versions from an oldest one on, or some of the older ones.
+    def damage_in(self, versions: range, also: Collection[int] = ()) -> CorruptCheckpointError | None:
+        """Return the error of a damaged file that may have one of some versions; None if there is no such file.
 
         Such a file is read again first: it may have been restored.
 
         Parameters
         ----------
-        also
-            Older versions.
+        versions, also
+            The versions.
 
         Raises
         ------
@@ -135,11 +135,11 @@ class MergedLookup:
             See `find`.
         """
         index = self._with_indexes(None)
-        if self._damage_from(index, oldest, also) is None:
+        if self._damage_in(index, versions, also) is None:
             return None
         self._read_directory(index)
         self._read_indexes(index, None)
-        return self._damage_from(index, oldest, also)
+        return self._damage_in(index, versions, also)
 
     def damaged_files(self) -> list[CorruptCheckpointError]:
         """Return the errors of the files that cannot be read.
@@ -156,7 +156,7 @@ class MergedLookup:
     def list_files(self, directory: str) -> list[FileStatus]:
         """Return all logical files below a directory, with the modification times of their physical files.
 
-        Those of a damaged file are left out, with a warning: see `damage_from` before files are deleted.
+        Those of a damaged file are left out, with a warning: see `damage_in` before files are deleted.
 
         Raises
         ------
@@ -356,12 +356,13 @@ class MergedLookup:
             "storage are outdated. Try again; nothing was changed."
         )
 
-    def _damage_from(
-        self, index: MergedIndex, oldest: int, also: Collection[int]
+    def _damage_in(
+        self, index: MergedIndex, versions: range, also: Collection[int]
     ) -> CorruptCheckpointError | None:
         with self._lock:
             for name, error in sorted(index.damaged.items()):
-                if name.newest >= oldest or any(map(name.covers, also)):
+                covers_any = name.oldest < versions.stop and name.newest >= versions.start
+                if covers_any or any(map(name.covers, also)):
                     return error
             return None
 

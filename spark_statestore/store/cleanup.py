@@ -94,7 +94,7 @@ def _scan_directory(
         # Another process may have published versions since this one listed: their streams are not orphans. All versions up to
         # `newest` were published before it was committed; later ones are this instance's.
         store.merged.look_for_others(since=store.merged.committed_at(newest.version))
-        if (damage := store.merged.damage_from(retain_from, held)) is not None:
+        if (damage := store.merged.damage_in(range(retain_from, newest.version + 1), held)) is not None:
             raise CorruptCheckpointError(
                 f"nothing of {store.store} at {store.files.url(store.directory)} is deleted: a version that is retained or held may be in "
                 f"a damaged file of a batch: {damage} Cleanups go on once the file is restored, or all of its versions have expired."

@@ -8,7 +8,7 @@ import pytest
 
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.formats.merged_files import MergedObject, decode_index, encode_physical_file
-from tests.unit.storage.test_merged_files import attempt, metadata
+from tests.unit.storage.merged import attempt, metadata
 
 
 def encoded(*paths: str) -> bytes:

@@ -4,50 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pytest
 
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError
-from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.files import MemoryFileSystem
 from spark_statestore.files.base import Buffer, FileStatus
 from spark_statestore.files.retry import RetryingFileSystem
-from spark_statestore.formats.metadata import EncodedObject, InlineState, MetadataKind, encode_object
-from spark_statestore.storage import CheckpointName, merged_index, physical_files
+from spark_statestore.storage import CheckpointName, merged_index
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile, MergedIndex
-
-STATE = "/query/state"
-
-
-def attempt(number: int) -> str:
-    return f"{number:016x}"
-
-
-def metadata(number: int, size: int = 0) -> EncodedObject:
-    """Metadata of an attempt, with so many bytes of state."""
-    return encode_object(MetadataKind.STORE_VERSION, attempt(number), {}, [], InlineState.of(bytes(size)))
-
-
-def path(store: str, version: int, number: int | None = None) -> str:
-    """The path of a version of a store; without a number in checkpoint format v1."""
-    return f"{STATE}/{store}/chk-{version}{'' if number is None else '_' + attempt(number)}/_metadata"
-
-
-def allow(logical: LogicalFile, is_known: bool) -> None:
-    """Let every version be published."""
-
-
-def publish(merged: MergedFiles, *added: tuple[str, int]) -> None:
-    """Publish metadata of attempts at paths as one file."""
-    for where, number in added:
-        merged.add(where, attempt(number), metadata(number), allow)
-    assert merged.publish([attempt(number) for _, number in added], allow)[0] == []
-
-
-def names(files: MemoryFileSystem) -> list[str]:
-    return sorted(status.path.rpartition("/")[2] for status in files.list_files(f"{STATE}/_merged"))
+from tests.unit.storage.merged import STATE, allow, attempt, metadata, names, path, publish
 
 
 @pytest.fixture
@@ -396,11 +364,12 @@ def test_damaged_file_that_was_restored_is_read(files: MemoryFileSystem) -> None
     whole = files.read(f"{STATE}/_merged/4-4-0")
     files.replace(f"{STATE}/_merged/4-4-0", whole[:-5])
     reader = MergedFiles(files, STATE)
-    assert reader.damage_from(5) is None
-    assert "4-4-0" in str(reader.damage_from(4))
-    assert "4-4-0" in str(reader.damage_from(5, [4]))
+    assert reader.damage_in(range(4)) is None
+    assert reader.damage_in(range(5, 9)) is None
+    assert "4-4-0" in str(reader.damage_in(range(5)))
+    assert "4-4-0" in str(reader.damage_in(range(5, 9), [4]))
     files.replace(f"{STATE}/_merged/4-4-0", whole)
-    assert reader.damage_from(0) is None
+    assert reader.damage_in(range(9)) is None
     assert reader.find(path("0/0", 4, 1)) is not None
 
 
@@ -468,93 +437,3 @@ def test_time_of_a_discard_does_not_depend_on_the_number_of_stores(files: Memory
         return time.process_time() - began
 
     assert seconds(6_000) / 6_000 < 5 * seconds(300) / 300
-
-
-def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: MemoryFileSystem) -> None:
-    files.create(path("0/0", 2), bytes(metadata(1)))
-    merged = MergedFiles(files, STATE)
-    publish(merged, (path("0/0", 2), 2))
-    view = MergedFileSystem(files, merged)
-    other = f"{path('0/0', 2)}.{attempt(1)}"
-    assert view.read(path("0/0", 2)) == bytes(metadata(2))
-    assert view.read(other) == bytes(metadata(1))
-    assert {status.path for status in view.list_files(STATE)} == {path("0/0", 2), other}
-    view.delete(path("0/0", 2))
-    view.delete(other)
-    assert not files.exists(path("0/0", 2))
-
-
-def test_own_file_is_not_created_beside_a_merged_one(files: MemoryFileSystem) -> None:
-    publish(MergedFiles(files, STATE), (path("0/0", 2), 1))
-    view = MergedFileSystem(files, MergedFiles(files, STATE))
-    with pytest.raises(FileExistsError):
-        view.create(path("0/0", 2), bytes(metadata(2)))
-    view.replace(path("0/0", 2), bytes(metadata(2)))
-    assert names(files) == ["2-2-0", "2-2-1"]
-    assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(2))
-
-
-@pytest.mark.parametrize(
-    "place", ["/other/state/0/0/chk-1/_metadata", f"{STATE}/0/0/shared/1-x", f"{STATE}/_holds/held"]
-)
-def test_other_paths_are_not_merged(files: MemoryFileSystem, place: str) -> None:
-    merged = MergedFiles(files, STATE)
-    assert merged.find(place) is None
-    with pytest.raises(ValueError, match="not the path of a version's metadata"):
-        merged.add(place, attempt(1), metadata(1), allow)
-
-
-def test_linked_directory_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state/_merged").symlink_to(tmp_path / "other")
-    with pytest.raises(OSError, match="_merged is a link"):
-        MergedFiles(LocalFileSystem(), str(tmp_path / "state")).find(f"{tmp_path}/state/0/0/chk-1/_metadata")
-
-
-def test_publication_times_leave_out_rewritten_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_index, "_LITTLE", 0)
-    state = str(tmp_path / "state")
-    merged = MergedFiles(LocalFileSystem(), state)
-
-    def paths(version: int) -> list[str]:
-        return [f"{state}/0/{number}/chk-{version}_{attempt(number)}/_metadata" for number in range(10)]
-
-    times = {}
-    for version in (2, 3):
-        publish(merged, *((one, number) for number, one in enumerate(paths(version))))
-        times[version] = (tmp_path / "state" / "_merged" / f"{version}-{version}-0").stat().st_mtime
-    assert MergedFiles(LocalFileSystem(), state).publication_times((2, 3, 4)) == pytest.approx(times)
-    for one in paths(2)[1:]:
-        merged.discard(one)
-    merged.sweep()
-    assert MergedFiles(LocalFileSystem(), state).publication_times((2, 3, 4)) == pytest.approx({3: times[3]})
-
-
-@pytest.mark.parametrize("is_added", [True, False], ids=["added", "handed over"])
-def test_file_that_is_not_published_cannot_be_made_durable(files: MemoryFileSystem, is_added: bool) -> None:
-    merged = MergedFiles(files, STATE)
-    view = MergedFileSystem(files, merged)
-    where = path("0/0", 2, 1)
-    with pytest.raises(FileNotFoundError):
-        view.make_durable(where)
-    if is_added:
-        merged.add(where, attempt(1), metadata(1), allow)
-    else:
-        merged.hand_over(where, attempt(1), metadata(1).size)
-    with pytest.raises(FileNotFoundError, match=r"0/0/chk-2_.* is in no file: it was added or handed over"):
-        view.make_durable(where)
-    publish(merged if is_added else MergedFiles(files, STATE), (where, 1))
-    view.make_durable(where)
-
-
-def test_physical_files_that_fit_no_cache_are_read_again(
-    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(physical_files, "_CACHED", 1)
-    merged = MergedFiles(files, STATE)
-    for version in (2, 3):
-        publish(merged, (path("0/0", version, version), version))
-    view = MergedFileSystem(files, MergedFiles(files, STATE))
-    for version in (2, 3, 2):
-        assert view.read(path("0/0", version, version)) == bytes(metadata(version))

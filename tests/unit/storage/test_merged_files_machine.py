@@ -20,7 +20,7 @@ from spark_statestore.storage import merged_index
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_lookup import MergedUsage
 from tests.support.effort import EFFORT
-from tests.unit.storage.test_merged_files import allow, attempt, metadata
+from tests.unit.storage.merged import allow, attempt, metadata
 
 # Most bytes of header, index and footer of a physical file with six logical files.
 _INDEX_BYTES = 1_000

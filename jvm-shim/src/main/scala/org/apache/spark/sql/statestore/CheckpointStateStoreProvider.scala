@@ -13,7 +13,7 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.backend._
 import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, TaskReadStores}
 import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
-import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, ValueEvolution}
+import org.apache.spark.sql.statestore.families.{FamilySchema, ValueEvolution}
 import org.apache.spark.sql.statestore.provider._
 import org.apache.spark.sql.statestore.table.TableMemory
 import org.apache.spark.sql.types.StructType
@@ -216,52 +216,8 @@ class CheckpointStateStoreProvider
       startVersion: Long, endVersion: Long, endId: Option[String], family: String): CheckpointChangeReader =
     new CheckpointChangeReader(id, conf, client, evolution, startVersion, endVersion, endId, family)
 
-  /** Creates a column family, or adopts its new schema. */
-  private[statestore] def create(of: LoadedState, createdAtVersion: Long, wanted: FamilySchema): Unit = {
-    val present = of.family(wanted.name)
-    if (present == null) synchronized(of.create(wanted, createdAtVersion)) else adopt(of, present, createdAtVersion, wanted)
-  }
-
-  // Rows that must be converted are those of a new family, so that an abort or an older version has the former one.
-  private def adopt(of: LoadedState, present: ColumnFamily, createdAtVersion: Long, wanted: FamilySchema): Unit =
-    evolution.conversion(present.schema, wanted) match {
-      case Some(convert) =>
-        val evolved = present.evolve(wanted, convert, createdAtVersion)
-        logInfo(s"converted ${evolved.table.numValues} values of the column family ${wanted.name} from " +
-          s"${present.schema.valueSchema.sql} to ${wanted.valueSchema.sql}: $this")
-        synchronized(of.replace(evolved))
-      case None => synchronized(present.adopt(wanted, toString))
-    }
-
-  /** Removes a column family with its rows; false if there is none. */
-  private[statestore] def remove(of: LoadedState, name: String): Boolean = synchronized(of.remove(name))
-
-  /** Makes a column family known to this writer and the next readers of this provider. */
-  private[statestore] def register(of: LoadedState, createdAtVersion: Long, wanted: FamilySchema): Unit = {
-    val present = of.family(wanted.name)
-    if (present == null) registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
-    else adopt(of, present, createdAtVersion, wanted)
-  }
-
-  /**
-   * Makes a column family known to the readers of this provider; returns it if its rows must be converted for this one.
-   * Several readers may share the state, which is unchanged.
-   */
-  private[statestore] def registerForReading(
-      of: LoadedState, version: Long, wanted: FamilySchema): Option[ColumnFamily] = {
-    val present = of.family(wanted.name)
-    if (present == null) {
-      registered.put(wanted.name, ColumnFamily.empty(wanted, 0L))
-      None
-    } else {
-      val converted = evolution.conversion(present.schema, wanted).map(present.evolve(wanted, _, version))
-      if (converted.isEmpty) present.requireFitting(wanted, toString)
-      converted
-    }
-  }
-
-  /** Empty families that a reader registered and no version has. */
-  private[statestore] val registered = new java.util.concurrent.ConcurrentHashMap[String, ColumnFamily]
+  /** What operators and readers declare of this store's column families. */
+  private[statestore] lazy val declared = new DeclaredFamilies(this, evolution)
 
   // Attempts at a version are published in the order in which they become the state in memory.
   private val committing = new ReentrantLock

@@ -266,7 +266,7 @@ private[statestore] final class CheckpointReadStateStore(
   override protected def register(wanted: FamilySchema): Unit = {
     val present = content.family(wanted.name)
     if (present != null && present.schema.isJoinSide(wanted)) joinSides.add(wanted.name)
-    else provider.registerForReading(content, version, wanted).foreach(converted.put(wanted.name, _))
+    else provider.declared.registerForReading(content, version, wanted).foreach(converted.put(wanted.name, _))
   }
 
   override protected def reading(operation: String, colFamilyName: String): StateTable = {
@@ -280,7 +280,7 @@ private[statestore] final class CheckpointReadStateStore(
   }
 
   override protected def absent(operation: String, colFamilyName: String): StateTable = {
-    val described = provider.registered.get(colFamilyName)
+    val described = provider.declared.find(colFamilyName)
     if (described == null) super.absent(operation, colFamilyName) else described.table
   }
 
@@ -369,7 +369,7 @@ private[statestore] final class CheckpointStateStore(
     requireFamilies("create_col_family")
     FamilyNames.requireFree("create_col_family", colFamilyName, isInternal)
     visibility()
-    leased(provider.create(content, version + 1, FamilySchema(
+    leased(provider.declared.create(content, version + 1, FamilySchema(
       colFamilyName, keyStateEncoderSpec, valueSchema, useMultipleValuesPerKey, isInternal)))
     written()
   }
@@ -379,12 +379,12 @@ private[statestore] final class CheckpointStateStore(
     requireFamilies("remove_col_family")
     FamilyNames.requireFree("remove_col_family", colFamilyName, isInternal = false)
     visibility()
-    val removed = provider.remove(content, colFamilyName)
+    val removed = provider.declared.remove(content, colFamilyName)
     written()
     removed
   }
 
-  override protected def register(wanted: FamilySchema): Unit = provider.register(content, version + 1, wanted)
+  override protected def register(wanted: FamilySchema): Unit = provider.declared.register(content, version + 1, wanted)
 
   override def commit(): Long = {
     if (state != Updating) throw Errors.outOfOrder(ended)
