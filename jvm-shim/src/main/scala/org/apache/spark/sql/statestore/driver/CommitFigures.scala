@@ -73,5 +73,8 @@ private[statestore] object CommitFigures {
     if (query == null || query.isSettled || query.run != run) 0L else (System.nanoTime() - query.oldestAt) / 1000000
   }
 
+  /** Removes all figures, when the application ends. */
+  def clear(): Unit = synchronized(queries.clear())
+
   private def of(log: String): Query = queries.computeIfAbsent(log, _ => new Query)
 }

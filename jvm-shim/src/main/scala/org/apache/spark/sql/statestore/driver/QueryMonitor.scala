@@ -178,7 +178,10 @@ private[statestore] object QueryMonitor extends Logging {
 
   // A JVM may outlive its application.
   private def end(monitor: QueryMonitor): Unit = synchronized {
-    current = current.filterNot { case (_, ended) => ended eq monitor }
+    if (current.exists { case (_, known) => known eq monitor }) {
+      current = None
+      CommitFigures.clear()
+    }
   }
 
   /** Starts the monitor of an application, which does without it if that fails. */
