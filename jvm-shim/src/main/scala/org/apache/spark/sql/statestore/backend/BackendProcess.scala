@@ -64,21 +64,26 @@ private[statestore] final class BackendLog(process: Process) extends Logging {
   private def drain(): Unit = {
     val reader = new BufferedReader(new InputStreamReader(process.getErrorStream, StandardCharsets.UTF_8))
     try {
-      var line = reader.readLine()
-      while (line != null) {
-        val current = line
-        last.synchronized {
-          if (last.size == 30) last.removeFirst()
-          last.addLast(current)
-        }
-        logInfo(s"state store backend ${process.pid()}: $current")
-        line = reader.readLine()
-      }
+      // The backend blocks once the pipe is full, so an OutOfMemoryError must not end this thread.
+      while (try drainLine(reader) catch { case _: OutOfMemoryError => true }) {}
     } catch {
       case _: java.io.IOException => // the process was stopped
     } finally {
       reader.close()
     }
+  }
+
+  // Returns false at the end.
+  private def drainLine(reader: BufferedReader): Boolean = {
+    val line = reader.readLine()
+    if (line != null) {
+      last.synchronized {
+        if (last.size == 30) last.removeFirst()
+        last.addLast(line)
+      }
+      logInfo(s"state store backend ${process.pid()}: $line")
+    }
+    line != null
   }
 }
 

@@ -48,8 +48,8 @@ private[statestore] final class BackendWatchdog(ping: BackendProcess => Unit, ab
   @volatile private var thread: Thread = _
 
   def add(connection: BackendConnection): Unit = {
-    waiting.add(connection)
     if (thread == null) start()
+    waiting.add(connection)
   }
 
   def remove(connection: BackendConnection): Unit = waiting.remove(connection)
@@ -60,9 +60,11 @@ private[statestore] final class BackendWatchdog(ping: BackendProcess => Unit, ab
 
   private def start(): Unit = synchronized {
     if (thread == null) {
-      thread = new Thread(() => run(), "state-store-backend-watch")
-      thread.setDaemon(true)
-      thread.start()
+      val starting = new Thread(() => run(), "state-store-backend-watch")
+      starting.setDaemon(true)
+      // An OutOfMemoryError at the limit of threads: the next request tries again.
+      starting.start()
+      thread = starting
     }
   }
 
@@ -71,7 +73,9 @@ private[statestore] final class BackendWatchdog(ping: BackendProcess => Unit, ab
       while (true) {
         Thread.sleep(IntervalMillis)
         try checkOverdue() catch {
-          case NonFatal(e) => logWarning("could not check the connections of the state store backend", e)
+          // At the limit of threads a handshake cannot be tried; the next check does.
+          case e @ (NonFatal(_) | _: OutOfMemoryError) =>
+            logWarning("could not check the connections of the state store backend", e)
         }
       }
     } catch {
