@@ -199,8 +199,10 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "heap that all stores of a JVM may use together; beyond it rows are moved to memory-mapped files in Spark's "
-        "local directory, and indexes stay in the heap as far as they fit. Per JVM: the last opened store wins, so set it alike for all queries of an application",
+        "heap that all stores of a JVM may use together, indexes included, and a quarter more until rows have been moved; beyond "
+        "it rows are moved to memory-mapped files in Spark's local directory, and indexes stay in the heap as far as they fit. Spark "
+        "does not subtract it from its own memory. Per JVM: the last opened store wins, so set it alike for all queries of an "
+        "application",
         least=0,
     ),
     Option(

@@ -185,6 +185,7 @@ class CheckpointStateStoreProvider
     replaceContent(null)
     if (id != null) StoreMetrics.forget(operator)
     ClosedStores.closed(instance)
+    HeapWatch.forget(this)
   }
 
   override def doMaintenance(): Unit = {
@@ -341,6 +342,7 @@ class CheckpointStateStoreProvider
   }
 
   private[statestore] def measure(of: LoadedState, counters: StoreCounters, version: Long): StateStoreMetrics = {
+    HeapWatch.record(this, of.numKeys)
     val stored = synchronized(of.newestStored)
     val custom = StoreMetrics.of(counters, of.numKeys, stored, version, client.backend, StoreMetrics.isFirst(operator, version))
     // Without Spark's metric of each partition's last snapshot, of which each task would send a map.

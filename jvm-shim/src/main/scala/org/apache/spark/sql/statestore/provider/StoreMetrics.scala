@@ -109,7 +109,10 @@ private[statestore] object StoreMetrics {
   /** Number of stores that this JVM has open. */
   def openStores: Long = open.sum
 
-  def opened(): Unit = open.increment()
+  def opened(): Unit = {
+    open.increment()
+    HeapWatch.start()
+  }
 
   def closed(): Unit = open.decrement()
 

@@ -157,6 +157,9 @@ private[statestore] object TableMemory {
   /** Sets the heap limit of all tables of this JVM; allocated blocks stay where they are. */
   def limitHeap(bytes: Long): Unit = limit = bytes
 
+  /** The heap limit of all tables of this JVM. */
+  def heapLimit: Long = limit
+
   /** Bytes of all tables in the heap. */
   def heapBytes: Long = heap.get
 
