@@ -356,12 +356,7 @@ _configured: set[str] = set()
 def _require_loadable_jar(settings: set[str]) -> None:
     """Raise an error if there is a JVM without this jar, or a session runs in it; prepare it for a next session."""
     context = sys.modules.get("pyspark.core.context")
-<<<<<<< ours
-    gateway = None if context is None else context.SparkContext._gateway
-    if context is not None and gateway is not None:
-=======
     if context is not None and (gateway := context.SparkContext._gateway) is not None:
->>>>>>> theirs
         build = _build_info(gateway.jvm)
         has_session = context.SparkContext._active_spark_context is not None
         if has_session or build is None or build.version() != __version__:

@@ -202,7 +202,7 @@ private[statestore] object CommitCollector {
       commits.foreach(_.runBy(Thread.currentThread))
       val replies =
         try StoreCommit.publishTogether(commits.map(_.commit)) catch {
-          case NonFatal(_) => new Array[CommitReply](commits.size)
+          case NonFatal(_) | _: OutOfMemoryError => new Array[CommitReply](commits.size)
         }
       commits.foreach(_.runBy(null))
       Thread.interrupted()
