@@ -28,9 +28,11 @@ object CompactionTrial {
   def rowsAfterRollback: Long = {
     val families = Seq(family("small"), family("large"))
     val state = new LoadedState(0L, None, families, None, 2)
-    (0 until 10).foreach(_ => fill(families.head.table, 100, 1_000))
-    (0 until 5).foreach(_ => fill(families.last.table, 10_000, 1_000))
-    state.committed(1L, None)
+    (1 to 10).foreach { version =>
+      fill(families.head.table, 100, 1_000)
+      fill(families.last.table, 5_000, 1_000)
+      state.committed(version.toLong, None)
+    }
     failing(TableMemory.heapBytes + (4L << 20), state.compactIfWanted())
     families.head.table.put(row(-1L, 16), row(-1L, 16))
     state.rollback()
