@@ -126,9 +126,11 @@ def kill_repeatedly(
         try:
             # Half of the kills come early, while stores are loaded and queries start.
             event, longest = ("started", 30) if number % 2 else ("ran", 20)
-            if not application.wait_for(event, 300):
-                result.problems.append(f"the application did not report {event!r} within 300 s")
+            # On a slow machine some queries have not done a batch by then.
+            application.wait_for(event, 300)
             time.sleep(chance.uniform(0, longest))
+            if "ended" in application.events:
+                result.problems.append(f"the application ended by itself: {directory}/application.log")
         finally:
             application.kill()
         result.kills += 1
@@ -140,9 +142,9 @@ def kill_repeatedly(
             log(f"    {' '.join(problem.split())[:500]}")
     application = Application(directory, queries, seed + kills)
     try:
-        if application.wait_for("ran", 600):
+        if application.wait_for("ran", 1200):
             application.finish()
-        if not application.wait_for("finished", 600):
+        if not application.wait_for("finished", 1200):
             result.problems.append("the application did not finish")
     finally:
         application.kill()
@@ -178,6 +180,8 @@ def main() -> None:
     parser.add_argument("--queries", type=int, default=60, help="number of queries (60)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the moments")
     asked = parser.parse_args()
+    # Otherwise the application would outlive this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     print(f"seed {asked.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="sst-") as directory:
         result = kill_repeatedly(

@@ -2,14 +2,15 @@
 
 The only argument is a JSON object: ``directory``, ``queries`` (their number), ``seed``. Queries are in checkpoint formats v1 and v2,
 in pools of both scheduling modes, and of three kinds: small ones that run until they are stopped and started again as another run, small ones
-that run with ``availableNow`` again and again, and a few of many partitions whose tasks are slow, so that they open their stores
-in several waves, between the stores of all others. Each event is a line of JSON: ``started``, ``ran`` once each query has
+that run with ``availableNow`` again and again, and a few of two stateful operators, of which the second opens its stores long after the first one. Each event is a line of JSON: ``started``, ``ran`` once each query has
 done a batch, with the number of runs and again every 5 s, ``failed`` and ``finished``. A line of input ends it: the result of each query is compared with the expected one.
 """
 
 from __future__ import annotations
 
+import glob
 import json
+import os
 import random
 import sys
 import threading
@@ -26,13 +27,16 @@ RETAINED = 3
 
 CORES = 12
 
-WIDE = 3
-"""Number of queries with slow tasks in several waves."""
+SLOW = 3
+"""Number of queries with two stages of stores and a long wait between them."""
+
+OTHERS = 45
+"""Batches of other queries in that wait; after a start almost each is of another run, and the backend remembers 32."""
 
 POOLS = """<?xml version="1.0"?>
 <allocations>
-  <pool name="fair"><schedulingMode>FAIR</schedulingMode></pool>
-  <pool name="fifo"><schedulingMode>FIFO</schedulingMode></pool>
+  <pool name="fair"><schedulingMode>FAIR</schedulingMode><weight>1</weight><minShare>0</minShare></pool>
+  <pool name="fifo"><schedulingMode>FIFO</schedulingMode><weight>1</weight><minShare>0</minShare></pool>
 </allocations>
 """
 
@@ -45,11 +49,19 @@ CONFS = {
 }
 
 
-def slowly(seconds: float) -> Any:
-    """Return a function of tables of rows that waits before each task's first, while the task has its store open."""
+def after_others(checkpoints: str) -> Any:
+    """Return a function of tables of rows that waits until other queries have done some batches, or long enough."""
+
+    def count_batches() -> int:
+        numbers = [-1]
+        for path in glob.glob(f"{checkpoints}/*/commits"):
+            numbers += [max(int(name) for name in [*os.listdir(path), "-1"] if name.lstrip("-").isdigit())]
+        return sum(numbers) + len(numbers)
 
     def wait(tables: Iterator[Any]) -> Iterator[Any]:
-        time.sleep(seconds)
+        wanted, end = count_batches() + OTHERS, time.monotonic() + 90
+        while count_batches() < wanted and time.monotonic() < end:
+            time.sleep(0.5)
         yield from tables
 
     return wait
@@ -71,14 +83,14 @@ class Counting:
     def __init__(self, spark: Any, directory: Path, number: int) -> None:
         self.name = f"query_{number}"
         self.runs = self.batches = 0
-        self.is_wide = number < WIDE
-        self.ends = not self.is_wide and number % 3 == 0
+        self.is_slow = number < SLOW
+        self.ends = not self.is_slow and number % 3 == 0
         self._pool = "fair" if number % 4 < 2 else "fifo"
         self._checkpoint = str(directory / "checkpoints" / self.name)
         self._session = spark.newSession()
         settings = {
             "spark.sql.streaming.stateStore.checkpointFormatVersion": 1 + number % 2,
-            "spark.sql.shuffle.partitions": 2 * CORES if self.is_wide else 2,
+            "spark.sql.shuffle.partitions": 2,
         }
         for key, value in settings.items():
             self._session.conf.set(key, str(value))
@@ -89,11 +101,12 @@ class Counting:
         from pyspark.sql import functions as F
 
         numbers = self._session.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS).load()
+        if self.is_slow:
+            wait = after_others(str(Path(self._checkpoint).parent))
+            numbers = numbers.select("value").dropDuplicates().mapInArrow(wait, "value bigint")
         counts = numbers.groupBy((F.col("value") % GROUPS).alias("k")).agg(
             F.count("*").alias("n"), F.sum("value").alias("s"), F.max("value").alias("m")
         )
-        if self.is_wide:
-            counts = counts.mapInArrow(slowly(1.5), counts.schema)
         # Queries take the pool of the thread that starts them.
         self._session.sparkContext.setLocalProperty("spark.scheduler.pool", self._pool)
         self._query = (

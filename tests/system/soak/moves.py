@@ -101,7 +101,7 @@ class Moving:
 
     def __init__(self, spark: Any, directory: Path) -> None:
         self.problems: list[str] = []
-        self.checked = 0
+        self.checked = self.moved = 0
         self.savepoints: deque[Any] = deque()
         self._spark = spark
         self._directory = directory
@@ -185,14 +185,13 @@ class Moving:
             self.problems.append(f"{what} has the wrong state: {next(iter(state.items()), None)}")
 
 
-def move(spark: Any, moving: Moving, directory: Path, moves: int) -> int:
-    """Move the stores, and return the number of executors that the moves have reached, counted once for each."""
-    moved = 0
+def move(spark: Any, moving: Moving, directory: Path, moves: int) -> None:
+    """Move the stores from one executor to the other again and again."""
     blocker = Blocker(spark, directory, 0)
     for number in range(1, moves + 1):
         following = Blocker(spark, directory, number)
         blocker.release()
-        moved += following.executor != blocker.executor
+        moving.moved += following.executor != blocker.executor
         blocker = following
         # Maintenance runs several times, and a large batch is among them now and then.
         moving.wait_for_batches(1 + number % 4)
@@ -212,7 +211,6 @@ def move(spark: Any, moving: Moving, directory: Path, moves: int) -> int:
                 print("   ", " ".join(problem.split())[:500], flush=True)
             moving.start()
     blocker.release()
-    return moved
 
 
 def main() -> None:
@@ -229,19 +227,20 @@ def main() -> None:
         spark.sparkContext.setLogLevel("OFF")
         moving = Moving(spark, directory)
         moving.start()
-        moved = 0
         try:
-            moved = move(spark, moving, directory, asked.moves)
-            moving.stop_and_check(back=0)
+            move(spark, moving, directory, asked.moves)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem
-            moving.problems.append(f"{type(error).__name__}: {error}")
-            print("   ", " ".join(str(error).split())[:1000], flush=True)
+            moving.problems.append(f"after {moving.moved} moves: {error}")
+        # After a failure this tells whether a version is damaged, or could only not be loaded there.
+        moving.stop_and_check(back=0)
+        for problem in moving.problems[-3:]:
+            print("   ", " ".join(problem.split())[:800], flush=True)
         spark.stop()
     print(
-        f"{moved} of {asked.moves} moves to the other executor, {moving.checked} retained and held versions checked, "
+        f"{moving.moved} of {asked.moves} moves to the other executor, {moving.checked} retained and held versions checked, "
         f"{len(moving.problems)} problems"
     )
-    sys.exit(1 if moving.problems or moved < asked.moves else 0)
+    sys.exit(1 if moving.problems or moving.moved < asked.moves else 0)
 
 
 if __name__ == "__main__":
