@@ -94,6 +94,7 @@ test-kafka: jar $(CLASSES) ## run the tests of queries from Kafka to Kafka, on a
 soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest $(SHARED) -m '(soak or not soak) and not alone' --timeout 14400
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
+	$(MAKE) test-spark SPARK=4.1
 
 # Without Spark: the unit tests of the storage model.
 coverage: $(READY) ## lines and branches of the storage model that its unit tests reach
