@@ -180,7 +180,7 @@ class Moving:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem
             self.problems.append(f"{what}: {error}")
             return
-        state = {row["key"]["k"]: tuple(row["value"].values()) for row in rows}
+        state = {next(iter(row["key"].values())): tuple(row["value"].values()) for row in rows}
         if state != expected(batch):
             self.problems.append(f"{what} has the wrong state: {next(iter(state.items()), None)}")
 
