@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 from pyspark.errors import SparkRuntimeException
 
+import spark_statestore
+from tests.spark.families import LISTS, MAPS, TIMES, created, open_provider
 from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances
 
 pytestmark = pytest.mark.first
@@ -128,3 +131,63 @@ def test_first_of_two_attempts_in_turn_needs_no_load(instance: Open, checkpoint_
     expected = dict(rows) | {rows[0][0]: value(100), A: value(1), rows[1][0]: value(7)}
     assert read(provider, 3, store.checkpoint_id) == expected
     assert read(instance(), 3, store.checkpoint_id) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_attempt_that_is_made_again_has_the_rows_of_every_family(
+    spark: Any, tmp_path: Path, seed: int
+) -> None:
+    """Lists, prefixes and orders are those of the attempt in storage, whatever the attempt after it did."""
+    chance = random.Random(seed)
+    opened = []
+
+    def open_instance() -> Provider:
+        opened.append(
+            open_provider(spark, tmp_path, spark_statestore.PROVIDER_CLASS, checkpointFormatVersion="2")
+        )
+        return opened[-1]
+
+    def attempt(version: int, checkpoint_id: str | None) -> Store:
+        store = created(provider.open(version, checkpoint_id), LISTS, MAPS, TIMES)
+        script = store.script()
+        for _ in range(chance.randrange(40)):
+            key, number = ("k", chance.randrange(6)), value(chance.randrange(100), "x" * chance.randrange(9))
+            match chance.randrange(7):
+                case 0:
+                    script.merge(key, number, "lists")
+                case 1:
+                    script.put_list(key, [number] * chance.randrange(1, 4), "lists")
+                case 2:
+                    script.remove(key, "lists")
+                case 3:
+                    script.put((f"p{chance.randrange(3)}", key[1]), number, "maps")
+                case 4:
+                    script.remove((f"p{chance.randrange(3)}", key[1]), "maps")
+                case 5:
+                    script.put((chance.randrange(-3, 3), "t"), number, "times")
+                case _:
+                    script.remove((chance.randrange(-3, 3), "t"), "times")
+        script.run()
+        store.commit()
+        return store
+
+    def content(provider: Provider, version: int, checkpoint_id: str | None) -> list[Any]:
+        read = provider.open_read(version, checkpoint_id)
+        for family in (LISTS, MAPS, TIMES):
+            read.register(family)
+        rows = [read.scan("allValues", family="lists"), read.rows("maps"), read.rows("times")]
+        prefixes = [sorted(read.prefix_rows(f"p{number}", family="maps")) for number in range(3)]
+        read.release()
+        return [sorted(rows[0], key=lambda row: row[0]), sorted(rows[1]), rows[2], prefixes]
+
+    provider = open_instance()
+    accepted = attempt(0, None).checkpoint_id
+    for version in range(1, 8):
+        first = attempt(version, accepted).checkpoint_id
+        attempt(version, accepted)
+        accepted = first
+        before = attempt(version + 1, accepted) if version % 2 else None
+        assert before is None or before.metrics["checkpointLoadBytes"] == 0
+        assert content(provider, version + 1, accepted) == content(open_instance(), version + 1, accepted)
+    for instance in opened:
+        instance.close()
