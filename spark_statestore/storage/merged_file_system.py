@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import BinaryIO, TypeVar
@@ -156,17 +157,29 @@ class MergedFileSystem(FileSystem):
         if self._merged.find(path) is not None:
             raise FileExistsError(self.url(path))
 
+    def _hidden_name(self, path: str) -> str | None:
+        """Return the path of the file that is shown with its attempt behind the name; None if there is none."""
+        name, _, attempt_id = path.rpartition(".")
+        if not name or self._merged.find(name) is None or self._attempt_below(name) != attempt_id:
+            return None
+        return name
+
     def _with(self, path: str, of: Callable[[LogicalFile], T], below: Callable[[str], T]) -> T:
         """Return a function's result for the merged file at a path, or another one's for the path if there is none."""
+        began = time.monotonic()
         if (found := self._merged.find(path)) is None:
             try:
                 return below(path)
             except FileNotFoundError:
-                name, _, attempt_id = path.rpartition(".")
-                if not name or self._merged.find(name) is None or self._attempt_below(name) != attempt_id:
-                    self._merged.require_no_damage(path)
-                    raise
-                return below(name)
+                # Another process, as that of the driver, may have published it since this one listed the directory.
+                if self._merged.is_logical(path):
+                    self._merged.list_again(began)
+                    found = self._merged.find(path)
+                if found is None:
+                    if (name := self._hidden_name(path)) is None:
+                        self._merged.require_no_damage(path)
+                        raise
+                    return below(name)
         try:
             return of(found)
         except FileNotFoundError:

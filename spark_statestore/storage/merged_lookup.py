@@ -407,6 +407,10 @@ class MergedLookup:
                 del index.unread[name]
         return True
 
+    def is_logical(self, path: str) -> bool:
+        """Return True for the path that a logical file may have: that of a version's metadata."""
+        return self._place_of(path) is not None
+
     def _place_of(self, path: str) -> Place | None:
         start = f"{self._state}/"
         return place_of(path[len(start) :]) if path.startswith(start) else None

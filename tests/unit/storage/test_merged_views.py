@@ -18,6 +18,18 @@ def files() -> MemoryFileSystem:
     return MemoryFileSystem()
 
 
+def test_file_that_another_process_published_since_the_listing_is_read(files: MemoryFileSystem) -> None:
+    """As the metadata with changes to which a version in a file of its own refers."""
+    driver, executor = MergedFiles(files, STATE), MergedFiles(files, STATE)
+    view = MergedFileSystem(files, executor)
+    publish(driver, (path("0/0", 1, 1), 1))
+    assert view.size(path("0/0", 1, 1))
+    publish(driver, (path("0/0", 2, 2), 2))
+    assert view.read(path("0/0", 2, 2)) == bytes(metadata(2))
+    with pytest.raises(FileNotFoundError):
+        view.read(path("0/0", 3, 3))
+
+
 def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: MemoryFileSystem) -> None:
     files.create(path("0/0", 2), bytes(metadata(1)))
     merged = MergedFiles(files, STATE)
