@@ -25,7 +25,7 @@ _STAGING_PREFIX = ".inprogress."
 # Errors that mean that hard links or unnamed files are not supported, rather than a failure of this call.
 _UNSUPPORTED = {errno.EOPNOTSUPP, errno.EISDIR, errno.EPERM, errno.EINVAL, errno.ENOSYS, errno.EXDEV}
 
-# What the file system of a device may lack.
+# Features that the file system of a device may lack.
 _UNNAMED_FILES = "unnamed files"
 _HARD_LINKS = "hard links"
 
@@ -239,7 +239,7 @@ class LocalFileSystem(FileSystem):
         self._fsync = fsync
         self._unnamed_files = hasattr(os, "O_TMPFILE")
         self._hard_links = hasattr(os, "link")
-        # What the file systems of some devices lack: a process uses several.
+        # Missing features by device: a process uses several file systems.
         self._lacking: defaultdict[int, set[str]] = defaultdict(set)
         self._preallocated = PreallocatedFile()
         self._directories = DirectoryFsync() if fsync else None

@@ -22,7 +22,7 @@ __all__ = ["StoreSnapshot", "make_durable", "read_store", "require_streams", "wr
 
 _BATCH_ROWS = 65_536
 
-# Of the rows in a batch, which is one message.
+# Bytes of the rows in a batch, which is one message.
 _BATCH_BYTES = 1 << 26
 
 

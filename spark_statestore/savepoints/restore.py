@@ -364,7 +364,7 @@ def remove_location(files: FileSystem, root: str) -> bool:
                 with contextlib.suppress(OSError):
                     files.delete_directory(join(root, name), recursive=True)
             for status in list(files.list_files(root)):
-                # Of a process that was killed while it created a file.
+                # A process that was killed while it created a file left it.
                 if status.path.startswith(join(root, STAGING_PREFIX)):
                     files.delete(status.path)
             files.delete(join(root, METADATA))

@@ -188,7 +188,7 @@ def _own_files(files: FileSystem, directory: str) -> Iterator[str]:
     with failing_to("list", files, directory):
         present = sorted(status.path for status in files.list_files(directory))
     start = directory + "/"
-    # Of an interrupted disposal.
+    # The placeholder of an interrupted disposal.
     yield from (path for path in present if path.startswith(f"{start}{STAGING_PREFIX}"))
     for own in _OWN:
         yield from (path for path in present if path.removeprefix(start).partition("/")[0] == own)

@@ -270,7 +270,7 @@ class PendingCheckpoint(PendingSnapshot):
                 self._store.storage.initialize_location_for_checkpoint(self._name)
         if self._store.merged is not None:
             with self._store.writing(self._name):
-                # What is in memory is not there: this attempt may be one that the barrier found missing. An earlier attempt
+                # Metadata in memory is not published: this attempt may be one that the barrier found missing. An earlier attempt
                 # without an id must not supersede this one later.
                 self._store.merged.settle(self._metadata_path, self._store.require_uncommitted)
         assert isinstance(self._location, CheckpointStorageLocation)  # noqa: S101 - see begin_checkpoint

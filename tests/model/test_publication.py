@@ -1,4 +1,4 @@
-"""What a batch's stores have in memory of the backend is in storage before its entry, in any interleaving with evictions."""
+"""Metadata in the backend's memory is in storage before the entry of its batch, in any interleaving with evictions."""
 
 from __future__ import annotations
 

@@ -116,10 +116,9 @@ def test_store_cannot_commit_once_a_later_version_was_opened(instance: Open) -> 
     assert read(instance(), 3, newest.checkpoint_id) == {A: value(3), B: value(4)}
 
 
+@pytest.mark.parametrize("checkpoint_format", [2], ids=["v2"], indirect=True)
 def test_first_of_two_attempts_in_turn_needs_no_load(instance: Open, checkpoint_format: int) -> None:
-    """In checkpoint format v2 Spark accepts the first attempt if a batch runs its stage twice."""
-    if checkpoint_format == 1:
-        pytest.skip("without ids the last attempt counts")
+    """With ids Spark accepts the first attempt if a batch runs its stage twice."""
     provider = instance()
     rows = [((f"k{i}", i), value(i)) for i in range(50)]
     first = commit(provider, 0, None, *rows).checkpoint_id

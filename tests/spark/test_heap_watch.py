@@ -33,7 +33,7 @@ def test_heap_watch_warns_once_for_each_share(spark: Any) -> None:
     ] * 6 + [True]
     assert [watch.collected(880) for _ in range(5)] == [None] * 5
     assert [watch.collected(930) is not None for _ in range(5)] == [False, False, True, False, False]
-    # What filled the heap has gone.
+    # The heap is empty again.
     watch.collected(400)
     assert [watch.collected(850) is not None for _ in range(4)] == [False, False, True, False]
 

@@ -43,7 +43,7 @@ def run(spark, url):
 
 for application in "first", "second", "third":
     builder = local_builder(application, memory="512m").config("spark.plugins", spark_statestore.PLUGIN_CLASS)
-    # What a cell of a notebook has, which is changed and run again.
+    # The cell of a notebook that is changed and run again.
     options = {"num_retained": 5} if application == "first" else {}
     spark = spark_statestore.configure(builder, **options).getOrCreate()
     spark_statestore.attach(spark)

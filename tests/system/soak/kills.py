@@ -27,7 +27,7 @@ from tests.system.soak.many_queries import RETAINED
 
 @dataclass
 class Kills:
-    """What a series of kills has left.
+    """Figures of a series of kills.
 
     Attributes
     ----------

@@ -223,7 +223,7 @@ def test_closed_stores_and_ended_runs_are_dropped(requests: Requests, client: Cl
         run.begin()
         run.batch(0, 2)
     assert (held(requests, StoreDirectory), held(requests, MergedFiles)) == (6, 3)
-    # What is not published is kept until the run ends.
+    # Unpublished metadata is kept until the run ends.
     close(client, runs[0].store(0), runs[0].store(1))
     assert (held(requests, StoreDirectory), held(requests, MergedFiles)) == (4, 3)
     close(client, runs=["a", "b"])

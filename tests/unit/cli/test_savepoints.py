@@ -143,7 +143,7 @@ def test_holds_lists_holds_and_removes_those_without_a_savepoint(query: StoredQu
     assert "no holds" in output_of("holds", query.url)
     target = tmp_path / "savepoints"
     taken = node("savepoint", "trigger", query.url, "--target", target, "--kind", "pointer")
-    # Of a process that was killed before its savepoint was complete.
+    # A process that was killed before its savepoint was complete left it.
     dead = hold(QueryCheckpoint(query.url), 1, "savepoint-f013e4-0123456789ab", f"file://{target}/dead")
     elsewhere = hold(QueryCheckpoint(query.url), 1, "savepoint-f013e4-0123456789ac", "file:///nowhere/dead")
 

@@ -217,7 +217,7 @@ class CheckpointStateStoreProvider
       startVersion: Long, endVersion: Long, endId: Option[String], family: String): CheckpointChangeReader =
     new CheckpointChangeReader(id, conf, client, evolution, startVersion, endVersion, endId, family)
 
-  /** What operators and readers declare of this store's column families. */
+  /** The column families as operators and readers declare them. */
   private[statestore] lazy val declared = new DeclaredFamilies(this, evolution)
 
   // Attempts at a version are published in the order in which they become the state in memory.

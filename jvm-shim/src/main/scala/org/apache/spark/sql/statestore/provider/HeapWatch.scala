@@ -58,7 +58,7 @@ private[statestore] final class HeapWatch {
 }
 
 /**
- * What the state of all stores of a JVM takes.
+ * The memory of the state of all stores of a JVM.
  *
  * @param isOnDriver  true for a local master, whose tasks run in the driver
  */
