@@ -120,6 +120,7 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["watch", url, "--count", "1"], {0}),
             (["verify", url], {0}),
             (["doctor", url], {0}),
+            (["holds", url], {0}),
             (["jar"], {0}),
             (["completion", "bash"], {0}),
             (["gc", url], {0}),
