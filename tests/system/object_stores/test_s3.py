@@ -154,6 +154,8 @@ def test_load_returns_committed_versions(bucket: str) -> None:
 
 
 def test_small_commit_is_one_request_without_listing(recorded: str, requests: FaultyS3) -> None:
+    # The first file of a process tests exclusive creation.
+    commit(open_store(f"s3://{recorded}/state/0/9"), CheckpointName(1), {b"a": b"0"})
     store = open_store(f"s3://{recorded}/state/0/3")
     handle = None
     for version in (1, 2, 3):
