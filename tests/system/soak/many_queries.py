@@ -154,7 +154,7 @@ class Counting:
 
 
 def keep_running(queries: list[Counting], chance: random.Random, ended: threading.Event) -> None:
-    """Start queries that have ended, and end some that run, until the application is told to finish."""
+    """Restart ended queries and stop some running ones, until the request to finish."""
     ran: set[str] = set()
     reported = 0.0
     while not ended.is_set():

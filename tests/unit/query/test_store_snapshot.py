@@ -124,16 +124,21 @@ def test_store_snapshot_copies_the_result_of_a_changelog(
     assert [entry.full for entry in metadata.handle] == [True] * any(expected.values())
 
 
+def check_copy(checkpoint: QueryCheckpoint, expected: object) -> None:
+    """Copy version 1 of the store as its version 2, which has the same rows."""
+    content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
+    write_store(checkpoint.open(STORE), CheckpointName(2), "00000000000000aa", content)
+    copied = read_store(checkpoint, StoreVersion(STORE, CheckpointName(2)))
+    assert rows_of(copied) == expected
+
+
 def test_write_store_splits_many_rows_into_batches(tmp_path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_BATCH_ROWS", 3)
     checkpoint = QueryCheckpoint(str(tmp_path))
     changes = [("many", PUT, b"%d" % key, b"first") for key in range(4)]
     changes += [("many", MERGE, b"%d" % key, b"second") for key in range(4)]
     expected = commit_all(checkpoint, [changes])
-    content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
-    write_store(checkpoint.open(STORE), CheckpointName(2), "00000000000000aa", content)
-    copied = read_store(checkpoint, StoreVersion(STORE, CheckpointName(2)))
-    assert rows_of(copied) == expected
+    check_copy(checkpoint, expected)
     (entry,) = checkpoint.open(STORE).metadata(CheckpointName(2)).handle
     assert len(entry.state.state_name_to_partition_offsets["many"].offsets) == 3
 
@@ -144,10 +149,7 @@ def test_write_store_splits_many_bytes_into_batches(tmp_path, monkeypatch: pytes
     sizes = [300, 300, 300, 2000, 300, 900, 99]
     changes = [("one", PUT, b"%d" % key, bytes(size)) for key, size in enumerate(sizes)]
     expected = commit_all(checkpoint, [changes])
-    content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
-    write_store(checkpoint.open(STORE), CheckpointName(2), "00000000000000aa", content)
-    copied = read_store(checkpoint, StoreVersion(STORE, CheckpointName(2)))
-    assert rows_of(copied) == expected
+    check_copy(checkpoint, expected)
     (entry,) = checkpoint.open(STORE).metadata(CheckpointName(2)).handle
     # Three rows, the one that exceeds the limit alone, one, and two of exactly the limit with their keys.
     assert len(entry.state.state_name_to_partition_offsets["one"].offsets) == 5
