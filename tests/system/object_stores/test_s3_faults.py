@@ -58,6 +58,8 @@ def bucket(proxy: FaultyS3, driver: str, monkeypatch: pytest.MonkeyPatch) -> str
     monkeypatch.setattr(retrying, "_FIRST_SECONDS", 0.002)
     proxy.inject()
     name = new_bucket(proxy.url, monkeypatch)
+    # The first file in a bucket tests exclusive creation.
+    commit(open_store(f"s3://{name}/state/0/0", INLINE), ONE, {b"a": b"0"})
     take_retries()
     return name
 
