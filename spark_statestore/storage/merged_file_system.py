@@ -172,8 +172,8 @@ class MergedFileSystem(FileSystem):
                 return below(path)
             except FileNotFoundError:
                 # Another process, as that of the driver, may have published it since this one listed the directory.
-                if self._merged.is_logical(path):
-                    self._merged.list_again(began)
+                if (version := self._merged.version_of(path)) is not None:
+                    self._merged.look_for_others(began, version)
                     found = self._merged.find(path)
                 if found is None:
                     if (name := self._hidden_name(path)) is None:

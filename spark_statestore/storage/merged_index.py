@@ -241,6 +241,12 @@ class MergedIndex:
         if not checkpoints[one.checkpoint]:
             del checkpoints[one.checkpoint]
 
+    def drop(self, name: PhysicalName) -> None:
+        """Remove a physical file that does not exist any more, with the logical files in it."""
+        if (physical := self.physical.pop(name, None)) is not None:
+            for one in list(physical.live):
+                self.remove(one)
+
     def rank(self, objects: Iterable[LogicalFile]) -> bool:
         """Rank new files after those at their paths; return True if another attempt is published at one of them."""
         is_known = False

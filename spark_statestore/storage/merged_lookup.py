@@ -289,41 +289,45 @@ class MergedLookup:
                 self._committed = version, time.monotonic()
             return self._committed[1]
 
-    def look_for_others(self, since: float) -> None:
+    def look_for_others(self, since: float, version: int | None = None) -> None:
         """Find what other processes had published at a time of `time.monotonic`; one listing serves many stores.
+
+        What was discarded here stays so.
+
+        Parameters
+        ----------
+        version
+            The version that is looked for; by default all.
 
         Raises
         ------
         OSError, UnsupportedFormatError
             See `find`.
         """
-        index = self._with_indexes(None)
+        index = self._with_indexes(version)
         if index.listed_at <= since:
             self._read_directory(index, since)
-            self._read_indexes(index, None)
+            self._read_indexes(index, version)
 
     def is_physical(self, path: str) -> bool:
         """Return True for the path of a physical file."""
         return self._files.contains(path)
 
     def forget(self) -> None:
-        """Forget what is published, which frees memory: the directory is listed again at the next use."""
-        self.list_again(time.monotonic())
-        self._files.release_memory(at_once=True)
+        """Forget what is published, which frees memory: the directory is listed again at the next use.
 
-    def list_again(self, since: float) -> None:
-        """List the directory again at the next use, unless it was since a time of `time.monotonic`.
-
-        So a process finds what another one publishes, with one listing for many stores.
+        What was discarded and is not deleted is found again.
         """
         with self._lock:
-            if self._index.listed_at <= since:
+            if self._index.listed_at <= time.monotonic():
                 self._index = MergedIndex(self._index)
+        self._files.release_memory(at_once=True)
 
     def _published_elsewhere(self, logical: LogicalFile) -> LogicalFile:
         """Return the place of a file that another process has published."""
-        self.list_again(time.monotonic())
-        index = self._with_indexes(logical.checkpoint.version)
+        version = logical.checkpoint.version
+        self.look_for_others(time.monotonic(), version)
+        index = self._with_indexes(version)
         with self._lock:
             found = index.find(logical.store, logical.checkpoint, logical.attempt_id)
         if found is None or found.physical is index.elsewhere:
@@ -376,10 +380,15 @@ class MergedLookup:
         """List the directory, by the thread that reads: what is not known is read at the next use."""
         began = time.monotonic()
         with self._lock:
-            # Before the listing, so that `list_again` drops one which begins too early.
+            # Before the listing, so that `forget` drops one which begins too early.
             index.listed_at = min(index.listed_at, began)
+            known = list(index.physical)
         listed = self._files.list()
         with self._lock:
+            for name in known:
+                if name not in listed:
+                    # Another process has deleted it.
+                    index.drop(name)
             index.unread = {name: status for name, status in listed.items() if name not in index.physical}
             for name in index.damaged.keys() - listed.keys():
                 del index.damaged[name]
@@ -407,9 +416,9 @@ class MergedLookup:
                 del index.unread[name]
         return True
 
-    def is_logical(self, path: str) -> bool:
-        """Return True for the path that a logical file may have: that of a version's metadata."""
-        return self._place_of(path) is not None
+    def version_of(self, path: str) -> int | None:
+        """Return the version at the path of a metadata file; None for every other path."""
+        return None if (place := self._place_of(path)) is None else place[1].version
 
     def _place_of(self, path: str) -> Place | None:
         start = f"{self._state}/"

@@ -201,7 +201,7 @@ class StoreDirectory:
                 if self.merged is None:
                     raise
             # Another process may have merged it since they were listed, also beside a part of a file that a killed one left.
-            self.merged.list_again(began)
+            self.merged.look_for_others(began, name.version)
             return self._metadata(name, attempt_id)
         except FileNotFoundError as error:
             raise self._not_found(name, attempt_id) from error

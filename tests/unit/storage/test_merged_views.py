@@ -30,6 +30,32 @@ def test_file_that_another_process_published_since_the_listing_is_read(files: Me
         view.read(path("0/0", 3, 3))
 
 
+def test_discarded_file_stays_discarded_when_another_one_is_looked_for(files: MemoryFileSystem) -> None:
+    merged = MergedFiles(files, STATE)
+    view = MergedFileSystem(files, merged)
+    publish(merged, (path("0/0", 1, 1), 1))
+    view.delete(path("0/0", 1, 1))
+    with pytest.raises(FileNotFoundError):
+        view.read(path("0/0", 2, 2))
+    assert list(view.list_files(STATE)) == []
+    merged.sweep()
+    assert list(files.list_files(STATE)) == []
+
+
+def test_files_that_another_process_has_deleted_are_forgotten_when_another_one_is_looked_for(
+    files: MemoryFileSystem,
+) -> None:
+    driver, executor = MergedFiles(files, STATE), MergedFiles(files, STATE)
+    publish(driver, (path("0/0", 1, 1), 1))
+    assert executor.find(path("0/0", 1, 1)) is not None
+    driver.discard(path("0/0", 1, 1))
+    driver.sweep()
+    publish(driver, (path("0/0", 2, 2), 2))
+    assert MergedFileSystem(files, executor).size(path("0/0", 2, 2))
+    assert executor.find(path("0/0", 1, 1)) is None
+    assert executor.usage().physical_files == 1
+
+
 def test_own_file_of_another_attempt_is_shown_beside_the_merged_one(files: MemoryFileSystem) -> None:
     files.create(path("0/0", 2), bytes(metadata(1)))
     merged = MergedFiles(files, STATE)
