@@ -1,4 +1,4 @@
-"""Snapshots of directories, to compare before and after."""
+"""Directories of tests: their files, to compare before and after, and the batches that a checkpoint retains."""
 
 from __future__ import annotations
 
@@ -8,3 +8,13 @@ from pathlib import Path
 def files_below(directory: Path) -> dict[str, bytes]:
     """Return the bytes of every file below a directory, by relative path."""
     return {str(p.relative_to(directory)): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def retained_batches(checkpoint: Path, retained: int) -> list[int]:
+    """Return the committed batches of a stopped query that Spark may return to, with its ``minBatchesToRetain``.
+
+    Spark removes old entries of one log after those of the other; a kill in between leaves a batch in one of them.
+    """
+    logs = [{int(entry.name) for entry in (checkpoint / log).glob("[0-9]*")} for log in ("offsets", "commits")]
+    batches = sorted(logs[0] & logs[1])
+    return [batch for batch in batches if batch >= batches[-1] - retained]

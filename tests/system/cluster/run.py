@@ -21,6 +21,7 @@ import pytest
 import spark_statestore
 from tests.support.bare import FOR_PROCESSORS, FOR_S3, bare_python
 from tests.support.s3 import environment_of, new_bucket, s3_service
+from tests.support.trees import retained_batches
 from tests.system.cluster.answers import compare
 from tests.system.cluster.data import Input, is_of_the_end
 from tests.system.cluster.disks import SmallDisk
@@ -278,12 +279,10 @@ class _Run:
         assert until(lambda: not self.cluster.executors(), 60), self.cluster.executors()
         for name in self._plan.queries:
             checkpoint = self._directory / "checkpoints" / name
-            batches = sorted(int(log.name) for log in checkpoint.glob("commits/[0-9]*"))
-            for batch in batches:
-                if batch >= batches[-1] - int(CONFS["spark.sql.streaming.minBatchesToRetain"]):
-                    checked = spark_statestore.verify(str(checkpoint), batch, checkpoints_dir=self._state)
-                    assert checked.ok, checked
-                    self._figures.verified += 1
+            for batch in retained_batches(checkpoint, int(CONFS["spark.sql.streaming.minBatchesToRetain"])):
+                checked = spark_statestore.verify(str(checkpoint), batch, checkpoints_dir=self._state)
+                assert checked.ok, checked
+                self._figures.verified += 1
 
     def _look_after(self) -> None:
         """Feed the queries, and restart a driver that has exited."""

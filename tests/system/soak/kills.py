@@ -22,6 +22,7 @@ import psutil
 
 import spark_statestore
 from tests.support.paths import ROOT
+from tests.support.trees import retained_batches
 from tests.system.soak.many_queries import RETAINED
 
 
@@ -156,22 +157,20 @@ def kill_repeatedly(
 
 def verify_all(directory: Path, result: Kills) -> None:
     """Verify each committed batch that the queries retain, while nothing runs."""
-    for checkpoint in sorted((directory / "checkpoints").iterdir()):
-        batches = sorted(int(log.name) for log in checkpoint.glob("commits/[0-9]*"))
+    for checkpoint in sorted(directory.glob("checkpoints/*")):
+        batches = retained_batches(checkpoint, RETAINED)
         for batch in batches:
-            if batch >= batches[-1] - RETAINED:
-                result.verified += 1
-                try:
-                    checked = spark_statestore.verify(str(checkpoint), batch)
-                except Exception as error:  # noqa: BLE001 - a batch that cannot be verified is a problem
-                    result.problems.append(f"{checkpoint.name}, batch {batch} of {batches[-1]}: {error}")
-                    continue
-                if not checked.ok:
-                    some = checked.problems[0].message
-                    count = len(checked.problems)
-                    result.problems.append(
-                        f"{checkpoint.name}, batch {batch} of {batches[-1]}: {count} problems: {some}"
-                    )
+            result.verified += 1
+            where = f"{checkpoint.name}, batch {batch} of {batches[-1]}"
+            try:
+                checked = spark_statestore.verify(str(checkpoint), batch)
+            except Exception as error:  # noqa: BLE001 - a batch that cannot be verified is a problem
+                result.problems.append(f"{where}: {error}")
+                continue
+            if not checked.ok:
+                result.problems.append(
+                    f"{where}: {len(checked.problems)} problems: {checked.problems[0].message}"
+                )
 
 
 def main() -> None:

@@ -23,6 +23,7 @@ from typing import Any
 import spark_statestore
 from tests.spark.counting import cluster_environment, failure_of, wait_until
 from tests.support.sessions import cluster_builder
+from tests.support.trees import retained_batches
 
 KEYS = 12_007
 ROWS = 4_000
@@ -146,10 +147,9 @@ class Moving:
     def stop_and_check(self, *, back: int) -> None:
         """Stop the query, check what is retained and held, and roll it back by a number of batches."""
         self._query.stop()
-        committed = self.committed()
+        committed = retained_batches(Path(self._checkpoint), RETAINED)
         for batch in committed:
-            if batch >= committed[-1] - RETAINED:
-                self._check(self._checkpoint, batch, f"retained batch {batch} of {committed[-1]}")
+            self._check(self._checkpoint, batch, f"retained batch {batch} of {committed[-1]}")
         for savepoint in self.savepoints:
             self._check_restored(savepoint)
         if back:
