@@ -15,6 +15,8 @@ def retained_batches(checkpoint: Path, retained: int) -> list[int]:
 
     Spark removes old entries of one log after those of the other; a kill in between leaves a batch in one of them.
     """
-    logs = [{int(entry.name) for entry in (checkpoint / log).glob("[0-9]*")} for log in ("offsets", "commits")]
+    logs = [
+        {int(entry.name) for entry in (checkpoint / log).glob("[0-9]*")} for log in ("offsets", "commits")
+    ]
     batches = sorted(logs[0] & logs[1])
     return [batch for batch in batches if batch >= batches[-1] - retained]

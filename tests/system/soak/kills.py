@@ -135,7 +135,7 @@ def kill_repeatedly(
         finally:
             application.kill()
         result.kills += 1
-        result.runs += max(application.events.get("ran", [0]))
+        result.runs += max(application.events.get("runs", [0]))
         result.problems += application.events.get("failed", [])
         verify_all(directory, result)
         log(f"kill {number + 1} after {event!r}: {result}")

@@ -1,9 +1,11 @@
 """Application with many counting queries, which start, end and start again until it is killed or told to finish.
 
-The only argument is a JSON object: ``directory``, ``queries`` (their number), ``seed``. Queries are in checkpoint formats v1 and v2,
-in pools of both scheduling modes, and of three kinds: small ones that run until they are stopped and started again as another run, small ones
-that run with ``availableNow`` again and again, and a few of two stateful operators, of which the second opens its stores long after the first one. Each event is a line of JSON: ``started``, ``ran`` once each query has
-done a batch, with the number of runs and again every 5 s, ``failed`` and ``finished``. A line of input ends it: the result of each query is compared with the expected one.
+The only argument is a JSON object: ``directory``, ``queries`` (their number), ``seed``. Queries are in checkpoint formats
+v1 and v2, in pools of both scheduling modes, and of three kinds: small ones that run until they are stopped and started
+again as another run, small ones that run with ``availableNow`` again and again, and a few of two stateful operators, of
+which the second opens its stores long after the first one. Each event is a line of JSON: ``started``, ``runs`` with their
+number every 5 s, ``ran`` once each query has done a batch, ``failed`` and ``finished``. A line of input ends it: the result
+of each query is compared with the expected one.
 """
 
 from __future__ import annotations
@@ -168,9 +170,11 @@ def keep_running(queries: list[Counting], chance: random.Random, ended: threadin
             elif not query.ends and query.progressed and chance.random() < 0.02:
                 query.end()
                 query.start()
-        if len(ran) == len(queries) and time.monotonic() > reported + 5:
-            report("ran", sum(query.runs for query in queries))
+        if time.monotonic() > reported + 5:
+            report("runs", sum(query.runs for query in queries))
             reported = time.monotonic()
+            if len(ran) == len(queries):
+                report("ran", None)
         time.sleep(0.1)
 
 
