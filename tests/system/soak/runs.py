@@ -6,6 +6,7 @@ Each run is a query of its own, with its own checkpoint, stores and merged files
 from __future__ import annotations
 
 import argparse
+import gc
 import shutil
 import sys
 import tempfile
@@ -70,6 +71,8 @@ def main() -> None:
             if (number + 1) % max(1, asked.runs // SAMPLES) == 0:
                 # Maintenance unloads the stores of a run that has ended.
                 time.sleep(3)
+                # The JVM keeps the sessions and queries that Python's garbage refers to.
+                gc.collect()
                 samples.append({"run": number + 1} | sample(spark, query, checkpoint, start))
                 print_row(samples[-1], first=len(samples) == 1)
             if number:
