@@ -13,10 +13,12 @@ def files_below(directory: Path) -> dict[str, bytes]:
 def retained_batches(checkpoint: Path, retained: int) -> list[int]:
     """Return the committed batches of a stopped query that Spark may return to, with its ``minBatchesToRetain``.
 
-    Spark removes old entries of one log after those of the other; a kill in between leaves a batch in one of them.
+    Spark removes the oldest offsets before their commits, and a kill in between leaves those commits. Every other commit
+    counts, also one whose offsets are lost.
     """
-    logs = [
-        {int(entry.name) for entry in (checkpoint / log).glob("[0-9]*")} for log in ("offsets", "commits")
-    ]
-    batches = sorted(logs[0] & logs[1])
-    return [batch for batch in batches if batch >= batches[-1] - retained]
+    offsets, commits = (
+        sorted(int(entry.name) for entry in (checkpoint / log).glob("[0-9]*"))
+        for log in ("offsets", "commits")
+    )
+    oldest = offsets[0] if offsets else 0
+    return [batch for batch in commits if batch >= max(oldest, commits[-1] - retained)]

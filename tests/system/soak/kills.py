@@ -128,7 +128,7 @@ def kill_repeatedly(
             # Half of the kills come early, while stores are loaded and queries start.
             event, longest = ("started", 30) if number % 2 else ("ran", 20)
             # On a slow machine some queries have not done a batch by then.
-            application.wait_for(event, 90)
+            application.wait_for(event, 300)
             time.sleep(chance.uniform(0, longest))
             if "ended" in application.events:
                 result.problems.append(f"the application ended by itself: {directory}/application.log")
