@@ -190,7 +190,7 @@ def built() -> Path:
 def spark(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Start a local session on two cores with the provider, and the harness on its class path."""
     import spark_statestore
-    from benchmarks.contest import UNFORKED_FILES
+    from benchmarks.stores import UNFORKED_FILES
 
     builder = (
         local_builder("tests", memory="2g")

@@ -1,15 +1,119 @@
-"""Tables, figures, and the environment of a run."""
+"""Results of the benchmark: bounds with their measurements, Markdown tables, and the environment of a run."""
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
 import statistics
 import subprocess
 from collections.abc import Iterable
-from typing import Any
+from dataclasses import dataclass
+
+_AMPLIFIED = [
+    f"{keys:,} keys, {updates:,} updates"
+    for keys in (200_000, 1_000_000, 5_000_000, 10_000_000)
+    for updates in (2_000, 10_000)
+]
+
+EXPLAINED: dict[str, str] = {
+    **dict.fromkeys([f"time of a load, {work}" for work in _AMPLIFIED], "A load builds an index"),
+    **dict.fromkeys(
+        [f"p99 beside merges, {work}" for work in _AMPLIFIED],
+        "The slowest batches of one store wait for a core",
+    ),
+    **dict.fromkeys(
+        [f"bytes stored, {work}" for work in (*_AMPLIFIED[:4], _AMPLIFIED[5])],
+        "Each retained version keeps its base",
+    ),
+    "batch of 10,000 rows at 1,000,000 keys": "A batch waits for memory",
+    "batch of 10,000 rows, 100,000 to 5,000,000 keys": "A batch waits for memory",
+    "commit of 10,000 rows": "A commit compresses, and sends to another process",
+    "commit of 100,000 rows": "A commit compresses, and sends to another process",
+    "cold load of 1,000,000 rows after 0 deltas": "A load builds an index",
+    "cold load of 1,000,000 rows after 50 deltas": "A load builds an index",
+    "memory for each of 1,000,000 rows": "The backend takes as much memory as 600,000 rows",
+    **dict.fromkeys(
+        [
+            f"count by key, {work}: p50 to the limit"
+            for work in (
+                "8 partitions, 1,000 rows, 60,000 keys",
+                "8 partitions, 1,000 rows, 60,000 keys, commit=task",
+                "200 partitions, 10,000 rows, 340,000 keys, commit=task",
+            )
+        ],
+        "A commit has a fixed cost for each partition",
+    ),
+    **dict.fromkeys(
+        [
+            f"S3, transformWithState in Python, {work}200 partitions, 30 ms: p50"
+            for work in ("", "worker_daemon, Unix domain sockets, ")
+        ],
+        "Python's workers take most of a batch",
+    ),
+    **dict.fromkeys(
+        [f"S3, dedup, 8 partitions, {delay} ms: bytes" for delay in (0, 30)], "Ten batches include a snapshot"
+    ),
+}
+"""Measurements known to miss their bound, with the heading in docs/performance.md that explains each."""
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A bound, and the measurement."""
+
+    work: str
+    """Name of the measurement in the summary: one line, and the same in every run."""
+    measured: float
+    bound: float
+    """Upper limit of `measured`; with `against`, as a share of that."""
+    unit: str = ""
+    against: float | None = None
+    """Measurement to compare with, in the same unit."""
+    rival: str = ""
+    """Name of the store whose measurement `against` is."""
+    at_least: bool = False
+    """Whether the bound is the least rather than the most."""
+
+    @property
+    def ratio(self) -> float:
+        """Return the measurement over its rival; without one, over the bound if that is not 0."""
+        return self.measured / ((self.bound if self.against is None else self.against) or 1)
+
+    @property
+    def met(self) -> bool:
+        judged = self.measured if self.against is None else self.ratio
+        return judged >= self.bound if self.at_least else judged <= self.bound
+
+    @property
+    def accepted(self) -> bool:
+        """Return whether the bound is met, or its miss is explained."""
+        return self.met or self.work in EXPLAINED
+
+    @property
+    def verdict(self) -> str:
+        if self.met:
+            return "ok"
+        return "short, explained" if self.work in EXPLAINED else "short"
+
+    def row(self) -> list[str]:
+        """Return the row of the summary."""
+        sign = "≥" if self.at_least else "≤"
+        bound = f"{sign} {self.bound:.3g}"
+        if self.against is not None:
+            bound += f" of {_number(self.against, self.unit)}"
+            bound += f" ({self.rival})" if self.rival else ""
+        else:
+            bound += f" {self.unit}".rstrip()
+        return [self.work, _number(self.measured, self.unit), bound, f"{self.ratio:.3f}", self.verdict]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Results of a part of a group: Markdown with headings from the third level, and rows of the summary."""
+
+    tables: str
+    criteria: list[Criterion]
 
 
 def median(values: list[float]) -> float:
@@ -21,12 +125,8 @@ def percentile(values: list[float], percent: int) -> float:
     return sorted(values)[-(-len(values) * percent // 100) - 1] if values else float("nan")
 
 
-def p95(values: list[float]) -> float:
-    return percentile(values, 95)
-
-
-def environment() -> dict[str, Any]:
-    """Describe the environment, without identifying the machine."""
+def environment() -> str:
+    """Describe the environment in a line, without identifying the machine."""
     import pyarrow
     import pyspark
 
@@ -37,7 +137,7 @@ def environment() -> dict[str, Any]:
     properties = dict(
         re.findall(r"^ +(java\.vm\.name|java\.runtime\.version) = (.*)$", settings, re.MULTILINE)
     )
-    return {
+    described = {
         "cores": os.cpu_count(),
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') >> 30} GiB",
         "system": f"{platform.system()} {platform.machine()}",
@@ -47,10 +147,11 @@ def environment() -> dict[str, Any]:
         "pyarrow": pyarrow.__version__,
         "load average over the last 15 minutes": round(os.getloadavg()[2], 1),
     }
+    return ", ".join(f"{key} {value}" for key, value in described.items()) + "."
 
 
 def figures(*values: float) -> list[str]:
-    """Format a number for a table."""
+    """Format numbers for a table."""
     return [f"{value:,.0f}" if value >= 100 else f"{value:.2f}" for value in values]
 
 
@@ -70,18 +171,12 @@ def table(title: str, header: list[str], rows: list[list[str]], level: int = 3) 
     return "\n".join([f"{'#' * level} {title}", "", line(header), rule, *(line(row) for row in rows)])
 
 
-def as_json(found: dict[str, Any]) -> str:
-    """Return JSON with short numbers, and lists of numbers on one line."""
-    text = json.dumps(_rounded(found), indent=1, allow_nan=True)
-    return re.sub(r"\[[-\d.eE,\s]*\]", lambda m: re.sub(r"\s+", " ", m[0]), text) + "\n"
+def summary(criteria: Iterable[Criterion], failed: Iterable[str]) -> str:
+    """Return one table of all bounds, and of the parts that failed."""
+    rows = [criterion.row() for criterion in criteria] + [[name, "", "", "", "failed"] for name in failed]
+    return table("Summary", ["work", "measured", "bound", "ratio", ""], rows, level=2)
 
 
-def _rounded(found: Any) -> Any:
-    match found:
-        case float():
-            return round(found, 6)
-        case dict():
-            return {key: _rounded(value) for key, value in found.items()}
-        case list() | tuple():
-            return [_rounded(value) for value in found]
-    return found
+def _number(value: float, unit: str) -> str:
+    text = f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+    return f"{text} {unit}".rstrip()

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.contest import CHANGELOG, HDFS, LIMIT, OURS
-from benchmarks.groups import s3
-from benchmarks.race import Lap, Laps
+from benchmarks.groups import s3_queries, s3_requests
+from benchmarks.groups.s3_queries import Row
 from benchmarks.s3.relay import relaying
 from benchmarks.s3.requests import Request, parse
+from benchmarks.stores import CHANGELOG, HDFS, LIMIT, OURS
+from benchmarks.streaming import Batch
 
 
 class Echo(socketserver.BaseRequestHandler):
@@ -47,7 +48,7 @@ def receive(connection: socket.socket, size: int) -> bytes:
     return received
 
 
-def test_relay_holds_back_what_clients_send(echo: str):
+def test_relay_holds_back_what_clients_send(echo: str) -> None:
     with relaying(echo) as relay, connect(relay.url) as client:
         relay.delay(300)
         start = time.monotonic()
@@ -66,7 +67,7 @@ def test_relay_holds_back_what_clients_send(echo: str):
         assert time.monotonic() - start < 0.3
 
 
-def test_relay_keeps_the_order_of_many_bytes(echo: str):
+def test_relay_keeps_the_order_of_many_bytes(echo: str) -> None:
     sent = bytes(range(256)) * 4096
     with relaying(echo) as relay, connect(relay.url) as client:
         relay.delay(20)
@@ -74,18 +75,12 @@ def test_relay_keeps_the_order_of_many_bytes(echo: str):
         assert receive(client, len(sent)) == sent
 
 
-def event(name: str, path: str, query: str = "") -> dict[str, Any]:
-    return {
-        "funcname": f"s3.{name}",
-        "http": {
-            "request": {"path": path, "rawquery": query},
-            "response": {"statuscode": 200},
-            "stats": {"inputbytes": 10, "outputbytes": 20},
-        },
-    }
+def event(name: str, path: str) -> dict[str, Any]:
+    stats = {"inputbytes": 10, "outputbytes": 20}
+    return {"funcname": f"s3.{name}", "http": {"request": {"path": path}, "stats": stats}}
 
 
-def test_requests_are_classified_by_the_servers_name():
+def test_requests_are_classified_by_the_servers_name() -> None:
     kinds = {
         "PutObject": "PUT",
         "CopyObject": "COPY",
@@ -98,10 +93,7 @@ def test_requests_are_classified_by_the_servers_name():
         "PutBucket": "other",
     }
     assert {name: parse(event(name, "/bucket/a/b")).kind for name in kinds} == kinds
-    assert parse(event("GetObject", "/bucket/a/b")) == Request(
-        "GET", "GetObject", "bucket", "a/b", 200, 10, 20
-    )
-    assert parse(event("ListObjectsV2", "/bucket", "prefix=a")).key == "prefix=a"
+    assert parse(event("GetObject", "/bucket/a/b")) == Request("GET", "bucket", 30)
 
 
 def row(
@@ -111,27 +103,25 @@ def row(
     batches: int = 1,
     partitions: int = 8,
     delay: int = 0,
-) -> s3.Row:
-    laps: Laps = {name: [Lap(time, {}, 0, 0)] * batches for name, time in milliseconds.items()}
-    requests = {
-        name: [Request(kind, kind, "bucket", "key", 200, 50, 50) for kind in of] for name, of in kinds.items()
-    }
-    return s3.Row("query", partitions, laps, requests, delay)
+) -> Row:
+    measured = {name: [Batch(time)] * batches for name, time in milliseconds.items()}
+    requests = {name: [Request(kind, "bucket", 100) for kind in of] for name, of in kinds.items()}
+    return Row("query", partitions, measured, requests, delay)
 
 
-def short(measured: s3.Row) -> list[str]:
-    return [c.work.removeprefix("S3, query: ") for c in s3.criteria([measured]) if not c.met]
+def short(measured: Row) -> list[str]:
+    return [c.work.removeprefix("S3, query: ") for c in s3_queries.criteria([measured]) if not c.met]
 
 
-def test_queries_with_settings_of_their_own_share_no_session():
-    *shared, fast = s3.QUERIES
-    assert s3.by_session(tuple(s3.QUERIES)) == [shared, [fast]]
-    assert s3.by_session((fast,)) == [[fast]]
-    assert HDFS in s3.stores_of("dedup")
-    assert HDFS not in s3.stores_of(fast)
+def test_queries_with_settings_of_their_own_share_no_session() -> None:
+    *shared, fast = s3_queries.QUERIES
+    assert s3_queries.by_session(tuple(s3_queries.QUERIES)) == [shared, [fast]]
+    assert s3_queries.by_session((fast,)) == [[fast]]
+    assert HDFS in s3_queries.stores_of("dedup")
+    assert HDFS not in s3_queries.stores_of(fast)
 
 
-def test_row_is_ahead_of_both_stores():
+def test_row_is_ahead_of_both_stores() -> None:
     rivals = {HDFS: ["PUT"] * 6, CHANGELOG: ["PUT"] * 7}
     times = {HDFS: 30.0, CHANGELOG: 20.0}
     ours = ["PUT"] * 5
@@ -143,7 +133,7 @@ def test_row_is_ahead_of_both_stores():
     assert short(row({OURS: 20.0} | times, {OURS: [*ours[1:], "LIST"]} | rivals)) == ["LIST and COPY"]
 
 
-def test_row_with_many_partitions_and_a_delay_takes_a_quarter():
+def test_row_with_many_partitions_and_a_delay_takes_a_quarter() -> None:
     kinds = {OURS: ["PUT"], LIMIT: ["PUT"], HDFS: ["PUT"] * 6}
     times = {OURS: 10.1, LIMIT: 9.0, HDFS: 40.0}
     assert short(row(times, kinds, partitions=200, delay=30)) == ["p50"]
@@ -152,8 +142,19 @@ def test_row_with_many_partitions_and_a_delay_takes_a_quarter():
     assert short(row(times, kinds, partitions=200)) == []
 
 
-def test_requests_of_a_batch_are_an_average():
+def test_requests_of_a_batch_are_an_average() -> None:
     measured = row({OURS: 1.0}, {OURS: ["PUT", "PUT", "GET"]}, batches=2)
     assert measured.per_batch(OURS)["PUT"] == 1
     assert measured.per_batch(OURS)["GET"] == 0.5
     assert measured.bytes_per_batch(OURS) == 150
+
+
+def test_row_of_a_cluster_has_a_request_more_for_each_executor() -> None:
+    def short_on(master: str, requests: list[str]) -> list[str]:
+        judged = s3_requests.criteria({master: [row({OURS: 1.0}, {OURS: requests})]})
+        return [c.work.removeprefix("S3, query: ") for c in judged if not c.met]
+
+    local, cluster = s3_requests.MASTERS
+    assert short_on(local, ["PUT"] * 5) == short_on(cluster, ["PUT"] * 6) == []
+    assert short_on(local, ["PUT"] * 6) == short_on(cluster, ["PUT"] * 7) == ["requests, absolute"]
+    assert short_on(cluster, ["LIST"]) == ["LIST and COPY"]

@@ -1,49 +1,70 @@
-"""The groups of the benchmark: each a module with ``run(scratch: Path, quick: bool) -> Result``."""
+"""The groups of the benchmark: each has parts, which are modules with ``run(scratch: Path, quick: bool) -> Result``."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from benchmarks.result import Result
+from benchmarks.report import Result
 
-GROUPS: dict[str, str] = {
-    "rows": "benchmarks.groups.rows",
-    "batches": "benchmarks.groups.batches",
-    "empty": "benchmarks.groups.empty",
-    "commits": "benchmarks.groups.commits",
-    "loads": "benchmarks.groups.loads",
-    "memory": "benchmarks.groups.memory",
-    "spill": "benchmarks.groups.spill",
-    "threads": "benchmarks.groups.threads",
-    "requests": "benchmarks.groups.requests",
-    "queries": "benchmarks.groups.queries",
-    "limit": "benchmarks.groups.limit",
-    "merges": "benchmarks.groups.merges",
-    "cleanups": "benchmarks.groups.cleanups",
-    "amplification": "benchmarks.groups.amplification",
-    "driver_files": "benchmarks.groups.driver_files",
-    "operators": "benchmarks.groups.operators",
-    "read_state": "benchmarks.groups.read_state",
-    "savepoints": "benchmarks.groups.savepoints",
+
+@dataclass(frozen=True)
+class Group:
+    """A group: what it measures, minutes on two cores, its modules, and whether it runs if none is named."""
+
+    about: str
+    minutes: int
+    parts: tuple[str, ...]
+    by_default: bool = True
+
+
+GROUPS: dict[str, Group] = {
+    "guard": Group("the two ratios of batches that a change must keep", 1, ("guard",), by_default=False),
+    "batches": Group("rows, batches and commits of one store", 20, ("rows", "store_batches", "commits")),
+    "loads": Group("loads of a state that an executor does not have", 5, ("cold_loads",)),
+    "queries": Group(
+        "whole queries beside Spark's stores and a store that keeps nothing",
+        90,
+        ("operators", "limit", "merges"),
+    ),
+    "s3": Group(
+        "whole queries with their checkpoints on S3 (MinIO), and their requests",
+        55,
+        ("s3_queries", "s3_requests"),
+        by_default=False,
+    ),
+    "scale": Group(
+        "memory, bytes written and cleanups by the size of the state",
+        60,
+        ("memory", "amplification", "cleanups"),
+    ),
 }
-"""Names and modules, in the order of the summary."""
+"""Groups by name, in the order of the summary."""
 
-SEPARATE: dict[str, str] = {
-    "guard": "benchmarks.groups.guard",
-    "scale": "benchmarks.groups.scale",
-    "s3": "benchmarks.groups.s3",
-    "s3_requests": "benchmarks.groups.s3_requests",
-    "observation": "benchmarks.groups.observation",
-    "real_time": "benchmarks.groups.real_time",
-    "codecs": "benchmarks.groups.codecs",
-    "python_workers": "benchmarks.groups.python_workers",
-}
-"""Groups that run only when they are asked for by name."""
+PARTS = tuple(part for group in GROUPS.values() for part in group.parts)
 
 
-def run(name: str, scratch: Path, quick: bool) -> Result:
-    """Run one group in this process, with its JVM if it starts one."""
-    result = import_module((GROUPS | SEPARATE)[name]).run(scratch, quick)
-    assert result.name == name, f"the group {name} calls itself {result.name}"
+def parts_of(names: list[str]) -> Iterator[str]:
+    """Yield the parts of groups; a part may be named by itself.
+
+    Raises
+    ------
+    KeyError
+        There is no such group or part.
+    """
+    for name in names:
+        if name in GROUPS:
+            yield from GROUPS[name].parts
+        elif name in PARTS:
+            yield name
+        else:
+            raise KeyError(name)
+
+
+def run(part: str, scratch: Path, quick: bool) -> Result:
+    """Run one part."""
+    result = import_module(f"{__name__}.{part}").run(scratch, quick)
+    assert isinstance(result, Result)
     return result

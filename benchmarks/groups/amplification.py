@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks import contest, session
-from benchmarks.contest import CHANGELOG, HDFS, OURS
-from benchmarks.groups.commits import ROW_BYTES
-from benchmarks.report import figures, median, percentile, table
-from benchmarks.result import Criterion, Result
+from benchmarks import stores
+from benchmarks.report import Criterion, Result, figures, median, percentile, table
+from benchmarks.sessions import log
+from benchmarks.stores import CHANGELOG, HDFS, OURS
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
@@ -22,6 +22,9 @@ from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.retention import parse_listing
 from spark_statestore.store.version_store import VersionStore
 from tests.spark.counting import backends_of, jvm_of
+
+ROW_BYTES = 24 + 32
+"""Bytes of a key of two longs and a value of three in Spark's row format."""
 
 STORES = (OURS, HDFS, CHANGELOG)
 MAINTENANCE = 10
@@ -53,61 +56,64 @@ Measured = dict[str, float]
 
 
 def run(scratch: Path, quick: bool) -> Result:
-    """Measure every cell in a separate process."""
+    """Measure every store, size and number of updates in a separate process."""
     sizes, updates, batches = QUICK if quick else FULL
     found: dict[Cell, Measured] = {}
     for keys in sizes:
         for changed in updates:
             for name in STORES:
-                directory = contest.root(scratch, name, keys, changed)
-                call = session.separately(measure, directory, name, keys, changed, batches, quick)
-                found[name, keys, changed] = call.result()
+                directory = stores.directory_of(scratch, name, keys, changed)
+                with stores.store_processes(directory, [name]) as processes:
+                    work = (directory, name, keys, changed, batches, quick)
+                    found[name, keys, changed] = processes[name].run(measure, *work)
                 shutil.rmtree(directory)
-                session.log(f"{name}: {keys:,} keys, {changed:,} updates: {found[name, keys, changed]}")
-    samples = [
-        {"store": name, "keys": keys, "changed": changed} | of for (name, keys, changed), of in found.items()
-    ]
+                log(f"{name}: {keys:,} keys, {changed:,} updates: {found[name, keys, changed]}")
     about = ABOUT.format(batches=batches, row=ROW_BYTES, seconds=RIVAL_SECONDS)
-    parts = (about, tables(found), ABOUT_LOADS.format(loads=LOADS, versions=VERSIONS), load_table(found))
-    return Result("amplification", "\n\n".join(parts), criteria(found), {"cells": samples})
+    about_loads = ABOUT_LOADS.format(loads=LOADS, versions=VERSIONS)
+    return Result("\n\n".join([about, table_of(found), about_loads, load_table(found)]), criteria(found))
 
 
-def measure(scratch: Path, name: str, keys: int, changed: int, batches: int, quick: bool) -> Measured:
+def measure(
+    spark: Any, scratch: Path, name: str, keys: int, changed: int, batches: int, quick: bool
+) -> Measured:
     """Return the figures of one store at one size."""
-    with session.running(scratch) as spark:
-        store = contest.open_store(spark, scratch / "state", name)
-        last = keys // 20
-        store.fill(keys - last, 250_000, False)
-        contest.warm_up(store, 0 if quick else WARMUP_SECONDS, lambda seed: store.batch(changed, -seed - 1))
-        store.fill(last, last, True)
-        settle = contest.bench(spark).StoreBenchmark.settle
-        settle()
-        store.maintenance()
-        settle()
-        before = written_bytes(jvm_of(spark))
-        times: list[float] = []
-        start = time.monotonic()
-        for number in range(1, batches + 1):
-            times.append(store.batch(changed, number) / 1e6)
-            if number % MAINTENANCE == 0:
-                store.maintenance()
-                if name != OURS and time.monotonic() > start + RIVAL_SECONDS:
-                    break
-        settle()
-        written = written_bytes(jvm_of(spark)) - before
-        stored = sum(path.stat().st_size for path in (scratch / "state").rglob("*") if path.is_file())
-        measured = {
-            "written": written / (len(times) * changed * ROW_BYTES),
-            "batches": len(times),
-            "stored": stored,
-            "p50": percentile(times, 50),
-            "p99": percentile(times, 99),
-        }
-        if name == OURS:
-            of_versions = streams(scratch / "state" / "0" / "0")
-            measured |= {kind: sum(sizes) for kind, sizes in of_versions.items()} | loads(store)
-        store.close()
+    store = stores.open_store(spark, scratch / "state", name)
+    last = keys // 20
+    store.fill(keys - last, 250_000, False)
+    stores.warm_up(0 if quick else WARMUP_SECONDS, partial(_warm_up, store, changed))
+    store.fill(last, last, True)
+    store.settle()
+    store.maintenance()
+    store.settle()
+    before = written_bytes(jvm_of(spark))
+    times: list[float] = []
+    start = time.monotonic()
+    for number in range(1, batches + 1):
+        times.append(store.batch(changed, number) / 1e6)
+        if number % MAINTENANCE == 0:
+            store.maintenance()
+            if name != OURS and time.monotonic() > start + RIVAL_SECONDS:
+                break
+    store.settle()
+    written = written_bytes(jvm_of(spark)) - before
+    stored = sum(path.stat().st_size for path in (scratch / "state").rglob("*") if path.is_file())
+    measured = {
+        "written": written / (len(times) * changed * ROW_BYTES),
+        "batches": len(times),
+        "stored": stored,
+        "p50": percentile(times, 50),
+        "p99": percentile(times, 99),
+    }
+    if name == OURS:
+        sizes = streams(scratch / "state" / "0" / "0")
+        measured |= {kind: sum(of_kind) for kind, of_kind in sizes.items()} | loads(store)
+    store.close()
     return measured
+
+
+def _warm_up(store: Any, changed: int, seed: int) -> None:
+    store.batch(changed, -seed - 1)
+    store.settle()
 
 
 def loads(store: Any) -> Measured:
@@ -149,67 +155,37 @@ def criteria(found: dict[Cell, Measured]) -> list[Criterion]:
         judged += [
             Criterion(f"bytes written for each changed byte, {work}", of["written"], MOST_WRITTEN),
             Criterion(f"bytes stored, {work}", of["stored"], 1.0, "bytes", space, "snapshots and deltas"),
-            Criterion(
-                f"bytes of a load, {work}", of["newest bytes"], MOST_READ, "bytes", of["fresh bytes"], FRESH
-            ),
-            Criterion(
-                f"time of a load, {work}", of["newest time"], MOST_LOAD_TIME, "ms", of["fresh time"], FRESH
-            ),
             Criterion(f"p99 beside merges, {work}", of["p99"], MOST_P99, "ms", of["p50"], "p50"),
         ]
+        for what, most, unit in (("bytes", MOST_READ, "bytes"), ("time", MOST_LOAD_TIME, "ms")):
+            newest, fresh = of[f"newest {what}"], of[f"fresh {what}"]
+            judged.append(Criterion(f"{what} of a load, {work}", newest, most, unit, fresh, FRESH))
     least, most = min(keys for keys, _ in ours), max(keys for keys, _ in ours)
     for changed in sorted({changed for _, changed in ours}):
-        small, large = ours[least, changed], ours[most, changed]
-        judged.append(
-            Criterion(
-                f"bytes written at {most:,} keys to those at {least:,}, {changed:,} updates",
-                large["written"] / small["written"],
-                MOST_GROWTH,
-            )
-        )
+        growth = ours[most, changed]["written"] / ours[least, changed]["written"]
+        work = f"bytes written at {most:,} keys to those at {least:,}, {changed:,} updates"
+        judged.append(Criterion(work, growth, MOST_GROWTH))
     return judged
 
 
-def tables(found: dict[Cell, Measured]) -> str:
+def table_of(found: dict[Cell, Measured]) -> str:
     """Return the table of all cells."""
-    rows = [
-        [
-            name,
-            f"{keys:,}",
-            f"{changed:,}",
-            *figures(of["written"], of["p50"], of["p99"]),
-            f"{of['stored']:,.0f}",
-        ]
-        for (name, keys, changed), of in found.items()
-    ]
-    header = ["store", "keys", "updates", "written", "p50", "p99", "stored"]
+    rows = []
+    for (name, keys, changed), of in found.items():
+        cells = [*figures(of["written"], of["p50"], of["p99"]), f"{of['stored']:,.0f}", f"{of['batches']:,}"]
+        rows.append([name, f"{keys:,}", f"{changed:,}", *cells])
+    header = ["store", "keys", "updates", "written", "p50", "p99", "stored", "batches"]
     return table("Bytes written for each changed byte", header, rows)
 
 
 def load_table(found: dict[Cell, Measured]) -> str:
     """Return the table of loads and space of our store."""
     rows = []
+    sizes = ("newest bytes", "fresh bytes", "bases", "runs", "deltas", "stored")
     for (name, keys, changed), of in found.items():
         if name == OURS:
-            sizes = ("newest bytes", "fresh bytes", "bases", "runs", "deltas", "stored")
-            rows.append(
-                [
-                    f"{keys:,}",
-                    f"{changed:,}",
-                    *figures(of["newest time"], of["fresh time"]),
-                    *figures(*(of[size] / 2**20 for size in sizes)),
-                ]
-            )
-    header = [
-        "keys",
-        "updates",
-        "load, ms",
-        "fresh, ms",
-        "load",
-        "fresh",
-        "bases",
-        "runs",
-        "deltas",
-        "stored",
-    ]
+            cells = figures(of["newest time"], of["fresh time"], *(of[size] / 2**20 for size in sizes))
+            rows.append([f"{keys:,}", f"{changed:,}", *cells])
+    header = ["keys", "updates", "load, ms", "fresh, ms"]
+    header += ["load", "fresh", "bases", "runs", "deltas", "stored"]
     return table("Loads and space of spark-statestore", header, rows)

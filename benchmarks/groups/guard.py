@@ -4,28 +4,30 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.contest import CHANGELOG, OURS
-from benchmarks.groups import batches
-from benchmarks.result import Criterion, Result
+from benchmarks.groups import store_batches
+from benchmarks.report import Criterion, Result
+from benchmarks.stores import CHANGELOG, OURS
 
 MOST_OF_BUILT_IN = 1 / 6
 MOST_GROWTH = 2.5
 
 SMALL, LARGE = 100_000, 1_000_000
-PLAN = batches.Plan(warmup=2, batches=15, small_batches=0)
+PLAN = store_batches.Plan(warmup=2, batches={10_000: 15})
 
 
 def run(scratch: Path, quick: bool) -> Result:
     """Measure our store at two sizes, and at the larger one the faster built-in."""
     large = 2 * SMALL if quick else LARGE
-    found = batches.measure(scratch, [(OURS, SMALL), (OURS, large), (CHANGELOG, large)], PLAN)
-    return Result("guard", batches.batch_table(found, PLAN), criteria(found))
+    found = store_batches.measure(scratch, [(OURS, SMALL), (OURS, large), (CHANGELOG, large)], PLAN)
+    return Result(store_batches.table_of(found, 10_000), criteria(found))
 
 
-def criteria(found: batches.Samplings) -> list[Criterion]:
+def criteria(found: store_batches.Times) -> list[Criterion]:
     """Compare the fastest batch of each, which other load on the machine disturbs least."""
-    large = max(size for _, size in found)
-    small, ours, theirs = (min(found[e].batch) for e in ((OURS, SMALL), (OURS, large), (CHANGELOG, large)))
+    large = max(size for _, size, _ in found)
+    small, ours, theirs = (
+        min(found[name, size, 10_000]) for name, size in ((OURS, SMALL), (OURS, large), (CHANGELOG, large))
+    )
     work = f"fastest batch of 10,000 rows at {large:,} keys"
     return [
         Criterion(work, ours, MOST_OF_BUILT_IN, "ms", theirs, CHANGELOG),

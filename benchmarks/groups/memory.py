@@ -1,17 +1,20 @@
-"""Memory per row of state: heap after full collections, buffers, and the backend."""
+"""Memory and batches by the number of rows: heap after full collections, buffers, and the backend."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
-from benchmarks import contest, session
-from benchmarks.contest import HDFS, OURS, PROVIDERS
-from benchmarks.report import figures, table
-from benchmarks.result import Criterion, Result
+from benchmarks import stores
+from benchmarks.report import Criterion, Result, figures, table
+from benchmarks.sessions import log
+from benchmarks.stores import HDFS, OURS, PROVIDERS
 from tests.spark.counting import backends_of, jvm_of
 
+FULL, QUICK = (10_000, 100_000, 300_000, 1_000_000, 3_000_000), (1_000, 10_000)
+JUDGED = 1_000_000
 MOST_OF_HDFS = 1 / 3
 MIB = 2**20
 BATCHES = 5
@@ -26,45 +29,33 @@ Measured = dict[str, float]
 
 
 def run(scratch: Path, quick: bool) -> Result:
-    """Measure every store, small and large."""
-    found = of_sizes(scratch, (20_000,) if quick else (100_000, 1_000_000))
-    return result("memory", found, criteria(found))
-
-
-def of_sizes(scratch: Path, sizes: tuple[int, ...]) -> dict[tuple[str, int], Measured]:
     """Measure every store and size in a separate process."""
     found: dict[tuple[str, int], Measured] = {}
-    for size in sizes:
+    for size in QUICK if quick else FULL:
         for name in PROVIDERS:
-            directory = contest.root(scratch, name, size)
-            found[name, size] = session.separately(measure, directory, name, size).result()
+            directory = stores.directory_of(scratch, name, size)
+            with stores.store_processes(directory, [name]) as processes:
+                found[name, size] = processes[name].run(measure, directory, name, size)
             shutil.rmtree(directory)
-            session.log(f"{name}: {size:,} rows")
-    return found
+            log(f"{name}: {size:,} rows: {found[name, size]}")
+    return Result(f"{ABOUT.format(batches=BATCHES)}\n\n{table_of(found)}", criteria(found))
 
 
-def result(group: str, found: dict[tuple[str, int], Measured], judged: list[Criterion]) -> Result:
-    """Build the result of this group and of the one for plots."""
-    samples = [{"store": name, "rows": size} | of for (name, size), of in found.items()]
-    return Result(group, f"{ABOUT.format(batches=BATCHES)}\n\n{tables(found)}", judged, {"stores": samples})
-
-
-def measure(scratch: Path, name: str, size: int) -> Measured:
+def measure(spark: Any, scratch: Path, name: str, size: int) -> Measured:
     """Return bytes in use by one store, and milliseconds of the fastest of its batches."""
-    with session.running(scratch) as spark:
-        used = contest.bench(spark).Machine.usedMemory
-        # Another store first, so that one-time allocations are not counted.
-        for path, keys in ((scratch / "small", 1_000), (scratch / "state", size)):
-            heap, buffers = used()
-            store = contest.open_store(spark, path, name)
-            store.fill(keys)
-            times = [store.batch(10_000, number) / 1e6 for number in range(BATCHES)]
-            contest.bench(spark).StoreBenchmark.settle()
-            store.maintenance()
-            then_heap, then_buffers = used()
-            reported = json.loads(store.metrics())["memoryUsedBytes"]
-            backend = sum(process.memory_info().rss for process in backends_of(jvm_of(spark)))
-            store.close()
+    used = stores.bench(spark).Machine.usedMemory
+    # Another store first, so that one-time allocations are not counted.
+    for path, keys in ((scratch / "small", 1_000), (scratch / "state", size)):
+        heap, buffers = used()
+        store = stores.open_store(spark, path, name)
+        store.fill(keys)
+        times = [store.batch(10_000, number) / 1e6 for number in range(BATCHES)]
+        store.settle()
+        store.maintenance()
+        then_heap, then_buffers = used()
+        reported = json.loads(store.metrics())["memoryUsedBytes"]
+        backend = sum(process.memory_info().rss for process in backends_of(jvm_of(spark)))
+        store.close()
     # The benchmark itself holds four bytes for each key.
     return {
         "heap": then_heap - heap - 4 * size,
@@ -76,8 +67,8 @@ def measure(scratch: Path, name: str, size: int) -> Measured:
 
 
 def criteria(found: dict[tuple[str, int], Measured]) -> list[Criterion]:
-    """Compare all memory of ours with the heap of HDFSBacked, at the largest size."""
-    size = max(size for _, size in found)
+    """Compare all memory of ours with the heap of HDFSBacked."""
+    size = min((size for _, size in found), key=lambda size: abs(size - JUDGED))
     ours, theirs = total(found[OURS, size]) / size, found[HDFS, size]["heap"] / size
     return [Criterion(f"memory for each of {size:,} rows", ours, MOST_OF_HDFS, "bytes", theirs, HDFS)]
 
@@ -87,23 +78,12 @@ def total(measured: Measured) -> float:
     return measured["heap"] + measured["buffers"] + measured["backend"]
 
 
-def tables(found: dict[tuple[str, int], Measured]) -> str:
+def table_of(found: dict[tuple[str, int], Measured]) -> str:
     """Return a row for each store and size."""
     rows = []
-    for (name, size), of in contest.in_order(found):
-        parts = figures(*(of[part] / MIB for part in ("heap", "buffers", "backend")), total(of) / MIB)
-        rows.append(
-            [name, f"{size:,}", *parts, *figures(total(of) / size, of["heap"] / size, of["reported"] / MIB)]
-        )
-    header = [
-        "store",
-        "rows",
-        "heap",
-        "buffers",
-        "backend",
-        "all",
-        "bytes a row",
-        "of heap",
-        "memoryUsedBytes",
-    ]
-    return table("Memory", header, rows)
+    for (name, size), of in stores.in_order(found):
+        parts = (*(of[part] / MIB for part in ("heap", "buffers", "backend")), total(of) / MIB)
+        each = (total(of) / size, of["heap"] / size)
+        rows.append([name, f"{size:,}", *figures(*parts, *each, of["reported"] / MIB, of["batch"])])
+    header = ["store", "rows", "heap", "buffers", "backend", "all", "bytes a row", "of heap"]
+    return table("Memory", [*header, "memoryUsedBytes", "batch"], rows)

@@ -5,11 +5,10 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from benchmarks import contest, session
-from benchmarks.apart import StoreApart, stores_apart
-from benchmarks.contest import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB
-from benchmarks.report import figures, median, table
-from benchmarks.result import Criterion, Result
+from benchmarks import stores
+from benchmarks.report import Criterion, Result, figures, median, table
+from benchmarks.sessions import Remote, log
+from benchmarks.stores import CHANGELOG, HDFS, OURS, PROVIDERS, ROCKSDB, better
 
 ALL, ROCKSDBS = tuple(PROVIDERS), (OURS, ROCKSDB, CHANGELOG)
 
@@ -31,69 +30,67 @@ ABOUT = """Each operation runs on a committed state of {count:,} rows (key two l
 opened before and aborted after it, neither in the time. Every row is met once, in an order that is no store's own:
 10 values are merged into each of a tenth as many keys, and a prefix or range scan gives 100 rows. The results are
 checked. {rounds} rounds in changing order, after each store did the operation by itself for {warmup:g} seconds; each
-store has a JVM of its own. RocksDB, which loads again after every abort, has a turn in each third round. Medians in microseconds for all rows together, and the least."""
+store has a JVM of its own. RocksDB, which loads again after every abort, has a turn in each third round. Medians in microseconds
+for all rows together, and the least."""
 
 Times = dict[tuple[str, str], list[float]]
+"""Microseconds by operation and store."""
 
 
 def run(scratch: Path, quick: bool) -> Result:
     """Time every operation on every store that has it."""
     count, warmup, rounds = (1_000, 0.1, 1) if quick else (10_000, 1.0, 30)
-    taken = measure(scratch, count, warmup, rounds)
-    samples = [{"operation": o, "store": n, "microseconds": times} for (o, n), times in taken.items()]
-    shown = ABOUT.format(count=count, warmup=warmup, rounds=rounds) + "\n\n" + tables(taken, count)
-    return Result("rows", shown, criteria(taken), {"rows": count, "times": samples})
+    times = measure(scratch, count, warmup, rounds)
+    about = ABOUT.format(count=count, warmup=warmup, rounds=rounds)
+    return Result(f"{about}\n\n{table_of(times, count)}", criteria(times))
 
 
 def measure(scratch: Path, count: int, warmup: float, rounds: int) -> Times:
     """Return microseconds of each operation and store."""
-    taken: Times = {}
-    with stores_apart(scratch) as opener:
-        for kind in dict.fromkeys(kind for kind, *_ in OPERATIONS.values()):
-            chosen = {o: names for o, (of, names, *_) in OPERATIONS.items() if of == kind}
-            stores: dict[str, StoreApart] = {}
-            with contest.closing(stores):
-                for name in dict.fromkeys(name for names in chosen.values() for name in names):
-                    path = contest.root(scratch, name, kind)
-                    stores[name] = opener.open("RowBenchmark", path, name, kind, count)
-                for operation, names in chosen.items():
-                    session.log(operation)
-                    for name in names:
-                        contest.warm_up(stores[name], warmup, partial(time_one, stores[name], operation))
-                    for number, _, order in contest.turns(names, rounds):
-                        for name in order:
-                            if name in (ROCKSDB, CHANGELOG) and number % 3:
-                                continue
-                            micros = stores[name].time(operation) / 1e3
-                            taken.setdefault((operation, name), []).append(micros)
-    return taken
+    times: Times = {}
+    opened: dict[tuple[str, str], Remote] = {}
+    with stores.store_processes(scratch, PROVIDERS) as processes, stores.closing(opened):
+        for operation, (kind, names, _, _) in OPERATIONS.items():
+            log(operation)
+            for name in names:
+                if (kind, name) not in opened:
+                    path = stores.directory_of(scratch, name, kind)
+                    benchmark = partial(stores.open_benchmark, arguments=(kind, count), settings={})
+                    opened[kind, name] = processes[name].create(benchmark, "RowBenchmark", path, name)
+                store = opened[kind, name]
+                stores.warm_up(warmup, partial(_time, store, operation))
+            for number, _, order in stores.turns(names, rounds):
+                for name in order:
+                    if name in (OURS, HDFS) or number % 3 == 0:
+                        micros = opened[kind, name].time(operation) / 1e3
+                        times.setdefault((operation, name), []).append(micros)
+    return times
 
 
-def time_one(store: StoreApart, operation: str, _: int) -> None:
-    """Run one round of an operation."""
+def _time(store: Remote, operation: str, _: int) -> None:
     store.time(operation)
 
 
-def criteria(taken: Times) -> list[Criterion]:
+def criteria(times: Times) -> list[Criterion]:
     """Compare each operation with the faster of its rivals."""
     judged = []
-    for operation, (_, _, rivals, most) in OPERATIONS.items():
-        rival = min(rivals, key=lambda name: median(taken[operation, name]))
-        ours, theirs = median(taken[operation, OURS]), median(taken[operation, rival])
-        judged.append(Criterion(f"10,000 rows: {operation}", ours, most, "µs", theirs, rival))
+    for operation, (_, names, rivals, most) in OPERATIONS.items():
+        medians = {name: median(times[operation, name]) for name in names}
+        rival = better(medians, rivals)
+        work = f"10,000 rows: {operation}"
+        judged.append(Criterion(work, medians[OURS], most, "µs", medians[rival], rival))
     return judged
 
 
-def tables(taken: Times, count: int) -> str:
+def table_of(times: Times, count: int) -> str:
     """Return a row for each operation."""
     rows = []
     for operation in OPERATIONS:
         cells = [operation]
         for name in PROVIDERS:
-            times = taken.get((operation, name), [])
-            cells += figures(median(times), min(times)) if times else ["", ""]
-        ours = median(taken[operation, OURS])
-        cells.append(f"{1000 * ours / count:.0f} ns")
+            micros = times.get((operation, name), [])
+            cells += figures(median(micros), min(micros)) if micros else ["", ""]
+        cells.append(f"{1000 * median(times[operation, OURS]) / count:.0f} ns")
         rows.append(cells)
     header = ["operation", *(cell for name in PROVIDERS for cell in (name, "min")), "ours, each"]
     return table(f"{count:,} rows", header, rows)

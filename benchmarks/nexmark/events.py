@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 PERSON, AUCTION, BID = 0, 1, 2
 PERSONS, AUCTIONS, BIDS = 1, 3, 46
@@ -21,6 +19,8 @@ CYCLE = PERSONS + AUCTIONS + BIDS
 
 START = datetime(2024, 1, 1, tzinfo=UTC)
 FIRST_ID = 1000
+
+_FIRST_EVENT = 1_000_000
 
 _TIME = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
@@ -73,32 +73,22 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Generator:
-    """The stream.
-
-    Parameters
-    ----------
-    seed
-        Different seeds give different streams.
-    rate
-        Events in a second of event time.
-    delay
-        Average delay of events in seconds; most are much smaller, few larger.
-    late
-        One in this many events is a further `lateness` seconds late.
-    repeated
-        One in this many bids repeats an earlier one.
-    open_auctions, active_persons
-        Numbers of the newest ones that get bids, and that bid.
-    """
+    """The stream; different seeds give different ones."""
 
     seed: int = 1
     rate: int = 1_000
+    """Events in a second of event time."""
     delay: float = 1.0
+    """Average delay of events in seconds; most are much smaller, few larger."""
     late: int = 2_000
+    """One in this many events is a further `lateness` seconds late."""
     lateness: float = 30.0
     repeated: int = 50
+    """One in this many bids repeats an earlier one."""
     open_auctions: int = 20_000
+    """Number of the newest auctions that get bids."""
     active_persons: int = 20_000
+    """Number of the newest persons that bid."""
 
     def table(self, first: int, count: int) -> pa.Table:
         """Return the events that arrive from number `first` on."""
@@ -113,10 +103,6 @@ class Generator:
             _only(kind == BID, self._bids(n), SCHEMA.field("bid").type),
         ]
         return pa.table(columns, schema=SCHEMA)
-
-    def write(self, path: Path, first: int, count: int) -> None:
-        """Write the same as a Parquet file."""
-        pq.write_table(self.table(first, count), path)
 
     def _sent_again(self, n: Numbers) -> Numbers:
         again = (n % CYCLE >= PERSONS + AUCTIONS) & (self._random(n, 1) % self.repeated == 0)
@@ -181,6 +167,13 @@ class Generator:
                 x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
             x ^= x >> np.uint64(32)
         return (x >> np.uint64(1)).astype(np.int64)
+
+
+def input_table(fill: int, rows: int, batch: int) -> pa.Table:
+    """Return the events of a batch: some in the first one, which fills the state, and others in each further one."""
+    # Persons and auctions already exist.
+    first = _FIRST_EVENT if batch == 0 else _FIRST_EVENT + fill + (batch - 1) * rows
+    return Generator().table(first, rows if batch else fill)
 
 
 def _newest_person(n: Numbers) -> Numbers:

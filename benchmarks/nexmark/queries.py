@@ -35,7 +35,7 @@ def deduplication(events: Any) -> Any:
     return timed.dropDuplicates(["auction", "bidder", "time"])
 
 
-def join(events: Any) -> Any:
+def join(events: Any, how: str = "inner") -> Any:
     """Join every bid with its auction, if that began at most five minutes before it."""
     from pyspark.sql import functions as F
 
@@ -45,7 +45,12 @@ def join(events: Any) -> Any:
         "time as begun", "auction.id", "auction.seller", "auction.reserve"
     )
     near = F.expr("auction = id and placed between begun and begun + interval 5 minutes")
-    return placed.join(begun, near)
+    return placed.join(begun, near, how)
+
+
+def outer_join(events: Any) -> Any:
+    """Join likewise, and return bids without such an auction, too."""
+    return join(events, "left_outer")
 
 
 def transform_with_state(events: Any) -> Any:

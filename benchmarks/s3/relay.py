@@ -1,7 +1,7 @@
 """A relay before a server that holds back what clients send: ``python -m benchmarks.s3.relay HOST PORT``.
 
 It prints its own port, reads the delay in milliseconds from its standard input, a line for each change, and ends with
-that input. The order of the bytes and the throughput stay as they are, and what the server sends is passed on at once.
+that input. The order of the bytes stays as it is, and what the server sends is passed on at once.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections import deque
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
+
+CHUNK = 1 << 18
 
 
 class Delay:
@@ -21,105 +23,65 @@ class Delay:
     seconds = 0.0
 
 
-class Upstream(asyncio.Protocol):
-    """The connection to the server: passes on what it sends."""
-
-    def __init__(self, client: asyncio.Transport) -> None:
-        self._client = client
-
-    def data_received(self, data: bytes) -> None:
-        self._client.write(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._client.close()
-
-
-class Downstream(asyncio.Protocol):
-    """A client's connection: passes on what it sent when that is due."""
-
-    def __init__(self, host: str, port: int) -> None:
-        self._server = host, port
-        self._due: deque[tuple[float, bytes | None]] = deque()
-        self._upstream: asyncio.Transport | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._client = transport
-        self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._connect())
-
-    async def _connect(self) -> None:
+async def hold_back(reader: StreamReader, due: asyncio.Queue[tuple[float, bytes]]) -> None:
+    """Note of what arrives when it is due; nothing is the end."""
+    data = b"-"
+    while data:
         try:
-            self._upstream, _ = await self._loop.create_connection(
-                lambda: Upstream(self._client), *self._server
-            )
+            data = await reader.read(CHUNK)
         except OSError:
-            self._client.close()
-            return
-        self._pass_on()
-
-    def data_received(self, data: bytes) -> None:
-        self._hold(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._hold(None)
-
-    def _hold(self, data: bytes | None) -> None:
-        # In the order of arrival, also if the delay has become less.
-        self._due.append((self._loop.time() + Delay.seconds, data))
-        if self._timer is None:
-            self._pass_on()
-
-    def _pass_on(self) -> None:
-        self._timer = None
-        if self._upstream is None:
-            return
-        while self._due and self._due[0][0] <= self._loop.time():
-            data = self._due.popleft()[1]
-            if data is None:
-                self._upstream.close()
-            else:
-                self._upstream.write(data)
-        if self._due:
-            self._timer = self._loop.call_at(self._due[0][0], self._pass_on)
+            data = b""
+        due.put_nowait((asyncio.get_running_loop().time() + Delay.seconds, data))
 
 
-class Control(asyncio.Protocol):
-    """Standard input: sets the delay."""
+async def pass_on(due: asyncio.Queue[tuple[float, bytes]], writer: StreamWriter) -> None:
+    """Send what is due, in the order of arrival, also if the delay has become less."""
+    with suppress(OSError):
+        while True:
+            time, data = await due.get()
+            await asyncio.sleep(time - asyncio.get_running_loop().time())
+            if not data:
+                break
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
-    def __init__(self, ended: asyncio.Event) -> None:
-        self._ended = ended
-        self._text = b""
 
-    def data_received(self, data: bytes) -> None:
-        *lines, self._text = (self._text + data).split(b"\n")
-        for line in lines:
-            Delay.seconds = float(line) / 1000
-            print(line.decode(), flush=True)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._ended.set()
+async def return_at_once(reader: StreamReader, writer: StreamWriter) -> None:
+    """Send what the server sends."""
+    with suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 async def serve(host: str, port: int) -> None:
     """Relay connections until the end of standard input."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Downstream(host, port), "127.0.0.1", 0)
+
+    async def relay(reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            from_server, to_server = await asyncio.open_connection(host, port)
+        except OSError:
+            writer.close()
+            return
+        due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
+        await asyncio.gather(
+            hold_back(reader, due), pass_on(due, to_server), return_at_once(from_server, writer)
+        )
+
+    server = await asyncio.start_server(relay, "127.0.0.1", 0)
     print(server.sockets[0].getsockname()[1], flush=True)
-    ended = asyncio.Event()
-    await loop.connect_read_pipe(lambda: Control(ended), sys.stdin)
-    await ended.wait()
+    commands = StreamReader()
+    loop = asyncio.get_running_loop()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+    while line := await commands.readline():
+        Delay.seconds = float(line) / 1000
+        print(line.decode().strip(), flush=True)
 
 
 class Relay:
-    """A running relay.
-
-    Parameters
-    ----------
-    process
-        Its process.
-    """
+    """A running relay."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process

@@ -1,4 +1,4 @@
-"""Requests to MinIO, each with its kind, key and bytes, from the server's own trace."""
+"""Requests to MinIO, each with its kind and bytes, from the server's own trace."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from http import HTTPStatus
 from http.client import HTTPConnection
 from typing import Any
 from urllib.parse import urlsplit
+
+from tests.support.services import Service
 
 KINDS = ("PUT", "GET", "HEAD", "LIST", "COPY", "DELETE", "multipart", "other")
 
@@ -34,29 +36,11 @@ _SETTLED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Request:
-    """A request.
-
-    Parameters
-    ----------
-    kind
-        One of `KINDS`.
-    name
-        MinIO's name of it, such as ``PutObject``.
-    bucket, key
-        What it names; the key of a listing is its prefix.
-    status
-        Of the response.
-    received, sent
-        Bytes that the server received, and sent, with headers.
-    """
+    """A request: one of `KINDS`, its bucket, and the bytes that the server received and sent, with headers."""
 
     kind: str
-    name: str
     bucket: str
-    key: str
-    status: int
-    received: int
-    sent: int
+    size: int
 
 
 class Trace:
@@ -89,25 +73,23 @@ def parse(event: dict[str, Any]) -> Request:
     """Return the request of an event of the trace."""
     name = event["funcname"].removeprefix("s3.")
     http = event["http"]
-    bucket, _, key = http["request"]["path"].lstrip("/").partition("/")
+    bucket = http["request"]["path"].lstrip("/").partition("/")[0]
     kind = _KINDS.get(name, "LIST" if name.startswith("ListObject") else "other")
-    if kind == "LIST":
-        key = http["request"].get("rawquery", "")
     stats = http["stats"] if "stats" in http else event["stats"]
-    return Request(
-        kind, name, bucket, key, http["response"]["statuscode"], stats["inputbytes"], stats["outputbytes"]
-    )
+    return Request(kind, bucket, stats["inputbytes"] + stats["outputbytes"])
 
 
 @contextmanager
-def tracing(endpoint: str, access_key: str, secret_key: str) -> Iterator[Trace]:
+def tracing(service: Service) -> Iterator[Trace]:
     """Read the trace of all requests for S3 for the duration of the block."""
     from botocore.auth import S3SigV4Auth
     from botocore.awsrequest import AWSRequest
     from botocore.credentials import Credentials
 
+    endpoint = service.endpoint
     request = AWSRequest("GET", f"{endpoint}/minio/admin/v3/trace?s3=true")
-    S3SigV4Auth(Credentials(access_key, secret_key), "s3", "us-east-1").add_auth(request)
+    keys = (service.environment[f"AWS_{name}"] for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY"))
+    S3SigV4Auth(Credentials(*keys), "s3", "us-east-1").add_auth(request)
     connection = HTTPConnection(urlsplit(endpoint).netloc)
     connection.request("GET", request.url.removeprefix(endpoint), headers=dict(request.headers))
     answer = connection.getresponse()

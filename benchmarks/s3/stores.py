@@ -11,9 +11,9 @@ from typing import Any
 import pyspark
 
 import spark_statestore
-from benchmarks.contest import BY_TASK, CHANGELOG, HDFS, LIMIT, LIMIT_EXTENSIONS, OURS
-from benchmarks.race import Entrant, entrant_of
-from benchmarks.race_apart import CONFS, Host
+from benchmarks.sessions import SessionSettings
+from benchmarks.stores import BY_TASK, CHANGELOG, HDFS, LIMIT, LIMIT_EXTENSIONS, OURS
+from benchmarks.streaming import CONFS, StoreConfig, config_of
 from tests.spark.queries import JOIN_FORMAT
 from tests.support.services import Service
 from tests.support.services.hdfs import hadoop_version
@@ -46,21 +46,23 @@ _OTHER_CLOUDS = (
 _FILE_MANAGER = "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager"
 
 SHARED = CONFS | {
-    "master": "local[8]",
+    "spark.master": "local[8]",
     # So that batches remove old ones after a short warm-up.
-    "sql__streaming__minBatchesToRetain": "2",
+    "spark.sql.streaming.minBatchesToRetain": "2",
     # Each input is one batch. Those without data cost less, so requests a batch are an upper limit.
-    "sql__streaming__noDataMicroBatches__enabled": "false",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
 }
+"""Settings of all sessions."""
 
+_S3A = "spark.hadoop.fs.s3a."
 _HADOOP = {
-    "sql__streaming__checkpointFileManagerClass": _FILE_MANAGER,
-    "hadoop__fs__s3a__path__style__access": "true",
-    "hadoop__fs__s3a__connection__ssl__enabled": "false",
-    "hadoop__fs__s3a__aws__credentials__provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
+    "spark.sql.streaming.checkpointFileManagerClass": _FILE_MANAGER,
+    f"{_S3A}path.style.access": "true",
+    f"{_S3A}connection.ssl.enabled": "false",
+    f"{_S3A}aws.credentials.provider": "org.apache.hadoop.fs.s3a.SimpleAWSCredentialsProvider",
     # Faster than the defaults, which wait for a response before each upload, and buffer it on disk.
-    "hadoop__fs__s3a__connection__expect__continue": "false",
-    "hadoop__fs__s3a__fast__upload__buffer": "bytebuffer",
+    f"{_S3A}connection.expect.continue": "false",
+    f"{_S3A}fast.upload.buffer": "bytebuffer",
 }
 
 
@@ -99,38 +101,39 @@ def connector() -> list[Path]:
     return sorted((fetched(aws.partition(":")[2].replace(":", "-"), fetch) / "jars").glob("*.jar"))
 
 
-def hosts(service: Service, endpoint: str, confs: Mapping[str, str]) -> dict[str, Host]:
+def session_settings(service: Service, endpoint: str, confs: Mapping[str, str]) -> dict[str, SessionSettings]:
     """Return the session of each store with further settings, which reaches the service by an endpoint."""
-    shared = {**SHARED, **confs}
+    shared = SHARED | dict(confs)
     reached = {"FSSPEC_S3_ENDPOINT_URL": endpoint, "AWS_ENDPOINT_URL": endpoint}
     environment = {**service.environment, **reached}
     hadoop = _HADOOP | {
-        "driver__extraClassPath": ":".join(map(str, connector())),
-        "hadoop__fs__s3a__endpoint": endpoint,
-        "hadoop__fs__s3a__access__key": environment["AWS_ACCESS_KEY_ID"],
-        "hadoop__fs__s3a__secret__key": environment["AWS_SECRET_ACCESS_KEY"],
+        "spark.driver.extraClassPath": ":".join(map(str, connector())),
+        f"{_S3A}endpoint": endpoint,
+        f"{_S3A}access.key": environment["AWS_ACCESS_KEY_ID"],
+        f"{_S3A}secret.key": environment["AWS_SECRET_ACCESS_KEY"],
     }
-    with_backend = Host(spark_files="backend", confs=shared, environment=environment)
+    with_backend = SessionSettings("3g", "backend", shared, environment=environment)
+    with_hadoop = SessionSettings("3g", "hadoop", shared | hadoop)
     return {
         **dict.fromkeys(MINE, with_backend),
-        LIMIT: replace(with_backend, confs=shared | {"sql__extensions": LIMIT_EXTENSIONS}),
-        HDFS: Host(confs=shared | hadoop),
-        CHANGELOG: Host(confs=shared | hadoop),
+        LIMIT: replace(with_backend, confs=shared | {"spark.sql.extensions": LIMIT_EXTENSIONS}),
+        HDFS: with_hadoop,
+        CHANGELOG: with_hadoop,
     }
 
 
-def entrants(buckets: Mapping[str, str], *, is_join: bool) -> tuple[Entrant, ...]:
+def store_configs(buckets: Mapping[str, str], *, is_join: bool) -> tuple[StoreConfig, ...]:
     """Return stores with their buckets; of a join each has the newest format that it supports."""
-    found = []
+    configs = []
     for name, bucket in buckets.items():
         scheme = "s3" if name in WITH_BACKEND else "s3a"
-        entrant = replace(entrant_of(name), checkpoints=f"{scheme}://{bucket}")
+        config = replace(config_of(name), checkpoints=f"{scheme}://{bucket}")
         if is_join and name not in (HDFS, LIMIT):
-            entrant = replace(entrant, confs={JOIN_FORMAT: "4"})
+            config = replace(config, confs={JOIN_FORMAT: "4"})
             if name in MINE:
-                entrant = replace(entrant, provider=spark_statestore.JOIN_PROVIDER_CLASS)
-        found.append(entrant)
-    return tuple(found)
+                config = replace(config, provider=spark_statestore.JOIN_PROVIDER_CLASS)
+        configs.append(config)
+    return tuple(configs)
 
 
 def require_isolation(spark: Any, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmarks.contest import OURS, open_many
+from benchmarks.stores import OURS, open_many
 from tests.spark.counting import backend_of, jvm_of
 from tests.spark.test_five_hundred_batches import sockets
 

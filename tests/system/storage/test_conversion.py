@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.contest import CHANGELOG
-from benchmarks.s3.stores import hosts
+from benchmarks.s3.stores import session_settings
+from benchmarks.stores import CHANGELOG
 from tests.spark.counting import GROUPS, Program
 from tests.support.services import Service, ServiceUnavailableError
 
@@ -39,9 +39,8 @@ def test_query_on_s3_is_moved_with_a_connector(
     if service.name != "minio":
         pytest.skip("the connector is for S3")
     try:
-        host = hosts(service, service.endpoint)[CHANGELOG]
+        confs = dict(session_settings(service, service.endpoint, {})[CHANGELOG].confs)
     except ServiceUnavailableError as error:
         pytest.skip(f"the connector cannot be fetched: {error}")
-    confs = {f"spark.{name.replace('__', '.')}": value for name, value in host.confs.items()}
     url = container.replace("s3://", "s3a://")
     move([f"{url}/{number}" for number in range(3)], confs | {FORMAT: str(checkpoint_format)})

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import spark_statestore
-from benchmarks.contest import UNFORKED_FILES
+from benchmarks.stores import UNFORKED_FILES
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import STATE_STORE
 from tests.support.sessions import local_builder

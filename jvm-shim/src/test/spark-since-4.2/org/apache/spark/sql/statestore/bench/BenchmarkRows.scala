@@ -5,16 +5,15 @@ import org.apache.spark.sql.types._
 
 /**
  * Rows of benchmarks, built as operators build them, in buffers that the next row reuses: a key is two
- * longs, a value is the number of its key, its batch and noise.
+ * longs, a value is the number of its key, its batch and an incompressible long.
  */
-private[bench] final class BenchmarkRows(noise: Int) {
+private[bench] final class BenchmarkRows {
   import BenchmarkRows._
 
-  private val values = valueSchema(noise)
   private val projectKey = UnsafeProjection.create(KeySchema)
-  private val projectValue = UnsafeProjection.create(values)
+  private val projectValue = UnsafeProjection.create(ValueSchema)
   private val keyFields = new SpecificInternalRow(KeySchema)
-  private val valueFields = new SpecificInternalRow(values)
+  private val valueFields = new SpecificInternalRow(ValueSchema)
 
   def key(number: Int): UnsafeRow = {
     keyFields.setLong(0, number.toLong)
@@ -25,21 +24,15 @@ private[bench] final class BenchmarkRows(noise: Int) {
   def value(number: Int, batch: Long): UnsafeRow = {
     valueFields.setLong(0, number.toLong)
     valueFields.setLong(BatchColumn, batch)
-    var column = 0
-    while (column < noise) {
-      valueFields.setLong(2 + column, mix(number.toLong ^ batch << 32 ^ column.toLong << 56))
-      column += 1
-    }
+    valueFields.setLong(2, mix(number.toLong ^ batch << 32))
     projectValue(valueFields)
   }
 }
 
 private[bench] object BenchmarkRows {
   val KeySchema: StructType = StructType.fromDDL("a bigint, b bigint")
+  val ValueSchema: StructType = StructType.fromDDL("key bigint, batch bigint, noise bigint")
   final val BatchColumn = 1
-
-  def valueSchema(noise: Int): StructType =
-    StructType.fromDDL("key bigint, batch bigint" + (0 until noise).map(n => s", noise$n bigint").mkString)
 
   /** A bijection (the finalizer of splitmix64): distinct numbers give distinct, incompressible ones. */
   def mix(number: Long): Long = {

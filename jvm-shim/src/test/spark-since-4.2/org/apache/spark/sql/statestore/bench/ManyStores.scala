@@ -10,48 +10,37 @@ import scala.jdk.CollectionConverters._
  * common start of all threads to the end of the last one.
  */
 class ManyStores(
-    providerClass: String, checkpointRoot: String, confs: JMap[String, String], count: Int, noise: Int) {
+    providerClass: String, checkpointRoot: String, confs: JMap[String, String], count: Int) {
+
+  import ManyStores._
 
   private val stores =
-    Array.tabulate(count)(new StoreBenchmark(providerClass, checkpointRoot, confs, _, noise))
+    Array.tabulate(count)(new StoreBenchmark(providerClass, checkpointRoot, confs, _))
 
   /** Every store's first batch. */
   def fill(keys: Int): Unit = stores.foreach(_.fill(keys))
 
-  /** Opens and commits every store without a change, so many at a time. */
-  def emptyBatch(threads: Int): Long = each(threads) { store =>
-    store.change()
-    store.commit()
-  }
-
-  /** Changes so many rows in every store; `commitConcurrently` is to follow. */
+  /** Changes so many rows in every store; `commit` is to follow. */
   def change(rows: Int, seed: Long): Unit = stores.foreach(_.change(rows, seed))
 
-  /** Commits every store, each in a thread of its own. */
-  def commitConcurrently(): Long = Crowd.run(stores.length)(stores(_).commit())
-
   /** Commits every store, so many at a time. */
-  def commit(threads: Int): Long = each(threads)(_.commit())
+  def commit(threads: Int): Long = runConcurrently(threads) { thread =>
+    var i = thread
+    while (i < stores.length) {
+      stores(i).commit()
+      i += threads
+    }
+  }
 
   /** Loads as many stores anew as there are threads, in the place of what is in memory, and compares a part of each. */
-  def reloadConcurrently(threads: Int): Long = Crowd.run(threads)(stores(_).reload())
-
-  def maintenance(): Unit = stores.foreach(_.maintenance())
+  def reloadConcurrently(threads: Int): Long = runConcurrently(threads)(stores(_).reload())
 
   def metrics: java.util.List[String] = stores.map(_.metrics).toSeq.asJava
 
   def close(): Unit = stores.foreach(_.close())
-
-  private def each(threads: Int)(use: StoreBenchmark => Unit): Long = Crowd.run(threads) { thread =>
-    var i = thread
-    while (i < stores.length) {
-      use(stores(i))
-      i += threads
-    }
-  }
 }
 
-private[bench] object Crowd {
+private[bench] object ManyStores {
   // As in an executor, threads stay for the next task.
   private val pool = Executors.newCachedThreadPool { task =>
     val thread = new Thread(task)
@@ -60,7 +49,7 @@ private[bench] object Crowd {
   }
 
   /** Returns the nanoseconds until the last of so many threads, started together, has ended. */
-  def run(threads: Int)(body: Int => Unit): Long = {
+  def runConcurrently(threads: Int)(body: Int => Unit): Long = {
     var start = 0L
     val barrier = new CyclicBarrier(threads, () => start = System.nanoTime())
     val tasks = (0 until threads).map { thread =>

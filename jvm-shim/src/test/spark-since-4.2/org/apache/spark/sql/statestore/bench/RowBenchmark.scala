@@ -23,8 +23,8 @@ class RowBenchmark(
     case _ => NoPrefixKeyStateEncoderSpec(KeySchema)
   }
   private val provider = StoreBenchmark.openProvider(
-    providerClass, checkpointRoot, 0, confs, spec, valueSchema(1), multiple = kind == "lists")
-  private val maker = new BenchmarkRows(1)
+    providerClass, checkpointRoot, 0, confs, spec, multiple = kind == "lists")
+  private val maker = new BenchmarkRows
 
   // In an order that is no store's own, and others that are not in the store.
   private val order = new scala.util.Random(count).shuffle((0 until count).toVector).toArray

@@ -10,22 +10,16 @@ import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.provider.Background
-import org.apache.spark.sql.types.StructType
 
 /**
  * Benchmark of the batches of one store, of any provider. Rows are built before the clock starts, and the
  * store's results are compared with what was put, so that no store is fast by being wrong. Times are in
  * nanoseconds.
- *
- * @param noise  longs of each value besides its key's number and batch
  */
 class StoreBenchmark(
-    providerClass: String, checkpointRoot: String, confs: JMap[String, String], partition: Int, noise: Int) {
+    providerClass: String, checkpointRoot: String, confs: JMap[String, String], partition: Int) {
   import BenchmarkRows._
   import StoreBenchmark._
-
-  def this(providerClass: String, checkpointRoot: String, confs: JMap[String, String]) =
-    this(providerClass, checkpointRoot, confs, 0, 1)
 
   private var provider = open()
   private var version = 0L
@@ -44,7 +38,7 @@ class StoreBenchmark(
   /** Puts so many new keys, in commits of at most so many; every commit is a whole snapshot, or none is. */
   def fill(keys: Int, most: Int, snapshot: Boolean): Long = {
     newest = java.util.Arrays.copyOf(newest, newest.length + keys)
-    val rows = new BenchmarkRows(noise)
+    val rows = new BenchmarkRows
     val start = System.nanoTime()
     var key = newest.length - keys
     while (key < newest.length) {
@@ -61,19 +55,16 @@ class StoreBenchmark(
   }
 
   /** Opens the newest version, reads and writes random keys of those that exist, and commits. */
-  def batch(operations: Int, seed: Long): Long = batch(operations, seed, newest.length)
-
-  /** The same with keys of which the number is below a bound. */
-  def batch(operations: Int, seed: Long, below: Int): Long = {
+  def batch(operations: Int, seed: Long): Long = {
     batches += 1
     val random = new java.util.SplittableRandom(seed)
-    val rows = new BenchmarkRows(noise)
+    val rows = new BenchmarkRows
     val keys = new Array[UnsafeRow](operations)
     val values = new Array[UnsafeRow](operations)
     var expected = 0L
     var i = 0
     while (i < operations) {
-      val key = random.nextInt(below)
+      val key = random.nextInt(newest.length)
       keys(i) = rows.key(key).copy()
       values(i) = rows.value(key, batches).copy()
       expected += newest(key)
@@ -100,7 +91,7 @@ class StoreBenchmark(
   /** Opens the newest version and puts different keys of those that exist; `commit` is to follow. */
   def change(count: Int, seed: Long): Long = {
     batches += 1
-    val rows = new BenchmarkRows(noise)
+    val rows = new BenchmarkRows
     val keys = new Array[UnsafeRow](count)
     val values = new Array[UnsafeRow](count)
     // The step has no divisor in common with a number of keys that the step's prime does not divide.
@@ -122,9 +113,6 @@ class StoreBenchmark(
     }
     System.nanoTime() - start
   }
-
-  /** Opens the newest version for a commit of nothing. */
-  def change(): Unit = changing = provider.getStore(version, checkpointId)
 
   /** Commits what was changed. */
   def commit(): Long = {
@@ -184,10 +172,18 @@ class StoreBenchmark(
     mapper.writeValueAsString(node)
   }
 
+  /** Waits for what our provider does in the background, so that it does not disturb another's batch. */
+  def settle(): Unit = {
+    val threads = math.max(1, Runtime.getRuntime.availableProcessors() / 4)
+    val barrier = new CyclicBarrier(threads + 1)
+    (1 to threads).foreach(_ => Background.submit(() => barrier.await()))
+    barrier.await()
+  }
+
   def close(): Unit = provider.close()
 
   private def verify(store: StateStore): Unit = {
-    val rows = new BenchmarkRows(noise)
+    val rows = new BenchmarkRows
     val random = new java.util.SplittableRandom(version)
     (1 to math.min(1000, newest.length)).foreach { _ =>
       val key = random.nextInt(newest.length)
@@ -204,7 +200,7 @@ class StoreBenchmark(
 
   private def open(): StateStoreProvider =
     openProvider(providerClass, checkpointRoot, partition, confs, NoPrefixKeyStateEncoderSpec(KeySchema),
-      valueSchema(noise), multiple = false)
+      multiple = false)
 }
 
 object StoreBenchmark {
@@ -217,7 +213,6 @@ object StoreBenchmark {
       partition: Int,
       confs: JMap[String, String],
       spec: KeyStateEncoderSpec,
-      valueSchema: StructType,
       multiple: Boolean): StateStoreProvider = {
     val sqlConf = new SQLConf
     val hadoopConf = new Configuration
@@ -227,16 +222,8 @@ object StoreBenchmark {
     }
     hadoopConf.set("sql.streaming.runId", java.util.UUID.randomUUID.toString)
     val created = StateStoreProvider.create(providerClass)
-    created.init(StateStoreId(checkpointRoot, 0L, partition), BenchmarkRows.KeySchema, valueSchema, spec,
+    created.init(StateStoreId(checkpointRoot, 0L, partition), BenchmarkRows.KeySchema, BenchmarkRows.ValueSchema, spec,
       useColumnFamilies = multiple, new StateStoreConf(sqlConf), hadoopConf, multiple, None)
     created
-  }
-
-  /** Waits for what our provider does in the background, so that it does not disturb another's batch. */
-  def settle(): Unit = {
-    val threads = math.max(1, Runtime.getRuntime.availableProcessors() / 4)
-    val barrier = new CyclicBarrier(threads + 1)
-    (1 to threads).foreach(_ => Background.submit(() => barrier.await()))
-    barrier.await()
   }
 }

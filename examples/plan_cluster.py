@@ -1,16 +1,14 @@
-"""Cost model of a query's state on a cluster: ``python -m benchmarks.plan --rows 1e9 --changed 1e6``.
+"""Cost model of a query's state on a cluster: memory, bytes written, requests and load time.
 
-Its constants were measured on one machine. `docs/plan.md` says where it stops being true, and `benchmarks/test_plan.py`
-compares it with the measurements.
+python examples/plan_cluster.py --rows 1e9 --changed 1e6 --executors 20 --partitions 800
+
+Its constants were measured on one machine. docs/plan.md says where it stops being true, and tests/unit/test_plan.py compares it
+with the measurements.
 """
-
-from __future__ import annotations
 
 import argparse
 import math
 from dataclasses import dataclass, fields
-
-from benchmarks import report
 
 HEADER, INDEX_ENTRY = 16, 8
 """Bytes that a row takes in memory besides its key and value, see `docs/performance.md`, "Memory"."""
@@ -43,7 +41,7 @@ DELTAS_OF_A_RUN = 10
 """Default of `snapshotInterval`: a run is written after more deltas."""
 
 LOADED_ROWS = 7_000_000
-"""Rows that one core loads in a second into the heap, up to 10,000,000 keys (`--only amplification`)."""
+"""Rows that one core loads in a second into the heap, up to 10,000,000 keys (`python -m benchmarks --only amplification`)."""
 
 LOADED_ROWS_MAPPED = 2_000_000
 """The same where most of the state is in mapped files (`tests/system/soak/test_large_state.py`)."""
@@ -191,30 +189,24 @@ def uploads_of_a_batch(of: Workload) -> float:
 
 
 def main() -> None:
-    """Print the cost of a workload."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plan", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     for field in fields(Workload):
         option = f"--{field.name.replace('_', '-')}"
         parser.add_argument(option, type=float, default=field.default, help=f"default {field.default:,}")
     workload = Workload(**vars(parser.parse_args()))
-    print(table(workload))
-
-
-def table(of: Workload) -> str:
-    """Return the table of a workload's cost."""
-    found = cost(of)
-    rows = [
-        ["memory of an executor, GB", *report.figures(found.memory / 1e9)],
-        ["of that in mapped files, %", *report.figures(100 * found.mapped)],
-        ["heap that index and marks need, GB", *report.figures(found.least_heap / 1e9)],
-        ["written in an hour, GB", *report.figures(found.written / 1e9)],
-        ["written for each changed byte", *report.figures(found.amplification)],
-        ["requests in an hour, object storage", *report.figures(found.requests)],
-        ["a base in storage, GB", *report.figures(found.stored / 1e9)],
-        ["load after a start, seconds", *report.figures(found.load_seconds)],
-    ]
-    title = f"{of.rows:,.0f} rows, {of.changed:,.0f} changed every {of.seconds:g} s"
-    return report.table(title, ["", "model"], rows)
+    found = cost(workload)
+    print(f"{workload.rows:,.0f} rows, {workload.changed:,.0f} changed every {workload.seconds:g} s")
+    for name, value in {
+        "memory of an executor, GB": found.memory / 1e9,
+        "of that in mapped files, %": 100 * found.mapped,
+        "heap that index and marks need, GB": found.least_heap / 1e9,
+        "written in an hour, GB": found.written / 1e9,
+        "written for each changed byte": found.amplification,
+        "requests in an hour, object storage": found.requests,
+        "a base in storage, GB": found.stored / 1e9,
+        "load after a start, seconds": found.load_seconds,
+    }.items():
+        print(f"{name}: {value:,.{0 if value >= 100 else 2}f}")
 
 
 if __name__ == "__main__":
