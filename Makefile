@@ -105,14 +105,14 @@ mutation: $(READY) ## mutate store/ and storage/, and list the mutants that surv
 	HYPOTHESIS_PROFILE=mutation $(VENV)/bin/mutmut run
 	$(VENV)/bin/mutmut results
 
-bench: jar ## measure side by side with Spark's own stores
+bench: jar ## measure side by side with Spark's own stores, in three hours; python -m benchmarks --help has the groups
 	$(PY) -m benchmarks
 
 bench-quick: jar ## check the ratios that guard against regressions, in a minute
 	$(PY) -m benchmarks --only guard
 
 # QUICK=1: two queries with 8 partitions, in a few minutes. The connector for Spark's stores, 660 MB, is kept in .services/.
-bench-s3: jar ## measure whole queries with their checkpoints on S3, beside Spark's stores through s3a, in forty minutes
+bench-s3: jar ## measure whole queries with their checkpoints on S3, beside Spark's stores through s3a, in an hour
 	$(PY) -m benchmarks --only s3 $(if $(QUICK),--quick)
 
 lint: $(READY) ## ruff, mypy in strict mode, layers, dead code, scalac with every warning an error

@@ -1,7 +1,7 @@
 """Daemon that forks Spark's Python workers and keeps loaded modules out of their garbage collections.
 
-PySpark's daemon collects all garbage after each task of a worker that is reused. With pandas and pyarrow loaded that takes 20 ms of
-processor time (``python -m benchmarks --only python_workers``), more than a task with few rows does. With this daemon the objects
+PySpark's daemon collects all garbage after each task of a worker that is reused. With pandas and pyarrow loaded that takes
+more processor time than a task with few rows does. With this daemon the objects
 of modules are frozen after the task that loads them, and later collections pass over them. Garbage of tasks is collected as before.
 
 To use it, set ``spark.python.daemon.module`` to ``spark_statestore.worker_daemon`` before the session starts. The package must be
