@@ -17,7 +17,7 @@ export PIP_NO_COMPILE := 1
 .PHONY: help setup jar demo test test-all test-storage test-kafka soak coverage test-spark mutation bench bench-quick bench-s3 lint format docs wheel clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## make the virtual environment and build the jar
 

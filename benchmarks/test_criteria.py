@@ -34,8 +34,8 @@ def verdicts(criteria: list[Criterion]) -> list[str]:
 def batches_of(times: dict[str, Any]) -> Batches:
     """Return batches with the milliseconds of each store."""
     return {
-        name: [Batch(time, input_rows=100) for time in (of if isinstance(of, list) else [of])]
-        for name, of in times.items()
+        name: [Batch(time, input_rows=100) for time in (millis if isinstance(millis, list) else [millis])]
+        for name, millis in times.items()
     }
 
 
@@ -78,7 +78,7 @@ def test_batch_bound_is_a_twentieth_of_the_best_built_in() -> None:
         # Unforked stores are not rivals in single operations.
         times = {OURS: 10, ROCKSDB: rocksdb, HDFS: hdfs} | dict.fromkeys(stores.UNFORKED, 1)
         sides = store_times({(name, 1_000_000): time for name, time in times.items()})
-        return verdicts(store_batches.criteria(sides, growth))
+        return verdicts(store_batches.judge(sides, growth))
 
     assert judged(201, 300) == ["ok", "ok"]
     assert judged(400, 199) == ["short", "ok"]
@@ -89,7 +89,7 @@ def test_batch_bound_at_the_largest_size_is_a_third_more() -> None:
 
     def judged(*times: float) -> list[str]:
         growth = store_times({(OURS, 100_000 * 10**n): time for n, time in enumerate(times)})
-        return verdicts(store_batches.criteria(sides, growth))
+        return verdicts(store_batches.judge(sides, growth))
 
     assert judged(10, 20, 12.9) == ["ok", "ok"]
     assert judged(10, 10, 13.1) == ["ok", "short"]
@@ -98,10 +98,10 @@ def test_batch_bound_at_the_largest_size_is_a_third_more() -> None:
 def test_guard_detects_slow_batches_and_a_lost_lead() -> None:
     def judged(small: float, large: float, theirs: float) -> list[str]:
         times = {(OURS, 100_000): small, (OURS, 200_000): large, (CHANGELOG, 200_000): theirs}
-        found = store_times(times)
+        measured = store_times(times)
         # One disturbed batch of ours.
-        found[OURS, 200_000, 10_000].append(10_000)
-        return verdicts(guard.criteria(found))
+        measured[OURS, 200_000, 10_000].append(10_000)
+        return verdicts(guard.judge(measured))
 
     assert judged(10, 20, 200) == ["ok", "ok"]
     assert judged(10, 26, 200) == ["ok", "short"]
@@ -112,7 +112,7 @@ def test_operation_is_compared_with_its_rivals() -> None:
     times = {(o, name): [10.0] for o, (_, names, *_) in rows.OPERATIONS.items() for name in names}
 
     def short() -> set[str]:
-        judged = zip(rows.OPERATIONS, verdicts(rows.criteria(times)), strict=True)
+        judged = zip(rows.OPERATIONS, verdicts(rows.judge(times)), strict=True)
         return {operation for operation, verdict in judged if verdict == "short"}
 
     assert short() == {"merge", "prefix scan", "range scan"}
@@ -123,14 +123,14 @@ def test_operation_is_compared_with_its_rivals() -> None:
 def test_load_bound_is_a_fifth_of_the_best_built_in() -> None:
     times = {(name, deltas): [1000.0] for name in PROVIDERS for deltas in (0, 50)}
     times |= {(OURS, 0): [20], (OURS, 50): [20], (CHANGELOG, 0): [100], (CHANGELOG, 50): [99]}
-    assert verdicts(cold_loads.criteria(times, 1_000_000)) == ["ok", "short"]
+    assert verdicts(cold_loads.judge(times, 1_000_000)) == ["ok", "short"]
 
 
 def test_commit_bounds_cover_time_bytes_and_objects() -> None:
     def judged(puts: float, commit: float, written: float, objects: float) -> list[str]:
         samples = {(name, 1_000): commits.Sample([100], [80], [500], [1]) for name in PROVIDERS}
         samples[OURS, 1_000] = commits.Sample([puts], [commit], [written], [objects])
-        return verdicts(commits.criteria(samples))
+        return verdicts(commits.judge(samples))
 
     assert judged(10, 10, 500, 1) == ["ok", "ok", "ok", "ok"]
     assert judged(20, 10, 501, 2) == ["ok", "short", "short", "short"]
@@ -140,14 +140,14 @@ def test_commit_bounds_cover_time_bytes_and_objects() -> None:
 def test_amplification_bounds_cover_bytes_space_loads_and_p99() -> None:
     cell: amplification.Measured = {"written": 2, "stored": 300, "p50": 4, "p99": 8}
     cell |= {"newest bytes": 130, "fresh bytes": 100, "newest time": 5, "fresh time": 4, "deltas": 50}
-    found: dict[amplification.Cell, amplification.Measured] = {
+    cells: dict[amplification.Cell, amplification.Measured] = {
         (OURS, 10, 2): cell,
         (OURS, 100, 2): cell | {"written": 3},
         ("RocksDB", 10, 2): {"written": 9},
     }
-    assert verdicts(amplification.criteria(found)) == ["ok"] * 11
+    assert verdicts(amplification.judge(cells)) == ["ok"] * 11
     worse = cell | {"written": 3.1, "stored": 301, "p99": 8.1, "newest bytes": 131, "newest time": 5.1}
-    assert verdicts(amplification.criteria(found | {(OURS, 100, 2): worse})) == ["ok"] * 5 + ["short"] * 6
+    assert verdicts(amplification.judge(cells | {(OURS, 100, 2): worse})) == ["ok"] * 5 + ["short"] * 6
 
 
 def test_memory_includes_heap_buffers_and_backend() -> None:
@@ -156,7 +156,7 @@ def test_memory_includes_heap_buffers_and_backend() -> None:
         theirs = {"heap": 300e6, "buffers": 0.0, "backend": 0.0, "reported": 1.0}
         # It is judged at a million rows.
         larger = {(name, 3_000_000): dict.fromkeys(ours, 1e9) for name in (OURS, HDFS)}
-        return verdicts(memory.criteria({(OURS, 1_000_000): ours, (HDFS, 1_000_000): theirs} | larger))
+        return verdicts(memory.judge({(OURS, 1_000_000): ours, (HDFS, 1_000_000): theirs} | larger))
 
     assert (judged(30e6), judged(31e6)) == (["ok"], ["short"])
 
@@ -164,7 +164,7 @@ def test_memory_includes_heap_buffers_and_backend() -> None:
 def test_query_bounds_cover_median_percentile_and_total() -> None:
     def judged(*ours: float) -> list[str]:
         times = {HDFS: [20, 20, 40], ROCKSDB: [30, 30, 30], OURS: list(ours)}
-        return verdicts(operators.criteria({"query": batches_of(times)}))
+        return verdicts(operators.judge({"query": batches_of(times)}))
 
     assert judged(19, 19, 29) == ["ok", "ok", "ok"]
     assert judged(21, 21, 29) == ["short", "ok", "ok"]
@@ -173,7 +173,7 @@ def test_query_bounds_cover_median_percentile_and_total() -> None:
 
 
 def test_query_bounds_are_those_of_an_unforked_store() -> None:
-    criteria = operators.criteria({"query": batches_of({HDFS: 20, UNFORKED_RIVALS[0]: 10, OURS: 11})})
+    criteria = operators.judge({"query": batches_of({HDFS: 20, UNFORKED_RIVALS[0]: 10, OURS: 11})})
     assert verdicts(criteria) == ["short"] * 3
     assert {criterion.rival for criterion in criteria} == {UNFORKED_RIVALS[0]}
 
@@ -185,9 +185,9 @@ def test_limit_bounds_are_the_best_rival_and_the_limit(partitions: int, most: fl
 
     def judged(ours: float, rival: str = CHANGELOG, theirs: float = 200) -> list[str]:
         times = dict.fromkeys(limit.STORES, 1000.0) | {LIMIT: 100, rival: theirs, mine: ours}
-        found = limit.criteria({work: batches_of(times)})
-        assert len(found) == 8
-        return verdicts([one for one in found if (", commit=task: " in one.work) == (mine == BY_TASK)])
+        criteria = limit.judge({work: batches_of(times)})
+        assert len(criteria) == 8
+        return verdicts([c for c in criteria if (", commit=task: " in c.work) == (mine == BY_TASK)])
 
     assert judged(most) == ["ok", "ok", "ok", "ok"]
     assert judged(most + 1) == ["ok", "short", "ok", "ok"]
@@ -202,20 +202,20 @@ def test_limit_judges_batches_of_both_jvms() -> None:
     def judged(first: float, second: float) -> list[str]:
         times = dict.fromkeys(limit.STORES, 1000.0) | {OURS: first, OURS + limit.SECOND: second}
         times |= {LIMIT: 100, LIMIT + limit.SECOND: 100}
-        found = limit.criteria({work: batches_of(times)})
-        assert len(found) == 8
-        return verdicts([one for one in found if one.work == f"{work.name}: p50 to the limit"])
+        criteria = limit.judge({work: batches_of(times)})
+        assert len(criteria) == 8
+        return verdicts([c for c in criteria if c.work == f"{work.name}: p50 to the limit"])
 
     assert judged(101, 109) == ["ok"]
     assert judged(103, 109) == ["short"]
 
 
 def test_limit_misses_are_explained_beside_the_limit_alone() -> None:
-    found = limit.criteria(dict.fromkeys(limit.FULL, batches_of(dict.fromkeys(limit.STORES, 1.0))))
+    criteria = limit.judge(dict.fromkeys(limit.FULL, batches_of(dict.fromkeys(limit.STORES, 1.0))))
     explained = [work for work in report.EXPLAINED if work.startswith("count by key")]
     assert explained
-    assert set(explained) <= {c.work for c in found if c.work.endswith(" to the limit")}
-    assert len(found) == 24
+    assert set(explained) <= {c.work for c in criteria if c.work.endswith(" to the limit")}
+    assert len(criteria) == 24
 
 
 @pytest.mark.parametrize(
@@ -225,4 +225,4 @@ def test_limit_misses_are_explained_beside_the_limit_alone() -> None:
 def test_merges_bounds_are_p50_and_the_limit(slowest: float, limits: float, expected: list[str]) -> None:
     # p99 of 100 batches is the second slowest.
     times = {OURS: [100.0] * 98 + [slowest, 1000.0], LIMIT: limits}
-    assert verdicts(merges.criteria({limit.Work(8, 1, 1, Plan(1, 1)): batches_of(times)})) == expected
+    assert verdicts(merges.judge({limit.Work(8, 1, 1, Plan(1, 1)): batches_of(times)})) == expected

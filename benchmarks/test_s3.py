@@ -105,12 +105,14 @@ def row(
     delay: int = 0,
 ) -> Row:
     measured = {name: [Batch(time)] * batches for name, time in milliseconds.items()}
-    requests = {name: [Request(kind, "bucket", 100) for kind in of] for name, of in kinds.items()}
+    requests = {
+        name: [Request(kind, "bucket", 100) for kind in requested] for name, requested in kinds.items()
+    }
     return Row("query", partitions, measured, requests, delay)
 
 
 def short(measured: Row) -> list[str]:
-    return [c.work.removeprefix("S3, query: ") for c in s3_queries.criteria([measured]) if not c.met]
+    return [c.work.removeprefix("S3, query: ") for c in s3_queries.judge([measured]) if not c.met]
 
 
 def test_queries_with_settings_of_their_own_share_no_session() -> None:
@@ -151,8 +153,8 @@ def test_requests_of_a_batch_are_an_average() -> None:
 
 def test_row_of_a_cluster_has_a_request_more_for_each_executor() -> None:
     def short_on(master: str, requests: list[str]) -> list[str]:
-        judged = s3_requests.criteria({master: [row({OURS: 1.0}, {OURS: requests})]})
-        return [c.work.removeprefix("S3, query: ") for c in judged if not c.met]
+        criteria = s3_requests.judge({master: [row({OURS: 1.0}, {OURS: requests})]})
+        return [c.work.removeprefix("S3, query: ") for c in criteria if not c.met]
 
     local, cluster = s3_requests.MASTERS
     assert short_on(local, ["PUT"] * 5) == short_on(cluster, ["PUT"] * 6) == []

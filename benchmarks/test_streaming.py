@@ -47,7 +47,9 @@ def test_limit_has_equal_answers_on_every_store(compare_here: Compare) -> None:
     (work,) = limit.QUICK
     comparison = limit.comparison_of(work, tuple(map(config_of, limit.STORES)))
     batches = compare_here(comparison, work.plan)
-    assert {name: len(of) for name, of in batches.items()} == dict.fromkeys(limit.STORES, work.plan.batches)
+    assert {name: len(measured) for name, measured in batches.items()} == dict.fromkeys(
+        limit.STORES, work.plan.batches
+    )
     assert {batches[name][-1].rows for name in (OURS, LIMIT, HDFS)} == {work.keys}
     for batch in (batch for measured in batches.values() for batch in measured):
         assert batch.input_rows == work.rows
@@ -63,8 +65,10 @@ def test_operator_has_equal_answers_on_all_stores(compare_here: Compare, name: s
     (comparison,) = (c for c in operators.comparisons(operators.QUICK, 2) if c.name.startswith(name))
     # When its time is up, it has as many batches as it needs.
     batches = compare_here(comparison, Plan(0, 3, seconds=0))
-    assert {name: len(of) for name, of in batches.items()} == {s.name: 1 for s in comparison.stores}
-    assert all(of[0].output[0] > 0 for of in batches.values())
+    assert {name: len(measured) for name, measured in batches.items()} == {
+        s.name: 1 for s in comparison.stores
+    }
+    assert all(measured[0].output[0] > 0 for measured in batches.values())
     assert f"| {OURS} " in operators.table_of(comparison.name, batches)
 
 
@@ -72,10 +76,10 @@ def test_operator_has_equal_answers_on_all_stores(compare_here: Compare, name: s
 def test_merges_run_on_both_stores(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (work,) = merges.QUICK
     monkeypatch.setattr(merges, "QUICK", (replace(work, plan=Plan(0, 1)),))
-    found = merges.run(tmp_path, quick=True)
-    assert [c.work for c in found.criteria] == [f"{work.name}, beside merges: {p}" for p in ("p99", "p50")]
+    result = merges.run(tmp_path, quick=True)
+    assert [c.work for c in result.criteria] == [f"{work.name}, beside merges: {p}" for p in ("p99", "p50")]
     # At least the base of each partition.
-    (row,) = [line for line in found.tables.splitlines() if f" {OURS} |" in line]
+    (row,) = [line for line in result.tables.splitlines() if f" {OURS} |" in line]
     assert int(row.split("|")[-2]) >= work.partitions
     # Also those of versions in merged files.
     (state,) = tmp_path.rglob("0-0/**/state/0")

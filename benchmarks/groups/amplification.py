@@ -58,19 +58,19 @@ Measured = dict[str, float]
 def run(scratch: Path, quick: bool) -> Result:
     """Measure every store, size and number of updates in a separate process."""
     sizes, updates, batches = QUICK if quick else FULL
-    found: dict[Cell, Measured] = {}
+    cells: dict[Cell, Measured] = {}
     for keys in sizes:
         for changed in updates:
             for name in STORES:
                 directory = stores.directory_of(scratch, name, keys, changed)
                 with stores.store_processes(directory, [name]) as processes:
                     work = (directory, name, keys, changed, batches, quick)
-                    found[name, keys, changed] = processes[name].run(measure, *work)
+                    cells[name, keys, changed] = processes[name].run(measure, *work)
                 shutil.rmtree(directory)
-                log(f"{name}: {keys:,} keys, {changed:,} updates: {found[name, keys, changed]}")
+                log(f"{name}: {keys:,} keys, {changed:,} updates: {cells[name, keys, changed]}")
     about = ABOUT.format(batches=batches, row=ROW_BYTES, seconds=RIVAL_SECONDS)
     about_loads = ABOUT_LOADS.format(loads=LOADS, versions=VERSIONS)
-    return Result("\n\n".join([about, table_of(found), about_loads, load_table(found)]), criteria(found))
+    return Result("\n\n".join([about, table_of(cells), about_loads, load_table(cells)]), judge(cells))
 
 
 def measure(
@@ -130,14 +130,14 @@ def loads(store: Any) -> Measured:
 def streams(directory: Path, partition: int = 0) -> dict[str, list[int]]:
     """Return the bytes of each base, run and delta of the newest versions of our store in a directory."""
     store = VersionStore(StoreId(0, partition), str(directory), StorageOptions(), merged_of=MergedFiles)
-    found = parse_listing(store.directory, store.files.list_files(store.directory))
-    newest = max(name.version for name in found.checkpoints)
-    known: dict[str, dict[object, int]] = {"bases": {}, "runs": {}, "deltas": {}}
+    listing = parse_listing(store.directory, store.files.list_files(store.directory))
+    newest = max(name.version for name in listing.checkpoints)
+    sizes_of: dict[str, dict[object, int]] = {"bases": {}, "runs": {}, "deltas": {}}
     for version in range(max(1, newest - VERSIONS + 1), newest + 1):
         for entry in store.metadata(CheckpointName(version)).handle:
             kind = "bases" if entry.full else "deltas" if entry.since is None else "runs"
-            known[kind][entry.version, entry.since] = entry.state.state_size
-    return {kind: list(sizes.values()) for kind, sizes in known.items()}
+            sizes_of[kind][entry.version, entry.since] = entry.state.state_size
+    return {kind: list(sizes.values()) for kind, sizes in sizes_of.items()}
 
 
 def written_bytes(jvm: int) -> int:
@@ -145,47 +145,53 @@ def written_bytes(jvm: int) -> int:
     return sum(process.io_counters().write_bytes for process in (psutil.Process(jvm), *backends_of(jvm)))
 
 
-def criteria(found: dict[Cell, Measured]) -> list[Criterion]:
+def judge(cells: dict[Cell, Measured]) -> list[Criterion]:
     """Bound what our store writes, stores and loads, its p99, and the growth of what it writes with the state."""
-    judged = []
-    ours = {(keys, changed): of for (name, keys, changed), of in found.items() if name == OURS}
-    for (keys, changed), of in ours.items():
+    criteria = []
+    ours = {(keys, changed): cell for (name, keys, changed), cell in cells.items() if name == OURS}
+    for (keys, changed), cell in ours.items():
         work = f"{keys:,} keys, {changed:,} updates"
-        space = MOST_STORED * of["fresh bytes"] + of["deltas"]
-        judged += [
-            Criterion(f"bytes written for each changed byte, {work}", of["written"], MOST_WRITTEN),
-            Criterion(f"bytes stored, {work}", of["stored"], 1.0, "bytes", space, "snapshots and deltas"),
-            Criterion(f"p99 beside merges, {work}", of["p99"], MOST_P99, "ms", of["p50"], "p50"),
+        space = MOST_STORED * cell["fresh bytes"] + cell["deltas"]
+        criteria += [
+            Criterion(f"bytes written for each changed byte, {work}", cell["written"], MOST_WRITTEN),
+            Criterion(f"bytes stored, {work}", cell["stored"], 1.0, "bytes", space, "snapshots and deltas"),
+            Criterion(f"p99 beside merges, {work}", cell["p99"], MOST_P99, "ms", cell["p50"], "p50"),
         ]
         for what, most, unit in (("bytes", MOST_READ, "bytes"), ("time", MOST_LOAD_TIME, "ms")):
-            newest, fresh = of[f"newest {what}"], of[f"fresh {what}"]
-            judged.append(Criterion(f"{what} of a load, {work}", newest, most, unit, fresh, FRESH))
+            newest, fresh = cell[f"newest {what}"], cell[f"fresh {what}"]
+            criteria.append(Criterion(f"{what} of a load, {work}", newest, most, unit, fresh, FRESH))
     least, most = min(keys for keys, _ in ours), max(keys for keys, _ in ours)
     for changed in sorted({changed for _, changed in ours}):
         growth = ours[most, changed]["written"] / ours[least, changed]["written"]
         work = f"bytes written at {most:,} keys to those at {least:,}, {changed:,} updates"
-        judged.append(Criterion(work, growth, MOST_GROWTH))
-    return judged
+        criteria.append(Criterion(work, growth, MOST_GROWTH))
+    return criteria
 
 
-def table_of(found: dict[Cell, Measured]) -> str:
+def table_of(cells: dict[Cell, Measured]) -> str:
     """Return the table of all cells."""
     rows = []
-    for (name, keys, changed), of in found.items():
-        cells = [*figures(of["written"], of["p50"], of["p99"]), f"{of['stored']:,.0f}", f"{of['batches']:,}"]
-        rows.append([name, f"{keys:,}", f"{changed:,}", *cells])
+    for (name, keys, changed), cell in cells.items():
+        columns = [
+            *figures(cell["written"], cell["p50"], cell["p99"]),
+            f"{cell['stored']:,.0f}",
+            f"{cell['batches']:,}",
+        ]
+        rows.append([name, f"{keys:,}", f"{changed:,}", *columns])
     header = ["store", "keys", "updates", "written", "p50", "p99", "stored", "batches"]
     return table("Bytes written for each changed byte", header, rows)
 
 
-def load_table(found: dict[Cell, Measured]) -> str:
+def load_table(cells: dict[Cell, Measured]) -> str:
     """Return the table of loads and space of our store."""
     rows = []
     sizes = ("newest bytes", "fresh bytes", "bases", "runs", "deltas", "stored")
-    for (name, keys, changed), of in found.items():
+    for (name, keys, changed), cell in cells.items():
         if name == OURS:
-            cells = figures(of["newest time"], of["fresh time"], *(of[size] / 2**20 for size in sizes))
-            rows.append([f"{keys:,}", f"{changed:,}", *cells])
+            columns = figures(
+                cell["newest time"], cell["fresh time"], *(cell[size] / 2**20 for size in sizes)
+            )
+            rows.append([f"{keys:,}", f"{changed:,}", *columns])
     header = ["keys", "updates", "load, ms", "fresh, ms"]
     header += ["load", "fresh", "bases", "runs", "deltas", "stored"]
     return table("Loads and space of spark-statestore", header, rows)

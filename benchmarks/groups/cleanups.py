@@ -33,10 +33,10 @@ def run(scratch: Path, quick: bool) -> Result:
         log(f"cleanup of {number:,} stores: {seconds[number][1]:.2f} s")
     criteria, rows = [], []
     least = f"{numbers[0]:,} stores"
-    for number, of in seconds.items():
+    for number, times in seconds.items():
         for at, what in enumerate(("first cleanup", "cleanup")):
             micros, fewest = (1e6 * seconds[count][at] / count for count in (number, numbers[0]))
-            rows.append([f"{number:,}", what, *report.figures(of[at], micros)])
+            rows.append([f"{number:,}", what, *report.figures(times[at], micros)])
             if number != numbers[0]:
                 work = f"{what} of {number:,} stores, each store"
                 criteria.append(Criterion(work, micros, MOST, "µs", fewest, least))

@@ -55,7 +55,7 @@ def run(scratch: Path, quick: bool) -> Result:
             store.settle()
         load(opened, plan.deltas, plan, times)
     about = ABOUT.format(**asdict(plan), unforked=stores.ABOUT_UNFORKED)
-    return Result(f"{about}\n\n{table_of(times)}", criteria(times, plan.keys))
+    return Result(f"{about}\n\n{table_of(times)}", judge(times, plan.keys))
 
 
 def load(opened: dict[str, Remote], deltas: int, plan: Plan, times: Times) -> None:
@@ -72,15 +72,15 @@ def _load(store: Remote, _: int) -> None:
     store.coldLoad()
 
 
-def criteria(times: Times, keys: int) -> list[Criterion]:
+def judge(times: Times, keys: int) -> list[Criterion]:
     """Compare with the better built-in."""
-    judged = []
+    criteria = []
     for deltas in dict.fromkeys(deltas for _, deltas in times):
         medians = {name: median(times[name, deltas]) for name in PROVIDERS}
         rival = better(medians, set(PROVIDERS) - {OURS})
         work = f"cold load of {keys:,} rows after {deltas} deltas"
-        judged.append(Criterion(work, medians[OURS], MOST_OF_BUILT_IN, "ms", medians[rival], rival))
-    return judged
+        criteria.append(Criterion(work, medians[OURS], MOST_OF_BUILT_IN, "ms", medians[rival], rival))
+    return criteria
 
 
 def table_of(times: Times) -> str:

@@ -63,7 +63,7 @@ def run(scratch: Path, quick: bool) -> Result:
         keys=plan.keys, batches=plan.batches, warmup=plan.warmup, unforked=stores.ABOUT_UNFORKED
     )
     tables = (table_of(samples, changed) for changed in plan.changed)
-    return Result("\n\n".join([about, *tables]), criteria(samples))
+    return Result("\n\n".join([about, *tables]), judge(samples))
 
 
 def measure(scratch: Path, plan: Plan) -> Samples:
@@ -106,31 +106,32 @@ def _warm_up(store: Remote, changed: int, seed: int) -> None:
 
 def files(directory: Path) -> dict[str, int]:
     """Return files with their sizes, without the hidden ones."""
-    found = {}
+    sizes = {}
     for path, _, names in os.walk(directory):
         for name in names:
             if not name.startswith("."):
-                found[os.path.join(path, name)] = os.path.getsize(os.path.join(path, name))
-    return found
+                sizes[os.path.join(path, name)] = os.path.getsize(os.path.join(path, name))
+    return sizes
 
 
-def criteria(samples: Samples) -> list[Criterion]:
+def judge(samples: Samples) -> list[Criterion]:
     """Compare time and bytes with the better built-in in each, and check the number of our objects."""
-    judged = []
-    built_in = [name for name in PROVIDERS if name != OURS]
+    criteria = []
     for changed in dict.fromkeys(changed for _, changed in samples):
-        work = f"commit of {changed:,} rows"
         by_store = {name: samples[name, changed] for name in PROVIDERS}
-        compared = (
-            (work, MOST_OF_BUILT_IN, "ms", {name: median(of.commit) for name, of in by_store.items()}),
-            (f"puts and {work}", MOST_OF_BUILT_IN, "ms", {name: of.both for name, of in by_store.items()}),
-            (f"{work}: bytes", 1, "bytes", {name: median(of.written) for name, of in by_store.items()}),
-        )
-        for name, most, unit, measured in compared:
-            rival = better(measured, built_in)
-            judged.append(Criterion(name, measured[OURS], most, unit, measured[rival], rival))
-        judged.append(Criterion(f"{work}: objects", median(by_store[OURS].objects), 1))
-    return judged
+        commit = {name: median(sample.commit) for name, sample in by_store.items()}
+        both = {name: sample.both for name, sample in by_store.items()}
+        written = {name: median(sample.written) for name, sample in by_store.items()}
+        work = f"commit of {changed:,} rows"
+        for name, most, unit, measured in (
+            (work, MOST_OF_BUILT_IN, "ms", commit),
+            (f"puts and {work}", MOST_OF_BUILT_IN, "ms", both),
+            (f"{work}: bytes", 1, "bytes", written),
+        ):
+            rival = better(measured, [store for store in PROVIDERS if store != OURS])
+            criteria.append(Criterion(name, measured[OURS], most, unit, measured[rival], rival))
+        criteria.append(Criterion(f"{work}: objects", median(by_store[OURS].objects), 1))
+    return criteria
 
 
 def table_of(samples: Samples, changed: int) -> str:

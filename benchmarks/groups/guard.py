@@ -18,15 +18,15 @@ PLAN = store_batches.Plan(warmup=2, batches={10_000: 15})
 def run(scratch: Path, quick: bool) -> Result:
     """Measure our store at two sizes, and at the larger one the faster built-in."""
     large = 2 * SMALL if quick else LARGE
-    found = store_batches.measure(scratch, [(OURS, SMALL), (OURS, large), (CHANGELOG, large)], PLAN)
-    return Result(store_batches.table_of(found, 10_000), criteria(found))
+    times = store_batches.measure(scratch, [(OURS, SMALL), (OURS, large), (CHANGELOG, large)], PLAN)
+    return Result(store_batches.table_of(times, 10_000), judge(times))
 
 
-def criteria(found: store_batches.Times) -> list[Criterion]:
+def judge(times: store_batches.Times) -> list[Criterion]:
     """Compare the fastest batch of each, which other load on the machine disturbs least."""
-    large = max(size for _, size, _ in found)
+    large = max(size for _, size, _ in times)
     small, ours, theirs = (
-        min(found[name, size, 10_000]) for name, size in ((OURS, SMALL), (OURS, large), (CHANGELOG, large))
+        min(times[name, size, 10_000]) for name, size in ((OURS, SMALL), (OURS, large), (CHANGELOG, large))
     )
     work = f"fastest batch of 10,000 rows at {large:,} keys"
     return [

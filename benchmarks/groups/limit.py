@@ -105,16 +105,16 @@ def run(scratch: Path, quick: bool) -> Result:
     for name in () if quick else TWICE:
         stores[name + SECOND] = replace(stores[name], name=name + SECOND)
         settings[name + SECOND] = settings[name]
-    found: dict[Work, Batches] = {}
+    results: dict[Work, Batches] = {}
     with session_processes(scratch / "sessions", settings) as processes:
         for number, work in enumerate(works):
             directory = scratch / f"{number}"
             directory.mkdir()
             comparison = comparison_of(work, tuple(stores.values()))
-            found[work] = streaming.compare(processes, directory, comparison, work.plan)
+            results[work] = streaming.compare(processes, directory, comparison, work.plan)
     about = ABOUT.format(limit=LIMIT, far_behind=works[0].plan.far_behind)
-    tables = [table_of(work.name, batches) for work, batches in found.items()]
-    return Result("\n\n".join([about, *tables]), criteria(found))
+    tables = [table_of(work.name, batches) for work, batches in results.items()]
+    return Result("\n\n".join([about, *tables]), judge(results))
 
 
 def of_both(by_jvm: Batches) -> Batches:
@@ -123,10 +123,10 @@ def of_both(by_jvm: Batches) -> Batches:
     return {name: batches + by_jvm.get(name + SECOND, []) for name, batches in first.items()}
 
 
-def criteria(found: dict[Work, Batches]) -> list[Criterion]:
+def judge(results: dict[Work, Batches]) -> list[Criterion]:
     """Require each row to beat both of Spark's stores, as they come and unforked, and to be near the limit."""
-    judged = []
-    for work, by_jvm in found.items():
+    criteria = []
+    for work, by_jvm in results.items():
         batches = of_both(by_jvm)
         rivals = [store for store in batches if store not in (*MINE, LIMIT)]
         for mine in MINE:
@@ -134,11 +134,11 @@ def criteria(found: dict[Work, Batches]) -> list[Criterion]:
             for percent, figure, most in ((50, p50, MOST_P50[work.partitions]), (99, p99, MOST_P99)):
                 ours, limit = figure(batches[mine]), figure(batches[LIMIT])
                 rival = best(batches, figure, rivals)
-                judged += [
+                criteria += [
                     Criterion(f"{name}: p{percent}", ours, 1, "ms", figure(batches[rival]), rival),
                     Criterion(f"{name}: p{percent} to the limit", ours, most, "ms", limit, LIMIT),
                 ]
-    return judged
+    return criteria
 
 
 def table_of(name: str, by_jvm: Batches) -> str:

@@ -30,15 +30,15 @@ Measured = dict[str, float]
 
 def run(scratch: Path, quick: bool) -> Result:
     """Measure every store and size in a separate process."""
-    found: dict[tuple[str, int], Measured] = {}
+    measurements: dict[tuple[str, int], Measured] = {}
     for size in QUICK if quick else FULL:
         for name in PROVIDERS:
             directory = stores.directory_of(scratch, name, size)
             with stores.store_processes(directory, [name]) as processes:
-                found[name, size] = processes[name].run(measure, directory, name, size)
+                measurements[name, size] = processes[name].run(measure, directory, name, size)
             shutil.rmtree(directory)
-            log(f"{name}: {size:,} rows: {found[name, size]}")
-    return Result(f"{ABOUT.format(batches=BATCHES)}\n\n{table_of(found)}", criteria(found))
+            log(f"{name}: {size:,} rows: {measurements[name, size]}")
+    return Result(f"{ABOUT.format(batches=BATCHES)}\n\n{table_of(measurements)}", judge(measurements))
 
 
 def measure(spark: Any, scratch: Path, name: str, size: int) -> Measured:
@@ -66,10 +66,10 @@ def measure(spark: Any, scratch: Path, name: str, size: int) -> Measured:
     }
 
 
-def criteria(found: dict[tuple[str, int], Measured]) -> list[Criterion]:
+def judge(measurements: dict[tuple[str, int], Measured]) -> list[Criterion]:
     """Compare all memory of ours with the heap of HDFSBacked."""
-    size = min((size for _, size in found), key=lambda size: abs(size - JUDGED))
-    ours, theirs = total(found[OURS, size]) / size, found[HDFS, size]["heap"] / size
+    size = min((size for _, size in measurements), key=lambda size: abs(size - JUDGED))
+    ours, theirs = total(measurements[OURS, size]) / size, measurements[HDFS, size]["heap"] / size
     return [Criterion(f"memory for each of {size:,} rows", ours, MOST_OF_HDFS, "bytes", theirs, HDFS)]
 
 
@@ -78,12 +78,14 @@ def total(measured: Measured) -> float:
     return measured["heap"] + measured["buffers"] + measured["backend"]
 
 
-def table_of(found: dict[tuple[str, int], Measured]) -> str:
+def table_of(measurements: dict[tuple[str, int], Measured]) -> str:
     """Return a row for each store and size."""
     rows = []
-    for (name, size), of in stores.in_order(found):
-        parts = (*(of[part] / MIB for part in ("heap", "buffers", "backend")), total(of) / MIB)
-        each = (total(of) / size, of["heap"] / size)
-        rows.append([name, f"{size:,}", *figures(*parts, *each, of["reported"] / MIB, of["batch"])])
+    for (name, size), measured in stores.in_order(measurements):
+        parts = (*(measured[part] / MIB for part in ("heap", "buffers", "backend")), total(measured) / MIB)
+        each = (total(measured) / size, measured["heap"] / size)
+        rows.append(
+            [name, f"{size:,}", *figures(*parts, *each, measured["reported"] / MIB, measured["batch"])]
+        )
     header = ["store", "rows", "heap", "buffers", "backend", "all", "bytes a row", "of heap"]
     return table("Memory", [*header, "memoryUsedBytes", "batch"], rows)

@@ -27,51 +27,51 @@ runs of which the newest {versions} versions of all partitions consist. Times in
 def run(scratch: Path, quick: bool) -> Result:
     """Run every row on both stores."""
     works = QUICK if quick else FULL
-    found: dict[Work, Batches] = {}
+    results: dict[Work, Batches] = {}
     merges: dict[Work, int] = {}
     confs = CONFS | {f"{PREFIX}maintenanceInterval": INTERVAL}
     settings = SessionSettings(memory="4g", spark_files="backend", confs=confs)
     for number, work in enumerate(works):
-        found[work] = {}
+        results[work] = {}
         for name in STORES:
             directory = scratch / f"{number}-{STORES.index(name)}"
             directory.mkdir()
             comparison = comparison_of(work, (config_of(name),))
             with session_processes(directory / "sessions", {name: settings}) as processes:
-                found[work] |= compare(processes, directory, comparison, work.plan)
+                results[work] |= compare(processes, directory, comparison, work.plan)
             if name == OURS:
                 merges[work] = merges_in(directory)
-        answers = {tuple(batch.output for batch in batches) for batches in found[work].values()}
+        answers = {tuple(batch.output for batch in batches) for batches in results[work].values()}
         if len(answers) > 1:
             raise RuntimeError(f"the stores' answers differ: {work.name}")
     about = ABOUT.format(interval=INTERVAL, limit=LIMIT, versions=VERSIONS)
-    return Result(f"{about}\n\n{table_of(found, merges)}", criteria(found))
+    return Result(f"{about}\n\n{table_of(results, merges)}", judge(results))
 
 
 def merges_in(directory: Path) -> int:
     """Return the number of bases and runs of which the newest versions of a query's stores consist."""
     (state,) = directory.rglob("state/0")
-    found = [streams(path, int(path.name)) for path in state.iterdir() if path.name.isdigit()]
-    return sum(len(sizes["bases"]) + len(sizes["runs"]) for sizes in found)
+    versions = [streams(path, int(path.name)) for path in state.iterdir() if path.name.isdigit()]
+    return sum(len(sizes["bases"]) + len(sizes["runs"]) for sizes in versions)
 
 
-def criteria(found: dict[Work, Batches]) -> list[Criterion]:
+def judge(results: dict[Work, Batches]) -> list[Criterion]:
     """Bound our p99 by our p50, and our p50 by that of the limit."""
-    judged = []
-    for work, batches in found.items():
+    criteria = []
+    for work, batches in results.items():
         ours, limit = batches[OURS], p50(batches[LIMIT])
         name = f"{work.name}, beside merges"
-        judged += [
+        criteria += [
             Criterion(f"{name}: p99", p99(ours), MOST_P99, "ms", p50(ours), "p50"),
             Criterion(f"{name}: p50", p50(ours), MOST_P50[work.partitions], "ms", limit, LIMIT),
         ]
-    return judged
+    return criteria
 
 
-def table_of(found: dict[Work, Batches], merges: dict[Work, int]) -> str:
+def table_of(results: dict[Work, Batches], merges: dict[Work, int]) -> str:
     """Return the table of all rows."""
     rows = []
-    for work, batches in found.items():
+    for work, batches in results.items():
         for store, measured in batches.items():
             cells = figures(p50(measured), p99(measured), p99(measured) / p50(measured))
             number = f"{merges[work]:,}" if store == OURS else ""

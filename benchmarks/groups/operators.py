@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-
-import pyarrow as pa
 
 import spark_statestore
 from benchmarks import streaming
@@ -59,39 +56,26 @@ QUICK = Size(((2, Plan(warmup=0, batches=1)),), 5_000, 1_000, 500, 200)
 
 def comparisons(size: Size, partitions: int) -> list[Comparison]:
     """Return the queries with a number of shuffle partitions."""
-    stores = tuple(map(streaming.config_of, STORES))
+    every = tuple(map(streaming.config_of, STORES))
     # HDFSBacked supports no column families, which transformWithState and joins of format 4 need.
-    with_families = tuple(store for store in stores if not store.name.startswith(HDFS))
+    families = tuple(store for store in every if not store.name.startswith(HDFS))
     events = partial(input_table, size.fill, size.rows)
-
-    def named(
-        name: str,
-        build: queries.Build,
-        mode: str,
-        of: tuple[StoreConfig, ...] = stores,
-        events: Callable[[int], pa.Table] = events,
-    ) -> Comparison:
-        return Comparison(f"{name}, {partitions} partitions", build, events, of, mode, partitions)
-
+    few = partial(input_table, size.python_fill, size.python_rows)
+    in_format_4 = tuple(map(_in_format_4, families))
     return [
-        named("windowed count", queries.windowed_count, "update"),
-        named("session window", queries.session_window, "append"),
-        named("dedup", queries.deduplication, "append"),
-        named("stream-stream join", queries.join, "append"),
-        named(
-            "left outer join, format 4", queries.outer_join, "append", tuple(map(in_format_4, with_families))
-        ),
-        named(
-            "transformWithState in Python",
-            queries.transform_with_state,
-            "update",
-            with_families,
-            partial(input_table, size.python_fill, size.python_rows),
-        ),
+        Comparison(f"{name}, {partitions} partitions", build, table, stores, mode, partitions)
+        for name, build, mode, stores, table in (
+            ("windowed count", queries.windowed_count, "update", every, events),
+            ("session window", queries.session_window, "append", every, events),
+            ("dedup", queries.deduplication, "append", every, events),
+            ("stream-stream join", queries.join, "append", every, events),
+            ("left outer join, format 4", queries.outer_join, "append", in_format_4, events),
+            ("transformWithState in Python", queries.transform_with_state, "update", families, few),
+        )
     ]
 
 
-def in_format_4(store: StoreConfig) -> StoreConfig:
+def _in_format_4(store: StoreConfig) -> StoreConfig:
     """Return the configuration of a store for joins with state of format 4, which Spark permits for a class of RocksDB."""
     provider = spark_statestore.JOIN_PROVIDER_CLASS if store.name == OURS else store.provider
     return StoreConfig(store.name, provider, store.settings, {JOIN_FORMAT: "4"})
@@ -100,39 +84,41 @@ def in_format_4(store: StoreConfig) -> StoreConfig:
 def run(scratch: Path, quick: bool) -> Result:
     """Run every query on all stores."""
     size = QUICK if quick else FULL
-    found: dict[str, Batches] = {}
+    results: dict[str, Batches] = {}
     with session_processes(scratch / "sessions", streaming.sessions_of(STORES)) as processes:
         for partitions, plan in size.plans:
             directory = scratch / f"{partitions}"
             directory.mkdir()
             for comparison in comparisons(size, partitions):
-                found[comparison.name] = streaming.compare(processes, directory, comparison, plan)
+                results[comparison.name] = streaming.compare(processes, directory, comparison, plan)
     plans = [plan for _, plan in size.plans]
     described = vars(size) | vars(plans[0])
     described["warmup"] = " or ".join(str(plan.warmup) for plan in plans)
     described["partitions"] = " or ".join(str(partitions) for partitions, _ in size.plans)
-    tables = [table_of(name, batches) for name, batches in found.items()]
-    return Result("\n\n".join([ABOUT.format_map(described), *tables]), criteria(found))
+    tables = [table_of(name, batches) for name, batches in results.items()]
+    return Result("\n\n".join([ABOUT.format_map(described), *tables]), judge(results))
 
 
 def per_second(batches: list[Batch]) -> float:
     return 1000 * sum(batch.input_rows for batch in batches) / sum(batch.milliseconds for batch in batches)
 
 
-def criteria(found: dict[str, Batches]) -> list[Criterion]:
+def judge(results: dict[str, Batches]) -> list[Criterion]:
     """Require each query to beat every built-in, as it comes and unforked: in half of its batches, in nearly all, and over all."""
-    judged = []
-    for name, batches in found.items():
+    criteria = []
+    for name, batches in results.items():
         rivals = [store for store in batches if store != OURS]
         ours = batches[OURS]
         for percent, figure in ((50, p50), (99, p99)):
             rival = best(batches, figure, rivals)
             work = f"{name}: p{percent}"
-            judged.append(Criterion(work, figure(ours), 1, "ms", figure(batches[rival]), rival))
+            criteria.append(Criterion(work, figure(ours), 1, "ms", figure(batches[rival]), rival))
         rival = max(rivals, key=lambda store: per_second(batches[store]))
         most = per_second(batches[rival])
-        judged.append(Criterion(f"{name}: rows/s", per_second(ours), 1, "rows/s", most, rival, at_least=True))
-    return judged
+        criteria.append(
+            Criterion(f"{name}: rows/s", per_second(ours), 1, "rows/s", most, rival, at_least=True)
+        )
+    return criteria
 
 
 def table_of(name: str, batches: Batches) -> str:

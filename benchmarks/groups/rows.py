@@ -42,7 +42,7 @@ def run(scratch: Path, quick: bool) -> Result:
     count, warmup, rounds = (1_000, 0.1, 1) if quick else (10_000, 1.0, 30)
     times = measure(scratch, count, warmup, rounds)
     about = ABOUT.format(count=count, warmup=warmup, rounds=rounds)
-    return Result(f"{about}\n\n{table_of(times, count)}", criteria(times))
+    return Result(f"{about}\n\n{table_of(times, count)}", judge(times))
 
 
 def measure(scratch: Path, count: int, warmup: float, rounds: int) -> Times:
@@ -71,15 +71,15 @@ def _time(store: Remote, operation: str, _: int) -> None:
     store.time(operation)
 
 
-def criteria(times: Times) -> list[Criterion]:
+def judge(times: Times) -> list[Criterion]:
     """Compare each operation with the faster of its rivals."""
-    judged = []
+    criteria = []
     for operation, (_, names, rivals, most) in OPERATIONS.items():
         medians = {name: median(times[operation, name]) for name in names}
         rival = better(medians, rivals)
         work = f"10,000 rows: {operation}"
-        judged.append(Criterion(work, medians[OURS], most, "µs", medians[rival], rival))
-    return judged
+        criteria.append(Criterion(work, medians[OURS], most, "µs", medians[rival], rival))
+    return criteria
 
 
 def table_of(times: Times, count: int) -> str:

@@ -97,7 +97,7 @@ def run(scratch: Path, quick: bool) -> Result:
     with minio() as service, relaying(service.endpoint) as relay, tracing(service) as trace:
         for delay in size.delays:
             rows += measure(scratch / f"{delay}", size, service, trace, relay, delay)
-    return Result("\n\n".join([about(size), *map(table_of, rows)]), criteria(rows))
+    return Result("\n\n".join([about(size), *map(table_of, rows)]), judge(rows))
 
 
 def measure(scratch: Path, size: Size, service: Service, trace: Trace, relay: Relay, delay: int) -> list[Row]:
@@ -174,9 +174,9 @@ def comparison_of(
     return Comparison(name, build, table, configs, mode, partitions)
 
 
-def criteria(rows: list[Row]) -> list[Criterion]:
+def judge(rows: list[Row]) -> list[Criterion]:
     """Require each row to beat both stores, by far with many partitions and a delay, with few requests."""
-    judged = []
+    criteria = []
     for row in rows:
         name = f"S3, {row.name}"
         rivals = [store for store in row.batches if store not in stores.WITH_BACKEND]
@@ -184,14 +184,14 @@ def criteria(rows: list[Row]) -> list[Criterion]:
         for percent, figure, most in ((50, p50, most_p50), (99, p99, 1)):
             rival = best(row.batches, figure, rivals)
             times = figure(row.batches[OURS]), most, "ms", figure(row.batches[rival]), rival
-            judged.append(Criterion(f"{name}: p{percent}", *times))
+            criteria.append(Criterion(f"{name}: p{percent}", *times))
         requests = {store: sum(row.per_batch(store).values()) for store in row.batches}
         sizes = {store: row.bytes_per_batch(store) for store in row.batches}
         for what, unit, measured in (("requests", "", requests), ("bytes", "bytes", sizes)):
             rival = better(measured, rivals)
-            judged.append(Criterion(f"{name}: {what}", measured[OURS], 1, unit, measured[rival], rival))
-        judged += few_requests(row, MOST_REQUESTS)
-    return judged
+            criteria.append(Criterion(f"{name}: {what}", measured[OURS], 1, unit, measured[rival], rival))
+        criteria += few_requests(row, MOST_REQUESTS)
+    return criteria
 
 
 def few_requests(row: Row, most: int) -> list[Criterion]:

@@ -42,7 +42,7 @@ def run(scratch: Path, quick: bool) -> Result:
     with minio() as service, tracing(service) as trace:
         for number, master in enumerate(MASTERS):
             rows[master] = measure(scratch / f"{number}", size, master, service, trace)
-    return Result(f"{ABOUT}\n\n{table_of(rows)}", criteria(rows))
+    return Result(f"{ABOUT}\n\n{table_of(rows)}", judge(rows))
 
 
 def measure(scratch: Path, size: Size, master: str, service: Service, trace: Trace) -> list[Row]:
@@ -62,13 +62,13 @@ def measure(scratch: Path, size: Size, master: str, service: Service, trace: Tra
     return rows
 
 
-def criteria(rows: Mapping[str, list[Row]]) -> list[Criterion]:
+def judge(rows: Mapping[str, list[Row]]) -> list[Criterion]:
     """Require few requests of each row."""
-    judged = []
+    criteria = []
     for master, measured in rows.items():
         for row in measured:
-            judged += s3_queries.few_requests(row, MASTERS[master][0] + MOST_BESIDES_EXECUTORS)
-    return judged
+            criteria += s3_queries.few_requests(row, MASTERS[master][0] + MOST_BESIDES_EXECUTORS)
+    return criteria
 
 
 def table_of(rows: Mapping[str, list[Row]]) -> str:

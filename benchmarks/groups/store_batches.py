@@ -59,7 +59,7 @@ def run(scratch: Path, quick: bool) -> Result:
         *(table_of(sides, rows) for rows in plan.batches),
         table_of(growth, 10_000, f" at several sizes, {OURS} alone"),
     ]
-    return Result("\n\n".join(parts), criteria(sides, growth))
+    return Result("\n\n".join(parts), judge(sides, growth))
 
 
 def measure(scratch: Path, entries: list[tuple[str, int]], plan: Plan) -> Times:
@@ -95,7 +95,7 @@ def _batch(store: Remote, rows: int, seed: int) -> float:
     return millis
 
 
-def criteria(sides: Times, growth: Times) -> list[Criterion]:
+def judge(sides: Times, growth: Times) -> list[Criterion]:
     """Compare with the better built-in at the largest common size, and the smallest with the largest size."""
     size = max(size for _, size, _ in sides)
     times = {

@@ -23,42 +23,15 @@ FIRST_ID = 1000
 _FIRST_EVENT = 1_000_000
 
 _TIME = pa.timestamp("us", tz="UTC")
+_PERSON = {"id": pa.int64(), "name": pa.string(), "city": pa.string(), "state": pa.string()}
+_AUCTION = {"id": pa.int64(), "item": pa.string(), "initial": pa.int64(), "reserve": pa.int64()}
+_AUCTION |= {"expires": _TIME, "seller": pa.int64(), "category": pa.int64()}
+_BID = {"auction": pa.int64(), "bidder": pa.int64(), "price": pa.int64(), "channel": pa.string()}
+_STRUCTS = {"person": _PERSON, "auction": _AUCTION, "bid": _BID}
+
 SCHEMA = pa.schema(
-    [
-        ("kind", pa.int32()),
-        ("time", _TIME),
-        (
-            "person",
-            pa.struct(
-                [("id", pa.int64()), ("name", pa.string()), ("city", pa.string()), ("state", pa.string())]
-            ),
-        ),
-        (
-            "auction",
-            pa.struct(
-                [
-                    ("id", pa.int64()),
-                    ("item", pa.string()),
-                    ("initial", pa.int64()),
-                    ("reserve", pa.int64()),
-                    ("expires", _TIME),
-                    ("seller", pa.int64()),
-                    ("category", pa.int64()),
-                ]
-            ),
-        ),
-        (
-            "bid",
-            pa.struct(
-                [
-                    ("auction", pa.int64()),
-                    ("bidder", pa.int64()),
-                    ("price", pa.int64()),
-                    ("channel", pa.string()),
-                ]
-            ),
-        ),
-    ]
+    [("kind", pa.int32()), ("time", _TIME)]
+    + [(name, pa.struct(list(fields.items()))) for name, fields in _STRUCTS.items()]
 )
 """One table for all three kinds; an event has only the struct of its kind."""
 

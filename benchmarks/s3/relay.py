@@ -23,8 +23,8 @@ class Delay:
     seconds = 0.0
 
 
-async def hold_back(reader: StreamReader, due: asyncio.Queue[tuple[float, bytes]]) -> None:
-    """Note of what arrives when it is due; nothing is the end."""
+async def receive(reader: StreamReader, due: asyncio.Queue[tuple[float, bytes]]) -> None:
+    """Queue what arrives with the time at which it is due; empty bytes are the end."""
     data = b"-"
     while data:
         try:
@@ -34,7 +34,7 @@ async def hold_back(reader: StreamReader, due: asyncio.Queue[tuple[float, bytes]
         due.put_nowait((asyncio.get_running_loop().time() + Delay.seconds, data))
 
 
-async def pass_on(due: asyncio.Queue[tuple[float, bytes]], writer: StreamWriter) -> None:
+async def send_when_due(due: asyncio.Queue[tuple[float, bytes]], writer: StreamWriter) -> None:
     """Send what is due, in the order of arrival, also if the delay has become less."""
     with suppress(OSError):
         while True:
@@ -47,8 +47,8 @@ async def pass_on(due: asyncio.Queue[tuple[float, bytes]], writer: StreamWriter)
     writer.close()
 
 
-async def return_at_once(reader: StreamReader, writer: StreamWriter) -> None:
-    """Send what the server sends."""
+async def forward(reader: StreamReader, writer: StreamWriter) -> None:
+    """Send what the server sends, at once."""
     with suppress(OSError):
         while data := await reader.read(CHUNK):
             writer.write(data)
@@ -67,7 +67,7 @@ async def serve(host: str, port: int) -> None:
             return
         due: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         await asyncio.gather(
-            hold_back(reader, due), pass_on(due, to_server), return_at_once(from_server, writer)
+            receive(reader, due), send_when_due(due, to_server), forward(from_server, writer)
         )
 
     server = await asyncio.start_server(relay, "127.0.0.1", 0)
