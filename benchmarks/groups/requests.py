@@ -17,7 +17,7 @@ from benchmarks import contest, session
 from benchmarks.contest import OURS
 from benchmarks.report import table
 from benchmarks.result import Criterion, Result
-from tests.support.s3 import environment_of, s3_service
+from tests.support.s3 import client_of, environment_of, s3_service
 
 KINDS = ("PUT", "COPY", "LIST", "GET", "HEAD", "DELETE", "other")
 CHANGED, UNCHANGED, MAINTENANCE, LOAD = (
@@ -107,9 +107,7 @@ def counted_service() -> Iterator[Counter[str]]:
 
     with patch.object(application, "__call__", count), s3_service() as url:
         os.environ |= environment_of(url)
-        import fsspec
-
-        fsspec.filesystem("s3", endpoint_url=url).mkdir("bucket")
+        client_of(url).create_bucket(Bucket="bucket")
         yield counts
 
 
