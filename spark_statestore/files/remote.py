@@ -60,7 +60,7 @@ class _FsspecOutput(FileOutput):
         self._url = url
         self._fsync = fsync
         self._file = fs.open(path, mode)
-        self._is_anothers = False
+        self._exists_already = False
 
     def write(self, data: Buffer) -> None:
         with as_os_errors(self._url):
@@ -82,7 +82,7 @@ class _FsspecOutput(FileOutput):
             with as_os_errors(self._url):
                 self._file.close()
         except FileExistsError:
-            self._is_anothers = True
+            self._exists_already = True
             raise
 
     def abandon(self) -> None:
@@ -92,7 +92,7 @@ class _FsspecOutput(FileOutput):
                 discard()
             # The garbage collector would close, and thereby upload, a buffered file.
             self._file.closed = True
-        if not self._is_anothers:
+        if not self._exists_already:
             with contextlib.suppress(Exception):
                 self._fs.rm_file(self._path)
 
@@ -124,7 +124,7 @@ class FsspecFileSystem(FileSystem):
     def __init__(self, fs: AbstractFileSystem, scheme: str, *, fsync: bool = False) -> None:
         disable_cached_listings(fs)
         self._fs = CheckedDriver(fs, self.url)
-        self._scheme = scheme
+        self.scheme = scheme
         self._driver_name = type(fs).__qualname__
         self._has_directories = not is_object_store(fs)
         self._finds_files_itself = not self._has_directories and finds_files_itself(fs)
@@ -136,10 +136,6 @@ class FsspecFileSystem(FileSystem):
             warn_of_inexclusive_create(self._driver_name, scheme)
         # Readers of a file in fsspec's memory share one position.
         self._shares_positions = "memory" in protocols_of(fs)
-
-    @property
-    def scheme(self) -> str:
-        return self._scheme
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         end = None if size is None else start + size
@@ -200,7 +196,7 @@ class FsspecFileSystem(FileSystem):
                 self._move(staging, path)
             except FileExistsError:
                 # The driver cannot replace a file in one step.
-                warn_of_replace_in_steps(self._driver_name, self._scheme)
+                warn_of_replace_in_steps(self._driver_name, self.scheme)
                 self._replace_in_steps(staging, path)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -237,11 +233,9 @@ class FsspecFileSystem(FileSystem):
                 self._fs.rmdir(path)
 
     def _delete_below(self, path: str) -> None:
-        found = list(
-            self._walk(path, with_directories=True) if self._has_directories else self.list_files(path)
-        )
+        below = self._walk(path, with_directories=True) if self._has_directories else self.list_files(path)
         # Remove content before its directory.
-        for status in reversed(found):
+        for status in reversed(list(below)):
             with contextlib.suppress(FileNotFoundError):
                 if status.is_directory:
                     self._fs.rmdir(status.path)
@@ -256,7 +250,7 @@ class FsspecFileSystem(FileSystem):
             return
         # fsspec's mv does the same, but expands patterns.
         if not self._shares_positions:
-            warn_of_replace_in_steps(self._driver_name, self._scheme)
+            warn_of_replace_in_steps(self._driver_name, self.scheme)
         self._fs.cp_file(path, to)
         self._fs.rm_file(path)
 
@@ -287,8 +281,8 @@ class FsspecFileSystem(FileSystem):
 
     def _forget_listings(self, path: str) -> None:
         # Some drivers look for a file in a listing of its directory.
-        for listed in (path, parent_of(path)):
-            self._fs.invalidate_cache(listed)
+        for directory in (path, parent_of(path)):
+            self._fs.invalidate_cache(directory)
 
     def list_files(self, path: str) -> Iterator[FileStatus]:
         if not self._finds_files_itself:
@@ -296,10 +290,10 @@ class FsspecFileSystem(FileSystem):
             return
         self._forget_listings(path)
         try:
-            found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
+            details: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
         except FileNotFoundError:
             return
-        for name, detail in found.items():
+        for name, detail in details.items():
             yield FileStatus(name, int(detail.get("size") or 0), _modified(detail))
 
     def _walk(self, path: str, *, with_directories: bool = False) -> Iterator[FileStatus]:

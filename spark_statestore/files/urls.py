@@ -105,8 +105,8 @@ def check_url(url: str) -> None:
             get_filesystem_class(scheme)
     except ImportError as error:
         raise MissingDriverError(
-            f"{url!r} needs a driver for {scheme!r} that the interpreter {sys.executable} does not have: {error}. The backend on "
-            "every executor needs it too."
+            f"{url!r} needs the driver for {scheme!r}, which is not installed for the interpreter {sys.executable}: {error}. The "
+            "backend on every executor needs it too."
         ) from error
 
 
