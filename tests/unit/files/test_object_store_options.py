@@ -8,13 +8,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 
 from spark_statestore.errors import StorageAccessError, StorageUnavailableError, StorageURLError
-from spark_statestore.files import check_url, open_file_system, urls
+from spark_statestore.files import check_url, open_file_system, retry, urls
 from spark_statestore.files.access import access_error
 from spark_statestore.files.object_store_clients import Client, ObjectStoreClients
 from spark_statestore.files.object_store_errors import converted
@@ -96,7 +97,9 @@ def test_s3_addressing_style_is_that_of_a_profile(
     assert config["virtual_hosted_style_request"] is (style == "virtual")
 
 
-def test_s3_options_are_those_of_obstore() -> None:
+def test_s3_options_are_those_of_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (KEYS | {"AWS_SESSION_TOKEN": "env"}).items():
+        monkeypatch.setenv(name, value)
     options = {
         "aws_access_key_id": "k",
         "secret_access_key": "s",
@@ -116,13 +119,11 @@ def test_s3_options_are_those_of_obstore() -> None:
     assert calls.client_options["read_timeout"] == "7s"
     assert "read_timeout" not in uploads.client_options
     assert (calls.retry_config["max_retries"], uploads.retry_config["max_retries"]) == (0, 5)
-    # No other credentials, such as a token in the environment, are mixed with them.
-    assert calls.credential_provider() == {
-        "access_key_id": "k",
-        "secret_access_key": "s",
-        "token": "t",
-        "expires_at": None,
-    }
+    credentials = {"access_key_id": "k", "secret_access_key": "s", "token": "t", "expires_at": None}
+    assert calls.credential_provider() == credentials
+    # The token of other credentials, in the environment, is not used with them.
+    del options["token"]
+    assert built(S3Clients(options, 5)).credential_provider() == credentials | {"token": None}
 
 
 def test_s3_authorities_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +264,24 @@ def test_gcs_without_credentials_names_the_remedies() -> None:
         StorageAccessError, match=r"no credentials were found for the bucket 'bucket'.*GOOGLE_APPL"
     ):
         files.read(path)
+
+
+def test_credentials_are_fetched_again_after_a_transient_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from google.auth.exceptions import TransportError
+
+    fetched: list[int] = []
+
+    def refresh(_: Any) -> None:
+        fetched.append(1)
+        raise TransportError("no answer")
+
+    credentials = SimpleNamespace(token=None, expiry=None, refresh=refresh)
+    monkeypatch.setattr("google.auth.default", lambda scopes: (credentials, None))
+    monkeypatch.setattr(retry, "_FIRST_SECONDS", 0.001)
+    files, path = open_file_system("gs://bucket/x", retries=2)
+    with pytest.raises(OSError, match=r"no answer.* \(tried 3 times"):
+        files.read(path)
+    assert len(fetched) == 3
 
 
 @pytest.mark.parametrize(
