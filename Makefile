@@ -51,7 +51,7 @@ CLASSES := jvm-shim/target/classes-spark-$(NEWEST).jsa
 
 # The imports compile what PIP_NO_COMPILE left; otherwise the first test file to import them takes 20 s more.
 $(CLASSES): tests/support/class_archive.py $(READY) | jar
-	$(PY) -c 'import duckdb, hypothesis, matplotlib.pyplot, moto.server, pandas, pyarrow.dataset, pyspark.sql.streaming, s3fs'
+	$(PY) -c 'import duckdb, hypothesis, matplotlib.pyplot, moto.server, pandas, pyarrow.dataset, pyspark.sql.streaming'
 	$(PY) -m tests.support.class_archive
 
 demo: jar ## replay a year of flights as streams, kill the driver halfway, compare with the batch answer
@@ -79,11 +79,10 @@ test-spark: $(READY) $(if $(filter $(NEWEST),$(SPARK)),,.spark/$(SPARK)/.ready) 
 	$(call with_spark,$(SPARK)) $(PY) -m pytest $(SHARED) -m 'not alone' --tier spark
 
 # Services of test-storage. They are kept in .services/; one that cannot be fetched in time is skipped.
-SERVICES := minio azurite fake-gcs hdfs
+SERVICES := minio azurite hdfs
 FETCH_SECONDS := 1200
 
 test-storage: jar $(CLASSES) ## run the tests of storage on real services: SERVICES="azurite hdfs"
-	$(PY) -m pip install --quiet --no-build-isolation --editable '.[storage-tests]'
 	FETCH_SECONDS=$(FETCH_SECONDS) $(PY) -m tests.support.services.fetch $(SERVICES)
 	SERVICES='$(SERVICES)' FETCH_SECONDS=0 $(PY) -m pytest $(SHARED) -m storage tests/system/storage
 

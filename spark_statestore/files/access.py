@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from spark_statestore.errors import StorageAccessError
-from spark_statestore.files.transient import answer_of
+from spark_statestore.files.transient import answer_of, causes_of
 
 __all__ = ["access_error"]
 
@@ -62,7 +62,7 @@ def access_error(error: BaseException, url: str) -> StorageAccessError | None:
     scheme, _, path = url.partition("://")
     container = f"{_CONTAINERS.get(scheme, 'storage')} {path.partition('/')[0]!r}"
     remedy = _REMEDIES.get("abfs" if scheme == "az" else scheme, _OTHER_REMEDY)
-    for cause in _causes(error):
+    for cause in causes_of(error):
         if isinstance(cause, StorageAccessError):
             return cause
         text = f"{type(cause).__name__}: {str(cause).rstrip('. ')}"
@@ -87,12 +87,3 @@ def access_error(error: BaseException, url: str) -> StorageAccessError | None:
                 f"permissions on the {container}{rights}; to use others, {remedy}. {_EVERYWHERE}."
             )
     return None
-
-
-def _causes(error: BaseException) -> list[BaseException]:
-    found: list[BaseException] = []
-    cause: BaseException | None = error
-    while cause is not None and cause not in found:
-        found.append(cause)
-        cause = cause.__cause__
-    return found

@@ -73,11 +73,6 @@ def has_file(files: FileSystem, path: str) -> bool:
     """Return whether a file exists, with one request.
 
     `FileSystem.exists` also finds directories, for which an object store may list a prefix.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
     """
     try:
         files.read(path, 0, 1)
@@ -101,12 +96,14 @@ class FileSystem(ABC):
 
     Paths are strings without a scheme. A missing file raises `FileNotFoundError`, every other failure an `OSError`.
     Implementations are safe to use from several threads.
+
+    Attributes
+    ----------
+    scheme
+        The URL scheme, such as ``file`` or ``s3``.
     """
 
-    @property
-    @abstractmethod
-    def scheme(self) -> str:
-        """The URL scheme, such as ``file`` or ``s3``."""
+    scheme: str
 
     def url(self, path: str) -> str:
         """Return the URL of a path, for messages and external pointers."""
@@ -162,32 +159,15 @@ class FileSystem(ABC):
         """Make a directory and its parents, unless it exists; do nothing on object stores."""
 
     def make_durable(self, path: str) -> None:  # noqa: B027 - most have nothing to do
-        """Sync a whole file that another process wrote, which may have ended before it synced the file.
-
-        Raises
-        ------
-        OSError
-            If the file cannot be synced.
-        """
+        """Sync a whole file that another process wrote, which may have ended before it synced the file."""
 
     def sync_directory(self, path: str) -> None:  # noqa: B027 - most have nothing to do
-        """Sync a directory, so that files removed from it do not reappear after a crash.
-
-        Raises
-        ------
-        OSError
-            If the directory cannot be synced.
-        """
+        """Sync a directory, so that files removed from it do not reappear after a crash."""
 
     def prepare(self, directory: str) -> None:  # noqa: B027 - most have nothing to do
         """Prepare a directory for a file that will be created in it soon.
 
         This is an optimisation without visible files. File systems for which it costs a request do nothing.
-
-        Raises
-        ------
-        OSError
-            If the directory cannot be prepared.
         """
 
     def locate(self, path: str) -> tuple[str, int] | None:
@@ -216,15 +196,12 @@ class FileSystem(ABC):
     def list_directory(self, path: str) -> list[FileStatus]:
         """List the files and directories of a directory, not those below.
 
-        Raises
-        ------
-        FileNotFoundError
-            If the directory does not exist. Object stores have no directories: there the list is empty.
+        Object stores have no directories: for one that does not exist the list is empty there.
         """
         start = len(path.rstrip("/")) + 1
-        found: dict[str, FileStatus] = {}
+        entries: dict[str, FileStatus] = {}
         for status in self.list_files(path):
             name, below, _ = status.path[start:].partition("/")
             whole = join(path, name)
-            found.setdefault(whole, FileStatus(whole, 0, is_directory=True) if below else status)
-        return list(found.values())
+            entries.setdefault(whole, FileStatus(whole, 0, is_directory=True) if below else status)
+        return list(entries.values())

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_statestore.files.access import access_error
-from spark_statestore.files.transient import answer_of, is_transient
+from spark_statestore.files.transient import answer_of, causes_of, is_transient
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckedDriver",
     "as_os_errors",
-    "driver_for_calls",
-    "exclusive_arguments",
+    "creates_exclusively",
+    "disable_cached_listings",
     "finds_files_itself",
     "is_object_store",
-    "is_of_existing_file",
     "protocols_of",
     "renames_files",
     "warn_of_inexclusive_create",
     "warn_of_replace_in_steps",
-    "without_cached_listings",
 ]
 
 _logger = logging.getLogger(__name__)
@@ -75,12 +73,7 @@ def as_os_errors(url: str) -> Iterator[None]:
 
 def _other_cause(error: FileNotFoundError) -> BaseException | None:
     """Return the cause of a driver's error for a missing file if it is not that the file is missing."""
-    cause = error.__cause__
-    while cause is not None:
-        if not _is_of_missing_file(cause):
-            return cause
-        cause = cause.__cause__
-    return None
+    return next((cause for cause in causes_of(error)[1:] if not _is_of_missing_file(cause)), None)
 
 
 def _is_of_missing_file(error: BaseException) -> bool:
@@ -136,28 +129,8 @@ class CheckedDriver:
         return call
 
 
-def driver_for_calls(fs: AbstractFileSystem) -> AbstractFileSystem:
-    """Return a driver without retries of its own, where the driver supports that.
-
-    A driver that retries an exclusive create by itself mistakes its own file for another process's if only the first
-    answer was lost. It would also multiply the number of tries.
-    """
-    if not is_object_store(fs):
-        return fs
-    options = dict(fs.storage_options)
-    config = options.get("config_kwargs") or {}
-    # A configured number of retries is kept.
-    once = type(fs).__module__ == "s3fs.core" and "retries" not in config
-    if once:
-        options["config_kwargs"] = config | {"retries": {"total_max_attempts": 1}}
-    own = type(fs)(*fs.storage_args, **options, skip_instance_cache=True)
-    if once:
-        own.retries = 1
-    return own
-
-
-def without_cached_listings(fs: AbstractFileSystem) -> AbstractFileSystem:
-    """Return a driver after turning off its cached listings, in which a file of another process is missing."""
+def disable_cached_listings(fs: AbstractFileSystem) -> None:
+    """Turn off a driver's cached listings, in which a file of another process is missing."""
     below: Any = fs
     while below is not None:
         # Most drivers use fsspec's dircache; the cache of another driver is invalidated at each call.
@@ -165,7 +138,6 @@ def without_cached_listings(fs: AbstractFileSystem) -> AbstractFileSystem:
             below.dircache.use_listings_cache = False
             below.dircache.clear()
         below = _driver_below(below)
-    return fs
 
 
 def finds_files_itself(fs: AbstractFileSystem) -> bool:
@@ -194,39 +166,20 @@ def _driver_below(fs: AbstractFileSystem) -> AbstractFileSystem | None:
     return below if isinstance(below, AbstractFileSystem) else None
 
 
-def exclusive_arguments(fs: AbstractFileSystem) -> dict[str, Any] | None:
-    """Return the arguments with which a driver's `pipe_file` creates a file exclusively; None if it cannot."""
+def creates_exclusively(fs: AbstractFileSystem) -> bool:
+    """Return whether a driver's `pipe_file` with the mode ``create`` creates a file exclusively."""
     from fsspec import AbstractFileSystem
 
     if getattr(fs.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file:
         # It takes a mode, and checks for the file before it writes.
-        return None
+        return False
     parameters = inspect.signature(fs.pipe_file).parameters
     if "mode" in parameters:
-        return {"mode": "create"}
-    if "overwrite" in parameters:
-        # adlfs
-        return {"overwrite": False}
+        return True
     # A driver that forwards all arguments, such as fsspec's DirFileSystem, does what the driver below it does.
     below = _driver_below(fs)
     forwards = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    return exclusive_arguments(below) if forwards and below is not None else None
-
-
-def is_of_existing_file(error: BaseException | None) -> bool:
-    """Return whether storage refused a conditional request because the file exists.
-
-    s3fs recognises the answer of AWS alone, which names the condition that failed; MinIO does not. Older versions of adlfs
-    leave the error to their callers.
-    """
-    while error is not None:
-        if (
-            answer_of(error)[0] == HTTPStatus.PRECONDITION_FAILED
-            or type(error).__name__ == "ResourceExistsError"
-        ):
-            return True
-        error = error.__cause__
-    return False
+    return forwards and below is not None and creates_exclusively(below)
 
 
 @cache

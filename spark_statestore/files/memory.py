@@ -36,13 +36,11 @@ class MemoryFileSystem(FileSystem):
     Directories are prefixes of file names, as on an object store.
     """
 
+    scheme = "process-memory"
+
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}
         self._lock = threading.Lock()
-
-    @property
-    def scheme(self) -> str:
-        return "process-memory"
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         data = self._files.get(path)
@@ -93,5 +91,5 @@ class MemoryFileSystem(FileSystem):
     def list_files(self, path: str) -> Iterator[FileStatus]:
         start = path.rstrip("/") + "/"
         with self._lock:
-            found = [FileStatus(p, len(d)) for p, d in self._files.items() if p.startswith(start)]
-        yield from found
+            statuses = [FileStatus(p, len(d)) for p, d in self._files.items() if p.startswith(start)]
+        yield from statuses

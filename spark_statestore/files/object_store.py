@@ -60,11 +60,7 @@ class ObjectStoreFileSystem(FileSystem):
 
     def __init__(self, clients: ObjectStoreClients, scheme: str) -> None:
         self._clients = clients
-        self._scheme = scheme
-
-    @property
-    def scheme(self) -> str:
-        return self._scheme
+        self.scheme = scheme
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         if start == 0 and size is None:
@@ -73,15 +69,14 @@ class ObjectStoreFileSystem(FileSystem):
         if size == 0:
             self.size(path)
             return b""
-        wanted = {"offset": start} if size is None else (start, start + size)
-        return self.read_range(path, wanted, None)[0]
+        return self.read_range(path, {"offset": start} if size is None else (start, start + size), None)[0]
 
-    def read_range(self, path: str, wanted: Any, version: str | None) -> tuple[bytes, int, str | None]:
+    def read_range(self, path: str, span: Any, version: str | None) -> tuple[bytes, int, str | None]:
         """Read a range of a file.
 
         Parameters
         ----------
-        wanted
+        span
             The range in obstore's form.
         version
             Version that the file must have, from an earlier call.
@@ -91,11 +86,11 @@ class ObjectStoreFileSystem(FileSystem):
         tuple
             The bytes, the size of the whole file, and its version.
         """
-        options = {"range": wanted} | ({} if version is None else {"if_match": version})
+        options = {"range": span} | ({} if version is None else {"if_match": version})
         try:
             with self._client(path) as (client, key):
-                found = obstore.get(client, key, options=cast(Any, options))
-                return bytes(found.bytes()), found.meta["size"], found.meta["e_tag"]
+                result = obstore.get(client, key, options=cast(Any, options))
+                return bytes(result.bytes()), result.meta["size"], result.meta["e_tag"]
         except ObjectStoreError as error:
             # The range begins behind the end of the file.
             if error.status == 416:
@@ -162,9 +157,8 @@ class ObjectStoreFileSystem(FileSystem):
         super().delete_files(paths)
 
     def delete_directory(self, path: str, *, recursive: bool = False) -> None:
-        if not recursive or not (found := [status.path for status in self.list_files(path)]):
-            return
-        self.delete_files(found)
+        if recursive and (paths := [status.path for status in self.list_files(path)]):
+            self.delete_files(paths)
 
     def make_directory(self, path: str) -> None:
         """Do nothing: directories are prefixes of file names."""
@@ -185,8 +179,8 @@ class ObjectStoreFileSystem(FileSystem):
         bucket = _split(path)[0]
         with self._client(path) as (client, key):
             marker: FileStatus | None = None
-            for found in obstore.list(client, key or None):
-                for meta in found:
+            for page in obstore.list(client, key or None):
+                for meta in page:
                     status = _status(bucket, meta)
                     # Hadoop and consoles make empty objects for directories; obstore drops the slash at the end.
                     if marker is not None and not status.path.startswith(marker.path + "/"):
@@ -200,12 +194,12 @@ class ObjectStoreFileSystem(FileSystem):
     def list_directory(self, path: str) -> list[FileStatus]:
         bucket = _split(path)[0]
         with self._client(path) as (client, key):
-            found = obstore.list_with_delimiter(client, key or None)
+            listing = obstore.list_with_delimiter(client, key or None)
         directories = [
-            FileStatus(f"{bucket}/{name}", 0, is_directory=True) for name in found["common_prefixes"]
+            FileStatus(f"{bucket}/{name}", 0, is_directory=True) for name in listing["common_prefixes"]
         ]
         # Not the object of the directory itself.
-        return directories + [_status(bucket, meta) for meta in found["objects"] if meta["path"] != key]
+        return directories + [_status(bucket, meta) for meta in listing["objects"] if meta["path"] != key]
 
     @contextlib.contextmanager
     def _client(self, path: str, kind: Client = Client.CALLS) -> Iterator[tuple[Any, str]]:
@@ -214,16 +208,15 @@ class ObjectStoreFileSystem(FileSystem):
         try:
             yield self._clients.open(bucket, kind), key
         except Exception as error:
-            found = converted(error, path, credentials=self._clients.credentials_error)
             if "without LOCATION" in str(error):
                 # The next try uses the bucket's region.
                 self._clients.find_region(bucket)
-            if (refused := access_error(found, self.url(path))) is not None:
-                found = refused
-            if found is error:
+            failure = converted(error, path, credentials=self._clients.credentials_error)
+            failure = access_error(failure, self.url(path)) or failure
+            if failure is error:
                 raise
             # The driver's text may have a signature in it.
-            raise found from None
+            raise failure from None
 
 
 class _RangeInput(io.RawIOBase):
@@ -261,8 +254,8 @@ class _RangeInput(io.RawIOBase):
             self._next_bytes = (
                 min(_LARGEST_READ_BYTES, self._next_bytes * 2) if is_sequential else _FIRST_READ_BYTES
             )
-            wanted = (self._position, self._position + self._next_bytes)
-            self._data, _, _ = self._files.read_range(self._path, wanted, self._version)
+            span = (self._position, self._position + self._next_bytes)
+            self._data, _, _ = self._files.read_range(self._path, span, self._version)
             self._start = self._position
             if not self._data:
                 raise OSError(f"{self._path} ended at byte {self._position} of {self._size}")

@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import os
+import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
-__all__ = ["Client", "ObjectStoreClients", "Settings", "UnsupportedOptionError", "refuse_others"]
+from spark_statestore.errors import StorageUnavailableError
+
+__all__ = ["Client", "ObjectStoreClients"]
 
 # The watchdog of a request ends a call before this.
 _LONGEST_CALL: Final = timedelta(hours=1)
 
-# Options of fsspec's drivers that only matter for speed, or for calls that are not made here.
-_IRRELEVANT: Final = frozenset(
-    {
-        "asynchronous", "batch_size", "block_size", "blocksize", "cache_regions", "cache_timeout", "check_connection",
-        "assume_container_exists", "default_block_size", "default_cache_type", "default_fill_cache", "default_location",
-        "dircache", "fixed_upload_size", "listings_expiry_time", "loop", "max_concurrency", "max_paths", "project",
-        "secure_serialize", "skip_instance_cache", "use_listings_cache",
-    }
-)  # fmt: skip
-
 # The process that has obstore's threads.
 _used_by: Final[dict[str, int]] = {}
-
-
-class UnsupportedOptionError(ValueError):
-    """An option in fsspec's configuration that only fsspec's own driver knows, or a missing package."""
 
 
 class Client(enum.Enum):
@@ -45,23 +34,12 @@ class Client(enum.Enum):
     """Uploads in parts, whose requests obstore repeats by itself: that changes nothing, other than in `create`."""
 
 
-@dataclass
-class Settings:
-    """Arguments of the constructor of an obstore store.
-
-    Attributes
-    ----------
-    config
-        Configuration of the store.
-    options
-        Options of the HTTP client, other than time-outs.
-    credential_provider
-        Returns credentials; None if the configuration has them, or if obstore finds them by itself.
-    """
-
-    config: dict[str, Any]
-    options: dict[str, Any] = field(default_factory=dict)
-    credential_provider: Any = None
+_TIMEOUTS: Final = {
+    # The first one includes the time that a body takes to be sent.
+    Client.CALLS: {"read_timeout": timedelta(seconds=30), "timeout": _LONGEST_CALL},
+    Client.LARGE_CALLS: {"timeout": _LONGEST_CALL},
+    Client.UPLOADS: {"timeout": timedelta(minutes=2)},
+}
 
 
 class ObjectStoreClients(ABC):
@@ -70,25 +48,52 @@ class ObjectStoreClients(ABC):
     Parameters
     ----------
     options
-        Options of fsspec's driver for the service.
+        Options of the service in fsspec's configuration: those of obstore's configuration of the store, and
+        ``client_options`` of its HTTP client.
     retries
         Largest number of retries of a request of an upload.
 
-    Raises
-    ------
-    UnsupportedOptionError
-        If an option cannot be passed to obstore, or a package for the credentials is not installed.
+    Attributes
+    ----------
+    extra
+        Extra of this package that installs what the service needs.
+    packages
+        What that is: packages by module.
+    sections
+        Names of the service in fsspec's configuration.
+    replaced_driver
+        Package of fsspec's driver in whose place obstore is used.
     """
+
+    extra: ClassVar[str]
+    packages: ClassVar[dict[str, str]]
+    sections: ClassVar[tuple[str, ...]]
+    replaced_driver: ClassVar[str]
 
     def __init__(self, options: Mapping[str, Any], retries: int) -> None:
         self.retries = retries
         self.credentials_error: Exception | None = None
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._connect_seconds = 5.0
-        self._read_seconds = 30.0
+        self._client_options: dict[str, Any] = self._options.pop("client_options", {})
         self._lock = threading.RLock()
-        self._settings: dict[str, Settings] = {}
+        self._arguments: dict[str, dict[str, Any]] = {}
         self._clients: dict[tuple[str, Client], Any] = {}
+
+    @classmethod
+    def require_packages(cls) -> None:
+        """Raise an error if a package that the service needs is not installed.
+
+        Raises
+        ------
+        ImportError
+            With what to install.
+        """
+        missing = [name for module, name in cls.packages.items() if not _is_installed(module)]
+        if missing:
+            raise ImportError(
+                f"{', '.join(missing)} not found (pip install 'spark-statestore[{cls.extra}]'; executors need no more of it than "
+                f"{', '.join(cls.packages.values())})"
+            )
 
     def open(self, bucket: str, kind: Client) -> Any:
         """Return the client of a bucket.
@@ -97,6 +102,8 @@ class ObjectStoreClients(ABC):
         ------
         OSError
             If this process was forked from one that has used a client: obstore's threads are in that one, and calls hang.
+        StorageUnavailableError
+            If obstore has no such option, or it has a wrong value.
         """
         if _used_by.setdefault("pid", os.getpid()) != os.getpid():
             raise OSError(
@@ -113,36 +120,58 @@ class ObjectStoreClients(ABC):
         """Find the region of a bucket that was called in another one; do nothing where there are no regions."""
 
     @abstractmethod
-    def _settings_of(self, bucket: str) -> Settings:
-        """Return the settings of a bucket."""
+    def _arguments_of(self, bucket: str) -> dict[str, Any]:
+        """Return a bucket's arguments of obstore's store: ``config``, ``client_options`` and ``credential_provider``."""
 
     @abstractmethod
-    def _store(self, bucket: str, kind: Client, settings: Settings, **arguments: Any) -> Any:
+    def _build(self, bucket: str, kind: Client, config: dict[str, Any], **arguments: Any) -> Any:
         """Build a store of obstore."""
 
     def _new(self, bucket: str, kind: Client) -> Any:
-        settings = self._settings.get(bucket)
-        if settings is None:
-            settings = self._settings[bucket] = self._settings_of(bucket)
-        options = settings.options | {
+        from obstore.exceptions import GenericError, UnknownConfigurationKeyError
+
+        arguments = self._arguments.get(bucket)
+        if arguments is None:
+            arguments = self._arguments[bucket] = self._arguments_of(bucket)
+        given = arguments.get("client_options", {}) | self._client_options
+        options = {
             "allow_http": True,
-            "connect_timeout": timedelta(seconds=self._connect_seconds),
+            "connect_timeout": timedelta(seconds=5),
+            # Services close idle connections after 20 s or more; obstore would use a closed one once more.
+            "pool_idle_timeout": timedelta(seconds=15),
+            **{name: value for name, value in given.items() if name not in _TIMEOUTS[Client.CALLS]},
+            **{name: given.get(name, timeout) for name, timeout in _TIMEOUTS[kind].items()},
         }
-        # Services close idle connections after 20 s or more; obstore would use a closed one once more.
-        options["pool_idle_timeout"] = timedelta(seconds=15)
-        if kind is Client.CALLS:
-            # Includes the time that a body takes to be sent.
-            options |= {"read_timeout": timedelta(seconds=self._read_seconds), "timeout": _LONGEST_CALL}
-        else:
-            options["timeout"] = _LONGEST_CALL if kind is Client.LARGE_CALLS else timedelta(minutes=2)
-        retries = self.retries if kind is Client.UPLOADS else 0
-        return self._store(
-            bucket, kind, settings, client_options=options, retry_config={"max_retries": retries}
-        )
+        retries = {"max_retries": self.retries if kind is Client.UPLOADS else 0}
+        arguments = arguments | {"client_options": options, "retry_config": retries}
+        try:
+            return self._build(bucket, kind, **arguments)
+        except (GenericError, UnknownConfigurationKeyError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            if isinstance(error, GenericError) and "Generic Config error" not in reason:
+                # No credentials, for example.
+                raise
+            raise StorageUnavailableError(
+                f"the bucket {bucket!r} cannot be opened: {reason} Check the options in the section "
+                f"{' or '.join(map(repr, self.sections))} of fsspec's configuration; they are obstore's."
+            ) from None
+
+    def _recorded(self, provide: Callable[[], dict[str, Any]]) -> Any:
+        """Return a provider of credentials whose errors are kept: obstore only passes their text on."""
+
+        def call() -> dict[str, Any]:
+            try:
+                return provide()
+            except Exception as error:
+                self.credentials_error = error
+                raise
+
+        return call
 
 
-def refuse_others(service: str, options: Mapping[str, Any], *known: str) -> None:
-    """Raise an error for options that are set and neither known nor irrelevant."""
-    for name, value in options.items():
-        if name not in known and name not in _IRRELEVANT and value not in (None, False, {}, ()):
-            raise UnsupportedOptionError(f"obstore has nothing for the option {name!r} of {service}")
+def _is_installed(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        # Its parent is missing.
+        return False

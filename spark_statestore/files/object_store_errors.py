@@ -61,24 +61,22 @@ def converted(error: Exception, path: str, *, credentials: Exception | None = No
     if not (isinstance(error, FileNotFoundError) or type(error).__module__.startswith("obstore")):
         return error
     text, _, debug = _QUERY.sub(r"\1", str(error)).partition("\n\nDebug source")
-    status, code, message = (
-        found[1] if (found := p.search(text)) else None for p in (_STATUS, _CODE, _MESSAGE)
-    )
-    answered = int(status) if status else _BY_CLASS.get(name)
-    short = _shortened(text, answered, code, message)
+    answered, code = _group(_STATUS, text), _group(_CODE, text)
+    status = int(answered) if answered else _BY_CLASS.get(name)
+    short = _shortened(text, status, code)
     if name == "AlreadyExistsError" and code in _EXISTS:
         return FileExistsError(path)
     if isinstance(error, FileNotFoundError) and code in _ABSENT:
         return FileNotFoundError(path)
-    if name == "UnauthenticatedError" and credentials is not None and status is None:
+    if name == "UnauthenticatedError" and credentials is not None and not answered:
         return credentials
     if name == "PreconditionError":
         return OSError(f"{path} was replaced while it was read")
-    cause = next((found[0] or found[1] for found in reversed(_CAUSE.findall(debug))), "")
-    if _NO_CREDENTIALS.search(text.partition("<")[0]) and answered not in _BUSY:
-        return MissingCredentialsError(f"{short}: {cause}" if cause and status is None else short)
-    if answered is not None or code is not None:
-        return ObjectStoreError(short, answered, code)
+    cause = next((message or error for message, error in reversed(_CAUSE.findall(debug))), "")
+    if _NO_CREDENTIALS.search(text.partition("<")[0]) and status not in _BUSY:
+        return MissingCredentialsError(f"{short}: {cause}" if cause and not answered else short)
+    if status is not None or code is not None:
+        return ObjectStoreError(short, status, code)
     if "TimedOut" in debug:
         return TimeoutError(f"{short}: no answer in time")
     if "HTTP error" in text or "without LOCATION" in text:
@@ -86,9 +84,14 @@ def converted(error: Exception, path: str, *, credentials: Exception | None = No
     return OSError(short)
 
 
-def _shortened(text: str, status: int | None, code: str | None, message: str | None) -> str:
-    request = found[1] if (found := _REQUEST.search(text)) else ""
+def _group(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match[1] if match else None
+
+
+def _shortened(text: str, status: int | None, code: str | None) -> str:
     if status is None and code is None:
         return " ".join(text.split())
-    what = f"{code}: {message}" if code and message else code or message or f"status {status}"
-    return f"{what} ({request}, status {status})" if request and status else what
+    request, message = _group(_REQUEST, text), _group(_MESSAGE, text)
+    answer = f"{code}: {message}" if code and message else code or message or f"status {status}"
+    return f"{answer} ({request}, status {status})" if request and status else answer

@@ -10,6 +10,7 @@ import re
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from spark_statestore.files.base import (
@@ -24,16 +25,16 @@ from spark_statestore.files.base import (
 from spark_statestore.files.fsspec_driver import (
     CheckedDriver,
     as_os_errors,
-    exclusive_arguments,
+    creates_exclusively,
+    disable_cached_listings,
     finds_files_itself,
     is_object_store,
-    is_of_existing_file,
     protocols_of,
     renames_files,
     warn_of_inexclusive_create,
     warn_of_replace_in_steps,
-    without_cached_listings,
 )
+from spark_statestore.files.transient import answer_of, causes_of
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -52,15 +53,14 @@ _LISTINGS = 5
 
 class _FsspecOutput(FileOutput):
     def __init__(
-        self, fs: AbstractFileSystem, path: str, url: str, mode: str = "wb", *, fsync: bool = False
+        self, fs: CheckedDriver, path: str, url: str, mode: str = "wb", *, fsync: bool = False
     ) -> None:
         self._fs = fs
         self._path = path
         self._url = url
         self._fsync = fsync
-        with as_os_errors(url):
-            self._file = fs.open(path, mode)
-        self._is_anothers = False
+        self._file = fs.open(path, mode)
+        self._exists_already = False
 
     def write(self, data: Buffer) -> None:
         with as_os_errors(self._url):
@@ -82,7 +82,7 @@ class _FsspecOutput(FileOutput):
             with as_os_errors(self._url):
                 self._file.close()
         except FileExistsError:
-            self._is_anothers = True
+            self._exists_already = True
             raise
 
     def abandon(self) -> None:
@@ -92,7 +92,7 @@ class _FsspecOutput(FileOutput):
                 discard()
             # The garbage collector would close, and thereby upload, a buffered file.
             self._file.closed = True
-        if not self._is_anothers:
+        if not self._exists_already:
             with contextlib.suppress(Exception):
                 self._fs.rm_file(self._path)
 
@@ -100,10 +100,10 @@ class _FsspecOutput(FileOutput):
 class FsspecFileSystem(FileSystem):
     """Files of an fsspec file system.
 
-    `create` is atomic and exclusive where the driver is (s3fs, gcsfs, adlfs: one conditional PUT). With a driver whose
-    `pipe_file` is fsspec's own it checks for the file and then writes it, which is logged as a warning when the file
-    system is opened. Object stores show a file only when it is whole. `replace` is atomic where the driver renames a file to
-    another one; where it copies or has to remove the other one first, that is logged as a warning.
+    `create` is atomic and exclusive where the driver is. With a driver whose `pipe_file` is fsspec's own it checks for the
+    file and then writes it, which is logged as a warning when the file system is opened. Object stores show a file only when
+    it is whole. `replace` is atomic where the driver renames a file to another one; where it copies or has to remove the
+    other one first, that is logged as a warning.
 
     Only a file that the driver's `info`, `ls` or `cat_file` calls missing is missing. fsspec's own `exists`, `isdir` and
     `find` are not used, as they take every error for absence.
@@ -117,39 +117,25 @@ class FsspecFileSystem(FileSystem):
     fsync
         Whether files are synced before they count as finished, where the driver's files have a
         ``sync`` method or a descriptor. Object stores need no such thing.
-    calls
-        The driver for all but writing streams, see `driver_for_calls`; by default the same.
     """
 
     _creates_by_rename = False
 
-    def __init__(
-        self,
-        fs: AbstractFileSystem,
-        scheme: str,
-        *,
-        fsync: bool = False,
-        calls: AbstractFileSystem | None = None,
-    ) -> None:
-        driver = without_cached_listings(fs if calls is None else calls)
-        self._fs = CheckedDriver(driver, self.url)
-        self._streams = fs
-        self._scheme = scheme
+    def __init__(self, fs: AbstractFileSystem, scheme: str, *, fsync: bool = False) -> None:
+        disable_cached_listings(fs)
+        self._fs = CheckedDriver(fs, self.url)
+        self.scheme = scheme
         self._driver_name = type(fs).__qualname__
         self._has_directories = not is_object_store(fs)
-        self._finds_files_itself = not self._has_directories and finds_files_itself(driver)
-        self._renames_files = renames_files(driver)
+        self._finds_files_itself = not self._has_directories and finds_files_itself(fs)
+        self._renames_files = renames_files(fs)
         self._fsync = fsync and self._has_directories
-        self._exclusively = exclusive_arguments(driver)
+        self._is_exclusive = creates_exclusively(fs)
         # With fsync, create opens the file in mode "xb" instead.
-        if self._exclusively is None and not self._fsync and not self._creates_by_rename:
+        if not (self._is_exclusive or self._fsync or self._creates_by_rename):
             warn_of_inexclusive_create(self._driver_name, scheme)
         # Readers of a file in fsspec's memory share one position.
         self._shares_positions = "memory" in protocols_of(fs)
-
-    @property
-    def scheme(self) -> str:
-        return self._scheme
 
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         end = None if size is None else start + size
@@ -158,7 +144,7 @@ class FsspecFileSystem(FileSystem):
         try:
             return cast(bytes, self._fs.cat_file(path, start=start, end=end))
         except OSError as error:
-            # The answer of S3 to a range behind the end of the file.
+            # The answer of object stores to a range behind the end of the file.
             if error.errno == errno.EINVAL and self.size(path) <= start:
                 return b""
             raise
@@ -177,17 +163,17 @@ class FsspecFileSystem(FileSystem):
         return cast(BinaryIO, self._fs.open(path, "rb"))
 
     def open_output(self, path: str) -> FileOutput:
-        return _FsspecOutput(self._streams, path, self.url(path), fsync=self._fsync)
+        return _FsspecOutput(self._fs, path, self.url(path), fsync=self._fsync)
 
     def create(self, path: str, data: Buffer) -> None:
         if self._fsync:
             self._write_synced(path, data, "xb")
-            return
-        if self._exclusively is not None:
+        elif self._is_exclusive:
             try:
-                self._fs.pipe_file(path, bytes(data), **self._exclusively)
-            except Exception as error:
-                if is_of_existing_file(error):
+                self._fs.pipe_file(path, bytes(data), mode="create")
+            except OSError as error:
+                # Drivers do not recognise what each service answers to a conditional request.
+                if any(answer_of(cause)[0] == HTTPStatus.PRECONDITION_FAILED for cause in causes_of(error)):
                     raise FileExistsError(path) from error
                 raise
         elif self.exists(path):
@@ -210,7 +196,7 @@ class FsspecFileSystem(FileSystem):
                 self._move(staging, path)
             except FileExistsError:
                 # The driver cannot replace a file in one step.
-                warn_of_replace_in_steps(self._driver_name, self._scheme)
+                warn_of_replace_in_steps(self._driver_name, self.scheme)
                 self._replace_in_steps(staging, path)
         except BaseException:
             with contextlib.suppress(Exception):
@@ -247,11 +233,9 @@ class FsspecFileSystem(FileSystem):
                 self._fs.rmdir(path)
 
     def _delete_below(self, path: str) -> None:
-        found = list(
-            self._walk(path, with_directories=True) if self._has_directories else self.list_files(path)
-        )
+        below = self._walk(path, with_directories=True) if self._has_directories else self.list_files(path)
         # Remove content before its directory.
-        for status in reversed(found):
+        for status in reversed(list(below)):
             with contextlib.suppress(FileNotFoundError):
                 if status.is_directory:
                     self._fs.rmdir(status.path)
@@ -266,7 +250,7 @@ class FsspecFileSystem(FileSystem):
             return
         # fsspec's mv does the same, but expands patterns.
         if not self._shares_positions:
-            warn_of_replace_in_steps(self._driver_name, self._scheme)
+            warn_of_replace_in_steps(self._driver_name, self.scheme)
         self._fs.cp_file(path, to)
         self._fs.rm_file(path)
 
@@ -297,8 +281,8 @@ class FsspecFileSystem(FileSystem):
 
     def _forget_listings(self, path: str) -> None:
         # Some drivers look for a file in a listing of its directory.
-        for listed in (path, parent_of(path)):
-            self._fs.invalidate_cache(listed)
+        for directory in (path, parent_of(path)):
+            self._fs.invalidate_cache(directory)
 
     def list_files(self, path: str) -> Iterator[FileStatus]:
         if not self._finds_files_itself:
@@ -306,10 +290,10 @@ class FsspecFileSystem(FileSystem):
             return
         self._forget_listings(path)
         try:
-            found: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
+            details: dict[str, dict[str, Any]] = self._fs.find(path, detail=True)
         except FileNotFoundError:
             return
-        for name, detail in found.items():
+        for name, detail in details.items():
             yield FileStatus(name, int(detail.get("size") or 0), _modified(detail))
 
     def _walk(self, path: str, *, with_directories: bool = False) -> Iterator[FileStatus]:

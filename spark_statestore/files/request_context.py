@@ -46,11 +46,10 @@ class RequestContext:
         Raises
         ------
         ConnectionAbortedError
-            If the request is cancelled.
+            If the request is cancelled, as all that follow.
         """
         with self._lock:
-            if self._cancelled:
-                raise _cancelled_error()
+            self._require_active()
             self._busy_since = None
 
     def extend_deadline(self, seconds: float) -> None:
@@ -60,28 +59,20 @@ class RequestContext:
                 self._busy_since += seconds
 
     def on_cancel(self, release: Callable[[], None]) -> None:
-        """Register a callback for cancellation, which releases what the hung request holds.
-
-        Raises
-        ------
-        ConnectionAbortedError
-            If the request is cancelled already.
-        """
+        """Register a callback for cancellation, which releases what the hung request holds."""
         with self._lock:
-            if self._cancelled:
-                raise _cancelled_error()
+            self._require_active()
             self._on_cancel.append(release)
 
     def check_cancelled(self) -> None:
-        """Raise an error if the request is cancelled or its client has disconnected.
+        """Raise an error if the request is cancelled or its client has disconnected."""
+        self._require_active(self._is_connected)
 
-        Raises
-        ------
-        ConnectionAbortedError
-            If the request is cancelled, or its client has disconnected.
-        """
-        if self._cancelled or not self._is_connected():
-            raise _cancelled_error()
+    def _require_active(self, is_connected: Callable[[], bool] = lambda: True) -> None:
+        if self._cancelled or not is_connected():
+            raise ConnectionAbortedError(
+                "the request was cancelled or its client has disconnected; nothing is published for it"
+            )
 
     def cancel_if_hung(self, now: float, before_cancel: Callable[[], None]) -> bool:
         """Cancel the request if it made no progress within its limit; return whether it was cancelled.
@@ -146,11 +137,5 @@ def take_retries() -> int:
     """Return the number of retries of storage calls in this process since the last call, and reset it."""
     global _retries
     with _retries_lock:
-        taken, _retries = _retries, 0
-    return taken
-
-
-def _cancelled_error() -> ConnectionAbortedError:
-    return ConnectionAbortedError(
-        "the request was cancelled or its client has disconnected; nothing is published for it"
-    )
+        number, _retries = _retries, 0
+    return number

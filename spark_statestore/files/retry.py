@@ -42,10 +42,10 @@ class _Call:
         """True if an earlier try failed; it may have taken effect if only its response was lost."""
         return self._made > 0
 
-    def run(self, once: Callable[[], _T]) -> _T:
+    def run(self, attempt: Callable[[], _T]) -> _T:
         while True:
             try:
-                result = once()
+                result = attempt()
             except Exception as error:
                 if not is_transient(error):
                     if (refused := access_error(error, self._url)) is not None and refused is not error:
@@ -118,13 +118,10 @@ class RetryingFileSystem(FileSystem):
 
     def __init__(self, files: FileSystem, retries: int = DEFAULT_STORAGE_RETRIES) -> None:
         self.wrapped = files
+        self.scheme = files.scheme
         self._retries = retries
-        # Known to refuse the second creation of a file.
-        self._is_exclusive = False
-
-    @property
-    def scheme(self) -> str:
-        return self.wrapped.scheme
+        # Set once storage has refused to create a file again.
+        self.is_exclusive = False
 
     def url(self, path: str) -> str:
         return self.wrapped.url(path)
@@ -144,17 +141,17 @@ class RetryingFileSystem(FileSystem):
     def create(self, path: str, data: Buffer) -> None:
         call = self._call("writing", path)
 
-        def once() -> None:
+        def attempt() -> None:
             try:
                 self.wrapped.create(path, data)
             except FileExistsError:
                 if not call.is_retry or self.wrapped.read(path) != data:
                     raise
 
-        call.run(once)
+        call.run(attempt)
 
     def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
-        def once() -> None:
+        def attempt() -> None:
             try:
                 self.wrapped.create_of_parts(path, parts)
             except FileExistsError:
@@ -162,27 +159,7 @@ class RetryingFileSystem(FileSystem):
                 if self.wrapped.read(path) != b"".join(parts):
                     raise
 
-        self.run("writing", path, once)
-
-    def require_exclusive(self, path: str, parts: Sequence[Buffer]) -> None:
-        """Raise unless storage refuses to create a file again, see `require_exclusive_creation`."""
-        if self._is_exclusive:
-            return
-        try:
-            # Retries take a file with the same content for their own.
-            self.wrapped.create_of_parts(path, parts)
-        except FileExistsError:
-            self._is_exclusive = True
-        except Exception:  # noqa: BLE001 - the file is written; the next one is a test as well
-            return
-        else:
-            raise CheckpointIOError(
-                f"the storage of {self.url(path)} replaces a file that is created exclusively: of two queries with one checkpoint "
-                "neither would notice the other, and either could replace state that the other one has committed. Upgrade the "
-                "service to a version with conditional requests (If-None-Match), or use another one. With "
-                "configure(..., spark_files='hadoop', commit='task') and "
-                "spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends on it but the detection of a second query."
-            )
+        self.run("writing", path, attempt)
 
     def replace(self, path: str, data: Buffer) -> None:
         self.run("replacing", path, lambda: self.wrapped.replace(path, data))
@@ -190,14 +167,14 @@ class RetryingFileSystem(FileSystem):
     def delete(self, path: str) -> None:
         call = self._call("deleting", path)
 
-        def once() -> None:
+        def attempt() -> None:
             try:
                 self.wrapped.delete(path)
             except FileNotFoundError:
                 if not call.is_retry:
                     raise
 
-        call.run(once)
+        call.run(attempt)
 
     def delete_files(self, paths: Sequence[str]) -> None:
         if paths:
@@ -253,7 +230,7 @@ class RetryingFileSystem(FileSystem):
         """
         opened = source
 
-        def once() -> bytes:
+        def attempt() -> bytes:
             nonlocal opened
             if opened is None:
                 opened = self.wrapped.open_input(path)
@@ -266,12 +243,12 @@ class RetryingFileSystem(FileSystem):
                     broken.close()
                 raise
 
-        data = self.run("reading", path, once)
+        data = self.run("reading", path, attempt)
         return cast(BinaryIO, opened), data
 
-    def run(self, what: str, path: str, once: Callable[[], _T]) -> _T:
+    def run(self, what: str, path: str, attempt: Callable[[], _T]) -> _T:
         """Make a call of the wrapped file system, with retries; `what` says in messages what it does."""
-        return self._call(what, path).run(once)
+        return self._call(what, path).run(attempt)
 
     def _call(self, what: str, path: str) -> _Call:
         return _Call(what, self.wrapped.url(path), self._retries)
@@ -294,5 +271,20 @@ def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buf
         If it was replaced.
     """
     # Local files have no retries, and are created exclusively.
-    if isinstance(files, RetryingFileSystem):
-        files.require_exclusive(path, parts)
+    if not isinstance(files, RetryingFileSystem) or files.is_exclusive:
+        return
+    try:
+        # Retries take a file with the same content for their own.
+        files.wrapped.create_of_parts(path, parts)
+    except FileExistsError:
+        files.is_exclusive = True
+    except Exception:  # noqa: BLE001 - the file is written; the next one is a test as well
+        return
+    else:
+        raise CheckpointIOError(
+            f"the storage of {files.url(path)} replaces a file that is created exclusively: of two queries with one checkpoint "
+            "neither would notice the other, and either could replace state that the other one has committed. Upgrade the "
+            "service to a version with conditional requests (If-None-Match), or use another one. With "
+            "configure(..., spark_files='hadoop', commit='task') and "
+            "spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends on it but the detection of a second query."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import Any
 
-__all__ = ["answer_of", "is_transient"]
+__all__ = ["answer_of", "causes_of", "is_transient"]
 
 # Final answers of storage, whatever else the error contains: a retry returns the same.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
@@ -58,14 +58,17 @@ def is_transient(error: BaseException) -> bool:
     """
     if isinstance(error, _FINAL):
         return False
-    # Drivers wrap the errors of the libraries that they use.
-    seen = 0
+    return any(map(_is_transient_itself, causes_of(error)))
+
+
+def causes_of(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes: drivers wrap the errors of the libraries that they use."""
+    causes: list[BaseException] = []
     cause: BaseException | None = error
-    while cause is not None and seen < 10:
-        if _is_transient_itself(cause):
-            return True
-        cause, seen = cause.__cause__, seen + 1
-    return False
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    return causes
 
 
 def _is_transient_itself(error: BaseException) -> bool:
@@ -91,8 +94,8 @@ def answer_of(error: BaseException) -> tuple[int | None, str | None]:
             status, code = int(str(code)), None
         return status, code
     # The HTTP library requests has the status in its response.
-    for found in (error, response):
-        if (status := _status_of(found)) is not None:
+    for answer in (error, response):
+        if (status := _status_of(answer)) is not None:
             return status, None
     return None, None
 

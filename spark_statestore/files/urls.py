@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from spark_statestore.errors import MissingDriverError, StorageError, StorageUnavailableError, StorageURLError
 from spark_statestore.files.access import access_error
 from spark_statestore.files.base import FileSystem
-from spark_statestore.files.drivers import missing_packages, open_object_store
-from spark_statestore.files.fsspec_driver import driver_for_calls
 from spark_statestore.files.hdfs import HDFS_SCHEMES, HdfsFileSystem
 from spark_statestore.files.local import LocalFileSystem
+from spark_statestore.files.object_store_clients import ObjectStoreClients
+from spark_statestore.files.object_store_services import SERVICES, AzureClients
 from spark_statestore.files.remote import FsspecFileSystem
 from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.options import DEFAULT_STORAGE_RETRIES, OPTION_PREFIX
@@ -29,21 +29,6 @@ _HADOOP_SCHEMES = {
     "wasb": "abfs",
     "wasbs": "abfs",
     "gs": "gcs",
-    "oss": "oss",
-}
-
-# Packages by scheme; fsspec's error does not always name them.
-_PACKAGES = {
-    "s3": "s3fs",
-    "gcs": "gcsfs",
-    "abfs": "adlfs",
-    "az": "adlfs",
-    "oss": "ossfs",
-    "oci": "ocifs",
-    "sftp": "paramiko",
-    "smb": "smbprotocol",
-    "webhdfs": "requests",
-    "hdfs": "pyarrow, with Hadoop's libhdfs",
 }
 
 # Schemes of fsspec that are no durable, writable storage.
@@ -99,7 +84,7 @@ def check_url(url: str) -> None:
     scheme, _ = split_url(url)
     if scheme == "file":
         return
-    from fsspec.registry import known_implementations, registry
+    from fsspec.registry import get_filesystem_class, known_implementations, registry
 
     if scheme in _NOT_STORAGE or (scheme not in known_implementations and scheme not in registry):
         raise StorageURLError(
@@ -112,13 +97,17 @@ def check_url(url: str) -> None:
             "as missing, and state would be taken for lost or be deleted. Use SFTP, another network file system, or an object "
             "store."
         )
-    if scheme in registry:
-        return
-    if (missing := missing_packages(scheme)) is not None:
+    service = _object_store(scheme)
+    try:
+        if service is not None:
+            service.require_packages()
+        else:
+            get_filesystem_class(scheme)
+    except ImportError as error:
         raise MissingDriverError(
-            f"{url!r} needs the driver for {scheme!r}, which is not installed for the "
-            f"interpreter {sys.executable}: pip install {missing}. The backend on every executor needs it too."
-        )
+            f"{url!r} needs the driver for {scheme!r}, which is not installed for the interpreter {sys.executable}: {error}. The "
+            "backend on every executor needs it too."
+        ) from error
 
 
 def check_directories(options: Mapping[str, str]) -> None:
@@ -172,14 +161,49 @@ def open_file_system(
     below = rest.lstrip("/")
     slashes = "/" * (len(rest) - len(below))
     key = (f"{scheme}:{slashes}{below.partition('/')[0]}", fsync, retries)
-    opened, path = open_object_store(url, scheme, rest, retries) or _through_fsspec(
-        url, scheme, rest, fsync=fsync
-    )
+    service = _object_store(scheme)
+    if service is None:
+        opened, path = _through_fsspec(url, scheme, rest, fsync=fsync)
+    else:
+        opened, path = _through_obstore(url, scheme, rest, service, retries)
     with _lock:
         files = _opened.get(key)
         if files is None:
             files = _opened[key] = RetryingFileSystem(opened(), retries)
         return files, path
+
+
+def _object_store(scheme: str) -> type[ObjectStoreClients] | None:
+    """Return the service that obstore reaches for a scheme; None if there is none, or a program has registered a driver."""
+    service = SERVICES.get(scheme)
+    if service is None:
+        return None
+    from fsspec.registry import known_implementations, registry
+
+    driver = registry.get(scheme)
+    name = str(known_implementations[scheme]["class"]) if driver is None else driver.__module__
+    return service if name.partition(".")[0] == service.replaced_driver else None
+
+
+def _through_obstore(
+    url: str, scheme: str, rest: str, service: type[ObjectStoreClients], retries: int
+) -> tuple[Callable[[], FileSystem], str]:
+    """Return a function that opens the file system of a URL through obstore, and the path in it."""
+    from fsspec.config import conf
+
+    from spark_statestore.files.object_store import ObjectStoreFileSystem
+
+    path, arguments = rest.strip("/"), {}
+    authority, slash, below = path.partition("/")
+    if service is AzureClients and "@" in authority:
+        container, _, arguments["host"] = authority.partition("@")
+        path = container + slash + below
+    if not {"", ".", ".."}.isdisjoint(path.split("/")):
+        raise StorageURLError(
+            f"{url!r} cannot be used: a name of an object cannot contain '//', '/./' or '/../'. Remove it from the URL."
+        )
+    options = {option: value for name in service.sections for option, value in conf.get(name, {}).items()}
+    return lambda: ObjectStoreFileSystem(service(options, retries, **arguments), scheme), path
 
 
 def _through_fsspec(url: str, scheme: str, rest: str, *, fsync: bool) -> tuple[Callable[[], FileSystem], str]:
@@ -191,21 +215,15 @@ def _through_fsspec(url: str, scheme: str, rest: str, *, fsync: bool) -> tuple[C
     mapped = f"{scheme}://{rest}" if has_no_host else f"{scheme}:{rest}"
     try:
         fs, path = fsspec.core.url_to_fs(mapped)
-    except ImportError as error:
-        raise MissingDriverError(
-            f"{url!r} needs a driver that cannot be imported: {error}. "
-            f"Try: pip install {_PACKAGES.get(scheme, scheme)}."
-        ) from error
     except Exception as error:
         if (refused := access_error(error, f"{scheme}://{rest.lstrip('/')}")) is not None:
             raise refused from error
         raise StorageUnavailableError(
-            f"the file system of {url!r} cannot be opened: {error}. Check the URL, and the credentials "
+            f"the file system of {url!r} cannot be opened: {error}. Check the URL, what its driver needs, and the credentials "
             "in the environment or in fsspec's configuration files."
         ) from error
-    if scheme in HDFS_SCHEMES:
-        return lambda: HdfsFileSystem(fs, scheme, fsync=fsync), path
-    return lambda: FsspecFileSystem(fs, scheme, fsync=fsync, calls=driver_for_calls(fs)), path
+    kind = HdfsFileSystem if scheme in HDFS_SCHEMES else FsspecFileSystem
+    return lambda: kind(fs, scheme, fsync=fsync), path
 
 
 def _local(*, fsync: bool) -> FileSystem:

@@ -36,14 +36,11 @@ class MergedFileSystem(FileSystem):
     """
 
     def __init__(self, files: FileSystem, merged: MergedFiles) -> None:
+        self.scheme = files.scheme
         self._files = files
         self._merged = merged
         # Paths of hidden files, by the paths at which they were listed.
         self._hidden: dict[str, str] = {}
-
-    @property
-    def scheme(self) -> str:
-        return self._files.scheme
 
     def url(self, path: str) -> str:
         return self._files.url(path)

@@ -137,9 +137,9 @@ def test_configure_rejects_a_duplicate_option() -> None:
         (
             "oci://bucket/x",
             MissingDriverError,
-            r"'oci://bucket/x' needs.*'oci'.*pip install ocifs.*every exec",
+            r"'oci://bucket/x' needs.*'oci'.*Install ocifs.*every exec",
         ),
-        ("webdav://host/x", MissingDriverError, r"pip install webdav4"),
+        ("webdav://host/x", MissingDriverError, r"Install webdav4"),
     ],
 )
 def test_configure_rejects_unusable_storage(url: str, error: type[Exception], expected: str) -> None:
@@ -226,7 +226,7 @@ def test_attach_rejects_unusable_storage(spark: Any) -> None:
     ("url", "expected"),
     [
         ("nowhere://bucket/x", r"'nowhere://bucket/x' cannot hold state.*Use file:"),
-        ("oci://bucket/x", r"needs the driver for 'oci'.*pip install ocifs"),
+        ("oci://bucket/x", r"needs the driver for 'oci'.*Install ocifs"),
         (
             "file:{file}/below",
             r"operator 0, partition \d, store default, .*{file}/below/.*Not a directory.*writable",

@@ -1,16 +1,19 @@
-"""An S3 service on this machine."""
+"""An S3 service on this machine, and its objects as another client than the store's sees them."""
 
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import botocore.session
 import fsspec
 import pytest
 
-from spark_statestore.files import drivers, urls
+from spark_statestore.files import urls
 
 S3_WARNINGS = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -51,18 +54,38 @@ def new_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Create a bucket, configure this process and its children for it during a test, and return its name."""
     for name, value in environment_of(url).items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setattr(urls, "_opened", {})
     # fsspec does the same when it is imported.
     monkeypatch.setitem(fsspec.config.conf, "s3", {})
     fsspec.config.set_conf_env(fsspec.config.conf)
     name = f"bucket-{uuid.uuid4()}"
-    fsspec.filesystem("s3").mkdir(name)
+    client_of(url).create_bucket(Bucket=name)
     return name
 
 
-def use_driver(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Open S3 through ``obstore``, or through the ``s3fs`` of an environment without obstore, during a test."""
-    is_installed = drivers._is_installed
-    monkeypatch.setattr(
-        drivers, "_is_installed", lambda module: module in (name, "botocore") and is_installed(module)
+def client_of(url: str | None = None) -> Any:
+    """Return a client of botocore's, by default for the service that this process is configured for."""
+    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    endpoint = url or os.environ["FSSPEC_S3_ENDPOINT_URL"]
+    return botocore.session.Session().create_client("s3", endpoint_url=endpoint, **keys)
+
+
+def list_objects(path: str) -> list[str]:
+    """Return the paths of the objects below a path, which begins with the bucket."""
+    bucket, _, prefix = path.partition("/")
+    pages = (
+        client_of().get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix.rstrip("/") + "/")
     )
-    monkeypatch.setattr(urls, "_opened", {})
+    return [f"{bucket}/{item['Key']}" for page in pages for item in page.get("Contents", ())]
+
+
+def put_object(path: str, data: bytes) -> None:
+    """Write an object."""
+    bucket, _, key = path.partition("/")
+    client_of().put_object(Bucket=bucket, Key=key, Body=data)
+
+
+def delete_object(path: str) -> None:
+    """Remove an object."""
+    bucket, _, key = path.partition("/")
+    client_of().delete_object(Bucket=bucket, Key=key)

@@ -54,7 +54,8 @@ def new_gcs_bucket(service: str, proxy: S3AsGcs, monkeypatch: pytest.MonkeyPatch
     """Create a bucket of the service, configure this process to use it through the proxy, and return its name."""
     credentials = types.SimpleNamespace(token=None, expiry=None)
     credentials.refresh = lambda _: setattr(credentials, "token", "token-1")
-    monkeypatch.setitem(fsspec.config.conf, "gcs", {"endpoint_url": proxy.url, "token": credentials})
+    monkeypatch.setattr("google.auth.default", lambda scopes: (credentials, None))
+    monkeypatch.setitem(fsspec.config.conf, "gcs", {"base_url": proxy.url})
     monkeypatch.setattr(urls, "_opened", {})
     name = f"bucket-{uuid.uuid4()}"
     urllib.request.urlopen(

@@ -7,17 +7,15 @@ from contextlib import AbstractContextManager
 from typing import Final
 
 from tests.support.services.azurite import azurite
-from tests.support.services.fake_gcs import fake_gcs
 from tests.support.services.hdfs import hdfs
 from tests.support.services.minio import minio
 from tests.support.services.service import Service, ServiceUnavailableError
 
-__all__ = ["SERVICES", "Service", "ServiceUnavailableError", "azurite", "fake_gcs", "hdfs", "minio"]
+__all__ = ["SERVICES", "Service", "ServiceUnavailableError", "azurite", "hdfs", "minio"]
 
 SERVICES: Final[Mapping[str, Callable[[], AbstractContextManager[Service]]]] = {
     "minio": minio,
     "azurite": azurite,
-    "fake-gcs": fake_gcs,
     "hdfs": hdfs,
 }
 """The services by the name that `make test-storage` has for them."""

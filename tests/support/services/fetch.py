@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from tests.support.services.azurite import fetch as fetch_azurite
-from tests.support.services.fake_gcs import fetch as fetch_fake_gcs
 from tests.support.services.hdfs import fetch as fetch_hdfs
 from tests.support.services.kafka import connector as fetch_kafka_connector
 from tests.support.services.kafka import fetch as fetch_kafka
@@ -21,7 +20,6 @@ from tests.support.services.service import ServiceUnavailableError
 _FETCHES: Final[Mapping[str, Callable[[], object]]] = {
     "minio": fetch_minio,
     "azurite": fetch_azurite,
-    "fake-gcs": fetch_fake_gcs,
     "hdfs": fetch_hdfs,
     "kafka": fetch_kafka,
     "kafka-connector": fetch_kafka_connector,

@@ -48,7 +48,6 @@ def test_cluster_is_exact_through_three_hundred_kills(built: Path, report: Repor
 
 @pytest.mark.soak
 def test_cluster_on_s3_is_exact_through_thirty_kills(built: Path, report: Report) -> None:
-    pytest.importorskip("s3fs")
     pytest.importorskip("moto.server")
     figures = plans.run_until(30, SEED, print, on_s3=True)
     report(figures)

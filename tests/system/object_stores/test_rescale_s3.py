@@ -1,14 +1,14 @@
-"""Rescaling on S3, served by moto, through s3fs."""
+"""Rescaling on S3, served by moto."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from spark_statestore import RescaleError, rescale
 from spark_statestore.query import QueryCheckpoint
+from tests.support.s3 import list_objects
 from tests.system.object_stores.test_s3 import bucket, endpoint, pytestmark  # noqa: F401
 from tests.unit.rescaling.test_redistribute import BATCH, SOME, kept, where, write
 
@@ -25,4 +25,4 @@ def test_rejected_rescale_leaves_no_objects(bucket: str, tmp_path: Path) -> None
     before = write(tmp_path / "old", 4, SOME, moved=1)
     with pytest.raises(RescaleError):
         rescale(before.url, f"s3://{bucket}/new", 7, stopped=True)
-    assert fsspec.filesystem("s3").find(f"{bucket}/new") == []
+    assert list_objects(f"{bucket}/new") == []

@@ -1,15 +1,15 @@
-"""Savepoints, copies and rollbacks on S3, served by moto, through s3fs."""
+"""Savepoints, copies and rollbacks on S3, served by moto."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import fsspec
 import pytest
 
 from spark_statestore import clone, list_savepoints, restore, rollback, savepoint
 from spark_statestore.errors import CheckpointExistsError, CorruptCheckpointError
 from spark_statestore.query import QueryCheckpoint
+from tests.support.s3 import list_objects, put_object
 from tests.system.object_stores.test_s3 import bucket, endpoint, pytestmark  # noqa: F401
 from tests.unit.savepoints.written_query import WrittenQuery, content
 
@@ -41,7 +41,7 @@ def test_rollback_on_s3(bucket: str):  # noqa: F811
     assert rollback(query.url, 0, stopped=True) == planned
     assert query.checkpoint.batches() == [0]
     assert content(query.checkpoint) == expected
-    aside = fsspec.filesystem("s3").find(f"{bucket}/checkpoint/rolled-back")
+    aside = list_objects(f"{bucket}/checkpoint/rolled-back")
     assert {path.split("/", 4)[4] for path in aside} == {
         f"{log}/{batch}" for log in ("commits", "offsets", "sources/0") for batch in (1, 2)
     }
@@ -50,9 +50,8 @@ def test_rollback_on_s3(bucket: str):  # noqa: F811
 def test_failed_copy_leaves_no_objects(bucket: str):  # noqa: F811
     query = WrittenQuery(f"s3://{bucket}/checkpoint")
     query.run(put={b"large": bytes(700)})
-    files = fsspec.filesystem("s3")
-    (stream,) = files.find(f"{bucket}/checkpoint/state/1/0/right/shared")
-    files.pipe_file(stream, b"damaged")
+    (stream,) = list_objects(f"{bucket}/checkpoint/state/1/0/right/shared")
+    put_object(stream, b"damaged")
     with pytest.raises(CorruptCheckpointError):
         clone(query.url, f"s3://{bucket}/new")
-    assert files.find(f"{bucket}/new") == []
+    assert list_objects(f"{bucket}/new") == []

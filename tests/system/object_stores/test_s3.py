@@ -1,4 +1,4 @@
-"""A store on S3, served by moto, through obstore and s3fs: its contracts, its requests, its errors."""
+"""A store on S3, served by moto: its contracts, its requests, its errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import collections
 import itertools
 from collections.abc import Iterator
 
-import fsspec
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
@@ -22,11 +21,10 @@ from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, M
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.effort import EFFORT
 from tests.support.machines.streams import CheckpointStreamMachine
-from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, delete_object, list_objects, new_bucket, s3_service
 from tests.support.s3_faults import FaultyS3, faulty_s3
 from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
 
-s3fs = pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
 pytestmark = [
@@ -73,17 +71,12 @@ class S3:
     has_directories = False
     examples = 5
 
-    @pytest.fixture(params=["obstore", "s3fs"], autouse=True)
-    def driver(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-        use_driver(request.param, monkeypatch)
-        return str(request.param)
-
     @pytest.fixture
-    def files(self, bucket: str, driver: str) -> FileSystem:
+    def files(self, bucket: str) -> FileSystem:
         return driver_of(bucket)
 
     @pytest.fixture
-    def elsewhere(self, bucket: str, driver: str, monkeypatch: pytest.MonkeyPatch) -> FileSystem:
+    def elsewhere(self, bucket: str, monkeypatch: pytest.MonkeyPatch) -> FileSystem:
         monkeypatch.setattr(urls, "_opened", {})
         return driver_of(bucket)
 
@@ -101,10 +94,6 @@ def driver_of(bucket: str) -> FileSystem:
 
 class TestS3Files(S3, FileSystemTests):
     misses_what_is_deleted = False
-
-    @pytest.fixture(autouse=True)
-    def promises(self, driver: str) -> None:
-        self.opens_exclusively = driver == "obstore"
 
 
 class TestS3Streams(S3, FsCheckpointStreamTests):
@@ -134,10 +123,8 @@ def test_stream_machine_on_s3(bucket: str) -> None:
 
 
 def keys(bucket: str) -> list[str]:
-    fs = fsspec.filesystem("s3")
-    fs.invalidate_cache()
     directory = f"{bucket}/state/0/3"
-    return sorted(name.removeprefix(f"{directory}/") for name in fs.find(directory))
+    return sorted(path.removeprefix(f"{directory}/") for path in list_objects(directory))
 
 
 def test_load_returns_committed_versions(bucket: str) -> None:
@@ -209,21 +196,6 @@ def test_load_finds_objects_written_after_a_listing(bucket: str) -> None:
     assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(3)) == LARGE
 
 
-def test_concurrent_listing_does_not_hide_new_objects(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_driver("s3fs", monkeypatch)
-    directory, other = f"{bucket}/state", fsspec.filesystem("s3")
-    files, _ = open_file_system(f"s3://{directory}")
-    other.pipe_file(f"{directory}/1", b"1")
-    # A listing that fills its cache after a write has invalidated it.
-    monkeypatch.setattr(s3fs.S3FileSystem, "invalidate_cache", lambda *_: None)
-    assert [status.path for status in files.list_files(directory)] == [f"{directory}/1"]
-    other.pipe_file(f"{directory}/2", b"22")
-    assert files.open_input(f"{directory}/2").read() == b"22"
-    assert files.exists(f"{directory}/2")
-    assert files.size(f"{directory}/2") == 2
-    assert len(list(files.list_files(directory))) == 2
-
-
 def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, requests: FaultyS3) -> None:
     store, mine = open_store(f"s3://{recorded}/state/0/3", StorageOptions()), attempt_id()
     handle = None
@@ -259,7 +231,7 @@ def test_missing_version_error_has_the_url(bucket: str) -> None:
         store.load(CheckpointName(1))
     commit(store, CheckpointName(1), LARGE)
     (shared,) = [key for key in keys(bucket) if key.startswith("shared")]
-    fsspec.filesystem("s3").rm_file(f"{bucket}/state/0/3/{shared}")
+    delete_object(f"{bucket}/state/0/3/{shared}")
     with pytest.raises(CorruptCheckpointError, match=shared):
         rows_of(store, CheckpointName(1))
 

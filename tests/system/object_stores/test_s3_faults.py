@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import fsspec
 import pytest
 
 from spark_statestore.backend.protocol import Kind
@@ -18,13 +17,12 @@ from spark_statestore.files.request_context import take_retries
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, FsCheckpointStorage
 from spark_statestore.storage.streams import CheckpointedStateScope
-from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, list_objects, new_bucket, s3_service
 from tests.support.s3_faults import KINDS, FaultyS3, faulty_s3
 from tests.unit.backend.backends import Backend, store
 from tests.unit.backend.backends import commit as put
 from tests.unit.store.stores import attempt_id, commit, message, open_store, rows_of
 
-pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
 pytestmark = [
@@ -47,14 +45,8 @@ def proxy() -> Iterator[FaultyS3]:
         yield before_it
 
 
-@pytest.fixture(params=["obstore", "s3fs"])
-def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    use_driver(request.param, monkeypatch)
-    return str(request.param)
-
-
 @pytest.fixture
-def bucket(proxy: FaultyS3, driver: str, monkeypatch: pytest.MonkeyPatch) -> str:
+def bucket(proxy: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(retrying, "_FIRST_SECONDS", 0.002)
     proxy.inject()
     name = new_bucket(proxy.url, monkeypatch)
@@ -75,9 +67,7 @@ class Place:
         self.url = f"s3://{self.path}"
 
     def names(self) -> list[str]:
-        fs = fsspec.filesystem("s3")
-        fs.invalidate_cache()
-        return sorted(name.removeprefix(f"{self.path}/") for name in fs.find(self.path))
+        return sorted(path.removeprefix(f"{self.path}/") for path in list_objects(self.path))
 
 
 def commits(place: Place) -> None:
@@ -119,19 +109,14 @@ CASES: dict[str, tuple[Callable[[Place], None], Callable[[Place], None], Callabl
 }
 
 
-# The HTTP library of s3fs repeats a request without a response once, invisibly.
-REQUESTS_OF_A_TRY = {("s3fs", "reset"): 2, ("s3fs", "lost"): 2}
-
-
 @pytest.mark.parametrize("kind", SOME)
 @pytest.mark.parametrize(
     "case", ["commit", *(pytest.param(case, marks=pytest.mark.soak) for case in CASES if case != "commit")]
 )
 def test_fault_at_any_request_is_retried_and_counted(
-    bucket: str, proxy: FaultyS3, driver: str, case: str, kind: str
+    bucket: str, proxy: FaultyS3, case: str, kind: str
 ) -> None:
     before, operate, check = CASES[case]
-    once = REQUESTS_OF_A_TRY.get((driver, kind), 1)
 
     def run(first: int, count: int) -> list[tuple[str, str, str]]:
         faults = dict.fromkeys(range(first, first + count), kind)
@@ -145,17 +130,15 @@ def test_fault_at_any_request_is_retried_and_counted(
         retries = take_retries()
         check(place)
         met = [met for _, _, met in made if met]
-        assert (len(met), retries) == (count, count // once), made
+        assert (len(met), retries) == (count, count), made
         return made
 
     requests = len(run(0, 0))
     assert requests >= 2
     for number in range(1, requests + 1):
-        run(number, once)
-        if once > 1:
-            run(number, 1)
+        run(number, 1)
     # Several in a row, as with overloaded storage.
-    run(2, 3 * once)
+    run(2, 3)
 
 
 def test_lost_response_after_a_concurrent_commit_of_the_same_version(bucket: str, proxy: FaultyS3) -> None:
@@ -188,8 +171,6 @@ def test_overloaded_storage_fails_the_commit_and_the_next_attempt_succeeds(
     assert rows_of(versions, ONE) == {b"a": b"2"}
 
 
-# In a process of its own, which has obstore.
-@pytest.mark.parametrize("driver", ["obstore"], indirect=True)
 def test_backend_reports_storage_retries(bucket: str, proxy: FaultyS3) -> None:
     backend = Backend()
     try:
@@ -218,16 +199,12 @@ def test_successful_request_is_not_repeated(bucket: str, proxy: FaultyS3) -> Non
 
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", KINDS)
-def test_multipart_upload_survives_a_fault_at_any_request(
-    bucket: str, proxy: FaultyS3, driver: str, kind: str
-) -> None:
+def test_multipart_upload_survives_a_fault_at_any_request(bucket: str, proxy: FaultyS3, kind: str) -> None:
     # More than one part.
     state = os.urandom(1 << 20) * 11
 
     def run(faults: dict[int, str]) -> int:
         files, path = urls.open_file_system(f"{Place(bucket).url}/large")
-        if driver == "s3fs":
-            files.wrapped._streams.default_block_size = 5 << 20
         storage = FsCheckpointStorage(files, path, file_state_threshold=0)
         location = storage.initialize_location_for_checkpoint(1)
         stream = location.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED)

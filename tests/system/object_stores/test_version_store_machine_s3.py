@@ -1,4 +1,4 @@
-"""A store behaves like a dict of versions on S3, served by moto, through s3fs."""
+"""A store behaves like a dict of versions on S3, served by moto."""
 
 from __future__ import annotations
 

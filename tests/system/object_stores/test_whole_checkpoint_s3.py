@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import fsspec
 import pytest
 
+from tests.support.s3 import list_objects
 from tests.system.object_stores.test_s3 import bucket, endpoint, pytestmark  # noqa: F401
 from tests.system.object_stores.whole_checkpoint_runs import Runs, outputs
 
@@ -45,7 +45,7 @@ def test_killed_queries_resume_from_s3(
     runs.write_input(range(1, 4))
     runs.finish(url, remote)
     assert outputs(remote) == expected
-    assert fsspec.filesystem("s3").find(f"{bucket}/checkpoints/0/commits")
+    assert list_objects(f"{bucket}/checkpoints/0/commits")
 
 
 def test_first_run_of_a_query_publishes_its_commits_together(
@@ -57,7 +57,7 @@ def test_first_run_of_a_query_publishes_its_commits_together(
     runs = Runs(tmp_path / "input", QUERIES[:1], 1)
     runs.write_input(range(3))
     runs.finish(f"s3://{bucket}/checkpoints", tmp_path / "output.jsonl")
-    objects = fsspec.filesystem("s3").find(f"{bucket}/checkpoints/0/state")
+    objects = list_objects(f"{bucket}/checkpoints/0/state")
     assert any("/_merged/" in path for path in objects)
     # The first version of each of two stores has a file of its own, see `commit_version`.
     assert sum(path.endswith("/_metadata") for path in objects) == 2

@@ -6,13 +6,11 @@ import itertools
 import threading
 import time
 
-import fsspec
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from spark_statestore.files import FileSystem, FsspecFileSystem, join, open_file_system, urls
-from spark_statestore.files.retry import RetryingFileSystem
+from spark_statestore.files import FileSystem, join, open_file_system, urls
 from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
 from spark_statestore.testing import FileSystemTests
 from spark_statestore.testing.version_machine import VersionStoreMachine
@@ -22,7 +20,6 @@ from tests.support.effort import EFFORT
 from tests.support.machines.streams import CheckpointStreamMachine
 from tests.support.s3 import S3_WARNINGS
 from tests.support.services import Service
-from tests.system.storage.conftest import NAMES
 
 pytestmark = [
     pytest.mark.storage,
@@ -37,10 +34,10 @@ class OnService:
 
     @pytest.fixture(autouse=True)
     def kind(self, service: Service) -> None:
-        """Tell the contracts what the service has: only HDFS has directories, and most services delete what is missing."""
+        """Tell the contracts what the service has: only HDFS has directories, and MinIO deletes what is missing."""
         self.has_directories = service.name == "hdfs"
-        self.opens_exclusively = False
-        self.misses_what_is_deleted = service.name not in ("minio", "hdfs")
+        self.opens_exclusively = not self.has_directories
+        self.misses_what_is_deleted = service.name == "azurite"
 
     @pytest.fixture
     def files(self, container: str) -> FileSystem:
@@ -87,29 +84,6 @@ class TestFiles(OnService, FileSystemTests):
             (status,) = listed
             assert status.modified is not None
             assert abs(status.modified - time.time()) < 300
-
-
-@pytest.mark.parametrize(
-    "running_service",
-    [name for name in NAMES if name in ("minio", "azurite")],
-    indirect=True,
-    scope="session",
-)
-class TestFilesThroughFsspec(TestFiles):
-    """The same through fsspec's drivers, which are used where obstore is not installed or lacks an option.
-
-    On the other services they are used anyway.
-    """
-
-    @pytest.fixture
-    def files(self, container: str, service: Service) -> FileSystem:
-        scheme = service.scheme
-        return RetryingFileSystem(FsspecFileSystem(fsspec.filesystem(scheme), scheme))
-
-    @pytest.fixture
-    def elsewhere(self, files: FileSystem, service: Service) -> FileSystem:
-        driver = fsspec.filesystem(service.scheme, skip_instance_cache=True)
-        return FsspecFileSystem(driver, service.scheme)
 
 
 class TestStreams(OnService, FsCheckpointStreamTests):

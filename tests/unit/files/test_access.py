@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 
 import spark_statestore
@@ -22,11 +21,10 @@ from spark_statestore.options import OPTION_PREFIX, StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.version_store import VersionStore
-from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service
 from tests.unit.cli.commands import node, output_of
 from tests.unit.store.stores import commit
 
-pytest.importorskip("s3fs")
 pytest.importorskip("moto.server")
 
 pytestmark = S3_WARNINGS
@@ -40,16 +38,6 @@ def endpoint() -> Iterator[str]:
         yield url
 
 
-BOTH_DRIVERS = pytest.mark.parametrize(
-    "driver", ["obstore", pytest.param("s3fs", marks=pytest.mark.slow)], indirect=True
-)
-
-
-@pytest.fixture
-def driver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_driver(request.param, monkeypatch)
-
-
 @pytest.fixture
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return new_bucket(endpoint, monkeypatch)
@@ -58,7 +46,6 @@ def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def forget_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the next call build a client of its own from the environment."""
     monkeypatch.setattr("spark_statestore.files.urls._opened", {})
-    monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "_cache", {})
 
 
 @pytest.fixture
@@ -116,9 +103,7 @@ def check_no_credentials(message: str, bucket: str) -> None:
     assert ".." not in message
 
 
-@BOTH_DRIVERS
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-@pytest.mark.usefixtures("driver")
 def test_access_error_without_credentials_names_bucket_and_remedies(
     without_credentials: str, call: Callable[[FileSystem, str], Any]
 ) -> None:
@@ -131,9 +116,7 @@ def test_access_error_without_credentials_names_bucket_and_remedies(
     assert time.monotonic() - start < 30
 
 
-@BOTH_DRIVERS
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-@pytest.mark.usefixtures("driver")
 def test_access_error_of_denied_call_names_url_and_permissions(
     without_rights: str, call: Callable[[FileSystem, str], Any]
 ) -> None:
@@ -145,9 +128,8 @@ def test_access_error_of_denied_call_names_url_and_permissions(
     assert f"on the bucket {without_rights!r} (they need s3:GetObject" in str(raised.value)
 
 
-@BOTH_DRIVERS
 @pytest.mark.parametrize("name", sorted(CALLS.keys() - {"exists", "is_directory"}))
-@pytest.mark.usefixtures("driver", "bucket")
+@pytest.mark.usefixtures("bucket")
 def test_access_error_names_a_missing_bucket(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     forget_clients(monkeypatch)
     missing = f"missing-{uuid.uuid4()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib.util
 import os
 import sys
 import uuid
@@ -20,7 +21,6 @@ from spark_statestore.files import (
     LocalFileSystem,
     MemoryFileSystem,
     check_url,
-    drivers,
     join,
     open_file_system,
     parent_of,
@@ -278,24 +278,26 @@ def test_check_url_refuses_schemes_without_writable_storage(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "hidden", "packages"),
+    ("url", "hidden", "remedy"),
     [
-        ("s3a://b/x", ("obstore", "s3fs"), "obstore botocore"),
-        ("s3://b/x", ("botocore", "s3fs"), "obstore botocore"),
-        ("gs://b/x", ("google.auth", "gcsfs"), "obstore google-auth requests"),
-        ("abfss://c@a.dfs.core.windows.net/x", ("obstore", "adlfs"), "obstore"),
-        ("webdav://host/x", ("webdav4",), "webdav4"),
+        ("s3a://b/x", "obstore", r"obstore not found .*statestore\[s3\]'; .* than obstore, botocore\)"),
+        ("s3://b/x", "botocore", r"botocore not found .*statestore\[s3\]'; .* than obstore, botocore\)"),
+        ("gs://b/x", "google.auth", r"google-auth not .*\[gcs\]'; .* obstore, google-auth, requests\)"),
+        ("abfss://c@a.dfs.core.windows.net/x", "obstore", r"obstore not found .*\[azure\]'; .* obstore\)"),
+        ("webdav://host/x", "webdav4", "Install webdav4 to access WebDAV"),
+        ("smb://host/x", "smbclient", 'requires "smbprotocol" .* installed'),
     ],
 )
 def test_open_file_system_names_a_missing_driver(
-    url: str, hidden: tuple[str, ...], packages: str, monkeypatch: pytest.MonkeyPatch
+    url: str, hidden: str, remedy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    is_installed = drivers._is_installed
-    monkeypatch.setattr(drivers, "_is_installed", lambda name: name not in hidden and is_installed(name))
+    monkeypatch.delitem(sys.modules, hidden, raising=False)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == hidden else find_spec(name))
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, split_url(url)[0], raising=False)
     check_url("memory:/x")
     for check in (check_url, open_file_system):
-        with pytest.raises(MissingDriverError, match=rf"pip install {packages}\. The backend") as raised:
+        with pytest.raises(MissingDriverError, match=rf"{remedy}\. The backend") as raised:
             check(url)
         assert url in str(raised.value)
         assert isinstance(raised.value, ImportError)

@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import botocore.session
 import fsspec
 import pytest
 
 from spark_statestore.files import FileSystem, open_file_system, urls
 from spark_statestore.files.object_store import ObjectStoreFileSystem
 from spark_statestore.testing import FileSystemTests
-from tests.support.s3 import S3_WARNINGS, environment_of, new_bucket, s3_service, use_driver
+from tests.support.s3 import S3_WARNINGS, client_of, environment_of, new_bucket, s3_service
 from tests.support.s3_as_gcs import S3AsGcs, new_gcs_bucket, s3_as_gcs
 from tests.support.s3_faults import FaultyS3, faulty_s3
 
@@ -47,7 +46,6 @@ def proxy(service: str) -> Iterator[FaultyS3]:
 
 @pytest.fixture
 def bucket(proxy: FaultyS3, monkeypatch: pytest.MonkeyPatch) -> str:
-    use_driver("obstore", monkeypatch)
     proxy.inject()
     return new_bucket(proxy.url, monkeypatch)
 
@@ -62,12 +60,6 @@ def driver_of(url: str) -> FileSystem:
     files: Any = open_file_system(url)[0]
     assert isinstance(files.wrapped, ObjectStoreFileSystem)
     return files.wrapped
-
-
-def client_of(url: str) -> Any:
-    """Return a client of botocore's."""
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    return botocore.session.Session().create_client("s3", endpoint_url=url, **keys)
 
 
 def incomplete_uploads(proxy: FaultyS3, bucket: str) -> list[str]:
@@ -245,11 +237,11 @@ def stalling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     server.now = server.most = server.taken = 0
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))
     thread.start()
-    use_driver("obstore", monkeypatch)
+    monkeypatch.setattr(urls, "_opened", {})
     url = f"http://127.0.0.1:{server.server_address[1]}"
     for name, value in environment_of(url).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": url})
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint": url})
     yield server
     server.event.set()
     server.shutdown()
@@ -383,11 +375,11 @@ def test_bucket_of_another_region_is_found(monkeypatch: pytest.MonkeyPatch) -> N
     server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    use_driver("obstore", monkeypatch)
+    monkeypatch.setattr(urls, "_opened", {})
     url = f"http://127.0.0.1:{server.server_address[1]}"
     for name, value in environment_of(url).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint_url": url})
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint": url})
     try:
         files, path = open_file_system("s3://bucket/file")
         assert files.size(path) == 7
@@ -413,7 +405,7 @@ def test_registered_driver_is_used_instead_of_obstore(
     try:
         with caplog.at_level(logging.WARNING):
             files: Any = open_file_system("s3://bucket/x")[0]
-        assert isinstance(files.wrapped._streams, Own)
+        assert isinstance(files.wrapped._fs._fs, Own)
         assert not caplog.records
     finally:
         del sys.modules["fsspec.registry"]._registry["s3"]

@@ -1,31 +1,25 @@
-"""Tests of the way from fsspec's configuration and the environment to obstore's, and of obstore's errors."""
+"""Tests of options in fsspec's configuration and the environment for obstore, and of obstore's errors."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
 import pytest
 
-from spark_statestore.errors import (
-    MissingDriverError,
-    StorageAccessError,
-    StorageUnavailableError,
-    StorageURLError,
-)
-from spark_statestore.files import FsspecFileSystem, check_url, drivers, open_file_system, urls
+from spark_statestore.errors import StorageAccessError, StorageUnavailableError, StorageURLError
+from spark_statestore.files import check_url, open_file_system, retry, urls
 from spark_statestore.files.access import access_error
-from spark_statestore.files.object_store_clients import UnsupportedOptionError
-from spark_statestore.files.object_store_cloud import AzureClients, GcsClients
+from spark_statestore.files.object_store_clients import Client, ObjectStoreClients
 from spark_statestore.files.object_store_errors import converted
-from spark_statestore.files.object_store_s3 import S3Clients
+from spark_statestore.files.object_store_services import AzureClients, GcsClients, S3Clients
 from spark_statestore.files.transient import is_transient
 from tests.support.paths import ROOT
 
@@ -50,6 +44,11 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(urls, "_opened", {})
 
 
+def built(clients: ObjectStoreClients, kind: Client = Client.CALLS) -> Any:
+    """Return the store of obstore that is built for a bucket."""
+    return clients.open("bucket", kind)
+
+
 # S3
 
 
@@ -58,22 +57,22 @@ def environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     [
         (REGION, {}, "bucket", ("https://bucket.s3.eu-west-1.amazonaws.com", True, "eu-west-1")),
         (REGION, {}, "dots.in.it", ("https://s3.eu-west-1.amazonaws.com", False, "eu-west-1")),
-        (KEYS, {"client_kwargs": {"region_name": "cn-north-1"}}, "bucket", ("https://bucket.s3.cn-north-1.amazonaws.com.cn", True, "cn-north-1")),
+        (KEYS, {"region": "cn-north-1"}, "bucket", ("https://bucket.s3.cn-north-1.amazonaws.com.cn", True, "cn-north-1")),
+        (REGION, {"aws_default_region": "eu-north-1"}, "bucket", ("https://bucket.s3.eu-north-1.amazonaws.com", True, "eu-north-1")),
         (REGION | {"AWS_USE_FIPS_ENDPOINT": "true"}, {}, "bucket", ("https://bucket.s3-fips.eu-west-1.amazonaws.com", True, "eu-west-1")),
         (REGION | {"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, {}, "bucket", ("http://minio:9000", False, "eu-west-1")),
-        (REGION, {"endpoint_url": "http://minio:9000/below"}, "bucket", ("http://minio:9000/below", False, "eu-west-1")),
-        (KEYS, {"client_kwargs": {"endpoint_url": "http://minio:9000"}}, "bucket", ("http://minio:9000", False, "us-east-1")),
+        (REGION | {"AWS_ENDPOINT_URL_S3": "http://aws"}, {"endpoint": "http://minio:9000/below"}, "bucket", ("http://minio:9000/below", False, "eu-west-1")),
+        (KEYS, {"endpoint_url": "http://minio:9000"}, "bucket", ("http://minio:9000", False, "us-east-1")),
+        (KEYS, {"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, "bucket", ("http://minio:9000", False, "us-east-1")),
         (
             REGION,
-            {"endpoint_url": "http://minio:9000", "config_kwargs": {"s3": {"addressing_style": "virtual"}}},
+            {"endpoint": "http://bucket.minio:9000", "virtual_hosted_style_request": True},
             "bucket",
             ("http://bucket.minio:9000", True, "eu-west-1"),
         ),
-        (REGION, {"config_kwargs": {"s3": {"addressing_style": "path"}}}, "bucket", ("https://s3.eu-west-1.amazonaws.com", False, "eu-west-1")),
-        (REGION, {"use_ssl": False}, "bucket", ("http://bucket.s3.eu-west-1.amazonaws.com", True, "eu-west-1")),
     ],
 )  # fmt: skip
-def test_s3_endpoint_and_region_are_those_of_botocore(
+def test_s3_endpoint_and_region_are_those_of_botocore_or_the_options(
     environ: dict[str, str],
     options: dict[str, Any],
     bucket: str,
@@ -82,42 +81,64 @@ def test_s3_endpoint_and_region_are_those_of_botocore(
 ) -> None:
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    config = S3Clients(options, 5)._settings_of(bucket).config
+    config = S3Clients(options, 5)._arguments_of(bucket)["config"]
     assert config["endpoint"] == config["aws_endpoint_url_s3"]
     assert (config["endpoint"], config["virtual_hosted_style_request"], config["region"]) == expected
 
 
-def test_s3_options_are_translated(tmp_path: Path) -> None:
-    authority = tmp_path / "ca.pem"
-    authority.write_bytes(b"certificate")
+@pytest.mark.parametrize("style", ["path", "virtual"])
+def test_s3_addressing_style_is_that_of_a_profile(
+    style: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "config").write_text(f"[default]\nregion = eu-west-1\ns3 =\n  addressing_style = {style}\n")
+    for name, value in (KEYS | {"AWS_CONFIG_FILE": str(tmp_path / "config")}).items():
+        monkeypatch.setenv(name, value)
+    config = S3Clients({}, 5)._arguments_of("bucket")["config"]
+    assert config["virtual_hosted_style_request"] is (style == "virtual")
+
+
+def test_s3_options_are_those_of_obstore(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (KEYS | {"AWS_SESSION_TOKEN": "env"}).items():
+        monkeypatch.setenv(name, value)
     options = {
-        "key": "k",
-        "secret": "s",
+        "aws_access_key_id": "k",
+        "secret_access_key": "s",
         "token": "t",
-        "requester_pays": True,
-        "s3_additional_kwargs": {"ServerSideEncryption": "aws:kms", "SSEKMSKeyId": "id"},
-        "client_kwargs": {"region_name": "eu-west-1", "verify": str(authority)},
-        "config_kwargs": {"retries": {"total_max_attempts": 3}, "read_timeout": 7, "connect_timeout": 2},
-        "default_block_size": 5,
-        "version_aware": False,
+        "region": "eu-west-1",
+        "request_payer": True,
+        "server_side_encryption": "aws:kms",
+        "sse_kms_key_id": "id",
+        "client_options": {"connect_timeout": "2s", "read_timeout": "7s", "allow_invalid_certificates": True},
     }
     clients = S3Clients(options, 5)
-    settings = clients._settings_of("b")
-    assert settings.options == {"root_certificate": b"certificate"}
-    assert settings.config["request_payer"] is True
-    assert settings.config["server_side_encryption"] == "aws:kms"
-    assert settings.config["sse_kms_key_id"] == "id"
-    assert (clients.retries, clients._read_seconds, clients._connect_seconds) == (2, 7, 2)
-    assert S3Clients({}, 5).retries == 5
-    assert S3Clients({"config_kwargs": {"retries": {"max_attempts": 4}}}, 5).retries == 4
-    credentials = settings.credential_provider()
-    assert credentials == {"access_key_id": "k", "secret_access_key": "s", "token": "t", "expires_at": None}
+    calls, uploads = (built(clients, kind) for kind in (Client.CALLS, Client.UPLOADS))
+    assert calls.config["request_payer"] == uploads.config["request_payer"] == "true"
+    assert calls.config["server_side_encryption"] == "aws:kms"
+    assert (calls.config["disable_bulk_delete"], uploads.config["disable_bulk_delete"]) == ("true", "false")
+    assert calls.client_options["connect_timeout"] == "2s"
+    assert calls.client_options["read_timeout"] == "7s"
+    assert "read_timeout" not in uploads.client_options
+    assert (calls.retry_config["max_retries"], uploads.retry_config["max_retries"]) == (0, 5)
+    credentials = {"access_key_id": "k", "secret_access_key": "s", "token": "t", "expires_at": None}
+    assert calls.credential_provider() == credentials
+    # The token of other credentials, in the environment, is not used with them.
+    del options["token"]
+    assert built(S3Clients(options, 5)).credential_provider() == credentials | {"token": None}
 
 
-def test_s3_anonymous_access_is_not_signed() -> None:
-    settings = S3Clients({"anon": True, "endpoint_url": "http://minio:9000"}, 5)._settings_of("b")
-    assert settings.config["skip_signature"] is True
-    assert settings.credential_provider is None
+def test_s3_authorities_are_those_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ca.pem").write_bytes(b"certificate")
+    for name, value in (REGION | {"AWS_CA_BUNDLE": str(tmp_path / "ca.pem")}).items():
+        monkeypatch.setenv(name, value)
+    arguments = S3Clients({}, 5)._arguments_of("bucket")
+    assert arguments["client_options"] == {"root_certificate": b"certificate"}
+
+
+@pytest.mark.parametrize("value", [True, "true"])
+def test_s3_anonymous_access_is_not_signed(value: object) -> None:
+    arguments = S3Clients({"skip_signature": value, "endpoint": "http://minio:9000"}, 5)._arguments_of("b")
+    assert arguments["config"]["skip_signature"] is value
+    assert arguments["credential_provider"] is None
 
 
 def test_s3_profile_has_temporary_credentials_that_are_fetched_again(
@@ -133,10 +154,10 @@ def test_s3_profile_has_temporary_credentials_that_are_fetched_again(
     for options, profile in (({"profile": "p"}, ""), ({}, "p")):
         if profile:
             monkeypatch.setenv("AWS_PROFILE", profile)
-        settings = S3Clients(options, 5)._settings_of("b")
-        assert settings.config["region"] == "eu-north-1"
-        assert settings.config["endpoint"] == "http://profile:1"
-        credentials = settings.credential_provider()
+        arguments = S3Clients(options, 5)._arguments_of("b")
+        assert arguments["config"]["region"] == "eu-north-1"
+        assert arguments["config"]["endpoint"] == "http://profile:1"
+        credentials = arguments["credential_provider"]()
         assert (credentials["access_key_id"], credentials["token"]) == ("k", "t")
         # botocore renews them ten minutes before they expire.
         assert timedelta(minutes=5) < credentials["expires_at"] - datetime.now(UTC) <= timedelta(minutes=10)
@@ -146,40 +167,51 @@ def test_s3_profile_has_temporary_credentials_that_are_fetched_again(
 
 
 @pytest.mark.parametrize(
-    ("options", "host", "expected"),
+    ("options", "connection", "host", "expected"),
     [
-        ({"account_name": "a", "account_key": "k"}, "", {"account_name": "a", "account_key": "k"}),
-        ({"sas_token": "?sv=1&sig=2"}, "acct.dfs.core.windows.net", {"account_name": "acct", "sas_key": "sv=1&sig=2"}),
-        ({"connection_string": CONNECTION}, "", {"account_name": "acct", "account_key": "a2V5PQ=="}),
+        ({"account_name": "a", "account_key": "a2V5PQ=="}, "", "", {"account_name": "a", "account_key": "a2V5PQ=="}),
+        ({"sas_key": "?sv=1&sig=2"}, "", "acct.dfs.core.windows.net", {"account_name": "acct", "sas_key": "?sv=1&sig=2"}),
+        ({}, CONNECTION, "", {"account_name": "acct", "account_key": "a2V5PQ=="}),
         (
-            {"connection_string": CONNECTION.replace("windows.net", "chinacloudapi.cn")},
+            {},
+            CONNECTION.replace("windows.net", "chinacloudapi.cn"),
             "",
             {"account_name": "acct", "account_key": "a2V5PQ==", "endpoint": "https://acct.blob.core.chinacloudapi.cn"},
         ),
         (
-            {"connection_string": "BlobEndpoint=http://127.0.0.1:1/acct;SharedAccessSignature=sv=1&sig=2;AccountName=acct"},
+            {},
+            "BlobEndpoint=http://127.0.0.1:1/acct;SharedAccessSignature=sv=1&sig=2;AccountName=acct",
             "",
             {"account_name": "acct", "sas_key": "sv=1&sig=2", "endpoint": "http://127.0.0.1:1/acct"},
         ),
-        ({"connection_string": "UseDevelopmentStorage=true"}, "", {"account_name": "devstoreaccount1", "use_emulator": True}),
+        ({}, "UseDevelopmentStorage=true", "", {"account_name": "devstoreaccount1", "use_emulator": True}),
         (
             {"tenant_id": "t", "client_id": "c", "client_secret": "s"},
+            "",
             "acct.dfs.core.usgovcloudapi.net",
             {
                 "tenant_id": "t", "client_id": "c", "client_secret": "s", "account_name": "acct",
                 "endpoint": "https://acct.blob.core.usgovcloudapi.net",
             },
         ),
-        ({"anon": True, "account_host": "acct.blob.core.windows.net"}, "", {"account_name": "acct", "skip_signature": True}),
+        ({"account_name": "acct", "skip_signature": True}, "", "", {"account_name": "acct", "skip_signature": True}),
     ],
 )  # fmt: skip
-def test_azure_options_are_translated(options: dict[str, Any], host: str, expected: dict[str, Any]) -> None:
-    assert AzureClients(options, 5, host)._settings_of("c").config == expected
+def test_azure_options_are_those_of_obstore_and_of_a_connection_string(
+    options: dict[str, Any],
+    connection: str,
+    host: str,
+    expected: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", connection)
+    clients = AzureClients(options, 5, host)
+    assert clients._arguments_of("bucket") == {"config": expected}
+    built(clients)
 
 
 def test_azure_account_is_that_of_the_url(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AZURE_STORAGE_CONNECTION_STRING", CONNECTION)
-    monkeypatch.setattr(drivers, "_is_installed", lambda module: module == "obstore")
     first, path = open_file_system("abfss://c@one.dfs.core.windows.net/a b/50%25")
     other, _ = open_file_system("abfss://c@two.dfs.core.windows.net/a b/50%25")
     assert path == "c/a b/50%25"
@@ -189,13 +221,41 @@ def test_azure_account_is_that_of_the_url(monkeypatch: pytest.MonkeyPatch) -> No
     assert open_file_system("az://c/x")[0].url("c/x") == "az://c/x"
 
 
-def test_gcs_token_may_be_a_file_or_its_content(tmp_path: Path) -> None:
+def test_gcs_credentials_are_those_of_google_auth(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
     (tmp_path / "key.json").write_text(json.dumps(user))
-    for token in (user, str(tmp_path / "key.json")):
-        clients = GcsClients({"token": token, "endpoint_url": "http://gcs:1"}, 5)
-        assert clients._settings_of("b").config == {"base_url": "http://gcs:1"}
-        assert clients._credentials.refresh_token == "r"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", "gcs:1")
+    refreshed: list[Any] = []
+
+    def refresh(self: Any, _: Any) -> None:
+        refreshed.append(self)
+        self.token, self.expiry = "token-1", datetime(2030, 1, 1)
+
+    monkeypatch.setattr("google.oauth2.credentials.Credentials.refresh", refresh)
+    store = built(GcsClients({}, 5))
+    assert store.config["base_url"] == "http://gcs:1"
+    assert store.credential_provider() == {"token": "token-1", "expires_at": datetime(2030, 1, 1, tzinfo=UTC)}
+    assert refreshed[0].refresh_token == "r"
+
+
+@pytest.mark.parametrize(
+    "option", ["service_account", "google_application_credentials", "bearer_token", "skip_signature"]
+)
+def test_gcs_credentials_in_the_options_are_up_to_obstore(option: str, tmp_path: Path) -> None:
+    account = {"private_key": "", "private_key_id": "", "client_email": "", "disable_oauth": True}
+    (tmp_path / "key.json").write_text(json.dumps(account))
+    user = {"type": "authorized_user", "client_id": "c", "client_secret": "s", "refresh_token": "r"}
+    (tmp_path / "user.json").write_text(json.dumps(user))
+    values = {
+        "service_account": str(tmp_path / "key.json"),
+        "google_application_credentials": str(tmp_path / "user.json"),
+        "bearer_token": "token",
+        "skip_signature": "true",
+    }
+    store = built(GcsClients({option: values[option], "base_url": "http://gcs:1"}, 5))
+    assert store.config["base_url"] == "http://gcs:1"
+    assert store.credential_provider is None
 
 
 def test_gcs_without_credentials_names_the_remedies() -> None:
@@ -206,70 +266,52 @@ def test_gcs_without_credentials_names_the_remedies() -> None:
         files.read(path)
 
 
-def test_option_with_a_wrong_value_is_named() -> None:
-    for scheme, options, reason in (
-        ("gcs", {"token": "/no/such/file"}, "No such file.*/no/such/file"),
-        ("s3", {"config_kwargs": {"read_timeout": "soon"}}, "could not convert.*soon"),
-    ):
+def test_credentials_are_fetched_again_after_a_transient_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    from google.auth.exceptions import TransportError
+
+    fetched: list[int] = []
+
+    def refresh(_: Any) -> None:
+        fetched.append(1)
+        raise TransportError("no answer")
+
+    credentials = SimpleNamespace(token=None, expiry=None, refresh=refresh)
+    monkeypatch.setattr("google.auth.default", lambda scopes: (credentials, None))
+    monkeypatch.setattr(retry, "_FIRST_SECONDS", 0.001)
+    files, path = open_file_system("gs://bucket/x", retries=2)
+    with pytest.raises(OSError, match=r"no answer.* \(tried 3 times"):
+        files.read(path)
+    assert len(fetched) == 3
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "reason"),
+    [
+        ("s3://bucket/x", {"key": "planted"}, "'key' is not valid for store 'S3'"),
+        ("s3://bucket/x", {"disable_tagging": "never"}, 'failed to parse "never" as boolean'),
+        ("s3://bucket/x", {"client_options": {"read_timeout": "soon"}}, 'failed to parse "soon" as Duration'),
+        (
+            "s3://bucket/x",
+            {"client_options": {"read_timeout": 7}},
+            "'int' object is not an instance of 'str'",
+        ),
+        ("s3://bucket/x", {"client_options": {"proxy": "p"}}, "Invalid key: proxy"),
+        ("gcs://bucket/x", {"bearer_token": "t", "token": "planted"}, "'token' is not valid for store 'GCS'"),
+        ("abfs://bucket/x", {"account_name": "a", "anon": "planted"}, "'anon' is not valid"),
+    ],
+)
+def test_option_that_obstore_refuses_is_named(url: str, options: dict[str, Any], reason: str) -> None:
+    scheme = url.partition(":")[0]
+    fsspec.config.conf[scheme] = {"skip_signature": True, "endpoint": "http://minio:9000"} | options
+    if scheme != "s3":
         fsspec.config.conf[scheme] = options
-        with pytest.raises(StorageUnavailableError, match=f"{scheme}://b/x' cannot be opened: .*{reason}"):
-            open_file_system(f"{scheme}://b/x")
-
-
-# Options that obstore lacks
-
-REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    ("s3", "s3fs", {"session": "own"}, "the option 'session' of s3fs"),
-    ("s3", "s3fs", {"version_aware": True}, "the option 'version_aware' of s3fs"),
-    (
-        "s3",
-        "s3fs",
-        {"client_kwargs": {"api_version": "1"}},
-        "the option 'api_version' of s3fs's client_kwargs",
-    ),
-    (
-        "s3",
-        "s3fs",
-        {"config_kwargs": {"proxies": {"http": "p"}}},
-        "the option 'proxies' of s3fs's config_kwargs",
-    ),
-    ("s3", "s3fs", {"config_kwargs": {"signature_version": "s3"}}, "version 4 only"),
-    ("s3", "s3fs", {"s3_additional_kwargs": {"ACL": "private"}}, "'ACL' of s3fs's s3_additional_kwargs"),
-    ("gcs", "gcsfs", {"token": "anon"}, "'token' of gcsfs being 'anon'"),
-    ("gcs", "gcsfs", {"requester_pays": True}, "the option 'requester_pays' of gcsfs"),
-    ("gcs", "gcsfs", {"consistency": "md5"}, "the option 'consistency' of gcsfs"),
-    ("abfs", "adlfs", {"credential": "own"}, "the option 'credential' of adlfs"),
-]
-
-
-@pytest.mark.parametrize(("scheme", "fallback", "options", "reason"), REFUSED)
-def test_option_that_obstore_lacks_needs_the_other_driver(
-    scheme: str, fallback: str, options: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_installed = drivers._is_installed
-    monkeypatch.setattr(drivers, "_is_installed", lambda module: module != fallback and is_installed(module))
-    fsspec.config.conf[scheme] = options
-    with pytest.raises(MissingDriverError, match=f"{reason}.*Remove the option.*pip install {fallback}"):
-        open_file_system(f"{scheme}://b/x")
-
-
-def test_fallback_to_the_other_driver_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
-    pytest.importorskip("s3fs")
-    drivers._warn_of_fallback.cache_clear()
-    fsspec.config.conf["s3"] = {"version_aware": True, "anon": True}
-    with caplog.at_level(logging.WARNING):
-        for name in "xy":
-            files: Any = open_file_system(f"s3://b{name}/x")[0]
-            assert isinstance(files.wrapped, FsspecFileSystem)
-    assert [record.getMessage() for record in caplog.records] == [
-        "s3:// is accessed through s3fs instead of obstore: obstore has nothing for the option 'version_aware' of s3fs"
-    ]
-
-
-def test_missing_botocore_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "botocore.session", None)
-    with pytest.raises(UnsupportedOptionError, match="obstore needs botocore"):
-        S3Clients({}, 5)
+    files, path = open_file_system(url, retries=0)
+    with pytest.raises(
+        StorageUnavailableError, match=f"the bucket 'bucket' cannot be opened: .*{reason}"
+    ) as raised:
+        files.read(path)
+    assert f"the section '{scheme}'" in str(raised.value)
+    assert "planted" not in str(raised.value)
 
 
 FORKS = """

@@ -1,4 +1,4 @@
-"""Tests of `verify`, `repair` and `gc` on S3 (moto), through s3fs."""
+"""Tests of `verify`, `repair` and `gc` on S3 (moto)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import time
 import uuid
 
-import fsspec
 import pytest
 
 from spark_statestore.errors import QueryRunningError
@@ -14,6 +13,7 @@ from spark_statestore.query.gc import DAY, gc
 from spark_statestore.query.repair import repair
 from spark_statestore.query.rollback import rollback
 from spark_statestore.query.verify import verify
+from tests.support.s3 import delete_object, list_objects, put_object
 from tests.system.object_stores.test_s3 import bucket, endpoint, pytestmark  # noqa: F401
 from tests.unit.savepoints.written_query import WrittenQuery
 
@@ -28,12 +28,12 @@ def test_verify_and_repair_find_and_remove_damage_on_s3(bucket: str, with_ids: b
     for _ in range(3):
         query.run(put=LARGE)
     assert verify(f"s3a://{bucket}/checkpoint").problems == ()
-    files = fsspec.filesystem("s3")
-    (stream,) = files.glob(f"{bucket}/checkpoint/state/1/0/left/shared/3-*")
-    files.pipe_file(stream, b"damaged")
+    streams = list_objects(f"{bucket}/checkpoint/state/1/0/left/shared")
+    (stream,) = [path for path in streams if "/shared/3-" in path]
+    put_object(stream, b"damaged")
     (problem,) = verify(query.url).problems
     assert (problem.what, problem.kind) == ("operator 1, partition 0, store left", "damaged")
-    files.rm_file(stream)
+    delete_object(stream)
     (problem,) = verify(query.url).problems
     assert problem.kind == "missing"
     assert repair(query.url, stopped=True).batch == 1
@@ -48,15 +48,13 @@ def test_repair_refuses_a_query_that_is_young_by_the_storage_clock(
     query = WrittenQuery(f"s3://{bucket}/checkpoint")
     for _ in range(3):
         query.run()
-    files = fsspec.filesystem("s3")
-    before = files.find(f"{bucket}/checkpoint")
+    before = list_objects(f"{bucket}/checkpoint")
     real = time.time
     # Only this machine's clock is wrong, not that of the storage.
     monkeypatch.setattr(time, "time", lambda: real() + 24 * 3600)
     with pytest.raises(QueryRunningError, match=r"was written \d s ago"):
         rollback(query.url, 1)
-    files.invalidate_cache()
-    assert files.find(f"{bucket}/checkpoint") == before
+    assert list_objects(f"{bucket}/checkpoint") == before
 
 
 def test_verify_finds_schema_files_where_spark_does(bucket: str) -> None:  # noqa: F811
@@ -73,7 +71,7 @@ def test_verify_finds_schema_files_where_spark_does(bucket: str) -> None:  # noq
         }
         info = {"operatorId": 0, "operatorName": "transformWithState"}
         operator = {"operatorInfo": info, "stateStoreInfo": [store], "operatorPropertiesJson": ""}
-        fsspec.filesystem("s3").rm_file(query.checkpoint.path("state/0/_metadata/metadata"))
+        delete_object(query.checkpoint.path("state/0/_metadata/metadata"))
         query.write("state/0/_metadata/v2/0", f"v2\n{json.dumps(operator)}".encode())
         (problem,) = verify(query.url).problems
         assert (problem.what, problem.kind) == ("the schemas of operator 0", "missing")
@@ -87,8 +85,7 @@ def test_gc_removes_orphans_by_age(bucket: str) -> None:  # noqa: F811
     query.begin(put=LARGE)
     query.instances = {store: query.open(store) for store in query.stores}
     query.run(put=LARGE)
-    files = fsspec.filesystem("s3")
-    before = files.find(f"{bucket}/checkpoint")
+    before = list_objects(f"{bucket}/checkpoint")
     planned = gc(query.url)
     # Each of the four stores has an attempt that lost, and its stream.
     assert (planned.orphans, planned.young) == ((), 8)
@@ -97,5 +94,5 @@ def test_gc_removes_orphans_by_age(bucket: str) -> None:  # noqa: F811
     assert len(done.orphans) == 8
     assert done.bytes > 8 * 300
     left = {f"s3://{path}" for path in before} - {orphan.url for orphan in done.orphans}
-    assert {f"s3://{path}" for path in files.find(f"{bucket}/checkpoint")} == left
+    assert {f"s3://{path}" for path in list_objects(f"{bucket}/checkpoint")} == left
     assert verify(query.url).ok
