@@ -27,7 +27,7 @@ from spark_statestore.cli.output import FAILED, Output, table, with_output
 from spark_statestore.errors import StateStoreError
 from spark_statestore.files import join, open_file_system
 from spark_statestore.query.query_checkpoint import METADATA
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.upgrades import obstacles_by_spark
 from spark_statestore.session import installed_spark
 

@@ -12,7 +12,7 @@ from spark_statestore.cli.output import FAILED, Output, size, table, when, with_
 from spark_statestore.errors import CheckpointError, CheckpointNotFoundError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.summary import StoredFiles, StoreSummary, stored_files, summarize_each
 from spark_statestore.rows.types import with_unique_names
 from spark_statestore.storage.file_handles import SegmentFileStateHandle

@@ -15,7 +15,7 @@ from spark_statestore.cli import parameters
 from spark_statestore.cli.output import Output, size, table, when, with_output
 from spark_statestore.errors import CheckpointError, CheckpointNotFoundError
 from spark_statestore.query import QueryCheckpoint
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.summary import StoreSummary, summarize_each
 
 __all__ = ["watch"]

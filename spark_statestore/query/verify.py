@@ -33,6 +33,7 @@ from spark_statestore.query.query_checkpoint import (
     StoreVersion,
     ranges,
 )
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.spark_files import check_log_entry, read_checked
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
@@ -137,9 +138,6 @@ def verify(
     StorageError
         If its file system cannot be used.
     """
-    # A pointer savepoint has the URL of its state.
-    from spark_statestore.query.savepoint import open_checkpoint
-
     checkpoint = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     return Verifier(checkpoint).verify(batch, progress)
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog
 from spark_statestore.store.metadata import ColumnFamily

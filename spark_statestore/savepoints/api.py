@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.rollback import rollback
-from spark_statestore.query.savepoint import Kind, Savepoint, list_savepoints, load_savepoint, open_checkpoint
+from spark_statestore.query.savepoint import Kind, Savepoint
+from spark_statestore.query.savepoint_lookup import list_savepoints, load_savepoint, open_checkpoint
 from spark_statestore.savepoints.create import create_savepoint
 from spark_statestore.savepoints.restore import clone, rescale, restore
 from spark_statestore.savepoints.savepoint_store import SavepointStoreFactory, dispose_savepoint

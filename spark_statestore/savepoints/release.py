@@ -17,7 +17,7 @@ from spark_statestore.files import open_file_system, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query.gc import DAY
 from spark_statestore.query.running import storage_time
-from spark_statestore.query.savepoint import load_savepoint, open_checkpoint
+from spark_statestore.query.savepoint_lookup import load_savepoint, open_checkpoint
 from spark_statestore.savepoints.savepoint_holds import Hold, list_holds
 from spark_statestore.store.holds import is_temporary_hold
 

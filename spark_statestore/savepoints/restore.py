@@ -14,8 +14,8 @@ from spark_statestore.query.orphans import STAGING_PREFIX
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import METADATA, RESERVED, QueryCheckpoint
 from spark_statestore.query.running import ActivityCheck
-from spark_statestore.query.savepoint import (
-    Savepoint,
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import (
     is_or_was_savepoint,
     load_savepoint,
     open_checkpoint,

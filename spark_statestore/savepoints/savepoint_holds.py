@@ -17,7 +17,8 @@ from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.parallel import parallel_map
 from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
-from spark_statestore.query.savepoint import Savepoint, is_or_was_savepoint, load_savepoint, require_savepoint
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import is_or_was_savepoint, load_savepoint, require_savepoint
 from spark_statestore.query.store_snapshot import make_durable, require_streams
 from spark_statestore.storage.file_handles import discard_durably
 from spark_statestore.store.holds import (

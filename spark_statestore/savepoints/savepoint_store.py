@@ -29,12 +29,12 @@ from spark_statestore.query.query_checkpoint import (
     STATE,
     QueryCheckpoint,
 )
-from spark_statestore.query.savepoint import Savepoint, savepoint_store, store_of
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import savepoint_store, store_of
+from spark_statestore.query.state_store import StateStore, locate
 from spark_statestore.savepoints.savepoint_holds import list_holds, own_hold_of
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
-from spark_statestore.storage.file_system_state_store import locate
-from spark_statestore.storage.state_store import StateStore
 
 __all__ = ["SavepointStore", "SavepointStoreFactory", "dispose_savepoint"]
 
@@ -46,7 +46,7 @@ _OWN: Final = (COMMITS, OFFSETS, STATE, SOURCES, OPERATOR_STATE_DIR, METADATA)
 class SavepointStore:
     """Savepoints of one directory."""
 
-    def __init__(self, store: StateStore[Savepoint], target: str) -> None:
+    def __init__(self, store: StateStore, target: str) -> None:
         self.store = store
         self.target = target
 

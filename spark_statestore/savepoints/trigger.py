@@ -33,7 +33,7 @@ _NICENESS: Final = 10
 
 _POLL_SECONDS: Final = (0.1, 1.0)
 
-COORDINATOR: Final[SavepointCoordinator[Savepoint]] = SavepointCoordinator()
+COORDINATOR: Final = SavepointCoordinator()
 """Coordinator of all savepoints that this process takes."""
 
 

@@ -15,7 +15,7 @@ from spark_statestore.formats.messages import message_layout
 from spark_statestore.formats.metadata import METADATA_FORMAT_VERSION
 from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators
 from spark_statestore.options import StorageOptions
-from spark_statestore.query.savepoint import list_savepoints
+from spark_statestore.query.savepoint_lookup import list_savepoints
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import HandleContext
