@@ -25,8 +25,8 @@ from spark_statestore.query.sources import directories
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 
 __all__ = [
     "COMMITS",
@@ -70,7 +70,7 @@ class StoreVersion:
     name
         The version: the batch number plus one, and in checkpoint format v2 the committed checkpoint id.
     attempt_id
-        The attempt, for `VersionStore.metadata`, where a later one may have replaced it; None for the current one.
+        The attempt, for `StoreDirectory.metadata`, where a later one may have replaced it; None for the current one.
     """
 
     store: StoreId
@@ -318,11 +318,11 @@ class QueryCheckpoint:
         )
         return 1 if single else operator.partitions
 
-    def open(self, store: StoreId) -> VersionStore:
+    def open(self, store: StoreId) -> StoreDirectory:
         """Open a store's versions."""
         self._require_inside(store.directories)
         directory = join(self.state_url, *store.directories)
-        return VersionStore(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
+        return StoreDirectory(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
 
     def open_state(self, *, fsync: bool = False) -> tuple[FileSystem, str]:
         """Return the file system of the stores with merged files at their stores' paths, and the stores' directory."""

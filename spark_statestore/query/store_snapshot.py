@@ -15,8 +15,10 @@ from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.store.changelog import CHANGE_SCHEMA, MERGE, PUT
 from spark_statestore.store.changelog_apply import apply_changelog, byte_sizes, numbered, slices
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, StoreId
-from spark_statestore.store.version_store import VersionStore
+from spark_statestore.store.reader import read_version
 
 __all__ = ["StoreSnapshot", "make_durable", "read_store", "require_streams", "write_store"]
 
@@ -114,13 +116,13 @@ def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: C
 
 
 def write_store(
-    versions: VersionStore, name: CheckpointName, attempt_id: str, content: StoreSnapshot
+    versions: StoreDirectory, name: CheckpointName, attempt_id: str, content: StoreSnapshot
 ) -> None:
     """Write the content of a store as one full snapshot; on failure the version does not exist."""
     positions = {state.name: position for position, state in enumerate(content.column_families)}
     keys = [0] * len(positions)
     values = [0] * len(positions)
-    pending = versions.begin(name, attempt_id, content.column_families)
+    pending = begin_checkpoint(versions, name, attempt_id, content.column_families)
     try:
         for state, table in content.rows():
             position = positions[state]
@@ -147,11 +149,11 @@ def write_store(
 
 
 def _rows(
-    versions: VersionStore, name: CheckpointName, metadata: CheckpointMetadata
+    versions: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata
 ) -> Iterator[tuple[str, pa.Table]]:
     batches: dict[str, list[pa.RecordBatch]] = {state.name: [] for state in metadata.column_families}
     # Read everything first: checksums are verified at the end only.
-    for state, batch in versions.read(name, metadata):
+    for state, batch in read_version(versions, name, metadata):
         batches[state].append(batch)
     for described in metadata.column_families:
         table = apply_changelog(batches.pop(described.name))
@@ -160,7 +162,7 @@ def _rows(
             yield described.name, table
 
 
-def _check(versions: VersionStore, name: CheckpointName, state: ColumnFamily, table: pa.Table) -> None:
+def _check(versions: StoreDirectory, name: CheckpointName, state: ColumnFamily, table: pa.Table) -> None:
     found = table.num_rows
     if found != state.stored_rows:
         raise CorruptCheckpointError(

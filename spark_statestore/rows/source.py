@@ -14,6 +14,7 @@ from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog
 from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.store.reader import read_version
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,7 +97,9 @@ class StateSource:
         parts = [(0, 1)]
         while parts:
             part, of = parts.pop()
-            changes = (batch for name, batch in store.read(version.name, metadata) if name == self.family)
+            changes = (
+                batch for name, batch in read_version(store, version.name, metadata) if name == self.family
+            )
             held = _held(changes, part, of, memory if of < _MOST_PARTS else None)
             if held is None:
                 parts += [(part, 2 * of), (part + of, 2 * of)]

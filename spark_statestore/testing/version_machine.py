@@ -18,10 +18,11 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.storage.handle_codec import decode_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.merged_files import MergedFiles
-from spark_statestore.store.commit import Committed, PendingSnapshot
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import Committed, PendingSnapshot, begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.holds import announce_holds, holds_directory_of
 from spark_statestore.store.metadata import StoreId, decode_metadata
-from spark_statestore.store.version_store import VersionStore
 from spark_statestore.testing.stores import load, message, named
 
 __all__ = ["VersionStoreMachine"]
@@ -53,7 +54,7 @@ class _CommittedVersion:
 class _Instance:
     """One instance of the store, as the provider of one executor holds it."""
 
-    store: VersionStore
+    store: StoreDirectory
     versions: dict[int, _CommittedVersion] = field(default_factory=dict)
     committed: _CommittedVersion | None = None
     base: IncrementalStateHandle | None = None
@@ -143,12 +144,12 @@ class VersionStoreMachine(RuleBasedStateMachine):
 
     def new_instance(self) -> _Instance:
         merged_of = self.merged_of if self.merges else None
-        return _Instance(VersionStore(self.store, self.url, self.options, merged_of=merged_of))
+        return _Instance(StoreDirectory(self.store, self.url, self.options, merged_of=merged_of))
 
     def new_executor(self) -> _Instance:
         if not self.hands_over:
             return self.new_instance()
-        instance = _Instance(VersionStore(self.store, self.url, self.options, merged_of=MergedFiles))
+        instance = _Instance(StoreDirectory(self.store, self.url, self.options, merged_of=MergedFiles))
         assert instance.store.merged is not None
         instance.store.merged.reports_discards = True
         return instance
@@ -219,8 +220,8 @@ class VersionStoreMachine(RuleBasedStateMachine):
         merge = self.merges and data.draw(st.booleans())
 
         def publish() -> Committed:
-            pending = instance.store.begin(
-                name, attempt_id, named(*_FAMILIES), merge=merge, hand_over=self.hands_over
+            pending = begin_checkpoint(
+                instance.store, name, attempt_id, named(*_FAMILIES), merge=merge, hand_over=self.hands_over
             )
             if handle is None:
                 self.write(pending, rows, {state: set() for state in _FAMILIES})
@@ -290,7 +291,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         self.attempts += 1
         attempt_id = f"{self.attempts:016x}"
         name = CheckpointName(self.version + 1, attempt_id if self.with_ids else None)
-        pending = instance.store.begin(name, attempt_id, named(*_FAMILIES))
+        pending = begin_checkpoint(instance.store, name, attempt_id, named(*_FAMILIES))
         self.write(pending, put, {state: set() for state in _FAMILIES})
         pending.abandon()
 
@@ -318,7 +319,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
             rows = {state: dict(rows[state].items() - old[state].items()) for state in _FAMILIES}
 
         def write() -> PendingSnapshot:
-            pending = instance.store.begin_snapshot(version, named(*_FAMILIES), since)
+            pending = begin_snapshot(instance.store, version, named(*_FAMILIES), since)
             self.write(pending, rows, removed)
             if abandon:
                 pending.abandon()
@@ -339,7 +340,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         before = self.files()
         retain_from = committed.name.version - self.retained
         removed = self.perform(
-            lambda: instance.store.cleanup(committed.name, committed.attempt_id, retain_from, most)
+            lambda: discard_versions(instance.store, committed.name, committed.attempt_id, retain_from, most)
         )
         self.report_discards(instance)
         if removed is None:
@@ -372,14 +373,14 @@ class VersionStoreMachine(RuleBasedStateMachine):
         instance = self.new_instance()
         committed = self.open(instance)
         self.horizon = max(self.horizon, self.version - self.retained)
-        instance.store.cleanup(committed.name, committed.attempt_id, self.horizon, 0)
+        discard_versions(instance.store, committed.name, committed.attempt_id, self.horizon, 0)
         self.check_promised()
         extra = self.files() - self.needed(instance.store)
         assert not extra, extra
         # Another one finds nothing more to do.
         other = self.new_instance()
         self.open(other)
-        assert other.store.cleanup(committed.name, committed.attempt_id, self.horizon, 0) == 0
+        assert discard_versions(other.store, committed.name, committed.attempt_id, self.horizon, 0) == 0
 
     @precondition(lambda self: len(self.held) < 2 and any(v >= self.horizon for v in self.timeline))
     @rule(data=st.data())
@@ -414,7 +415,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         # It keeps the directory on object stores.
         return found - {"shared/kept"}
 
-    def needed(self, store: VersionStore) -> set[str]:
+    def needed(self, store: StoreDirectory) -> set[str]:
         """Return the files of held versions and of those from the horizon on, including unused snapshots."""
         names = self.files()
         needed: set[str] = set()

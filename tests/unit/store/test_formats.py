@@ -21,8 +21,8 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.store.changelog import DELETE, read_messages
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.support.trees import files_below
 from tests.unit.store.stores import load
 from tests.unit.store.write_format_sample import describe_operators, describe_savepoint
@@ -34,9 +34,9 @@ VERSIONS = [
 ]
 
 
-def open_sample(store: str) -> VersionStore:
+def open_sample(store: str) -> StoreDirectory:
     operator, partition = map(int, store.split("/"))
-    return VersionStore(
+    return StoreDirectory(
         StoreId(operator, partition), str(SAMPLE / store), StorageOptions(), MemoryFileSystem()
     )
 
