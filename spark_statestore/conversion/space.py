@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from spark_statestore.conversion.plan import Source
 from spark_statestore.conversion.providers import is_own
-from spark_statestore.errors import ConversionError, CorruptCheckpointError
+from spark_statestore.errors import ConversionError, CorruptCheckpointError, restore_from_backup
 from spark_statestore.files import open_file_system, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
@@ -88,8 +88,8 @@ def _table_bytes(archive: bytes, where: str) -> int:
                 metadata = file.read(_LARGEST_METADATA + 1)
     if len(metadata) > _LARGEST_METADATA:
         raise CorruptCheckpointError(
-            f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of RocksDB's tables is. Restore "
-            "the archive from a backup, or use an earlier batch; nothing was changed."
+            f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of RocksDB's tables is. "
+            + restore_from_backup("the archive")
         )
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         node: dict[str, Any] = parse_json(metadata.partition(b"\n")[2])

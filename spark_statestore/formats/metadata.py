@@ -17,6 +17,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     StateTooLargeError,
     UnsupportedFormatError,
+    restore_from_backup,
 )
 from spark_statestore.formats.checksums import combine
 
@@ -374,10 +375,7 @@ def require_attempt_id(value: Any) -> None:
 
 
 def _corrupt(where: str, what: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(
-        f"{where} {what}: it is damaged or incomplete. Restore it from a backup, or start from an earlier version; "
-        "nothing was changed."
-    )
+    return CorruptCheckpointError(f"{where} {what}: it is damaged or incomplete. {restore_from_backup()}")
 
 
 def _split(body: bytes) -> list[bytes]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.storage import CheckpointName
 
 __all__ = ["MAX_PARALLELISM", "StatePart", "by_batch", "complete_parts", "require_complete"]
@@ -108,7 +108,7 @@ def require_complete(parts: Collection[StatePart], where: str) -> tuple[StatePar
         raise CorruptCheckpointError(
             f"{where} is incomplete for batch {batch}: there are the parts of subtasks {present}. Either num_retained "
             "does not keep the batch any more, or files are missing, or Spark committed the batch although a subtask "
-            "did not checkpoint its state: use batch() in every partition, empty ones too. Restore missing files "
-            "from a backup, or roll the query back to an earlier batch; nothing was changed."
+            "did not checkpoint its state: use batch() in every partition, empty ones too. "
+            + restore_from_backup("missing files")
         )
     return complete

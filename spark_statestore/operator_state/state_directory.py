@@ -10,6 +10,7 @@ from spark_statestore.errors import (
     CheckpointIOError,
     CorruptCheckpointError,
     StateStoreError,
+    restore_from_backup,
 )
 from spark_statestore.files import FileSystem, join
 from spark_statestore.operator_state.backend import OperatorStateBackend
@@ -131,13 +132,14 @@ class OperatorStateDirectory:
         ):
             raise CorruptCheckpointError(
                 f"{where} holds the state of {sorted(metadata.operator_states)} for batch {metadata.checkpoint_id}, "
-                f"attempt {metadata.attempt_id}: files were moved or mixed up. Restore the right ones; nothing was changed."
+                f"attempt {metadata.attempt_id}: files were moved or mixed up. "
+                + restore_from_backup("the right ones")
             )
         handle = state.subtasks.get(part.subtask)
         if handle is not None and not isinstance(handle, OperatorStreamStateHandle):
             raise CorruptCheckpointError(
-                f"{where} has a {type(handle).__name__} instead of operator state. Restore the right file "
-                "from a backup, or roll the query back by a batch; nothing was changed."
+                f"{where} has a {type(handle).__name__} instead of operator state. "
+                + restore_from_backup("the right file")
             )
         return handle
 

@@ -51,7 +51,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError, restore_from_backup
 from spark_statestore.operator_state.serializers import SerializerSnapshot
 from spark_statestore.storage.operator_handles import Mode
 
@@ -251,7 +251,4 @@ class Reader:
 
 def corrupt(where: str, what: str) -> CorruptCheckpointError:
     """Return the error for a stream that is not what was written."""
-    return CorruptCheckpointError(
-        f"{where} {what}. It is damaged; restore it from a backup, or restore an earlier checkpoint. Nothing "
-        "was changed."
-    )
+    return CorruptCheckpointError(f"{where} {what}. It is damaged. {restore_from_backup()}")

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
 
 __all__ = ["JOIN", "SCHEMAS", "OperatorStore", "StatefulOperator"]
@@ -105,8 +105,7 @@ class StatefulOperator:
             return cls(info["operatorId"], info["operatorName"], stores, version, node)
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{where} does not describe a stateful operator: {error!r}. Restore it from a backup; nothing was "
-                "changed."
+                f"{where} does not describe a stateful operator: {error!r}. {restore_from_backup(otherwise=None)}"
             ) from error
 
     def encode(self) -> bytes:

@@ -14,6 +14,7 @@ from spark_statestore.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     ForeignCheckpointError,
+    restore_from_backup,
 )
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to, read_file
@@ -149,7 +150,7 @@ class QueryCheckpoint:
             ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{self.files.url(path)} has no id of a query: {error!r}. Restore it from a backup; nothing was changed."
+                f"{self.files.url(path)} has no id of a query: {error!r}. {restore_from_backup(otherwise=None)}"
             ) from error
 
     @property
@@ -173,7 +174,7 @@ class QueryCheckpoint:
         if any("\0" in name or ".." in name.split("/") for name in names):
             raise CorruptCheckpointError(
                 f"a file of the checkpoint {self.url} names {'/'.join(names)!r:.200}, a path outside of it. The "
-                "checkpoint is damaged or was tampered with; restore a backup. Nothing was changed."
+                "checkpoint is damaged or was tampered with. " + restore_from_backup(otherwise=None)
             )
 
     def batches(self) -> list[int]:
@@ -287,8 +288,8 @@ class QueryCheckpoint:
         except (IndexError, TypeError) as error:
             raise CorruptCheckpointError(
                 f"the commit log of {self.url} does not have a version of every store for batch {batch}: the "
-                "operators have another number of stores. Restore the entry or the operators' metadata from a "
-                "backup, or resume from an earlier batch; nothing was changed."
+                "operators have another number of stores. "
+                + restore_from_backup("the entry or the operators' metadata")
             ) from error
 
     def partitions(self, operator: StatefulOperator, batch: int | None = None) -> int:
@@ -347,7 +348,7 @@ class QueryCheckpoint:
         of = "" if batch is None else f" for batch {batch}"
         raise CorruptCheckpointError(
             f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, but no metadata file in "
-            f"_metadata there{of}. Restore it from a backup, or use a later batch; nothing was changed."
+            f"_metadata there{of}. {restore_from_backup(otherwise='use a later batch')}"
         )
 
     def operator_history(self, operator: int, batch: int) -> Iterator[StatefulOperator]:

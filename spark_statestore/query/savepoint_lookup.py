@@ -9,6 +9,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     SavepointError,
     SavepointNotFoundError,
+    restore_from_backup,
 )
 from spark_statestore.files import FileSystem, open_file_system, parent_of
 from spark_statestore.query.query_checkpoint import QueryCheckpoint
@@ -116,7 +117,7 @@ def require_own_files(savepoint: Savepoint, checkpoint: QueryCheckpoint) -> None
     if query_id != savepoint.query_id:
         raise CorruptCheckpointError(
             f"{savepoint} is of the query {savepoint.query_id}, but its files are of the query {query_id}: files "
-            "were moved or mixed up. Restore the right ones from a backup, or use another savepoint; nothing was changed."
+            "were moved or mixed up. " + restore_from_backup("the right ones", "use another savepoint")
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.logs import OffsetEntry
 
@@ -151,7 +151,7 @@ def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
     if not later:
         raise CorruptCheckpointError(
             f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(found[entry] for entry in sorted(found))}. "
-            "Use a later batch, or restore them from a backup; nothing was changed."
+            + restore_from_backup("them", "use a later batch")
         )
     origin = found[later[-1]]
     return FileLogCut((), tuple(found[entry] for entry in newest_first), (f"{last}{_COMPACT}", origin))
@@ -176,6 +176,6 @@ def compacted(data: bytes, last: int, where: str) -> bytes:
         kept = [entry for entry in entries if entry and parse_json(entry)["batchId"] <= last]
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
-            f"{where} is not a log of a file source: {error!r}. Restore it from a backup; nothing was changed."
+            f"{where} is not a log of a file source: {error!r}. {restore_from_backup(otherwise=None)}"
         ) from error
     return b"\n".join([version, *kept])

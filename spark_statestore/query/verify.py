@@ -13,6 +13,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     ForeignCheckpointError,
     StateStoreError,
+    restore_from_backup,
 )
 from spark_statestore.files import FileStatus, FileSystem, open_file_system, split_url
 from spark_statestore.files.failures import failing_to
@@ -347,8 +348,8 @@ class _BatchVerification:
         if named != operator.partitions and not (named == 1 and operator.may_be_single):
             raise CorruptCheckpointError(
                 f"the commit log of {self._checkpoint.url} has state of {named} partitions of operator {operator.id} "
-                f"({operator.name}) for batch {self._batch}, but the operator has {operator.partitions}. Restore the "
-                "right files from a backup, or resume from an earlier batch."
+                f"({operator.name}) for batch {self._batch}, but the operator has {operator.partitions}. "
+                + restore_from_backup("the right files")
             )
 
     def _check_store(self, version: StoreVersion) -> None:
@@ -362,8 +363,8 @@ class _BatchVerification:
                     self._verifier.read_stream(entry.state, where)
                 except FileNotFoundError as error:
                     raise CheckpointNotFoundError(
-                        f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is missing. Restore it "
-                        "from a backup, or resume from an earlier batch."
+                        f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is missing. "
+                        + restore_from_backup()
                     ) from error
                 self._count(entry.state.state_size)
             with self._lock:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.rows.types import LONG_DIGITS, SparkType, parse_schema
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class _Malformed(Exception):
         what = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
         return CorruptCheckpointError(
             f"{what} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are damaged, or have another "
-            "schema. Restore the state from a backup, or read an earlier batch."
+            "schema. " + restore_from_backup("the state")
         )
 
 

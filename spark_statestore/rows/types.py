@@ -11,7 +11,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
+from spark_statestore.errors import (
+    CorruptCheckpointError,
+    OptionError,
+    UnsupportedFormatError,
+    restore_from_backup,
+)
 from spark_statestore.formats.metadata import parse_json
 
 __all__ = ["KNOWN", "LONG_DIGITS", "SparkType", "parse_schema", "with_unique_names"]
@@ -158,8 +163,8 @@ def _of_schema(schema: str) -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
-            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. The file with it is damaged; restore it "
-            "from a backup, or resume from an earlier batch."
+            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. The file with it is damaged. "
+            + restore_from_backup()
         ) from error
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
+from spark_statestore.errors import CorruptCheckpointError, IllegalStateError, restore_from_backup
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
@@ -254,7 +254,7 @@ class CheckpointCopy:
             if below is None:
                 raise CorruptCheckpointError(
                     f"{self._source.files.url(path)} names the schema file {url}, which is not in the operator's directory. "
-                    "Restore the right file from a backup; nothing was changed."
+                    + restore_from_backup("the right file", otherwise=None)
                 )
             self._copy(STATE, str(operator.id), SCHEMAS, *below.split("/"))
         for store in operator.stores:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.files.base import FileSystem, join
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.messages import BatchEncoder, read_batch
@@ -114,8 +114,7 @@ class HandleContext:
         if not _stays_below(relative) or not self._is_own(relative):
             raise CorruptCheckpointError(
                 f"a handle of {self.files.url(self.directory)} points outside of that directory, to {relative!r:.200}, or "
-                "gets there by a link. The metadata is damaged or was tampered with. Restore it from a backup, or start "
-                "from an earlier version; nothing was changed."
+                "gets there by a link. The metadata is damaged or was tampered with. " + restore_from_backup()
             )
         return join(self.directory, relative)
 
@@ -208,8 +207,8 @@ def decode_handle(message: bytes, context: HandleContext) -> StateObject:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(
-            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged. Restore it "
-            "from a backup, or start from an earlier version; nothing was changed."
+            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged. "
+            + restore_from_backup()
         ) from error
 
 

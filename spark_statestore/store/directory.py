@@ -16,6 +16,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     StateStoreError,
     StorageAccessError,
+    restore_from_backup,
 )
 from spark_statestore.files import (
     FileStatus,
@@ -289,8 +290,8 @@ class StoreDirectory:
         ):
             raise CorruptCheckpointError(
                 f"{self.where(name)} has the metadata of {metadata.store}, version {metadata.version} (attempt "
-                f"{metadata.attempt_id}): files were moved or mixed up. Restore the right ones from a backup, or start "
-                "from an earlier version; nothing was changed."
+                f"{metadata.attempt_id}): files were moved or mixed up. "
+                + restore_from_backup("the right ones")
             )
         return metadata
 

@@ -8,7 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_statestore.errors import CheckpointError, CheckpointIOError, CorruptCheckpointError
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointIOError,
+    CorruptCheckpointError,
+    restore_from_backup,
+)
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
@@ -146,7 +151,7 @@ def _reading(store: StoreDirectory, name: CheckpointName, entry: ChainEntry) -> 
     except FileNotFoundError as error:
         raise CorruptCheckpointError(
             f"{store.where(name)} needs the state stream {entry.state.stream_state_handle_id}, which is "
-            "missing. Restore it from a backup, or start from an earlier version; nothing was changed."
+            "missing. " + restore_from_backup()
         ) from error
     except CheckpointError:
         raise
