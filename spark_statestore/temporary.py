@@ -18,8 +18,6 @@ import re
 import stat
 from typing import Final
 
-__all__ = ["PREFIX", "keep_while_alive", "remove", "remove_abandoned"]
-
 PREFIX: Final = "spark-statestore-"
 """Prefix of the directories' names."""
 

@@ -19,8 +19,6 @@ from spark_statestore.files.request_context import check_cancelled
 from spark_statestore.files.retry import require_exclusive_creation
 from spark_statestore.options import StorageOptions
 
-__all__ = ["FILE_HANDLERS"]
-
 
 def _open(request: dict[str, Any]) -> tuple[FileSystem, str]:
     options = StorageOptions.parse(request["options"])

@@ -32,8 +32,6 @@ from spark_statestore.store.lineage import changes, column_family_of, lineage, p
 from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
 
-__all__ = ["Requests"]
-
 # Bytes of changes from which on a request's memory is returned to the system.
 _RELEASED_BYTES = 8 << 20
 

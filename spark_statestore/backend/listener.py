@@ -16,8 +16,6 @@ from spark_statestore.backend.handshake import HANDSHAKE_TIMEOUT, handshake, req
 from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.errors import AuthenticationError, ProtocolError, StateStoreError
 
-__all__ = ["Listener"]
-
 _logger = logging.getLogger(__name__)
 
 _SEND_BUFFER_BYTES = 1 << 20

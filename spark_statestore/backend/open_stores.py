@@ -16,8 +16,6 @@ from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.directory import MergedFilesOf, StoreDirectory
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["OpenStores", "open_store"]
-
 # Stores whose retention index is cached; the next cleanup of an evicted one lists its directory again.
 _CACHED_STORES: Final = 20_000
 

@@ -18,8 +18,6 @@ from spark_statestore.errors import ProtocolError
 from spark_statestore.files.request_context import RequestContext
 from spark_statestore.formats.metadata import is_attempt_id
 
-__all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind", "check_request"]
-
 PROTOCOL_VERSION: Final = 1
 """Version of frames, requests and answers; both sides must have the same one."""
 

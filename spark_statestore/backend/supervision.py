@@ -13,8 +13,6 @@ from spark_statestore.errors import StorageTimeoutError
 from spark_statestore.files.request_context import RequestContext, enter
 from spark_statestore.options import DEFAULT_STORAGE_TIMEOUT
 
-__all__ = ["LARGE_BYTES", "Permit", "Supervisor"]
-
 _logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4 << 20

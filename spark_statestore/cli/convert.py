@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from spark_statestore import Conversion
 
-__all__ = ["convert"]
-
 
 @click.command("convert")
 @click.argument("source")

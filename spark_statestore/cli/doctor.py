@@ -27,19 +27,18 @@ from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, table, with_output
 from spark_statestore.errors import StateStoreError
 from spark_statestore.files import join, open_file_system
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.options import StorageOptions
 from spark_statestore.query.query_checkpoint import METADATA
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.upgrades import obstacles_by_spark
 from spark_statestore.session import installed_spark
 from spark_statestore.storage import CheckpointName
-from spark_statestore.store.changelog import CHANGE_SCHEMA, PUT
+from spark_statestore.store.changelog import PUT
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.store.reader import read_version
-
-__all__ = ["Check", "doctor", "jar"]
 
 _JAVA: Final = 17
 _SECONDS: Final = 60

@@ -19,8 +19,6 @@ from spark_statestore.storage.file_handles import SegmentFileStateHandle
 from spark_statestore.storage.incremental_handle import ChainEntry
 from spark_statestore.store.metadata import CheckpointMetadata, StoreId
 
-__all__ = ["ls", "show"]
-
 _Group: TypeAlias = dict[StoreId, StoreSummary | CheckpointError]
 
 

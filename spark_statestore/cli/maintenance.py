@@ -14,8 +14,6 @@ from spark_statestore.query.repair import repair as repair_checkpoint
 from spark_statestore.query.verify import Problem, Verification
 from spark_statestore.query.verify import verify as verify_checkpoint
 
-__all__ = ["gc", "repair", "verify"]
-
 
 @click.command("verify")
 @parameters.checkpoint

@@ -22,8 +22,6 @@ from rich.text import Text
 
 from spark_statestore.errors import OptionError, StateStoreError, StorageURLError
 
-__all__ = ["FAILED", "USAGE", "Output", "one_line", "plain", "size", "table", "when", "with_output"]
-
 FAILED: Final = 1
 """Exit code of a failure or a finding."""
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["BatchPoint", "PartitionSize", "batch_point", "figure_of", "plot", "sizes_by_partition"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchPoint:

@@ -15,8 +15,6 @@ from spark_statestore.cli.output import FAILED, Output, plain, table, with_outpu
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["diff", "get"]
-
 
 @click.command("get")
 @parameters.checkpoint

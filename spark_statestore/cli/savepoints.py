@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from spark_statestore import Savepoint
     from spark_statestore.savepoints.restore import ClaimMode
 
-__all__ = ["clone", "holds", "rescale", "rollback", "savepoint"]
-
 
 @click.group("savepoint")
 def savepoint() -> None:

@@ -18,8 +18,6 @@ from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.summary import StoreSummary, summarize_each
 
-__all__ = ["watch"]
-
 # Batches that the live table keeps.
 _SHOWN: Final = 10
 

@@ -32,8 +32,6 @@ from spark_statestore.savepoints.restore import SCRATCH, new_location, require_e
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["convert"]
-
 
 def convert(
     spark: SparkSession,

@@ -15,8 +15,6 @@ from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.query_checkpoint import METADATA
 from spark_statestore.savepoints.restore import IN_PROGRESS, is_reserved, remove_location
 
-__all__ = ["claim", "remove_interrupted"]
-
 _BY: Final = "conversion"
 _UNKNOWN: Final = "unknown"
 

@@ -14,8 +14,6 @@ from spark_statestore.errors import ConversionError, SessionError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Job", "Progress", "require_classes"]
-
 Progress = Callable[[str, int, int, int, int], None]
 """Called with the phase, the numbers of tasks done and of all, and the numbers of rows and bytes processed."""
 

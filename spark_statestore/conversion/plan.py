@@ -23,8 +23,6 @@ from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, STATE, ran
 from spark_statestore.rows.source import variable_kinds
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["STORE_CONF", "Source", "side"]
-
 STORE_CONF: Final = "spark.sql.streaming.stateStore."
 """Prefix of the settings of state stores."""
 

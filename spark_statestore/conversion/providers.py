@@ -10,8 +10,6 @@ from spark_statestore.query import StatefulOperator
 from spark_statestore.query.operators import JOIN
 from spark_statestore.session import JOIN_PROVIDER_CLASS, PROVIDER_CLASS, PROVIDER_CLASSES
 
-__all__ = ["Target", "has_families", "is_own", "provider_for", "require_known", "require_target"]
-
 Target = Literal["statestore", "rocksdb", "hdfs"]
 
 _SPARKS: Final = "org.apache.spark.sql.execution.streaming.state."

@@ -20,8 +20,6 @@ from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.query_checkpoint import STATE
 from spark_statestore.query.summary import summarize
 
-__all__ = ["require_space", "state_bytes"]
-
 # Bytes of the list of tables in a snapshot; one table is about 100 of them, and 64 MiB of state.
 _LARGEST_METADATA: Final = 1 << 24
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from spark_statestore.errors import CheckpointError, CheckpointIOError
 from spark_statestore.files.base import FileSystem
 
-__all__ = ["failing_to", "read_file", "require_no_link"]
-
 
 @contextmanager
 def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:

@@ -19,21 +19,6 @@ from spark_statestore.files.transient import answer_of, is_transient
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = [
-    "CheckedDriver",
-    "as_os_errors",
-    "driver_for_calls",
-    "exclusive_arguments",
-    "finds_files_itself",
-    "is_object_store",
-    "is_of_existing_file",
-    "protocols_of",
-    "renames_files",
-    "warn_of_inexclusive_create",
-    "warn_of_replace_in_steps",
-    "without_cached_listings",
-]
-
 _logger = logging.getLogger(__name__)
 
 # Object stores: directories are prefixes of names, and making one costs a request.

@@ -17,8 +17,6 @@ from typing import BinaryIO
 
 from spark_statestore.files.base import Buffer, FileOutput, FileStatus, FileSystem, parent_of, write_whole
 
-__all__ = ["LocalFileSystem"]
-
 _logger = logging.getLogger(__name__)
 
 _STAGING_PREFIX = ".inprogress."

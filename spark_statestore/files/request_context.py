@@ -6,8 +6,6 @@ import threading
 import time
 from collections.abc import Callable
 
-__all__ = ["RequestContext", "count_retry", "enter", "heartbeat", "check_cancelled", "take_retries"]
-
 _current = threading.local()
 _retries_lock = threading.Lock()
 _retries = 0

@@ -17,8 +17,6 @@ from spark_statestore.files.request_context import check_cancelled, count_retry,
 from spark_statestore.files.transient import is_transient
 from spark_statestore.options import DEFAULT_STORAGE_RETRIES
 
-__all__ = ["RetryingFileSystem", "require_exclusive_creation"]
-
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")

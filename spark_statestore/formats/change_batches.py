@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from spark_statestore.formats.messages import message_layout, read_batch
 
-__all__ = ["CHANGE_SCHEMA", "pack", "read_change_batch", "schema_bytes"]
-
 CHANGE_SCHEMA: Final = pa.schema(
     [
         pa.field("op", pa.uint8(), nullable=False),

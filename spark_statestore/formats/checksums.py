@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-__all__ = ["RunningChecksum", "ChecksummedPart", "checksum_of", "combine"]
-
 ChecksummedPart = tuple[bytes | memoryview, int | None]
 """Data and its CRC-32, if known."""
 

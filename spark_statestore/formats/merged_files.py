@@ -22,8 +22,6 @@ from spark_statestore.formats.metadata import (
     require_type,
 )
 
-__all__ = ["IndexEntry", "MergedObject", "PhysicalName", "decode_index", "encode_physical_file"]
-
 _NAME: Final = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})(-copy)?")
 # The paths become paths of the file system.
 _PATH: Final = re.compile(r"\d+/\d+/(?:[^/\0]+/)?chk-\d{1,19}(?:_[0-9A-Za-z]{1,64})?/_metadata")

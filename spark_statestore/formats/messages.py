@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["BatchEncoder", "MessageLayout", "message_layout", "read_batch"]
-
 _PREFIX: Final = struct.Struct("<iI")
 _U16: Final = struct.Struct("<H")
 _I32: Final = struct.Struct("<i")

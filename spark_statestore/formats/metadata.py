@@ -21,31 +21,6 @@ from spark_statestore.errors import (
 )
 from spark_statestore.formats.checksums import combine
 
-__all__ = [
-    "ATTEMPT",
-    "METADATA_MAGIC",
-    "attempt_id_of",
-    "is_attempt_id",
-    "FOOTER",
-    "HEADER",
-    "INLINE_STATE_OFFSET",
-    "LARGEST_BODY",
-    "LARGEST_STATE",
-    "METADATA_FORMAT_VERSION",
-    "EncodedObject",
-    "InlineState",
-    "MetadataKind",
-    "MetadataObject",
-    "decode_object",
-    "encode_object",
-    "matches_with_state",
-    "parse_json",
-    "reading",
-    "require_attempt_id",
-    "require_count",
-    "require_type",
-]
-
 METADATA_FORMAT_VERSION: Final = 1
 
 METADATA_MAGIC: Final = b"\x89SSTM\r\n\x1a"

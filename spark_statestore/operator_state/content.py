@@ -11,8 +11,6 @@ from spark_statestore.operator_state.serializers import Compatibility, Serialize
 from spark_statestore.operator_state.stream_format import BroadcastMetaInfo, Entry, ListMetaInfo
 from spark_statestore.storage.operator_handles import Mode
 
-__all__ = ["BroadcastContent", "ListContent", "RestoredBroadcast", "RestoredList", "check_compatible"]
-
 
 class ListContent(ABC):
     """A list state, as it is written."""

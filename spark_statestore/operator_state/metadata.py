@@ -10,8 +10,6 @@ from spark_statestore.formats.metadata import MetadataKind, decode_object, encod
 from spark_statestore.operator_state.operator_state import OperatorState
 from spark_statestore.storage.handle_codec import HandleContext, decode_handle, encode_handle
 
-__all__ = ["OperatorsMetadata", "decode_operators", "encode_operators"]
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorsMetadata:

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from spark_statestore.storage.stream_handles import StateObject
 
-__all__ = ["OperatorState"]
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:

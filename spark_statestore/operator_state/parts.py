@@ -10,8 +10,6 @@ from typing import Final
 from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.storage import CheckpointName
 
-__all__ = ["MAX_PARALLELISM", "StatePart", "by_batch", "complete_parts", "require_complete"]
-
 MAX_PARALLELISM: Final = 0xFFFF
 
 _ATTEMPT_ID: Final = re.compile(r"([0-9a-f]{8})([0-9a-f]{4})([0-9a-f]{4})")

@@ -32,8 +32,6 @@ from spark_statestore.operator_state.repartition import RoundRobinOperatorStateR
 from spark_statestore.operator_state.state_directory import OperatorStateDirectory
 from spark_statestore.storage import CheckpointName
 
-__all__ = ["OPERATOR_STATE_DIR", "QueryOperatorState"]
-
 OPERATOR_STATE_DIR: Final = "operator-state"
 """Directory in a query's checkpoint location, beside Spark's own."""
 

@@ -13,8 +13,6 @@ from spark_statestore.storage.operator_handles import (
 )
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["OperatorStateRepartitioner", "RoundRobinOperatorStateRepartitioner"]
-
 Handles = Sequence[Sequence[OperatorStreamStateHandle | None]]
 
 

@@ -22,8 +22,6 @@ from spark_statestore.operator_state.stream_format import (
 )
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 
-__all__ = ["OperatorStateRestoreOperation"]
-
 _CHUNK: Final = 1 << 20
 
 

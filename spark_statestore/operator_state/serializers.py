@@ -13,8 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from spark_statestore.errors import StateMigrationError
 
-__all__ = ["BytesSerializer", "Compatibility", "SerializerSnapshot", "StateSerializer", "describe"]
-
 T = TypeVar("T")
 
 SerializerSnapshot = Mapping[str, Any]

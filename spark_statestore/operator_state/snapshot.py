@@ -18,8 +18,6 @@ from spark_statestore.storage.streams import CheckpointedStateScope
 if TYPE_CHECKING:
     from spark_statestore.storage.streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
-__all__ = ["write_snapshot"]
-
 
 def write_snapshot(
     lists: Collection[ListContent],

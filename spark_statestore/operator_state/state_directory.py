@@ -24,8 +24,6 @@ from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.metadata_streams import read_object
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 
-__all__ = ["OperatorStateDirectory"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -55,17 +55,6 @@ from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatErr
 from spark_statestore.operator_state.serializers import SerializerSnapshot
 from spark_statestore.storage.operator_handles import Mode
 
-__all__ = [
-    "OPERATOR_STATE_FORMAT_VERSION",
-    "BroadcastMetaInfo",
-    "ListMetaInfo",
-    "Reader",
-    "decode_header",
-    "encode_element",
-    "encode_header",
-    "encode_part",
-]
-
 OPERATOR_STATE_FORMAT_VERSION: Final = 1
 
 _MAGIC: Final = b"\x89SSTO\r\n\x1a"

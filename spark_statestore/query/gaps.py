@@ -12,8 +12,6 @@ from typing import Final
 
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, QueryCheckpoint
 
-__all__ = ["log_gaps", "missing_entries"]
-
 # The two logs cannot be listed atomically, and purges remove entries in any order: list again before reporting a gap.
 _LOOKS: Final = 3
 _PAUSE_SECONDS: Final = 0.5

@@ -14,16 +14,6 @@ from spark_statestore.query import OffsetEntry, QueryCheckpoint
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.metadata import StoreId
 
-__all__ = [
-    "entry_before",
-    "files_of_stores",
-    "list_below",
-    "newest_operator_state",
-    "operator_states",
-    "path_in_its_file_system",
-]
-
-
 _OF_A_STORE: Final = re.compile(r"(\d+)/(\d+)/(?:([^/]+)/)?(chk-\d+(?:_\w+)?|shared)/([^/]+)")
 
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
 
-__all__ = ["SHUFFLE_PARTITIONS", "CommitEntry", "OffsetEntry"]
-
 SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 """The setting that fixes a query's number of state partitions; the offset log has its value."""
 

@@ -14,8 +14,6 @@ from typing import Any, Final
 from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
 
-__all__ = ["JOIN", "SCHEMAS", "OperatorStore", "StatefulOperator"]
-
 SCHEMAS: Final = "_stateSchema"
 """Directory of an operator's schema files."""
 

@@ -13,8 +13,6 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.store.metadata import CheckpointMetadata
 from spark_statestore.store.retention import StoreListing
 
-__all__ = ["STAGING_PREFIX", "CommittedAttempts", "StoreFiles", "orphans"]
-
 STAGING_PREFIX: Final = ".inprogress."
 """Prefix of temporary files, which are renamed or linked when complete."""
 

@@ -29,19 +29,6 @@ from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
 
-__all__ = [
-    "COMMITS",
-    "METADATA",
-    "OFFSETS",
-    "ROLLED_BACK",
-    "SOURCES",
-    "STATE",
-    "RESERVED",
-    "QueryCheckpoint",
-    "StoreVersion",
-    "ranges",
-]
-
 # The id becomes a part of paths.
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 

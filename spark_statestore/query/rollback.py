@@ -29,8 +29,6 @@ from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.store_snapshot import require_streams
 from spark_statestore.storage import METADATA_FILE_NAME
 
-__all__ = ["find_rollback", "undo_rollback", "rollback"]
-
 # Ranks in the order in which a batch's files are moved.
 _FIRST: Final = 0
 _LAST: Final = 9

@@ -22,8 +22,6 @@ from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, SOURCES, QueryCheckpoint
 
-__all__ = ["ActivityCheck", "require_not_running_here", "storage_time", "young_until"]
-
 YOUNG_SECONDS: Final = 30.0
 """Age below which an entry indicates a running query, regardless of its cadence."""
 

@@ -22,8 +22,6 @@ from spark_statestore.query.query_checkpoint import STATE, QueryCheckpoint
 from spark_statestore.storage import SAVEPOINT_DIR_PREFIX
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["KINDS", "Kind", "Savepoint", "decode_savepoint", "encode_savepoint", "new_name"]
-
 Kind = Literal["canonical", "pointer"]
 
 KINDS: Final[tuple[Kind, ...]] = ("canonical", "pointer")

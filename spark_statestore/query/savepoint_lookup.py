@@ -16,17 +16,6 @@ from spark_statestore.query.query_checkpoint import QueryCheckpoint
 from spark_statestore.query.savepoint import Savepoint
 from spark_statestore.query.state_store import FileSystemStateStore, HeapStateStore, StateStore, locate
 
-__all__ = [
-    "is_or_was_savepoint",
-    "list_savepoints",
-    "load_savepoint",
-    "open_checkpoint",
-    "require_own_files",
-    "require_savepoint",
-    "savepoint_store",
-    "store_of",
-]
-
 # By URL of the directory.
 _IN_MEMORY: Final[dict[str, HeapStateStore]] = {}
 

@@ -16,17 +16,6 @@ from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.logs import OffsetEntry
 
-__all__ = [
-    "FileLogCut",
-    "compacted",
-    "cut",
-    "directories",
-    "is_file_log",
-    "log_files",
-    "newest_entry",
-    "position",
-]
-
 _COMPACT: Final = ".compact"
 _NAME = re.compile(rf"(\d+)({re.escape(_COMPACT)})?")
 _NOTHING: Final = "-"

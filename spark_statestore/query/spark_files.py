@@ -12,8 +12,6 @@ from spark_statestore.files import FileSystem
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
 
-__all__ = ["check_log_entry", "read_checked"]
-
 # Hadoop's checksum file of a local file: a header, then a CRC-32 for each chunk, all big endian.
 _CHECKSUMS: Final = struct.Struct(">4sI")
 _MAGIC: Final = b"crc\0"

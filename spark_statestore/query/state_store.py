@@ -16,8 +16,6 @@ from spark_statestore.storage import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
 from spark_statestore.storage.file_handles import discard_durably, discard_file
 from spark_statestore.storage.metadata_streams import read_object
 
-__all__ = ["FileSystemStateStore", "HeapStateStore", "StateStore", "locate"]
-
 _logger = logging.getLogger(__name__)
 
 # Name of a savepoint's metadata during its disposal, from which the disposal can be resumed.

@@ -10,17 +10,16 @@ import pyarrow as pa
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, StorageAccessError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersion
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, MERGE, PUT
+from spark_statestore.store.changelog import MERGE, PUT
 from spark_statestore.store.changelog_apply import apply_changelog, byte_sizes, numbered, slices
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, StoreId
 from spark_statestore.store.reader import read_version
-
-__all__ = ["StoreSnapshot", "make_durable", "read_store", "require_streams", "write_store"]
 
 _BATCH_ROWS = 65_536
 

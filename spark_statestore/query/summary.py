@@ -11,8 +11,6 @@ from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersio
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["StoreSummary", "StoredFiles", "stored_files", "summarize", "summarize_each"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:

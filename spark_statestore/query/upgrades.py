@@ -13,8 +13,6 @@ from spark_statestore.query.operators import StatefulOperator
 from spark_statestore.query.query_checkpoint import OFFSETS, QueryCheckpoint
 from spark_statestore.store.metadata import ColumnFamily
 
-__all__ = ["obstacles_by_spark"]
-
 _OWN_PACKAGE: Final = "org.apache.spark.sql.statestore."
 
 _TIMESTAMP_KEYS: Final = ("timestampPrefix", "timestampPostfix")

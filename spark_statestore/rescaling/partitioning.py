@@ -16,8 +16,6 @@ from spark_statestore.query import StatefulOperator
 from spark_statestore.rows.types import SparkType
 from spark_statestore.store.metadata import ColumnFamily
 
-__all__ = ["PartitionKey", "partition_key"]
-
 # Operators whose key has exactly the columns of the shuffle.
 _PLAIN: Final = {
     "stateStoreSave",

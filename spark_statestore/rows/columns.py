@@ -13,8 +13,6 @@ from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily
 
-__all__ = ["PARTITION", "StateColumns"]
-
 PARTITION: Final = "partition_id"
 
 

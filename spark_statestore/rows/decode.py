@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     # None where all are valid.
     Valid: TypeAlias = "NDArray[np.bool_] | None"
 
-__all__ = ["decode_array", "decode_rows"]
-
 _WORD: Final = 8
 
 # numpy types of values that fit the slot.

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["diff_state"]
-
 # Keys per batch of the result, and bytes of their rows on both sides.
 _BATCH_ROWS: Final = 1 << 16
 _BATCH_BYTES: Final = 1 << 28

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["StateSource", "find_state"]
-
 _DEFAULT: Final = "default"
 
 # A key's values are never split, even beyond the memory bound.

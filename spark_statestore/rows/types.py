@@ -19,8 +19,6 @@ from spark_statestore.errors import (
 )
 from spark_statestore.formats.metadata import parse_json
 
-__all__ = ["KNOWN", "LONG_DIGITS", "SparkType", "parse_schema", "with_unique_names"]
-
 # Decimals with at most this precision are stored as a long.
 LONG_DIGITS: Final = 18
 

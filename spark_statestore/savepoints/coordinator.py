@@ -9,8 +9,6 @@ from concurrent.futures import Future
 from spark_statestore.errors import SavepointError, StateStoreError
 from spark_statestore.query.savepoint import Savepoint
 
-__all__ = ["SavepointCoordinator"]
-
 
 class SavepointCoordinator:
     """Coordinator that gives every requested savepoint a future, and completes each future once.

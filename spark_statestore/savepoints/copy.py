@@ -37,8 +37,6 @@ from spark_statestore.rescaling import rescaled, rescaled_count
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["DIRECTORIES", "CheckpointCopy", "copy_checkpoint"]
-
 DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
 """Directories beside the file ``metadata``."""
 

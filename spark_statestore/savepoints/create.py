@@ -20,8 +20,6 @@ from spark_statestore.savepoints.savepoint_store import SavepointStore
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
 
-__all__ = ["held_if_possible", "create_savepoint"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -21,8 +21,6 @@ from spark_statestore.query.savepoint_lookup import load_savepoint, open_checkpo
 from spark_statestore.savepoints.savepoint_holds import Hold, list_holds
 from spark_statestore.store.holds import is_temporary_hold
 
-__all__ = ["HoldInfo", "inspect_holds", "release_hold"]
-
 HoldStatus = Literal["needed", "young", "unneeded", "unknown"]
 
 _LOCAL: Final = "file"

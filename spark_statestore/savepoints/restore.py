@@ -25,19 +25,6 @@ from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
 
-__all__ = [
-    "IN_PROGRESS",
-    "SCRATCH",
-    "ClaimMode",
-    "clone",
-    "is_reserved",
-    "new_location",
-    "remove_location",
-    "require_empty",
-    "rescale",
-    "restore",
-]
-
 IN_PROGRESS: Final = "_in-progress"
 """File in a checkpoint location that is not complete."""
 

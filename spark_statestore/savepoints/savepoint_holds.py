@@ -30,8 +30,6 @@ from spark_statestore.store.holds import (
 )
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["Hold", "list_holds", "hold", "hold_of", "held_while", "own_hold_of"]
-
 _logger = logging.getLogger(__name__)
 
 

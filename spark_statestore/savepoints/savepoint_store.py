@@ -36,8 +36,6 @@ from spark_statestore.savepoints.savepoint_holds import list_holds, own_hold_of
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
 
-__all__ = ["SavepointStore", "SavepointStoreFactory", "dispose_savepoint"]
-
 # In the order of removal: the file that identifies a checkpoint is replaced first and removed last, so that the rest is not
 # accepted as a query without state, and Spark starts none. Other files in the directory are not this package's.
 _OWN: Final = (COMMITS, OFFSETS, STATE, SOURCES, OPERATOR_STATE_DIR, METADATA)

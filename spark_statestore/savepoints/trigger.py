@@ -24,8 +24,6 @@ from spark_statestore.savepoints.savepoint_store import SavepointStoreFactory
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["COORDINATOR", "Running", "require_kind", "trigger_savepoint"]
-
 _logger = logging.getLogger(__name__)
 
 # A tenth of the processor time of a batch's thread.

@@ -14,8 +14,6 @@ from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import attempt_id_of
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["FileStateHandle", "SegmentFileStateHandle", "discard_durably", "discard_file"]
-
 
 def discard_file(files: FileSystem, path: str) -> None:
     """Delete a file, which may be missing; check for it only after a failure.

@@ -14,8 +14,6 @@ from spark_statestore.storage.checkpoint_storage import (
 from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
 from spark_statestore.storage.metadata_streams import FsCheckpointMetadataOutputStream
 
-__all__ = ["WRITE_BUFFER_SIZE", "FsCheckpointStorage", "FsCheckpointStorageLocation"]
-
 WRITE_BUFFER_SIZE = 1024 * 1024
 """Default size of the write buffer in bytes; Flink's default of 4 KiB takes one system call a page."""
 

@@ -19,8 +19,6 @@ from spark_statestore.storage.streams import (
     CheckpointStreamFactory,
 )
 
-__all__ = ["FsCheckpointStateOutputStream", "FsCheckpointStreamFactory"]
-
 _logger = logging.getLogger(__name__)
 
 _CREATE_ATTEMPTS = 10

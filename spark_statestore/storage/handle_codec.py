@@ -24,8 +24,6 @@ from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalS
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
 
-__all__ = ["HANDLE_SCHEMA", "HandleContext", "decode_handle", "encode_extended_handle", "encode_handle"]
-
 HANDLE_SCHEMA: Final = pa.schema(
     [
         pa.field("parent", pa.int32(), nullable=False),

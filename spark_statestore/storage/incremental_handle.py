@@ -13,8 +13,6 @@ from spark_statestore.storage.stream_handles import StateObject
 if TYPE_CHECKING:
     from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 
-__all__ = ["ChainEntry", "IncrementalStateHandle"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:

@@ -16,12 +16,6 @@ from spark_statestore.storage.metadata_streams import (
     MemoryCheckpointMetadataOutputStream,
 )
 
-__all__ = [
-    "MemoryBackendCheckpointStorage",
-    "NonPersistentMetadataCheckpointStorageLocation",
-    "PersistentMetadataCheckpointStorageLocation",
-]
-
 
 class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
     """The location of a checkpoint whose state is inside its metadata file.

@@ -15,8 +15,6 @@ from spark_statestore.storage.streams import (
     CheckpointStreamFactory,
 )
 
-__all__ = ["MemCheckpointStreamFactory", "MemoryCheckpointOutputStream"]
-
 
 class MemCheckpointStreamFactory(CheckpointStreamFactory):
     """A factory of `MemoryCheckpointOutputStream` objects, whatever the scope.

@@ -16,8 +16,6 @@ from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile
 from spark_statestore.storage.metadata_streams import require_exclusive_metadata
 
-__all__ = ["MergedFileSystem"]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ from spark_statestore.storage.checkpoint_storage import CheckpointName
 from spark_statestore.storage.merged_index import UNRANKED, LogicalFile, MergedIndex, PhysicalFile
 from spark_statestore.storage.merged_lookup import MergedLookup
 
-__all__ = ["LARGEST_HANDED_OVER", "LARGEST_MERGED", "MergedFiles", "Supersede"]
-
 LARGEST_MERGED: Final = 1 << 20
 """Bytes up to which a metadata object is worth merging: a larger one is written while other tasks go on."""
 

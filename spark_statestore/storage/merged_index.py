@@ -17,8 +17,6 @@ from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET
 from spark_statestore.storage.checkpoint_storage import METADATA_FILE_NAME, CheckpointName
 
-__all__ = ["UNRANKED", "LogicalFile", "MergedIndex", "PhysicalFile", "Place", "place_of"]
-
 UNRANKED: Final = sys.maxsize
 """Rank of a logical file whose physical file is not published."""
 

@@ -17,8 +17,6 @@ from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
 from spark_statestore.storage.merged_index import LogicalFile, MergedIndex, Place, place_of
 from spark_statestore.storage.physical_files import PhysicalFiles
 
-__all__ = ["MERGED_DIRECTORY", "MergedLookup", "MergedUsage"]
-
 MERGED_DIRECTORY: Final = "_merged"
 """Directory of the physical files, beside the directories of a query's operators."""
 

@@ -16,14 +16,6 @@ from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.storage.streams import CheckpointMetadataOutputStream
 
-__all__ = [
-    "FsCheckpointMetadataOutputStream",
-    "MemoryCheckpointMetadataOutputStream",
-    "read_object",
-    "read_without_state",
-    "require_exclusive_metadata",
-]
-
 # Larger than the metadata of most versions; smaller than what a second request costs.
 _FIRST_READ: Final = 256 * 1024
 

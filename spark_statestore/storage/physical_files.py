@@ -23,8 +23,6 @@ from spark_statestore.formats.merged_files import (
 )
 from spark_statestore.storage.metadata_streams import read_without_state
 
-__all__ = ["PhysicalFiles"]
-
 # Files of up to so many bytes are read whole, for the loads of many stores; bytes and seconds for which they are kept.
 _READ_WHOLE: Final = 8 << 20
 _CACHED: Final = 64 << 20

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from spark_statestore.errors import IllegalStateError
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["SharedStateRegistry"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-__all__ = ["ByteStreamStateHandle", "StateObject", "StreamStateHandle"]
-
 
 class StateObject(ABC):
     """A piece of checkpointed state."""

@@ -15,26 +15,12 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError, ProtocolError, UnsupportedFormatError
-from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack, read_change_batch, schema_bytes
+from spark_statestore.formats.change_batches import pack, read_change_batch, schema_bytes
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
 
 if TYPE_CHECKING:
     from spark_statestore.storage.stream_handles import StreamStateHandle
     from spark_statestore.storage.streams import CheckpointStateOutputStream
-
-__all__ = [
-    "MERGE",
-    "CHANGE_FORMAT_VERSION",
-    "CHANGE_SCHEMA",
-    "PUT",
-    "DELETE",
-    "ChangeStreamWriter",
-    "EncodedBatch",
-    "StreamPart",
-    "parts_of",
-    "read_changes",
-    "read_messages",
-]
 
 CHANGE_FORMAT_VERSION: Final = 1
 

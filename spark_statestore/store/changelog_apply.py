@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
+from spark_statestore.store.changelog import DELETE, MERGE
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = ["ROW_SCHEMA", "apply_changelog", "byte_sizes", "numbered", "slices"]
 
 ROW_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]

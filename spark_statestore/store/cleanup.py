@@ -13,8 +13,6 @@ from spark_statestore.storage.metadata_streams import read_without_state
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.retention import RetentionIndex, parse_listing
 
-__all__ = ["discard_versions"]
-
 _logger = logging.getLogger(__name__)
 
 

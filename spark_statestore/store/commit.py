@@ -38,15 +38,6 @@ from spark_statestore.store.changelog import ChangeStreamWriter, EncodedBatch
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, decode_metadata, encode_metadata
 
-__all__ = [
-    "Committed",
-    "PendingCheckpoint",
-    "PendingSnapshot",
-    "begin_checkpoint",
-    "begin_snapshot",
-    "commit_version",
-]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from spark_statestore.storage import CheckpointName
     from spark_statestore.store.metadata import StoreId
 
-__all__ = ["CommitLog"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -55,8 +55,6 @@ from spark_statestore.store.metadata import (
 )
 from spark_statestore.store.retention import RetentionIndex
 
-__all__ = ["MergedFilesOf", "StoreDirectory"]
-
 _logger = logging.getLogger(__name__)
 
 # A file in the directory of streams, which are named otherwise.

@@ -17,8 +17,6 @@ from spark_statestore.errors import (
 from spark_statestore.files import FileSystem, open_file_system
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 
-__all__ = ["missing_on_driver", "missing_version"]
-
 _ID_REMEDY: Final = (
     "Set spark.sql.streaming.stateStore.checkpointFormatVersion back to 2, the value that the query started with. A program that "
     "opens the store itself passes the id that the commit of the version returned, which is in the query's commits/ as well. "

@@ -29,17 +29,6 @@ from typing import Final
 from spark_statestore.files.base import FileSystem, has_file, join
 from spark_statestore.store.metadata import StoreId, state_directory_of
 
-__all__ = [
-    "HOLDS_DIRECTORY",
-    "CleanupHolds",
-    "Holds",
-    "is_temporary_hold",
-    "read_holds",
-    "temporary_hold_name",
-    "holds_directory_of",
-    "announce_holds",
-]
-
 HOLDS_DIRECTORY: Final = "_holds"
 """Directory of holds, beside the directories of a query's operators."""
 

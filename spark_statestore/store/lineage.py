@@ -9,14 +9,13 @@ from typing import Final
 import pyarrow as pa
 
 from spark_statestore.errors import CheckpointNotFoundError, IllegalStateError
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily
 from spark_statestore.store.reader import read_version
-
-__all__ = ["PastVersion", "apply", "changes", "column_family_of", "lineage", "past_version", "replay"]
 
 Rows = dict[bytes, list[bytes]]
 """Keys and all values of each."""

@@ -23,16 +23,6 @@ from spark_statestore.storage.file_handles import SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import HandleContext, decode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 
-__all__ = [
-    "CheckpointMetadata",
-    "ColumnFamily",
-    "StoreId",
-    "decode_metadata",
-    "encode_metadata",
-    "is_whole_with_state",
-    "state_directory_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreId:

@@ -23,8 +23,6 @@ from spark_statestore.store.changelog import parts_of, read_changes, read_messag
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata
 
-__all__ = ["is_read_newest_first", "local_streams", "read_version", "stored_messages"]
-
 
 def read_version(
     store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata

@@ -20,8 +20,6 @@ from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["RetentionIndex", "StoreListing", "parse_listing"]
-
 _logger = logging.getLogger(__name__)
 
 _SHARED_NAME = re.compile(r"(\d+)-[0-9a-f-]{36}")

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import fsspec
 
 from spark_statestore.testing.faults_disk import Disk, Durability, FaultyInput, FaultyOutput
-from spark_statestore.testing.faults_plan import Call, CrashedError, Fault, FaultKind
-
-__all__ = ["Call", "CrashedError", "Durability", "Fault", "FaultInjectingFileSystem", "FaultKind"]
+from spark_statestore.testing.faults_plan import Call, Fault
 
 _numbers = itertools.count(1)
 

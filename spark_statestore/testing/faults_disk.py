@@ -11,8 +11,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from spark_statestore.testing.faults_plan import FaultPlan
 
-__all__ = ["Disk", "Durability", "FaultyInput", "FaultyOutput"]
-
 T = TypeVar("T")
 
 Durability = Literal["finished", "synced"]

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
-__all__ = ["Call", "CrashedError", "Fault", "FaultKind", "FaultPlan"]
-
 T = TypeVar("T")
 
 FaultKind = Literal["fail", "fail_after", "tear", "delay", "run", "kill", "lose_unsynced"]

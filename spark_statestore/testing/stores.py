@@ -7,15 +7,14 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.commit import Committed, begin_checkpoint, begin_snapshot
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.store.reader import read_version
-
-__all__ = ["Rows", "attempt_id", "commit", "load", "message", "named", "rows_of", "snapshot"]
 
 Rows = Mapping[bytes, bytes]
 """Keys and their values; several values of a key are joined."""

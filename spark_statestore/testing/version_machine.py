@@ -25,8 +25,6 @@ from spark_statestore.store.holds import announce_holds, holds_directory_of
 from spark_statestore.store.metadata import StoreId, decode_metadata
 from spark_statestore.testing.stores import load, message, named
 
-__all__ = ["VersionStoreMachine"]
-
 T = TypeVar("T")
 
 _FAMILIES = ("default", "timers")

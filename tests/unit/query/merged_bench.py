@@ -22,7 +22,7 @@ from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.testing.faults import CrashedError, Fault
+from spark_statestore.testing.faults_plan import CrashedError, Fault
 from spark_statestore.testing.stores import attempt_id, message, named, rows_of, snapshot
 from tests.support.effort import EFFORT
 from tests.support.figures import count

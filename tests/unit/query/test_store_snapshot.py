@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.query import QueryCheckpoint, StoreVersion
 from spark_statestore.query import store_snapshot as module
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
 from spark_statestore.storage import CheckpointName
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.lineage import apply
 from spark_statestore.store.metadata import ColumnFamily, StoreId

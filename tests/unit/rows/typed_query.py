@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.testing.stores import attempt_id

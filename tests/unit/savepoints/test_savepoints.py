@@ -29,7 +29,8 @@ from spark_statestore.savepoints.restore import restore
 from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.holds import announce_holds
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault, FaultKind
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import (
     LARGE,

@@ -16,7 +16,8 @@ from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_checkpoint, begin_snapshot
 from spark_statestore.store.directory import StoreDirectory
-from spark_statestore.testing.faults import Call, CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Call, CrashedError, Fault, FaultKind
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LocalDisk

@@ -14,7 +14,8 @@ from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.commit import Committed, begin_checkpoint
 from spark_statestore.store.directory import StoreDirectory
-from spark_statestore.testing.faults import Call, Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Call, Fault
 from tests.support.effort import EFFORT
 from tests.unit.store.stores import STORE, attempt_id, message, named, rows_of
 

@@ -13,7 +13,8 @@ from spark_statestore.storage import CheckpointName
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.directory import StoreDirectory
-from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Fault
 from tests.unit.store.stores import SMALL_FILES, STORE, attempt_id, commit, named, rows_of, snapshot
 
 ONE, TWO, THREE, FOUR = (CheckpointName(version) for version in (1, 2, 3, 4))

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, IllegalStateError
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_checkpoint, begin_snapshot
 from spark_statestore.store.directory import StoreDirectory

@@ -11,10 +11,10 @@ import pytest
 
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.files import LocalFileSystem
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, metadata_streams
-from spark_statestore.store.changelog import CHANGE_SCHEMA
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
 from tests.unit.store.stores import commit, message, open_store, rows_of
