@@ -96,11 +96,11 @@ def _status(request: dict[str, Any], connection: FrameSocket, permit: Permit) ->
     files, path = _open(request)
     with failing_to("look for", files, path):
         try:
-            found = [FileStatus(path, files.size(path))]
+            statuses = [FileStatus(path, files.size(path))]
         except (FileNotFoundError, IsADirectoryError):
             is_directory = not request["isFile"] and files.is_directory(path)
-            found = [FileStatus(path, 0, is_directory=True)] if is_directory else []
-    _answer(connection, {"entries": [_entry(status) for status in found]})
+            statuses = [FileStatus(path, 0, is_directory=True)] if is_directory else []
+    _answer(connection, {"entries": [_entry(status) for status in statuses]})
 
 
 def _list(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:

@@ -131,7 +131,11 @@ class Requests:
             "columnFamily": family.to_json(),
             "columnFamilies": [
                 next(
-                    (one.to_json() for one in version.metadata.column_families if one.name == family.name),
+                    (
+                        older.to_json()
+                        for older in version.metadata.column_families
+                        if older.name == family.name
+                    ),
                     None,
                 )
                 for version in past

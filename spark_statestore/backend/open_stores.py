@@ -45,13 +45,7 @@ class OpenStores:
         self._release_at = 0.0
 
     def get(self, node: dict[str, Any]) -> StoreDirectory:
-        """Return the store that a request names, opened if it is not.
-
-        Raises
-        ------
-        StateStoreError
-            If it cannot be opened.
-        """
+        """Return the store that a request names, opened if it is not."""
         self._release_memory()
         key = node["instance"]
         with self._lock:

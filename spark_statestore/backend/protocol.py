@@ -81,13 +81,7 @@ class Frame(NamedTuple):
     checksum: int
 
     def json(self) -> dict[str, Any]:
-        """Return the payload as a JSON object.
-
-        Raises
-        ------
-        ProtocolError
-            If it is not one.
-        """
+        """Return the payload as a JSON object."""
         try:
             node = json.loads(memoryview(self.payload).tobytes())
         except (ValueError, RecursionError) as error:
@@ -334,8 +328,8 @@ def _is_id(value: Any) -> bool:
     return value is None or (isinstance(value, str) and _ID.fullmatch(value) is not None)
 
 
-def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(of, value))
+def _is_list(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_item, value))
 
 
 def _is_options(value: Any) -> bool:

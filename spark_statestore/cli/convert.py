@@ -113,7 +113,7 @@ def _print(out: Output, done: Conversion) -> None:
         "dry_run": done.dry_run,
     }
     watermark = when(done.watermark_ms) if done.watermark_ms else "none"
-    of = f"batch {done.batch}, watermark {watermark}, checkpoint format v{done.checkpoint_format}"
+    source_batch = f"batch {done.batch}, watermark {watermark}, checkpoint format v{done.checkpoint_format}"
     counts = sorted(set(done.partitions.values()))
     partitions = f"{', '.join(map(str, counts))} partitions"
     stored = "" if done.source_bytes is None else f", {size(done.source_bytes)} of state files"
@@ -121,7 +121,7 @@ def _print(out: Output, done: Conversion) -> None:
         out.result(
             node,
             f"{done.source} can be converted from {done.source_provider} to {done.provider}",
-            of,
+            source_batch,
             partitions + stored,
         )
         return
@@ -134,6 +134,6 @@ def _print(out: Output, done: Conversion) -> None:
         node,
         table(headings, rows),
         f"{done.target} is ready: its {done.rows} rows are equal to those of {done.source}",
-        f"{of}, {partitions}; {done.seconds:.1f} s",
+        f"{source_batch}, {partitions}; {done.seconds:.1f} s",
         f"start the query there with {done.provider}",
     )

@@ -107,15 +107,15 @@ def doctor(
         checks.append(("checkpoint", lambda: _checkpoint(storage, checkpoints_dir, spark, continuing)))
     elif spark is not None:
         raise click.UsageError("--spark needs the checkpointLocation of a query as STORAGE.")
-    found = []
+    results = []
     with out.progress("checking") as progress:
         for number, (name, look) in enumerate(checks):
             progress(number, len(checks))
-            found.append(_checked(name, look))
-    rows = [(check.name, "ok" if check.ok else "FAILED", check.detail) for check in found]
-    node = {"ok": all(check.ok for check in found), "checks": found} | continuing
+            results.append(_checked(name, look))
+    rows = [(check.name, "ok" if check.ok else "FAILED", check.detail) for check in results]
+    node = {"ok": all(check.ok for check in results), "checks": results} | continuing
     out.result(node, table(["check", "", "found"], rows))
-    if not all(check.ok for check in found):
+    if not all(check.ok for check in results):
         raise click.exceptions.Exit(FAILED)
 
 

@@ -183,7 +183,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 def _shown(text: str) -> str:
     """Escape control characters, so that state or names cannot control the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class _Size(int):

@@ -35,18 +35,18 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
 
     from spark_statestore.rows import iter_state
 
-    found: list[dict[str, Any]] = []
+    matching: list[dict[str, Any]] = []
     wanted = None
     with out.progress("reading state") as progress:
         read = 0
         for rows in iter_state(checkpoint, **state):
             if wanted is None:
                 wanted = parse_key(key, rows.schema.field("key").type)
-            found += rows.filter(pc.fill_null(matches(rows["key"], wanted), False)).to_pylist()
+            matching += rows.filter(pc.fill_null(matches(rows["key"], wanted), False)).to_pylist()
             read += rows.num_rows
             progress(read, read)
-    _print_rows(out, found)
-    if not found:
+    _print_rows(out, matching)
+    if not matching:
         raise click.exceptions.Exit(FAILED)
 
 
@@ -62,8 +62,8 @@ def diff(out: Output, checkpoint: str, batch_a: int, batch_b: int, **state: Any)
     from spark_statestore.rows import diff_state
 
     with out.progress("comparing"):
-        found = diff_state(checkpoint, batch_a, batch_b, **state)
-    _print_rows(out, found.to_pylist())
+        batches = diff_state(checkpoint, batch_a, batch_b, **state)
+    _print_rows(out, batches.to_pylist())
 
 
 def parse_key(text: str, type_: pa.DataType) -> dict[str, Any]:
@@ -116,14 +116,14 @@ def matches(column: pa.Array, wanted: Any) -> pa.Array:
     if wanted is None:
         return column.is_null()
     if isinstance(wanted, dict) and pa.types.is_struct(column.type):
-        found = column.is_valid()
+        mask = column.is_valid()
         for name, value in wanted.items():
             position = column.type.get_field_index(name)
             if position < 0:
                 names = ", ".join(field.name for field in column.type)
                 raise click.UsageError(f"there is no field {name!r}, there is {names}.")
-            found = pc.and_(found, pc.fill_null(matches(pc.struct_field(column, position), value), False))
-        return found
+            mask = pc.and_(mask, pc.fill_null(matches(pc.struct_field(column, position), value), False))
+        return mask
     try:
         if isinstance(wanted, str) and pa.types.is_binary(column.type):
             value = pa.scalar(bytes.fromhex(wanted), column.type)
@@ -136,7 +136,7 @@ def matches(column: pa.Array, wanted: Any) -> pa.Array:
             f"{wanted!r} is not a value of the type {column.type}: {str(error).rstrip('.')}."
         ) from error
     if pa.types.is_nested(column.type):
-        return pa.array([one.is_valid and one == value for one in column], pa.bool_())
+        return pa.array([element.is_valid and element == value for element in column], pa.bool_())
     return pc.equal(column, value)
 
 

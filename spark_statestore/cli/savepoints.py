@@ -53,16 +53,19 @@ def list_(out: Output, target: str) -> None:
     from spark_statestore.files import open_file_system
 
     with out.progress("looking for savepoints"):
-        found = list_savepoints(target)
+        savepoints = list_savepoints(target)
         files, path = open_file_system(target)
-        if not found and not files.is_directory(path):
+        if not savepoints and not files.is_directory(path):
             raise CheckpointNotFoundError(
                 f"there is no directory {files.url(path)}, so no savepoint in it. Check the path: it is the one that savepoints "
                 "were taken to, as --target or savepointsDir."
             )
-    rows = [(one.path, one.kind, one.query_id, one.batch, when(one.created_ms)) for one in found]
+    rows = [
+        (listed.path, listed.kind, listed.query_id, listed.batch, when(listed.created_ms))
+        for listed in savepoints
+    ]
     out.result(
-        {"savepoints": found},
+        {"savepoints": savepoints},
         table(["savepoint", "kind", "query", "batch", "taken"], rows) if rows else "no savepoints",
     )
 
@@ -74,16 +77,16 @@ def show(out: Output, savepoint: str) -> None:
     """Show a savepoint."""
     from spark_statestore import load_savepoint
 
-    found = load_savepoint(savepoint)
+    shown = load_savepoint(savepoint)
     rows = [
         (name.removesuffix("_ms").replace("_", " "), when(value) if name.endswith("_ms") else value)
-        for name, value in plain(found).items()
+        for name, value in plain(shown).items()
         if name != "attempts"
     ]
     out.result(
-        found,
+        shown,
         table(["savepoint", ""], rows),
-        *_attempts(found),
+        *_attempts(shown),
     )
 
 
@@ -91,7 +94,9 @@ def _attempts(savepoint: Savepoint) -> list[Table | str]:
     """Return the stores' versions that a pointer retains."""
     if not savepoint.attempts:
         return []
-    rows = sorted((one.operator, one.name, one.partition, by) for one, by in savepoint.attempts.items())
+    rows = sorted(
+        (store.operator, store.name, store.partition, by) for store, by in savepoint.attempts.items()
+    )
     return ["\nRetained versions", table(["operator", "store", "partition", "attempt"], rows)]
 
 
@@ -174,13 +179,20 @@ def holds(
         _listed(out, checkpoint, [removed.url], dry_run, "removed")
         return
     with out.progress("reading holds"):
-        found = inspect_holds(checkpoint, checkpoints_dir=checkpoints_dir)
+        inspected = inspect_holds(checkpoint, checkpoints_dir=checkpoints_dir)
     rows = [
-        (one.name, one.batch, one.created_ms and when(one.created_ms), one.status, one.holder, one.reason)
-        for one in found
+        (
+            info.name,
+            info.batch,
+            info.created_ms and when(info.created_ms),
+            info.status,
+            info.holder,
+            info.reason,
+        )
+        for info in inspected
     ]
     out.result(
-        {"path": checkpoint, "holds": found},
+        {"path": checkpoint, "holds": inspected},
         table(["hold", "batch", "created", "status", "holder", "why"], rows) if rows else "no holds",
     )
 

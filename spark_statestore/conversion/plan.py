@@ -67,13 +67,13 @@ class Source:
     @cached_property
     def operators(self) -> Sequence[StatefulOperator]:
         """The stateful operators."""
-        found = self.checkpoint.operators(self.batch)
-        if not found:
+        operators = self.checkpoint.operators(self.batch)
+        if not operators:
             raise ConversionError(
                 f"the query of {self.checkpoint.url} has no stateful operator, so there is nothing to convert: start it with "
                 "any state store. Nothing was changed."
             )
-        return found
+        return operators
 
     @property
     def ids(self) -> _Ids | None:
@@ -193,8 +193,8 @@ def _lists(source: Source, operator: StatefulOperator) -> list[str]:
         return [f"{side}-{name}" for side in ("left", "right") for name in _LISTS_OF_JOINS]
     kinds: dict[str, str] = {}
     # A variable that the query no longer has may still have rows.
-    for one in source.checkpoint.operator_history(operator.id, source.batch):
-        kinds |= variable_kinds(one)
+    for description in source.checkpoint.operator_history(operator.id, source.batch):
+        kinds |= variable_kinds(description)
     return [name for name, kind in kinds.items() if kind == _LIST]
 
 

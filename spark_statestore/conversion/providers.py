@@ -62,7 +62,7 @@ def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: boo
     """Return the class of a target's provider, or raise if it cannot hold the state."""
     if to == "statestore":
         # Since Spark 4.3 such joins need a subclass of Spark's RocksDB provider.
-        late_join = any(one.is_join and has_families(one) for one in operators)
+        late_join = any(candidate.is_join and has_families(candidate) for candidate in operators)
         return JOIN_PROVIDER_CLASS if late_join else PROVIDER_CLASS
     if to == "rocksdb":
         return _ROCKSDB

@@ -33,22 +33,22 @@ _ROCKSDB_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog)")
 def state_bytes(source: Source) -> int | None:
     """Return the size of the files with the state of the batch; None if it is unknown."""
     if is_own(source.provider):
-        return sum(one.bytes for one in summarize(source.checkpoint, source.batch))
+        return sum(version.bytes for version in summarize(source.checkpoint, source.batch))
     files = source.checkpoint.files
     state = source.checkpoint.path(STATE)
-    found: dict[str, dict[str, int]] = {}
+    files_below: dict[str, dict[str, int]] = {}
     with failing_to("list", files, state):
         for status in files.list_files(state):
             directory, _, name = status.path.rpartition("/")
-            found.setdefault(directory, {})[name] = status.size
+            files_below.setdefault(directory, {})[name] = status.size
     total = 0
-    for directory, sizes in found.items():
+    for directory, sizes in files_below.items():
         for pattern, full in ((_HDFS_FILE, "snapshot"), (_ROCKSDB_FILE, "zip")):
             versions = [
                 (int(match[1]), match[2], name) for name in sizes if (match := pattern.fullmatch(name))
             ]
-            versions = [one for one in versions if one[0] <= source.batch + 1]
-            base = max((one for one in versions if one[1] == full), default=(0, full, None))
+            versions = [version for version in versions if version[0] <= source.batch + 1]
+            base = max((version for version in versions if version[1] == full), default=(0, full, None))
             total += sum(sizes[name] for number, kind, name in versions if number > base[0] and kind != full)
             if base[2] is not None:
                 total += sizes[base[2]]

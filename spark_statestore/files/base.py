@@ -220,9 +220,9 @@ class FileSystem(ABC):
             If the directory does not exist. Object stores have no directories: there the list is empty.
         """
         start = len(path.rstrip("/")) + 1
-        found: dict[str, FileStatus] = {}
+        entries: dict[str, FileStatus] = {}
         for status in self.list_files(path):
             name, below, _ = status.path[start:].partition("/")
             whole = join(path, name)
-            found.setdefault(whole, FileStatus(whole, 0, is_directory=True) if below else status)
-        return list(found.values())
+            entries.setdefault(whole, FileStatus(whole, 0, is_directory=True) if below else status)
+        return list(entries.values())

@@ -56,13 +56,7 @@ def read_file(files: FileSystem, path: str, read: Callable[[FileSystem, str], by
 
 
 def require_no_link(files: FileSystem, directory: str, name: str) -> None:
-    """Raise an error if the path of a directory below another one contains a link, which readers refuse.
-
-    Raises
-    ------
-    OSError
-        If the path contains a link.
-    """
+    """Raise an error if the path of a directory below another one contains a link, which readers refuse."""
     if files.has_link(directory, name):
         raise OSError(
             errno.ELOOP,

@@ -111,13 +111,7 @@ class PreallocatedFile:
         weakref.finalize(self, _close_preallocated, self._kept)
 
     def make(self, directory: str) -> None:
-        """Create the file in a directory, unless there is one already or the process has too many.
-
-        Raises
-        ------
-        OSError
-            If it cannot be created.
-        """
+        """Create the file in a directory, unless there is one already or the process has too many."""
         if self._kept or not _permits.acquire(blocking=False):
             return
         try:
@@ -164,11 +158,6 @@ class DirectoryFsync:
         ----------
         is_new
             Whether this process has just made the directory.
-
-        Raises
-        ------
-        OSError
-            If a directory cannot be synced.
         """
         if directory in self._expected:
             self._expected.discard(directory)
@@ -368,7 +357,7 @@ class LocalFileSystem(FileSystem):
                 continue
 
     def list_directory(self, path: str) -> list[FileStatus]:
-        found = []
+        statuses = []
         with os.scandir(path) as entries:
             for entry in entries:
                 # Deleted since, or a link to a missing file.
@@ -376,10 +365,10 @@ class LocalFileSystem(FileSystem):
                     status = entry.stat()
                     is_directory = stat.S_ISDIR(status.st_mode)
                     size = 0 if is_directory else status.st_size
-                    found.append(
+                    statuses.append(
                         FileStatus(f"{path.rstrip('/')}/{entry.name}", size, status.st_mtime, is_directory)
                     )
-        return found
+        return statuses
 
     def _create_unnamed(self, path: str, parts: Sequence[Buffer]) -> bool:
         preallocated = self._preallocated.take()

@@ -91,5 +91,5 @@ class MemoryFileSystem(FileSystem):
     def list_files(self, path: str) -> Iterator[FileStatus]:
         start = path.rstrip("/") + "/"
         with self._lock:
-            found = [FileStatus(p, len(d)) for p, d in self._files.items() if p.startswith(start)]
-        yield from found
+            statuses = [FileStatus(p, len(d)) for p, d in self._files.items() if p.startswith(start)]
+        yield from statuses

@@ -39,13 +39,7 @@ class RequestContext:
             self._busy_since = time.monotonic()
 
     def suspend(self) -> None:
-        """Stop the clock until the next heartbeat, while the request does not wait for storage.
-
-        Raises
-        ------
-        ConnectionAbortedError
-            If the request is cancelled.
-        """
+        """Stop the clock until the next heartbeat, while the request does not wait for storage."""
         with self._lock:
             if self._cancelled:
                 raise _cancelled_error()
@@ -58,26 +52,14 @@ class RequestContext:
                 self._busy_since += seconds
 
     def on_cancel(self, release: Callable[[], None]) -> None:
-        """Register a callback for cancellation, which releases what the hung request holds.
-
-        Raises
-        ------
-        ConnectionAbortedError
-            If the request is cancelled already.
-        """
+        """Register a callback for cancellation, which releases what the hung request holds."""
         with self._lock:
             if self._cancelled:
                 raise _cancelled_error()
             self._on_cancel.append(release)
 
     def check_cancelled(self) -> None:
-        """Raise an error if the request is cancelled or its client has disconnected.
-
-        Raises
-        ------
-        ConnectionAbortedError
-            If the request is cancelled, or its client has disconnected.
-        """
+        """Raise an error if the request is cancelled or its client has disconnected."""
         if self._cancelled or not self._is_connected():
             raise _cancelled_error()
 

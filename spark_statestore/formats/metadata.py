@@ -304,10 +304,10 @@ def reading(where: str) -> Iterator[None]:
 
 def _has_damaged_version(data: bytes) -> bool:
     """Return whether the checksum matches once the version field is set to a version of this release."""
-    found, end = FOOTER.unpack_from(data, len(data) - FOOTER.size)
+    checksum, end = FOOTER.unpack_from(data, len(data) - FOOTER.size)
     rest = memoryview(data)[len(METADATA_MAGIC) + 2 : -FOOTER.size]
     expected = METADATA_MAGIC + struct.pack("<H", METADATA_FORMAT_VERSION)
-    return bool(end == _END and found == zlib.crc32(rest, zlib.crc32(expected)))
+    return bool(end == _END and checksum == zlib.crc32(rest, zlib.crc32(expected)))
 
 
 def is_attempt_id(value: Any) -> bool:

@@ -154,10 +154,10 @@ def _decode(
         ) from error
 
 
-def _index_of(wanted: Any, known: list[Any]) -> int:
-    if wanted not in known:
-        known.append(wanted)
-    return known.index(wanted)
+def _index_of(wanted: Any, snapshots: list[Any]) -> int:
+    if wanted not in snapshots:
+        snapshots.append(wanted)
+    return snapshots.index(wanted)
 
 
 def _short(snapshot: SerializerSnapshot) -> str:

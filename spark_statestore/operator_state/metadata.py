@@ -80,12 +80,12 @@ def decode_operators(data: bytes, context: HandleContext, where: str) -> Operato
     UnsupportedFormatError
         If a newer release wrote them.
     """
-    found = decode_object(data, where)
-    properties = found.properties
-    handles = iter(found.handles)
+    decoded = decode_object(data, where)
+    properties = decoded.properties
+    handles = iter(decoded.handles)
     with reading(where):
-        if found.kind is not MetadataKind.OPERATORS:
-            raise ValueError(f"it describes {found.kind.name}, not the state of operators")
+        if decoded.kind is not MetadataKind.OPERATORS:
+            raise ValueError(f"it describes {decoded.kind.name}, not the state of operators")
         if properties["checkpoint"] < 0:
             raise ValueError(f"its number is {properties['checkpoint']}")
         states = {
@@ -101,7 +101,7 @@ def decode_operators(data: bytes, context: HandleContext, where: str) -> Operato
             raise ValueError("it has handles that belong to no operator")
         return OperatorsMetadata(
             checkpoint_id=properties["checkpoint"],
-            attempt_id=found.attempt_id,
+            attempt_id=decoded.attempt_id,
             created_ms=properties["createdMs"],
             operator_states=states,
             written_by=properties["writtenBy"],

@@ -22,11 +22,6 @@ class OperatorState:
         The most subtasks that it can be given later, at least `parallelism`.
     subtasks
         A handle for each subtask, by number from 0; one without state is missing.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of its range.
     """
 
     operator: str

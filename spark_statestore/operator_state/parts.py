@@ -44,19 +44,19 @@ class StatePart:
     @classmethod
     def of(cls, name: CheckpointName | None) -> StatePart | None:
         """Parse the name of a checkpoint; return None if it is not that of a part."""
-        found = _ATTEMPT_ID.fullmatch(name.id or "") if name is not None else None
-        if name is None or found is None:
+        match = _ATTEMPT_ID.fullmatch(name.id or "") if name is not None else None
+        if name is None or match is None:
             return None
-        attempt, parallelism, subtask = (int(digits, 16) for digits in found.groups())
+        attempt, parallelism, subtask = (int(digits, 16) for digits in match.groups())
         return cls(name.version, attempt, subtask, parallelism) if subtask < parallelism else None
 
 
 def by_batch(parts: Iterable[StatePart]) -> dict[int, list[StatePart]]:
     """Return the parts of each batch, oldest batch first."""
-    found: dict[int, list[StatePart]] = {}
+    batches: dict[int, list[StatePart]] = {}
     for part in sorted(parts):
-        found.setdefault(part.batch, []).append(part)
-    return found
+        batches.setdefault(part.batch, []).append(part)
+    return batches
 
 
 def complete_parts(parts: Collection[StatePart]) -> tuple[StatePart, ...] | None:
@@ -90,11 +90,6 @@ def require_complete(parts: Collection[StatePart], where: str) -> tuple[StatePar
     ----------
     where
         The operator state, for the message.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        If a subtask's part is missing.
     """
     complete = complete_parts(parts)
     if complete is None:

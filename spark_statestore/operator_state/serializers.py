@@ -95,13 +95,7 @@ class BytesSerializer(StateSerializer[bytes]):
 
 
 def describe(serializer: StateSerializer[Any]) -> SerializerSnapshot:
-    """Return the snapshot of a serializer, as it will be when it has been stored and read.
-
-    Raises
-    ------
-    TypeError
-        If it is no JSON object with a name.
-    """
+    """Return the snapshot of a serializer, as it will be when it has been stored and read."""
     snapshot = serializer.snapshot
     try:
         described = json.loads(json.dumps(dict(snapshot)))

@@ -50,24 +50,18 @@ class OperatorStateDirectory:
         return f"the operator state {self._operator!r} at {self._files.url(self._path)}"
 
     def list(self) -> dict[StatePart, bool]:
-        """Return the parts, oldest first, each with True if it is published.
-
-        Raises
-        ------
-        CheckpointIOError
-            If the directory cannot be listed.
-        """
+        """Return the parts, oldest first, each with True if it is published."""
         start = self._path + "/"
-        found: dict[StatePart, bool] = {}
+        parts: dict[StatePart, bool] = {}
         try:
             for status in self._files.list_files(self._path):
                 directory, _, file = status.path.removeprefix(start).partition("/")
                 part = StatePart.of(CheckpointName.parse(directory))
                 if part is not None:
-                    found[part] = found.get(part, False) or file == METADATA_FILE_NAME
+                    parts[part] = parts.get(part, False) or file == METADATA_FILE_NAME
         except OSError as error:
             raise CheckpointIOError(f"{self} cannot be listed: {error}") from error
-        return dict(sorted(found.items()))
+        return dict(sorted(parts.items()))
 
     def write(self, part: StatePart, backend: OperatorStateBackend) -> None:
         """Write a subtask's state; it is published once all of it is written.

@@ -64,14 +64,14 @@ def list_below(files: FileSystem, directory: str) -> list[str]:
 
 def operator_states(names: list[str]) -> dict[str, dict[CheckpointName, list[str]]]:
     """Return the files of each operator state checkpoint, by operator."""
-    found: dict[str, dict[CheckpointName, list[str]]] = {}
+    states: dict[str, dict[CheckpointName, list[str]]] = {}
     for path in names:
         operator, _, below = path.partition("/")
         directory, _, name = below.partition("/")
         checkpoint = CheckpointName.parse(directory)
         if checkpoint is not None and checkpoint.id is not None and name:
-            found.setdefault(operator, {}).setdefault(checkpoint, []).append(name)
-    return found
+            states.setdefault(operator, {}).setdefault(checkpoint, []).append(name)
+    return states
 
 
 def newest_operator_state(

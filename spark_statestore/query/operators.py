@@ -145,8 +145,8 @@ class StatefulOperator:
 
     def below_its_schemas(self, url: str) -> str | None:
         """Return a schema file's path relative to the operator's schema directory; None if it is not in it."""
-        _, found, below = url.rpartition(f"/{self.id}/{SCHEMAS}/")
-        return below if found else None
+        _, separator, below = url.rpartition(f"/{self.id}/{SCHEMAS}/")
+        return below if separator else None
 
     def with_partitions(self, partitions: int) -> StatefulOperator:
         """Return the operator with another number of partitions."""

@@ -83,11 +83,6 @@ class QueryCheckpoint:
         The attempts of a pointer savepoint, see `StoreVersion`.
     fsync
         Fsync local files on write.
-
-    Raises
-    ------
-    StorageError
-        If the file system cannot be used.
     """
 
     def __init__(
@@ -124,10 +119,10 @@ class QueryCheckpoint:
                     f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is being written to it, or a "
                     "process was killed while it did. Then delete the directory, and write it again."
                 )
-            found = str(parse_json(data)["id"])
-            if not _ID.fullmatch(found):
-                raise ValueError(f"{found!r:.80} is not an id")
-            return found
+            query_id = str(parse_json(data)["id"])
+            if not _ID.fullmatch(query_id):
+                raise ValueError(f"{query_id!r:.80} is not an id")
+            return query_id
         except CheckpointNotFoundError:
             raise
         except FileNotFoundError as error:
@@ -166,10 +161,10 @@ class QueryCheckpoint:
 
     def batches(self) -> list[int]:
         """Return the committed batches whose log entries are retained, oldest first."""
-        if not (found := self.logged(COMMITS)):
+        if not (committed := self.logged(COMMITS)):
             # Raises if this is not a checkpoint location.
             _ = self.query_id
-        return sorted(found & self.logged(OFFSETS))
+        return sorted(committed & self.logged(OFFSETS))
 
     def logged_batches(self) -> list[int]:
         """Return all batches in Spark's logs, also uncommitted ones, oldest first."""
@@ -243,9 +238,9 @@ class QueryCheckpoint:
         """Return one of the stateful operators."""
         operators = self.operators(batch)
         if not 0 <= number < len(operators):
-            known = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
+            choices = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.url} has no stateful operator {number}, it has {known or 'none'}. Use one of those."
+                f"the checkpoint {self.url} has no stateful operator {number}, it has {choices or 'none'}. Use one of those."
             )
         return operators[number]
 
@@ -257,15 +252,16 @@ class QueryCheckpoint:
         try:
             return [
                 StoreVersion(
-                    StoreId(one.id, partition, store.name),
+                    StoreId(described.id, partition, store.name),
                     CheckpointName(
-                        batch + 1, ids[one.id][partition][number] if ids and one.id in ids else None
+                        batch + 1,
+                        ids[described.id][partition][number] if ids and described.id in ids else None,
                     ),
-                    self._attempts.get(StoreId(one.id, partition, store.name)),
+                    self._attempts.get(StoreId(described.id, partition, store.name)),
                 )
-                for one in chosen
-                for partition in range(self._partitions(one, batch, ids))
-                for number, store in enumerate(one.stores)
+                for described in chosen
+                for partition in range(self._partitions(described, batch, ids))
+                for number, store in enumerate(described.stores)
             ]
         except ValueError as error:
             raise ForeignCheckpointError(
@@ -302,7 +298,8 @@ class QueryCheckpoint:
             # Unreadable metadata fails the load of that store, with its own error.
             return operator.partitions
         single = any(
-            one.name == _DEFAULT_STATE and operator.is_single(one.key_schema) for one in column_families
+            family.name == _DEFAULT_STATE and operator.is_single(family.key_schema)
+            for family in column_families
         )
         return 1 if single else operator.partitions
 
@@ -332,10 +329,10 @@ class QueryCheckpoint:
         with failing_to("look for", self.files, directory):
             if not self.files.is_directory(directory):
                 return
-        of = "" if batch is None else f" for batch {batch}"
+        at_batch = "" if batch is None else f" for batch {batch}"
         raise CorruptCheckpointError(
             f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, but no metadata file in "
-            f"_metadata there{of}. {restore_from_backup(otherwise='use a later batch')}"
+            f"_metadata there{at_batch}. {restore_from_backup(otherwise='use a later batch')}"
         )
 
     def operator_history(self, operator: int, batch: int) -> Iterator[StatefulOperator]:
@@ -360,8 +357,8 @@ class QueryCheckpoint:
         numbered = sorted(
             int(name.removeprefix("v2/")) for name in paths if name.startswith("v2/") and name[3:].isdigit()
         )
-        known = [number for number in numbered if batch is None or number <= batch]
-        return paths[f"v2/{known[-1]}"] if known else None
+        earlier = [number for number in numbered if batch is None or number <= batch]
+        return paths[f"v2/{earlier[-1]}"] if earlier else None
 
     def _entry(self, log: str, batch: int) -> tuple[bytes, str]:
         path = self.path(log, str(batch))

@@ -187,18 +187,18 @@ class _Plan:
 
     def _later_logs(self) -> list[str]:
         """Return the files of later batches, in the order in which they are removed."""
-        found: list[tuple[int, int, str]] = []
+        entries: list[tuple[int, int, str]] = []
         for rank, log in ((_FIRST, COMMITS), (_LAST, OFFSETS)):
-            found += ((int(name), rank, f"{log}/{name}") for name in self._list(log) if name.isdigit())
+            entries += ((int(name), rank, f"{log}/{name}") for name in self._list(log) if name.isdigit())
         for operator in self._checkpoint.operators(self._batch):
             # One file per run, named by its first batch. Spark does not overwrite an existing one.
             directory = f"{STATE}/{operator.id}"
             runs = self._list(directory, "_metadata", "v2")
-            found += ((int(name), 2, f"{directory}/_metadata/v2/{name}") for name in runs if name.isdigit())
+            entries += ((int(name), 2, f"{directory}/_metadata/v2/{name}") for name in runs if name.isdigit())
             for name in self._list(directory, SCHEMAS):
                 number = name.rpartition("/")[2].partition("_")[0]
                 if number.isdigit():
-                    found.append((int(number), 3, f"{directory}/{SCHEMAS}/{name}"))
+                    entries.append((int(number), 3, f"{directory}/{SCHEMAS}/{name}"))
         for operator_name, column_families in operator_states(self._list(OPERATOR_STATE_DIR)).items():
             directory = f"{OPERATOR_STATE_DIR}/{operator_name}"
             where = self._checkpoint.files.url(self._checkpoint.path(directory))
@@ -206,9 +206,9 @@ class _Plan:
             for state, names in column_families.items():
                 for name in names:
                     rank = _FIRST if name == METADATA_FILE_NAME else 1
-                    found.append((state.version, rank, f"{directory}/{state.directory}/{name}"))
-        later = [one for one in found if one[0] > self._batch]
-        return [name for _, _, name in sorted(later, key=lambda one: (-one[0], *one[1:]))]
+                    entries.append((state.version, rank, f"{directory}/{state.directory}/{name}"))
+        later = [entry for entry in entries if entry[0] > self._batch]
+        return [name for _, _, name in sorted(later, key=lambda entry: (-entry[0], *entry[1:]))]
 
     def _source_cuts(self) -> Iterator[_Cut]:
         checkpoint = self._checkpoint
@@ -240,8 +240,10 @@ class _Plan:
         checksum = f"{directory}/.{file}.crc"
         checkpoint = self._checkpoint
         with failing_to("look for", checkpoint.files, checkpoint.path(checksum)):
-            known = checkpoint.files.scheme == "file" and checkpoint.files.exists(checkpoint.path(checksum))
-        return [checksum, name] if known else [name]
+            has_checksum = checkpoint.files.scheme == "file" and checkpoint.files.exists(
+                checkpoint.path(checksum)
+            )
+        return [checksum, name] if has_checksum else [name]
 
     def _copy(self, name: str, to: str) -> None:
         files = self._checkpoint.files
@@ -324,16 +326,16 @@ def _created(checkpoint: QueryCheckpoint, path: str) -> list[str]:
     with failing_to("read", checkpoint.files, path):
         data = checkpoint.files.read(path)
     try:
-        found: list[str] = parse_json(data)
+        names: list[str] = parse_json(data)
         # Rollbacks create only files in sources' logs, so nothing else is deleted.
-        if not all(name.startswith(f"{SOURCES}/") for name in found):
-            raise ValueError(f"{found!r:.200} are not all names below {SOURCES}")
+        if not all(name.startswith(f"{SOURCES}/") for name in names):
+            raise ValueError(f"{names!r:.200} are not all names below {SOURCES}")
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
             f"{checkpoint.files.url(path)} is not a list of the files that a rollback created: {error}. Copy the files beside it "
             "back by hand."
         ) from error
-    return found
+    return names
 
 
 def _rank(name: str) -> tuple[int, int, int, str]:

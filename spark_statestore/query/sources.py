@@ -117,33 +117,37 @@ def position(offset: str) -> int | None:
         node = parse_json(offset)
     except ValueError:
         return None
-    found = node.get("logOffset") if isinstance(node, dict) else node
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    number = node.get("logOffset") if isinstance(node, dict) else node
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
     """Cut a log to the entries of a batch."""
-    found = {newest_entry(name): name for name in log_files(names)}
-    newest_first = sorted(found, reverse=True)
+    names_by_entry = {newest_entry(name): name for name in log_files(names)}
+    newest_first = sorted(names_by_entry, reverse=True)
     before = [entry for entry in newest_first if entry <= last]
-    compacts = [entry for entry in before if found[entry].endswith(_COMPACT)]
+    compacts = [entry for entry in before if names_by_entry[entry].endswith(_COMPACT)]
     start = compacts[0] if compacts else 0
-    if all(entry in found for entry in range(start, last + 1)):
+    if all(entry in names_by_entry for entry in range(start, last + 1)):
         misleading = set(_misleading(compacts, last))
         kept = [entry for entry in before if entry not in misleading]
         dropped = [entry for entry in newest_first if entry > last or entry in misleading]
         return FileLogCut(
-            tuple(found[entry] for entry in kept), tuple(found[entry] for entry in dropped), None
+            tuple(names_by_entry[entry] for entry in kept),
+            tuple(names_by_entry[entry] for entry in dropped),
+            None,
         )
     # Spark has deleted the files that it compacted, so the next compacted file has the entries.
-    later = [entry for entry in newest_first if entry > last and found[entry].endswith(_COMPACT)]
+    later = [entry for entry in newest_first if entry > last and names_by_entry[entry].endswith(_COMPACT)]
     if not later:
         raise CorruptCheckpointError(
-            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(found[entry] for entry in sorted(found))}. "
+            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(names_by_entry[entry] for entry in sorted(names_by_entry))}. "
             + restore_from_backup("them", "use a later batch")
         )
-    origin = found[later[-1]]
-    return FileLogCut((), tuple(found[entry] for entry in newest_first), (f"{last}{_COMPACT}", origin))
+    origin = names_by_entry[later[-1]]
+    return FileLogCut(
+        (), tuple(names_by_entry[entry] for entry in newest_first), (f"{last}{_COMPACT}", origin)
+    )
 
 
 def _misleading(compacts: list[int], last: int) -> Iterator[int]:

@@ -162,10 +162,10 @@ def _rows(
 
 
 def _check(versions: StoreDirectory, name: CheckpointName, state: ColumnFamily, table: pa.Table) -> None:
-    found = table.num_rows
-    if found != state.stored_rows:
+    rows = table.num_rows
+    if rows != state.stored_rows:
         raise CorruptCheckpointError(
-            f"{versions.where(name)} has {found} values in the state {state.name!r}, but {state.stored_rows} in its metadata. "
+            f"{versions.where(name)} has {rows} values in the state {state.name!r}, but {state.stored_rows} in its metadata. "
             "Use an earlier batch, and please report this error; nothing was changed."
         )
 

@@ -112,14 +112,14 @@ class StoredFiles:
 
 def stored_files(checkpoint: QueryCheckpoint) -> dict[StoreId, StoredFiles]:
     """Return the files in each store's directory, from one listing."""
-    found: dict[StoreId, StoredFiles] = {}
+    summaries: dict[StoreId, StoredFiles] = {}
     versions: dict[StoreId, set[str]] = {}
     for store, directory, file, status in files_of_stores(checkpoint):
-        stored = found.setdefault(store, StoredFiles())
+        stored = summaries.setdefault(store, StoredFiles())
         stored.files += 1
         stored.bytes += status.size
         if file == METADATA_FILE_NAME:
             versions.setdefault(store, set()).add(directory.partition("_")[0])
     for store, names in versions.items():
-        found[store].versions = len(names)
-    return found
+        summaries[store].versions = len(names)
+    return summaries

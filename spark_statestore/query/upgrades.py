@@ -65,12 +65,12 @@ def _limits_of_logs(offsets: OffsetEntry, commit: CommitEntry) -> Iterator[_Limi
 
 def _column_families(checkpoint: QueryCheckpoint, batch: int) -> Mapping[int, list[ColumnFamily]]:
     """Return the column families of each operator, from its first partition."""
-    found: dict[int, list[ColumnFamily]] = {}
+    families: dict[int, list[ColumnFamily]] = {}
     for version in checkpoint.stores(batch):
         if version.store.partition == 0:
             metadata = checkpoint.open(version.store).metadata(version.name, version.attempt_id)
-            found.setdefault(version.store.operator, []).extend(metadata.column_families)
-    return found
+            families.setdefault(version.store.operator, []).extend(metadata.column_families)
+    return families
 
 
 def _limits_of(

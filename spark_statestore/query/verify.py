@@ -168,9 +168,9 @@ class Verifier:
         """Read a stream to its end; a broken one raises the same error for each version that references it."""
         name = stream.stream_state_handle_id
         with self._lock:
-            known = name in self._streams
+            is_known = name in self._streams
             error = self._streams.get(name)
-        if not known:
+        if not is_known:
             try:
                 for _ in read_changes(stream, where):
                     pass
@@ -240,8 +240,8 @@ class _BatchVerification:
         with self._recording_problem("the logs"):
             for log, missing in log_gaps(self._checkpoint, None if is_newest else self._batch).items():
                 what = f"the {'offset' if log == OFFSETS else 'commit'} log"
-                known = {problem.what for problem in self._problems}
-                others = [number for number in missing if f"{what}, batch {number}" not in known]
+                reported = {problem.what for problem in self._problems}
+                others = [number for number in missing if f"{what}, batch {number}" not in reported]
                 if others:
                     self._problems.append(Problem(what, "missing", self._gap_message(log, others)))
 
@@ -255,17 +255,17 @@ class _BatchVerification:
 
     def _check_sources(self, offsets: OffsetEntry | None) -> None:
         directory = self._checkpoint.path(SOURCES)
-        found: dict[str, list[str]] = {}
+        files: dict[str, list[str]] = {}
         with self._recording_problem("the sources"):
             for name in list_below(self._checkpoint.files, directory):
                 source, _, file = name.partition("/")
-                found.setdefault(source, []).append(file)
+                files.setdefault(source, []).append(file)
         positions: dict[str, str] = {}
         if offsets is not None:
             with self._recording_problem("the sources"):
                 positions = self._checkpoint.source_offsets(offsets)
-        for source in sorted(found.keys() | positions.keys()):
-            names = found.get(source, [])
+        for source in sorted(files.keys() | positions.keys()):
+            names = files.get(source, [])
             what = f"source {source}"
             with self._recording_problem(what):
                 offset = positions.get(source, "")

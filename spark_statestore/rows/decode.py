@@ -189,8 +189,8 @@ def _struct(memory: _Memory, row: SparkType, base: Positions, end: Positions, va
     for position, child, field in zip(row.positions, row.children, row.arrow, strict=True):
         word, bit = divmod(position, 64)
         if word not in bitmaps:
-            found = memory.read("<u8", _shift(base, _WORD * word))
-            bitmaps[word] = found if found.any() else None
+            nulls = memory.read("<u8", _shift(base, _WORD * word))
+            bitmaps[word] = nulls if nulls.any() else None
         present = valid
         if bitmaps[word] is not None:
             not_null = bitmaps[word] >> bit & 1 == 0

@@ -249,10 +249,10 @@ def _parse(node: Any) -> SparkType:
 
 
 def _parse_name(name: str) -> SparkType:
-    if found := _DECIMAL.fullmatch(name):
-        return SparkType("decimal", pa.decimal128(int(found[1]), int(found[2])))
-    if found := _WITH_ARGUMENTS.fullmatch(name):
-        plain = (found[1] or found[2]).lower()
+    if match := _DECIMAL.fullmatch(name):
+        return SparkType("decimal", pa.decimal128(int(match[1]), int(match[2])))
+    if match := _WITH_ARGUMENTS.fullmatch(name):
+        plain = (match[1] or match[2]).lower()
         name = "string" if plain in ("char", "varchar") else plain
     name = _INTERVALS.get(name, name)
     # An unknown type fails only if its column is selected.

@@ -145,8 +145,8 @@ class CheckpointCopy:
         commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
         operators = list(self._source.operator_files(self._batch))
         if state:
-            written = self._counted(sum(self._store_count(one) for _, one in operators))
-            ids = {one.id: self._write_stores(one, written) for _, one in operators}
+            written = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
+            ids = {stateful.id: self._write_stores(stateful, written) for _, stateful in operators}
             if commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
         self._commit = commit

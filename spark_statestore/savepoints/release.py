@@ -59,13 +59,7 @@ class HoldInfo:
 
 
 def inspect_holds(path: str, *, checkpoints_dir: str | None = None) -> list[HoldInfo]:
-    """Return all holds on the state of a query or savepoint, oldest version first.
-
-    Raises
-    ------
-    CheckpointIOError, StorageError
-        If the holds cannot be listed or read.
-    """
+    """Return all holds on the state of a query or savepoint, oldest version first."""
     return [info for _, info in _inspected(path, checkpoints_dir)]
 
 
@@ -94,12 +88,12 @@ def release_hold(
     CheckpointIOError, StorageError
         If a file cannot be read or removed.
     """
-    found = {hold.name: (hold, info) for hold, info in _inspected(path, checkpoints_dir)}
-    if name not in found:
+    holds = {hold.name: (hold, info) for hold, info in _inspected(path, checkpoints_dir)}
+    if name not in holds:
         raise CheckpointNotFoundError(
-            f"there is no hold {name!r} on the state of {path}, it has {', '.join(found) or 'none'}. Use one of those."
+            f"there is no hold {name!r} on the state of {path}, it has {', '.join(holds) or 'none'}. Use one of those."
         )
-    hold, info = found[name]
+    hold, info = holds[name]
     if info.status != "unneeded":
         raise IllegalStateError(f"the hold {info.url} stays: {info.reason}. Nothing was removed.")
     if not dry_run:

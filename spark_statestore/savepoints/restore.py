@@ -96,28 +96,28 @@ def restore(
         raise OptionError(
             f"the claim mode is {claim_mode!r}, but it must be one of {', '.join(get_args(ClaimMode))}."
         )
-    found = load_savepoint(savepoint if isinstance(savepoint, str) else savepoint.path)
-    source = found.checkpoint()
-    require_own_files(found, source)
+    restored = load_savepoint(savepoint if isinstance(savepoint, str) else savepoint.path)
+    source = restored.checkpoint()
+    require_own_files(restored, source)
     if claim_mode == "claim":
         # Raise before the copy rather than after it.
-        dispose_savepoint(found.path, dry_run=True)
-    query_id = found.query_id if keep_query_id else str(uuid.uuid4())
+        dispose_savepoint(restored.path, dry_run=True)
+    query_id = restored.query_id if keep_query_id else str(uuid.uuid4())
     if dry_run:
-        source.require_batch(found.batch)
+        source.require_batch(restored.batch)
         _require_partitions(partitions)
         _unused_locations(source, new_checkpoint, _state_url(checkpoints_dir, query_id))
-        return found.batch
-    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress)
+        return restored.batch
+    _copy(source, restored.batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress)
     if claim_mode == "claim":
         try:
-            dispose_savepoint(found.path)
+            dispose_savepoint(restored.path)
         except Exception as error:
             error.add_note(
                 f"the checkpoint {new_checkpoint} is complete, and the query can be started with it"
             )
             raise
-    return found.batch
+    return restored.batch
 
 
 def clone(
@@ -377,13 +377,7 @@ def _remove_marker(files: FileSystem, directory: str) -> None:
 
 
 def is_reserved(files: FileSystem, root: str) -> bool:
-    """Return True if a location is reserved for a checkpoint that is not complete, so that no query can be started there.
-
-    Raises
-    ------
-    OSError
-        If that cannot be read.
-    """
+    """Return True if a location is reserved for a checkpoint that is not complete, so that no query can be started there."""
     try:
         return files.read(join(root, METADATA)) == RESERVED
     except FileNotFoundError:
@@ -393,11 +387,11 @@ def is_reserved(files: FileSystem, root: str) -> bool:
 def require_empty(files: FileSystem, directory: str) -> None:
     """Raise `CheckpointExistsError` if a directory has a file."""
     with failing_to("list", files, directory):
-        found = next(iter(files.list_files(directory)), None)
-        if found is not None:
+        first = next(iter(files.list_files(directory)), None)
+        if first is not None:
             is_in_progress = files.exists(join(directory, IN_PROGRESS))
             raise _exists(
-                files, directory, IN_PROGRESS if is_in_progress else found.path[len(directory) + 1 :]
+                files, directory, IN_PROGRESS if is_in_progress else first.path[len(directory) + 1 :]
             )
 
 

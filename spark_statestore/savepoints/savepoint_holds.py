@@ -63,13 +63,7 @@ class Hold:
         return self.files.url(self.path)
 
     def holder(self) -> str | None:
-        """Return the URL of the savepoint or copy that needs it; None if the hold is gone or does not name one.
-
-        Raises
-        ------
-        CheckpointIOError
-            If it cannot be read.
-        """
+        """Return the URL of the savepoint or copy that needs it; None if the hold is gone or does not name one."""
         try:
             return str(parse_json(read_file(self.files, self.path))["holder"])
         except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -145,8 +139,8 @@ def own_hold_of(savepoint: Savepoint) -> Hold | None:
 def list_holds(checkpoint: QueryCheckpoint) -> list[Hold]:
     """Return all holds on a checkpoint's state, oldest version first."""
     files, directory = _directory(checkpoint.state_url)
-    found = _list(files, directory)
-    ordered = sorted(found.versions.items(), key=lambda hold: (hold[1], hold[0]))
+    holds = _list(files, directory)
+    ordered = sorted(holds.versions.items(), key=lambda hold: (hold[1], hold[0]))
     return [Hold(files, join(directory, name), version) for name, version in ordered]
 
 
@@ -166,9 +160,9 @@ def _same_location(holder: str, path: str) -> bool:
     if holder == path:
         return True
     with contextlib.suppress(StorageURLError):
-        (scheme, one), (other_scheme, other) = split_url(holder), split_url(path)
+        (scheme, location), (other_scheme, other) = split_url(holder), split_url(path)
         # Links may lead to the same local directory.
-        return scheme == other_scheme == "file" and os.path.realpath(one) == os.path.realpath(other)
+        return scheme == other_scheme == "file" and os.path.realpath(location) == os.path.realpath(other)
     return False
 
 
@@ -192,8 +186,8 @@ def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> di
         make_durable(checkpoint, version, metadata)
         return metadata.attempt_id
 
-    found = parallel_map(keep, versions)
-    return {version.store: attempt_id for version, attempt_id in zip(versions, found, strict=True)}
+    attempts = parallel_map(keep, versions)
+    return {version.store: attempt_id for version, attempt_id in zip(versions, attempts, strict=True)}
 
 
 def _remedy(checkpoint: QueryCheckpoint, oldest: int) -> str:

@@ -168,9 +168,9 @@ def _require_unneeded(savepoint: Savepoint) -> None:
 def _require_no_query(savepoint: Savepoint) -> None:
     """Raise if a query was started in the savepoint's directory, whose checkpoint would be removed."""
     with contextlib.suppress(CheckpointNotFoundError, CorruptCheckpointError):
-        if (found := QueryCheckpoint(savepoint.path).query_id) != savepoint.query_id:
+        if (query_id := QueryCheckpoint(savepoint.path).query_id) != savepoint.query_id:
             raise QueryRunningError(
-                f"the query {found} was started in {savepoint.path} after the disposal of the savepoint there had begun. The disposal "
+                f"the query {query_id} was started in {savepoint.path} after the disposal of the savepoint there had begun. The disposal "
                 "would remove its checkpoint: delete only the file _disposing. Nothing was removed."
             )
     later = [batch for batch in savepoint.checkpoint().logged_batches() if batch > savepoint.batch]

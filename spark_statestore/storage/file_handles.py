@@ -55,16 +55,10 @@ def discard_durably(files: FileSystem, path: str) -> None:
 
 @dataclass(eq=False)
 class FileStateHandle(StreamStateHandle):
-    """State in a file.
-
-    Discarding deletes the file and never a directory.
+    """State in a file; discarding deletes the file and never a directory.
 
     Attributes
     ----------
-    files
-        The file system.
-    path
-        The file's path there.
     size
         Size in bytes, -1 if unknown.
     checksum
@@ -100,16 +94,10 @@ class FileStateHandle(StreamStateHandle):
 
 @dataclass(eq=False)
 class SegmentFileStateHandle(StreamStateHandle):
-    """State in a segment of a file: the inline changes of a version, inside its metadata object.
-
-    Discarding does nothing: the version's metadata owns the file.
+    """State in a segment of a file: the inline changes of a version, inside its metadata object, which owns the file.
 
     Attributes
     ----------
-    files
-        The file system.
-    path
-        Path of the file.
     start, size
         Offset and length in bytes.
     attempt_id

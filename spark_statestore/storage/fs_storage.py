@@ -46,11 +46,6 @@ class FsCheckpointStorage(CheckpointStorage):
         Largest state in bytes that is stored inside the metadata, 0 to 256 MiB.
     write_buffer_size
         Size of the write buffer in bytes; the threshold is its lower bound.
-
-    Raises
-    ------
-    ValueError
-        If a size is out of its range.
     """
 
     def __init__(

@@ -62,18 +62,11 @@ _SEGMENT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class HandleContext:
-    """The file system and directory that stored handles are relative to.
+    """The file system and the store's directory that stored handles are relative to.
 
     A file is stored by its path from the directory, so that a store can be moved as a whole. Stored handles may only
     name files below the directory, with names that this package gives, and without links. Otherwise forged metadata
     could make a load read, and a cleanup delete, any file.
-
-    Attributes
-    ----------
-    files
-        The file system of the handles.
-    directory
-        Directory of the store that they belong to.
     """
 
     files: FileSystem
@@ -169,17 +162,8 @@ def encode_extended_handle(
 ) -> bytes:
     """Encode a handle that has the streams of its parent, and possibly one more, see `extend_chain`.
 
-    The result is that of `encode_handle`, in a time that hardly depends on the number of streams.
-
-    Parameters
-    ----------
-    encoded_parent
-        The parent, as one of these two functions has encoded it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        See `encode_handle`.
+    The result is that of `encode_handle`, in a time that hardly depends on the number of streams. One of these two
+    functions has encoded `encoded_parent`.
     """
     rows: list[_Row] = []
     first = _ENCODER.count_rows(encoded_parent)

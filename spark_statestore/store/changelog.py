@@ -46,13 +46,7 @@ _LARGEST_READ: Final = 64 << 20
 
 
 def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
-    """Compress a record batch message, without offsets if possible; return it unchanged if that saves nothing.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If the message is no batch of changes.
-    """
+    """Compress a record batch message, without offsets if possible; return it unchanged if that saves nothing."""
     batch = read_change_batch(message, full=True)
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
@@ -87,13 +81,7 @@ class ChangeStreamWriter:
         self._out.write(compressed)
 
     def write_encoded(self, batches: Iterable[EncodedBatch]) -> None:
-        """Append batches as they are.
-
-        Raises
-        ------
-        ProtocolError
-            If a message is no batch.
-        """
+        """Append batches as they are."""
         for column_family, message, checksum in batches:
             _require_batch(message)
             self._begin(column_family)
@@ -122,11 +110,11 @@ class ChangeStreamWriter:
 def _require_batch(message: pa.Buffer) -> None:
     # Readers validate the values; here the message must only be complete.
     try:
-        found = pa.ipc.read_message(message)
+        parsed = pa.ipc.read_message(message)
     except (pa.ArrowException, EOFError, OSError) as error:
         raise ProtocolError(f"changes that cannot be read: {error}") from error
-    if found.type != "record batch":
-        raise ProtocolError(f"changes that cannot be read: a message of type {found.type}")
+    if parsed.type != "record batch":
+        raise ProtocolError(f"changes that cannot be read: a message of type {parsed.type}")
 
 
 def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -134,17 +122,10 @@ def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tupl
 
     The checksum covers the whole stream and is verified at its end: use no batch before the iterator is exhausted.
 
-    Parameters
-    ----------
-    where
-        Description of the stream's version, for messages.
-
     Raises
     ------
     CorruptCheckpointError
         If the stream is not what was written.
-    UnsupportedFormatError
-        If a newer release wrote it.
     FileNotFoundError
         If it is gone.
     """

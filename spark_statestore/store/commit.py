@@ -427,11 +427,6 @@ def begin_checkpoint(
 
     With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`, or with `hand_over` as well to those
     that another process publishes.
-
-    Raises
-    ------
-    CheckpointIOError
-        If its directory cannot be created.
     """
     with store.writing(name):
         store.initialise()
@@ -452,11 +447,6 @@ def begin_snapshot(
     """Begin a full snapshot of an existing version, to be the base of a later commit.
 
     With `since` it is a run: the net changes since that version, to replace the streams that it merges.
-
-    Raises
-    ------
-    CheckpointIOError
-        If its directory cannot be created.
     """
     name = CheckpointName(version)
     with store.writing(name):

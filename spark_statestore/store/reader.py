@@ -31,11 +31,6 @@ def read_version(
 
     Changes of column families that were removed later are omitted. The data is verified only once the iterator has
     ended, see `read_changes`.
-
-    Raises
-    ------
-    CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
-        If a stream cannot be read.
     """
     where = f"{store.store}, {name}"
     for entry in metadata.handle:
@@ -71,16 +66,8 @@ def local_streams(
 ) -> list[dict[str, Any]] | None:
     """Return the file ranges of a version's streams, for another process of this machine to read and verify.
 
-    Returns
-    -------
-    list of dict or None
-        In the order of `stored_messages`; docs/format.md lists the fields. None if a stream is not
-        in a local file, or its checksum is not known.
-
-    Raises
-    ------
-    CheckpointIOError, CorruptCheckpointError
-        If a file cannot be found.
+    They are in the order of `stored_messages`; docs/format.md lists the fields. None if a stream is not in a local file, or
+    its checksum is not known.
     """
     if not store.is_local:
         return None

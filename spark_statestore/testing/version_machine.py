@@ -256,12 +256,12 @@ class VersionStoreMachine(RuleBasedStateMachine):
         """Check that an interrupted commit took effect as a whole or not at all."""
         fresh = self.new_instance().store
         try:
-            found = fresh.load(name).attempt_id
+            loaded_id = fresh.load(name).attempt_id
         except CheckpointNotFoundError:
             assert name not in self.stored, f"{name} is gone"
         else:
             candidates = [(rows, attempt_id), *([self.stored[name]] if name in self.stored else [])]
-            (self.stored[name],) = [one for one in candidates if one[1] == found]
+            (self.stored[name],) = [candidate for candidate in candidates if candidate[1] == loaded_id]
             assert load(fresh, name) == self.stored[name][0], name
         # The batch has failed, and with it the attempts that go by the same name.
         self.pending = [other for other in self.pending if other != name]
@@ -409,9 +409,9 @@ class VersionStoreMachine(RuleBasedStateMachine):
         # An instance of an ended run sees the merged files of that run.
         files = self.new_instance().store.files
         start = f"{self.directory}/"
-        found = {status.path.removeprefix(start) for status in files.list_files(self.directory)}
+        paths = {status.path.removeprefix(start) for status in files.list_files(self.directory)}
         # It keeps the directory on object stores.
-        return found - {"shared/kept"}
+        return paths - {"shared/kept"}
 
     def needed(self, store: StoreDirectory) -> set[str]:
         """Return the files of held versions and of those from the horizon on, including unused snapshots."""
