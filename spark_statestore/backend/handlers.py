@@ -56,15 +56,7 @@ class Requests:
         }
 
     def serve(self, request: dict[str, Any], connection: FrameSocket) -> None:
-        """Serve one request whose control frame was received, and send the whole answer.
-
-        Raises
-        ------
-        ProtocolError
-            If there is no such request, or a field of it is missing or not valid.
-        StateStoreError
-            If it fails.
-        """
+        """Serve one request whose control frame was received, and send the whole answer."""
         check_request(request)
         handler = self._handlers[request["op"]]
         with self._supervisor.supervise(request, connection) as permit:
@@ -330,10 +322,7 @@ def _process_metrics() -> dict[str, Any]:
 class _ChangesReceiver:
     """The changes that follow a request, received as they are iterated; a permit is acquired if they are large.
 
-    Attributes
-    ----------
-    wait_nanos
-        Nanoseconds spent on waiting for frames and for the permit.
+    The nanoseconds `wait_nanos` were spent on waiting for frames and for the permit.
     """
 
     def __init__(

@@ -28,19 +28,9 @@ _LONGEST_MESSAGE: Final = 64 << 10
 
 
 class Listener:
-    """A Unix domain socket that serves requests of authenticated connections.
+    """A Unix domain socket that serves requests of connections which prove knowledge of a token.
 
-    Parameters
-    ----------
-    address
-        Path of the socket, which is created; its directory must have mode 0700.
-    token
-        Secret of which every connection must prove knowledge.
-
-    Raises
-    ------
-    AuthenticationError
-        If other users can access the directory of the socket.
+    The directory of the socket must have mode 0700.
     """
 
     def __init__(self, address: str, token: str) -> None:

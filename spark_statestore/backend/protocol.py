@@ -122,12 +122,7 @@ class FrameSocket:
         self._taken_over = False
 
     def receive(self, most: int | None = None) -> Frame | None:
-        """Read a frame; return None if the peer closed the connection between frames.
-
-        Parameters
-        ----------
-        most
-            Largest accepted payload, in bytes.
+        """Read a frame with a payload of at most `most` bytes; return None if the peer closed the connection between frames.
 
         Raises
         ------
@@ -155,13 +150,7 @@ class FrameSocket:
         return Frame(kind, column_family, payload, checksum)
 
     def expect_end(self) -> None:
-        """Read the end of a message.
-
-        Raises
-        ------
-        ProtocolError
-            If another frame follows, or the peer closed the connection.
-        """
+        """Read the end of a message; raise `ProtocolError` if another frame follows."""
         frame = self.receive()
         if frame is None or frame.kind is not Kind.END:
             raise ProtocolError("unexpected frame after the end of the request")
@@ -399,13 +388,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Check the fields of a request before it is served, since many of them become parts of paths.
-
-    Raises
-    ------
-    ProtocolError
-        If there is no such request, or a field of it is missing or not valid.
-    """
+    """Check the fields of a request before it is served, since many of them become parts of paths."""
     op = request.get("op")
     if not isinstance(op, str) or op not in _FIELDS:
         raise ProtocolError(f"unknown request {op!r:.40}")

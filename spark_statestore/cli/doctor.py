@@ -51,17 +51,7 @@ _IMPORTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check.
-
-    Attributes
-    ----------
-    name
-        Name of the check.
-    ok
-        True if the check passed.
-    detail
-        What was found and, after a failure, the remedy.
-    """
+    """The result of one check: what was found and, after a failure, the remedy."""
 
     name: str
     ok: bool

@@ -168,16 +168,9 @@ _Ids = Mapping[int, Sequence[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The files of a checkpoint, without Spark's logs and the last one.
+    """The files of a checkpoint, without Spark's logs and the last one, which `copy` publishes.
 
-    Attributes
-    ----------
-    copy
-        The copy, to publish it.
-    ids
-        Checkpoint ids of the stores, None in format 1.
-    counts
-        Number of partitions of each operator.
+    There are checkpoint ids of the stores in format 2, and the number of partitions of each operator.
     """
 
     copy: CheckpointCopy

@@ -25,14 +25,9 @@ Ids = dict[int, list[list[str]]]
 
 
 class Job:
-    """A conversion in a session's JVM.
+    """A conversion of the stores' version in a session's JVM.
 
-    Parameters
-    ----------
-    version
-        The stores' version: the batch plus one.
-    sides
-        ``source``, and ``target`` where there is one, see `spark_statestore.conversion.plan.side`.
+    Its sides are ``source``, and ``target`` where there is one, see `spark_statestore.conversion.plan.side`.
     """
 
     def __init__(

@@ -95,15 +95,7 @@ def _error_by_number(error: OSError, url: str) -> OSError | None:
 
 
 class CheckedDriver:
-    """A driver whose calls raise errors as `as_os_errors` does.
-
-    Parameters
-    ----------
-    fs
-        The driver.
-    url_of
-        Function that returns the URL of a path.
-    """
+    """A driver whose calls raise errors as `as_os_errors` does."""
 
     def __init__(self, fs: AbstractFileSystem, url_of: Callable[[str], str]) -> None:
         self._fs = fs

@@ -152,13 +152,7 @@ class DirectoryFsync:
         self._expected: set[str] = set()
 
     def make_durable(self, directory: str, *, is_new: bool) -> None:
-        """Sync the parent directories of a directory.
-
-        Parameters
-        ----------
-        is_new
-            Whether this process has just made the directory.
-        """
+        """Sync the parent directories of a directory, which this process has just made if it is new."""
         if directory in self._expected:
             self._expected.discard(directory)
             if not is_new:

@@ -66,10 +66,7 @@ class RequestContext:
     def cancel_if_hung(self, now: float, before_cancel: Callable[[], None]) -> bool:
         """Cancel the request if it made no progress within its limit; return whether it was cancelled.
 
-        Parameters
-        ----------
-        before_cancel
-            Called before the request can observe its cancellation.
+        `before_cancel` is called before the request can observe its cancellation.
         """
         with self._lock:
             if self._cancelled or self._busy_since is None or now - self._busy_since <= self.limit:
@@ -83,13 +80,7 @@ class RequestContext:
 
 
 def enter(context: RequestContext | None) -> RequestContext | None:
-    """Set the request context of this thread.
-
-    Returns
-    -------
-    RequestContext or None
-        The previous context.
-    """
+    """Set the request context of this thread, and return the previous one."""
     before: RequestContext | None = getattr(_current, "context", None)
     _current.context = context
     return before
@@ -103,13 +94,7 @@ def heartbeat() -> None:
 
 
 def check_cancelled() -> None:
-    """Raise an error if this thread's request is cancelled; call it before publishing anything.
-
-    Raises
-    ------
-    ConnectionAbortedError
-        If the request is cancelled, or its client has disconnected.
-    """
+    """Raise an error if this thread's request is cancelled; call it before publishing anything."""
     context: RequestContext | None = getattr(_current, "context", None)
     if context is not None:
         context.check_cancelled()

@@ -36,13 +36,7 @@ _BYTES: Final = _fixed(1, 1)
 
 
 def read_change_batch(message: pa.Buffer, *, full: bool) -> pa.RecordBatch:
-    """Read and check a message of either layout, as `read_batch`; the batch has the schema `CHANGE_SCHEMA`.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If the message is no batch of changes.
-    """
+    """Read and check a message of either layout, as `read_batch`; the batch has the schema `CHANGE_SCHEMA`."""
     layout = message_layout(message)
     if layout.buffers == _VARIABLE_BUFFERS:
         return read_batch(message, CHANGE_SCHEMA, full=full, layout=layout)

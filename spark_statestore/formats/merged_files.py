@@ -62,18 +62,14 @@ class PhysicalName:
 
 @dataclass(frozen=True, slots=True)
 class MergedObject:
-    """A metadata object to be merged.
+    """A metadata object to be merged, and its CRC-32.
 
     Attributes
     ----------
     path
         Its path below the query's state directory.
-    attempt_id
-        The attempt that wrote it.
     rank
         Its place among the attempts at the same path: the highest one counts.
-    data, checksum
-        The object and its CRC-32.
     """
 
     path: str

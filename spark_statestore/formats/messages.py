@@ -97,13 +97,7 @@ class BatchEncoder:
         self._buffers_of = struct.Struct(f"<{2 * _U32.unpack_from(template, buffers)[0]}q")
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> bytes:
-        """Return the message of a batch with at least one row, given the values of each of its columns.
-
-        Raises
-        ------
-        struct.error
-            If a number does not fit its column.
-        """
+        """Return the message of a batch with at least one row, given the values of each of its columns."""
         return self._message(self._no_nodes, self._no_buffers, columns)
 
     def append(self, message: bytes, columns: Sequence[Sequence[Any]]) -> bytes:
@@ -161,15 +155,7 @@ class BatchEncoder:
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """The number of buffers of a record batch message, and their uncompressed size.
-
-    Attributes
-    ----------
-    buffers
-        Number of buffers.
-    uncompressed_size
-        Uncompressed size in bytes of the compressed buffers; 0 if none is compressed.
-    """
+    """The number of buffers of a record batch message, and the uncompressed size in bytes of the compressed ones."""
 
     buffers: int
     uncompressed_size: int

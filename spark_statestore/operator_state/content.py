@@ -116,13 +116,7 @@ class RestoredBroadcast(BroadcastContent):
 def check_compatible(
     serializer: StateSerializer[Any], previous: SerializerSnapshot, state: str, part: str
 ) -> bool:
-    """Return True if bytes of a previous serializer must be migrated.
-
-    Raises
-    ------
-    StateMigrationError
-        If it cannot be read.
-    """
+    """Return True if bytes of a previous serializer must be migrated; raise `StateMigrationError` if they cannot be read."""
     compatibility = serializer.check_compatibility(previous)
     if compatibility is Compatibility.INCOMPATIBLE:
         raise StateMigrationError(

@@ -19,14 +19,12 @@ class OperatorsMetadata:
     ----------
     checkpoint_id
         Its number, 0 or more.
-    attempt
+    attempt_id
         Names the attempt at it, 16 hex digits.
     created_ms
         When, in milliseconds since 1970.
     operator_states
         Each operator's state, by the operator's name.
-    written_by
-        Version of this package.
     """
 
     checkpoint_id: int
@@ -37,13 +35,7 @@ class OperatorsMetadata:
 
 
 def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> bytes:
-    """Return the metadata object of a checkpoint of operators.
-
-    Parameters
-    ----------
-    context
-        The checkpoint's directory, to which relative handles refer.
-    """
+    """Return the metadata object of a checkpoint of operators; relative handles refer to its directory, `context`."""
     handles: list[bytes] = []
     operators = []
     for name, state in metadata.operator_states.items():
@@ -66,20 +58,7 @@ def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> byt
 
 
 def decode_operators(data: bytes, context: HandleContext, where: str) -> OperatorsMetadata:
-    """Read the metadata object of a checkpoint of operators, checking all of it.
-
-    Parameters
-    ----------
-    where
-        The object's URL, for messages.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        If the bytes are not those that were written, or not those of a checkpoint of operators.
-    UnsupportedFormatError
-        If a newer release wrote them.
-    """
+    """Read the metadata object of a checkpoint of operators, checking all of it, see `decode_object` for errors."""
     decoded = decode_object(data, where)
     properties = decoded.properties
     handles = iter(decoded.handles)

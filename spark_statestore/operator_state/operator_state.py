@@ -14,8 +14,6 @@ class OperatorState:
 
     Attributes
     ----------
-    operator
-        Names the operator.
     parallelism
         Its number of subtasks, 1 or more.
     max_parallelism

@@ -21,14 +21,10 @@ class StatePart:
 
     Attributes
     ----------
-    batch
-        The batch.
     attempt
         Number of the attempt, from 1. A later run of a batch has higher numbers than those before it.
-    subtask
-        The subtask, from 0.
-    parallelism
-        Number of subtasks in that run of the batch.
+    subtask, parallelism
+        The subtask, from 0, and the number of subtasks in that run of the batch.
     """
 
     batch: int
@@ -65,10 +61,7 @@ def complete_parts(parts: Collection[StatePart]) -> tuple[StatePart, ...] | None
     The last run is the one with the highest attempt number. A task of an earlier run, with another
     parallelism, may have published its part late, under the same number; its run is not complete.
 
-    Parameters
-    ----------
-    parts
-        The parts of one batch that have metadata, at least one.
+    `parts` are those of the batch that have metadata, at least one.
     """
     runs: dict[int, dict[int, StatePart]] = {}
     for part in sorted(parts):
@@ -84,13 +77,7 @@ def complete_parts(parts: Collection[StatePart]) -> tuple[StatePart, ...] | None
 
 
 def require_complete(parts: Collection[StatePart], where: str) -> tuple[StatePart, ...]:
-    """Return the parts of a committed batch's last run, in the order of the subtasks.
-
-    Parameters
-    ----------
-    where
-        The operator state, for the message.
-    """
+    """Return the parts of a committed batch's last run, in the order of the subtasks."""
     complete = complete_parts(parts)
     if complete is None:
         runs: dict[int, set[int]] = {}

@@ -46,12 +46,8 @@ class OperatorStateRestoreOperation:
         ------
         CheckpointNotFoundError
             If a stream is gone.
-        CheckpointIOError
-            If one cannot be read.
-        CorruptCheckpointError
-            If one is not what was written.
-        UnsupportedFormatError
-            If a newer release wrote it.
+        CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
+            If one cannot be read, or is not what was written.
         IllegalStateError
             If two streams have different kinds of states under one name.
         """

@@ -28,17 +28,7 @@ _logger = logging.getLogger(__name__)
 
 
 class OperatorStateDirectory:
-    """The parts of one operator's state: listed, written, read and discarded.
-
-    Parameters
-    ----------
-    files
-        The file system.
-    path
-        Path of the directory.
-    operator
-        Name of the operator.
-    """
+    """The parts of one operator's state: listed, written, read and discarded."""
 
     def __init__(self, files: FileSystem, path: str, operator: str) -> None:
         self._files = files
@@ -70,8 +60,6 @@ class OperatorStateDirectory:
         ------
         CheckpointExistsError
             If another attempt has published a part of that name. Nothing of this one is left.
-        CheckpointIOError
-            If it cannot be written.
         """
         name = part.name
         try:
@@ -103,8 +91,6 @@ class OperatorStateDirectory:
 
         Raises
         ------
-        CheckpointIOError
-            If it cannot be read.
         CorruptCheckpointError
             If it is not what was written, or belongs to another part.
         """

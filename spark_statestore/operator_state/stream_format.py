@@ -118,15 +118,7 @@ def _index(serializer: int, serializers: int) -> bytes:
 
 
 def decode_header(data: bytes, where: str) -> tuple[list[ListMetaInfo], list[BroadcastMetaInfo]]:
-    """Return the states in the header of a stream.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        If a newer release wrote it.
-    CorruptCheckpointError
-        If it is no such stream.
-    """
+    """Return the states in the header of a stream; raise an error if it is no such stream, or a newer release wrote it."""
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
         raise corrupt(where, "does not start as a stream of operator state does")
     _, version, _, length = _HEADER.unpack_from(data)
@@ -183,15 +175,7 @@ def _snapshot(value: object) -> SerializerSnapshot:
 
 
 class Reader:
-    """Reader of the elements and parts in a stream.
-
-    Parameters
-    ----------
-    data
-        The whole stream.
-    where
-        The stream, for messages.
-    """
+    """Reader of the elements and parts in a stream."""
 
     def __init__(self, data: bytes, where: str) -> None:
         self._data = data

@@ -81,10 +81,8 @@ def newest_operator_state(
 
     Raises
     ------
-    CheckpointNotFoundError
-        If they are no longer retained.
-    CorruptCheckpointError
-        If one of them is missing.
+    CheckpointNotFoundError, CorruptCheckpointError
+        If they are no longer retained, or one of them is missing.
     """
     named = ((StatePart.of(name), files) for name, files in checkpoints.items())
     parts = sorted(part for part, files in named if part is not None and METADATA_FILE_NAME in files)

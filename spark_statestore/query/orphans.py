@@ -67,10 +67,6 @@ class StoreFiles:
 
     Attributes
     ----------
-    operator
-        The store's operator.
-    directory
-        Path of its directory.
     listing
         Its versions' directories and shared streams.
     metadata

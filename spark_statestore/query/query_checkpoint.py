@@ -53,8 +53,6 @@ class StoreVersion:
 
     Attributes
     ----------
-    store
-        The store.
     name
         The version: the batch number plus one, and in checkpoint format v2 the committed checkpoint id.
     attempt_id

@@ -78,11 +78,11 @@ class Savepoint:
     attempts: Mapping[StoreId, str] = field(default_factory=dict, repr=False, hash=False)
     written_by: str = __version__
 
-    def checkpoint(self, *, fsync: bool = False) -> QueryCheckpoint:
+    def checkpoint(self) -> QueryCheckpoint:
         """Open the savepoint as a query's checkpoint, for reading."""
         if self.kind == "canonical":
-            return QueryCheckpoint(self.path, fsync=fsync)
-        return QueryCheckpoint(self.path, state_url=self.state_url, attempts=self.attempts, fsync=fsync)
+            return QueryCheckpoint(self.path)
+        return QueryCheckpoint(self.path, state_url=self.state_url, attempts=self.attempts)
 
     def __str__(self) -> str:
         return f"the {self.kind} savepoint {self.path} of batch {self.batch}"

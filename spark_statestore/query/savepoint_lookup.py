@@ -80,18 +80,18 @@ def _store_at(files: FileSystem, root: str) -> StateStore:
     return FileSystemStateStore(url)
 
 
-def open_checkpoint(path: str, *, checkpoints_dir: str | None = None, fsync: bool = False) -> QueryCheckpoint:
+def open_checkpoint(path: str, *, checkpoints_dir: str | None = None) -> QueryCheckpoint:
     """Open a checkpoint location, or a savepoint of either kind, for reading."""
     try:
         savepoint = load_savepoint(path)
     except SavepointNotFoundError:
-        checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=fsync)
+        checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir)
         store, at = store_of(path)
         if store.is_being_disposed(at):
             # Its remaining files may look like the checkpoint of another query.
             require_savepoint(checkpoint)
         return checkpoint
-    checkpoint = savepoint.checkpoint(fsync=fsync)
+    checkpoint = savepoint.checkpoint()
     require_own_files(savepoint, checkpoint)
     return checkpoint
 

@@ -33,15 +33,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def put_state(self, savepoint: Savepoint) -> str:
-        """Store a savepoint and return its path.
-
-        Raises
-        ------
-        TypeError
-            If the savepoint is None.
-        CheckpointIOError
-            If it cannot be written.
-        """
+        """Store a savepoint and return its path."""
 
     @abstractmethod
     def get_state(self, path: str) -> Savepoint:
@@ -51,19 +43,13 @@ class StateStore(ABC):
         ------
         SavepointNotFoundError
             If there is none.
-        CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
+        CheckpointError
             If it cannot be read.
         """
 
     @abstractmethod
     def get_all(self) -> list[Savepoint]:
-        """Return every savepoint; skip those that cannot be read, with a warning.
-
-        Raises
-        ------
-        CheckpointIOError
-            If they cannot be listed.
-        """
+        """Return every savepoint; skip those that cannot be read, with a warning."""
 
     @abstractmethod
     def exists(self, path: str) -> bool:
@@ -163,16 +149,11 @@ class HeapStateStore(StateStore):
 
 
 class FileSystemStateStore(StateStore):
-    """Store in a file system, with the file ``_metadata`` in each savepoint's directory.
+    """Store in a file system, with the file ``_metadata`` in each savepoint's directory below a root.
 
     The store writes and removes only metadata, never any directory that it is given, unlike Flink's: other files of a
     savepoint belong to the caller, which writes them before `put_state` and removes them between `begin_disposal`
     and `end_disposal`. Everything is synced, so that a savepoint that exists survives a power failure.
-
-    Parameters
-    ----------
-    root
-        URL of the directory whose directories `get_all` reads.
     """
 
     def __init__(self, root: str) -> None:

@@ -33,8 +33,6 @@ class StoreSnapshot:
 
     Attributes
     ----------
-    store
-        The store.
     column_families
         Its column families. Their numbers of rows and values are for information only:
         `write_store` counts.

@@ -48,11 +48,9 @@ class StoreSummary:
     created_ms: int
 
 
-def summarize(
-    checkpoint: QueryCheckpoint, batch: int | None = None, progress: Progress | None = None
-) -> list[StoreSummary]:
+def summarize(checkpoint: QueryCheckpoint, batch: int | None = None) -> list[StoreSummary]:
     """Return the summary of every store at a batch, by default the newest one."""
-    return parallel_map(lambda version: _summary(checkpoint, version), checkpoint.stores(batch), progress)
+    return parallel_map(lambda version: _summary(checkpoint, version), checkpoint.stores(batch))
 
 
 def summarize_each(
@@ -112,14 +110,14 @@ class StoredFiles:
 
 def stored_files(checkpoint: QueryCheckpoint) -> dict[StoreId, StoredFiles]:
     """Return the files in each store's directory, from one listing."""
-    summaries: dict[StoreId, StoredFiles] = {}
+    by_store: dict[StoreId, StoredFiles] = {}
     versions: dict[StoreId, set[str]] = {}
     for store, directory, file, status in files_of_stores(checkpoint):
-        stored = summaries.setdefault(store, StoredFiles())
+        stored = by_store.setdefault(store, StoredFiles())
         stored.files += 1
         stored.bytes += status.size
         if file == METADATA_FILE_NAME:
             versions.setdefault(store, set()).add(directory.partition("_")[0])
     for store, names in versions.items():
-        summaries[store].versions = len(names)
-    return summaries
+        by_store[store].versions = len(names)
+    return by_store

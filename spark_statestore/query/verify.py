@@ -154,13 +154,7 @@ class Verifier:
     def verify(
         self, batch: int | None = None, progress: Progress | None = None, *, begun: bool = True
     ) -> Verification:
-        """Verify one batch, see `verify`.
-
-        Parameters
-        ----------
-        begun
-            Verify an uncommitted batch as a part of the newest one.
-        """
+        """Verify one batch, see `verify`; an uncommitted batch is a part of the newest one if it has `begun`."""
         batch = self.checkpoint.require_batch(batch)
         return _BatchVerification(self, batch, begun=begun).result(progress)
 

@@ -34,17 +34,9 @@ class SavepointCoordinator:
         return number in self.pending
 
     def trigger_savepoint(self, trigger: Callable[[int], None]) -> Future[Savepoint]:
-        """Request a savepoint.
+        """Request a savepoint; the future has it once it is complete, or a `SavepointError`.
 
-        Parameters
-        ----------
-        trigger
-            Starts it, given its number, and calls `acknowledge` or `fail` then or later.
-
-        Returns
-        -------
-        concurrent.futures.Future
-            The savepoint once it is complete, or a `SavepointError`.
+        `trigger` starts it, given its number, and calls `acknowledge` or `fail` then or later.
         """
         promise: Future[Savepoint] = Future()
         with self._lock:

@@ -44,22 +44,11 @@ DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
 _ATTEMPTS: Final = 3
 
 
-def copy_checkpoint(
-    source: QueryCheckpoint,
-    batch: int,
-    target: str,
-    *,
-    query_id: str,
-    partitions: int | None = None,
-    checkpoints_dir: str | None = None,
-    state: bool = True,
-    fsync: bool = False,
-    progress: Progress | None = None,
-) -> None:
-    """Copy one batch of a query to an empty location, as a checkpoint from which the query resumes after it.
+class CheckpointCopy:
+    """A copy of one batch of a query, from which the query resumes after it, at an empty location.
 
-    The file ``metadata`` is written last: without it, neither Spark nor this package accepts the location as a
-    checkpoint. A failed copy is not removed.
+    It is made in steps: `write`, `write_logs`, and `publish`, which writes the file ``metadata``. Without that, neither
+    Spark nor this package accepts the location as a checkpoint. A failed copy is not removed.
 
     Parameters
     ----------
@@ -67,37 +56,10 @@ def copy_checkpoint(
         Number of state partitions, by default unchanged.
     checkpoints_dir
         The option ``checkpointsDir`` of the query in the copy.
-    state
-        Copy the stores. Otherwise the commit log has the attempts of the source.
-    fsync
-        Fsync local files.
-    progress
-        Called with the number of stores that are copied and their total.
-    """
-    copy = CheckpointCopy(
-        source,
-        batch,
-        target,
-        query_id=query_id,
-        partitions=partitions,
-        checkpoints_dir=checkpoints_dir,
-        fsync=fsync,
-        progress=progress,
-    )
-    copy.write(state=state)
-    copy.write_logs()
-    copy.publish()
-
-
-class CheckpointCopy:
-    """A copy in steps: state and all that belongs to it, Spark's logs, and the file that makes it a checkpoint.
-
-    Parameters
-    ----------
     conf
         Settings in the offset log that the copy has with other values.
     progress
-        See `copy_checkpoint`.
+        Called with the number of stores that are copied and their total.
     """
 
     def __init__(
@@ -135,12 +97,7 @@ class CheckpointCopy:
     ) -> None:
         """Write all files but `write_logs`'s and `publish`'s.
 
-        Parameters
-        ----------
-        state
-            Copy the stores.
-        state_ids
-            Checkpoint ids of stores that were written before, by operator, partition and store.
+        Without `state`, the stores were written before: `state_ids` has their checkpoint ids by operator, partition and store.
         """
         commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
         operators = list(self._source.operator_files(self._batch))

@@ -76,8 +76,6 @@ def release_hold(
         Name of the hold's file.
     dry_run
         Check, remove nothing.
-    checkpoints_dir
-        The option ``checkpointsDir`` of the query, if it was set.
 
     Raises
     ------
@@ -85,8 +83,6 @@ def release_hold(
         If there is no such hold.
     IllegalStateError
         If something needs it, may need it, or cannot be checked.
-    CheckpointIOError, StorageError
-        If a file cannot be read or removed.
     """
     holds = {hold.name: (hold, info) for hold, info in _inspected(path, checkpoints_dir)}
     if name not in holds:

@@ -35,14 +35,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A hold, which excludes one version of every store from cleanups.
+    """A hold, a file which excludes one version of every store from cleanups.
 
     Attributes
     ----------
-    files, path
-        File system and path of its file.
-    version
-        The held version.
     attempts
         The attempt that wrote each store's version when it was held.
     """
