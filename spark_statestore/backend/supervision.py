@@ -79,10 +79,10 @@ class Supervisor:
         """
         return _Supervised(self, request, connection, self._semaphore)
 
-    def add(self, request: _Supervised) -> None:
+    def add(self, supervised: _Supervised) -> None:
         """Start supervising a request."""
         with self._lock:
-            self._supervised.add(request)
+            self._supervised.add(supervised)
             if not self._is_running:
                 try:
                     threading.Thread(target=self._run, daemon=True).start()
@@ -91,10 +91,10 @@ class Supervisor:
                     # Thread limit reached; the next request tries again, and this one is served meanwhile.
                     _logger.exception("could not start the watchdog of hung requests")
 
-    def remove(self, request: _Supervised) -> None:
+    def remove(self, supervised: _Supervised) -> None:
         """Stop supervising a request."""
         with self._lock:
-            self._supervised.discard(request)
+            self._supervised.discard(supervised)
 
     def _run(self) -> None:
         while True:
@@ -102,22 +102,22 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
             overslept = time.monotonic() - before - _POLL_SECONDS
             with self._lock:
-                supervised = list(self._supervised)
-            for request in supervised:
+                requests = list(self._supervised)
+            for supervised in requests:
                 try:
                     if overslept > _POLL_SECONDS:
-                        request.context.extend_deadline(overslept)
-                    self._check(request)
+                        supervised.context.extend_deadline(overslept)
+                    self._check(supervised)
                 except Exception:
                     _logger.exception("could not check a request for a hung storage call")
 
-    def _check(self, request: _Supervised) -> None:
+    def _check(self, supervised: _Supervised) -> None:
         taken: list[FrameSocket] = []
-        if request.context.cancel_if_hung(
-            time.monotonic(), lambda: taken.append(request.connection.take_over())
+        if supervised.context.cancel_if_hung(
+            time.monotonic(), lambda: taken.append(supervised.connection.take_over())
         ):
             try:
-                threading.Thread(target=_answer, args=(request, taken[0]), daemon=True).start()
+                threading.Thread(target=_answer, args=(supervised, taken[0]), daemon=True).start()
             except RuntimeError:
                 # Thread limit reached. The client sends the request again if its connection ends without an answer.
                 _logger.exception("could not answer a hung request")
@@ -178,8 +178,8 @@ def _timeout_of(request: dict[str, Any]) -> float:
         return float(DEFAULT_STORAGE_TIMEOUT)
 
 
-def _answer(request: _Supervised, connection: FrameSocket) -> None:
-    error = StorageTimeoutError(_message_of(request))
+def _answer(supervised: _Supervised, connection: FrameSocket) -> None:
+    error = StorageTimeoutError(_message_of(supervised))
     _logger.error("%s", error)
     try:
         if not connection.has_answered:
