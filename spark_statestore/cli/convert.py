@@ -8,12 +8,14 @@ import click
 
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import Output, size, table, when, with_output
+from spark_statestore.conversion import api
+from spark_statestore.conversion.plan import Source
+from spark_statestore.conversion.result import Conversion
 from spark_statestore.errors import OptionError, SessionError
+from spark_statestore.session import configure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from spark_statestore import Conversion
 
 
 @click.command("convert")
@@ -47,15 +49,12 @@ def convert(
     Runs in a Spark session of its own, and needs Java. All rows are read back and compared before TARGET becomes a
     checkpoint; SOURCE is only read.
     """
-    from spark_statestore import convert as run
-    from spark_statestore.conversion.plan import Source
-
     # Raises before Spark starts.
     Source(source, arguments["batch"], arguments["checkpoints_dir"])
     spark = _session(master, conf)
     try:
         with out.progress("converting") as report:
-            done = run(
+            done = api.convert(
                 spark,
                 source,
                 target,
@@ -77,7 +76,6 @@ def _session(master: str, conf: tuple[str, ...]) -> SparkSession:
         raise SessionError(
             "the conversion runs in Spark, and PySpark is not installed in this interpreter: pip install pyspark"
         ) from error
-    from spark_statestore.session import configure
 
     builder = SparkSession.builder.master(master).appName("spark-statestore convert")
     settings = {

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, plain, table, with_output
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from spark_statestore.rows import diff_state, iter_state
 
 
 @click.command("get")
@@ -31,10 +31,6 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
     of one name are called user_2, user_3. Binary values are hex digits. The exit code is 1 if there is no such row.
     """
     parse_json(key)
-    import pyarrow.compute as pc
-
-    from spark_statestore.rows import iter_state
-
     matching: list[dict[str, Any]] = []
     wanted = None
     with out.progress("reading state") as progress:
@@ -59,8 +55,6 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
 @with_output
 def diff(out: Output, checkpoint: str, batch_a: int, batch_b: int, **state: Any) -> None:
     """List the rows that differ between BATCH_A and BATCH_B."""
-    from spark_statestore.rows import diff_state
-
     with out.progress("comparing"):
         batches = diff_state(checkpoint, batch_a, batch_b, **state)
     _print_rows(out, batches.to_pylist())
@@ -110,9 +104,6 @@ def parse_json(text: str) -> Any:
 
 def matches(column: pa.Array, wanted: Any) -> pa.Array:
     """Compare each value with None, a scalar or its text, or for a struct with the fields to compare."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if wanted is None:
         return column.is_null()
     if isinstance(wanted, dict) and pa.types.is_struct(column.type):
