@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from spark_statestore.errors import CheckpointNotFoundError
-from spark_statestore.files import FileStatus, FileSystem, open_file_system, split_url
+from spark_statestore.files import FileStatus, open_file_system, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.parts import StatePart, require_complete
 from spark_statestore.query import OffsetEntry, QueryCheckpoint
@@ -51,15 +51,6 @@ def path_in_its_file_system(url: str) -> str:
     if rest.startswith("//"):
         rest = rest[2:].partition("/")[2]
     return "/" + rest.strip("/")
-
-
-def list_below(files: FileSystem, directory: str) -> list[str]:
-    """Return the relative paths of all files below a directory, sorted, without hidden ones."""
-    start = directory.rstrip("/") + "/"
-    with failing_to("list", files, directory):
-        names = [status.path[len(start) :] for status in files.list_files(directory)]
-    # Hadoop's checksums, and temporary files.
-    return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
 
 
 def operator_states(names: list[str]) -> dict[str, dict[CheckpointName, list[str]]]:

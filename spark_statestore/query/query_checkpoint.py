@@ -157,6 +157,20 @@ class QueryCheckpoint:
                 "checkpoint is damaged or was tampered with. " + restore_from_backup(otherwise=None)
             )
 
+    def files_below(self, *names: str) -> list[str]:
+        """Return the files below a directory, by relative path, sorted, without hidden ones."""
+        directory = self.path(*names)
+        with failing_to("list", self.files, directory):
+            paths = [status.path[len(directory) + 1 :] for status in self.files.list_files(directory)]
+        # Hadoop's checksums, and temporary files.
+        return sorted(path for path in paths if not path.rpartition("/")[2].startswith("."))
+
+    def read(self, *names: str) -> bytes:
+        """Return the content of a file."""
+        path = self.path(*names)
+        with failing_to("read", self.files, path):
+            return self.files.read(path)
+
     def batches(self) -> list[int]:
         """Return the committed batches whose log entries are retained, oldest first."""
         if not (committed := self.logged(COMMITS)):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from spark_statestore.errors import (
@@ -20,7 +21,7 @@ from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR, QueryOperatorState
 from spark_statestore.query import sources
 from spark_statestore.query.gaps import log_gaps
-from spark_statestore.query.layout import list_below, path_in_its_file_system
+from spark_statestore.query.layout import path_in_its_file_system
 from spark_statestore.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.query.operators import SCHEMAS, StatefulOperator
 from spark_statestore.query.parallel import Progress, parallel_map
@@ -248,10 +249,9 @@ class _BatchVerification:
         )
 
     def _check_sources(self, offsets: OffsetEntry | None) -> None:
-        directory = self._checkpoint.path(SOURCES)
         files: dict[str, list[str]] = {}
         with self._recording_problem("the sources"):
-            for name in list_below(self._checkpoint.files, directory):
+            for name in self._checkpoint.files_below(SOURCES):
                 source, _, file = name.partition("/")
                 files.setdefault(source, []).append(file)
         positions: dict[str, str] = {}
@@ -274,12 +274,9 @@ class _BatchVerification:
                         self._spark_file(what, SOURCES, source, name)
 
     def _is_file_log(self, source: str, names: list[str]) -> bool:
-        def read(name: str) -> bytes:
-            path = self._checkpoint.path(SOURCES, source, name)
-            with failing_to("read", self._checkpoint.files, path):
-                return self._checkpoint.files.read(path)
-
-        return sources.is_file_source(sources.log_files(names), read)
+        return sources.is_file_source(
+            sources.log_files(names), partial(self._checkpoint.read, SOURCES, source)
+        )
 
     def _needed(self, source: str, names: list[str], last: int) -> list[str]:
         """Return the files with the entries up to the last one that the batch has read."""

@@ -16,7 +16,6 @@ from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_
 from spark_statestore.query import sources
 from spark_statestore.query.layout import (
     entry_before,
-    list_below,
     newest_operator_state,
     operator_states,
     path_in_its_file_system,
@@ -215,7 +214,7 @@ class CheckpointCopy:
         for store in operator.stores:
             names = StoreId(operator.id, 0, store.name).directories
             # With version 1 of the operator metadata, schemas are beside the first partition's state.
-            for name in self._list(STATE, *names, "_metadata"):
+            for name in self._source.files_below(STATE, *names, "_metadata"):
                 self._copy(STATE, *names, "_metadata", *name.split("/"))
         moved = self._moved(operator)
         if self._elsewhere:
@@ -241,7 +240,7 @@ class CheckpointCopy:
             self._put(data, SOURCES, name, *file.split("/"))
 
     def _source_files(self, name: str, offset: str) -> dict[str, bytes]:
-        names = self._list(SOURCES, name)
+        names = self._source.files_below(SOURCES, name)
         last = sources.position(offset)
         log = sources.log_files(names)
         if last is None or not sources.is_file_source(log, partial(self._read, SOURCES, name)):
@@ -255,16 +254,12 @@ class CheckpointCopy:
         return written
 
     def _write_operator_state(self) -> None:
-        for operator, names in operator_states(self._list(OPERATOR_STATE_DIR)).items():
+        for operator, names in operator_states(self._source.files_below(OPERATOR_STATE_DIR)).items():
             where = self._source.files.url(self._source.path(OPERATOR_STATE_DIR, operator))
             for chosen in newest_operator_state(names, self._batch, where):
                 # The metadata last, as it was written.
                 for name in sorted(names[chosen], key=lambda file: file == METADATA_FILE_NAME):
                     self._copy(OPERATOR_STATE_DIR, operator, chosen.directory, *name.split("/"))
-
-    def _list(self, *names: str) -> list[str]:
-        """Return the files below a directory of the source, by relative path, without Hadoop's own files."""
-        return list_below(self._source.files, self._source.path(*names))
 
     def _read(self, *names: str) -> bytes:
         path = self._source.path(*names)
