@@ -269,7 +269,7 @@ def check(name: str, value: object) -> str:
     problem = _problem(option, text)
     if problem:
         shown = (
-            _SECRET_PREFIX.sub(lambda found: (found[1] or "") + "...@", value)
+            _SECRET_PREFIX.sub(lambda match: (match[1] or "") + "...@", value)
             if isinstance(value, str)
             else value
         )

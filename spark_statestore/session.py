@@ -415,13 +415,7 @@ _shipped_directories: dict[int, Path] = {}
 
 
 def _shipped_directory() -> Path:
-    """Return the directory for files that this process ships, which is removed when the process ends.
-
-    Raises
-    ------
-    SessionError
-        If Spark cannot take the path of a file in it.
-    """
+    """Return the directory for files that this process ships, which is removed when the process ends."""
     process = os.getpid()
     directory = _shipped_directories.get(process)
     if directory is None or not _is_own(directory):

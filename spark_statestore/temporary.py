@@ -12,16 +12,11 @@ ignored.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import stat
-import sys
 from typing import Final
-
-if sys.platform != "win32":
-    import fcntl
-
-__all__ = ["PREFIX", "keep_while_alive", "remove", "remove_abandoned"]
 
 PREFIX: Final = "spark-statestore-"
 """Prefix of the directories' names."""
@@ -44,12 +39,12 @@ def keep_while_alive(directory: str) -> None:
 
     Where locks do not work, the directory is left behind if the process is killed.
     """
-    if sys.platform == "win32" or not _NAME.fullmatch(os.path.basename(directory)):
+    if not _NAME.fullmatch(os.path.basename(directory)):
         return
     new = os.path.join(directory, _NEW_LOCK)
     handle = -1
     try:
-        handle = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        handle = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.rename(new, os.path.join(directory, _LOCK))
     except OSError:
@@ -72,8 +67,6 @@ def remove(directory: str) -> None:
 def remove_abandoned(parent: str) -> list[str]:
     """Remove the directories below one, such as ``/tmp``, whose processes have ended, and return their paths."""
     removed: list[str] = []
-    if sys.platform == "win32":
-        return removed
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]
         for name in names:
@@ -86,12 +79,12 @@ def remove_abandoned(parent: str) -> list[str]:
 
 
 def _remove(path: str) -> bool:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         status = os.fstat(directory)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) != 0o700:
             return False
-        lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        lock = os.open(_LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
         try:
             if not _is_free(lock):
                 return False
@@ -110,7 +103,7 @@ def _remove(path: str) -> bool:
 
 
 def _is_free(lock: int) -> bool:
-    if sys.platform == "win32" or not stat.S_ISREG(os.fstat(lock).st_mode):
+    if not stat.S_ISREG(os.fstat(lock).st_mode):
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -18,9 +18,9 @@ from benchmarks.stores import CHANGELOG, HDFS, OURS
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.retention import parse_listing
-from spark_statestore.store.version_store import VersionStore
 from tests.spark.counting import backends_of, jvm_of
 
 ROW_BYTES = 24 + 32
@@ -129,7 +129,7 @@ def loads(store: Any) -> Measured:
 
 def streams(directory: Path, partition: int = 0) -> dict[str, list[int]]:
     """Return the bytes of each base, run and delta of the newest versions of our store in a directory."""
-    store = VersionStore(StoreId(0, partition), str(directory), StorageOptions(), merged_of=MergedFiles)
+    store = StoreDirectory(StoreId(0, partition), str(directory), StorageOptions(), merged_of=MergedFiles)
     listing = parse_listing(store.directory, store.files.list_files(store.directory))
     newest = max(name.version for name in listing.checkpoints)
     sizes_of: dict[str, dict[object, int]] = {"bases": {}, "runs": {}, "deltas": {}}

@@ -12,8 +12,10 @@ from benchmarks.sessions import log
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from spark_statestore.testing.stores import attempt_id, message, named
 
 MOST = 2.0
@@ -48,7 +50,7 @@ def measure(directory: Path, stores: int) -> Sequence[float]:
     """Return the seconds of processor time of the first two cleanups of all stores."""
     merged: dict[str, MergedFiles] = {}
     opened = [
-        VersionStore(
+        StoreDirectory(
             StoreId(0, partition),
             f"{directory}/state/0/{partition}",
             StorageOptions(),
@@ -60,14 +62,14 @@ def measure(directory: Path, stores: int) -> Sequence[float]:
     for version in range(1, 5):
         names = [CheckpointName(version, attempt_id()) for _ in opened]
         for store, name in zip(opened, names, strict=True):
-            pending = store.begin(name, name.id or "", named(), merge=version > 1)
+            pending = begin_checkpoint(store, name, name.id or "", named(), merge=version > 1)
             pending.write(0, message({b"key": b"value"}))
             pending.publish(None, None, None)
         opened[0].publish_merged([])
         if version > 2:
             began = time.process_time()
             for store, name in zip(opened, names, strict=True):
-                assert store.cleanup(name, name.id or "", version, 0)
+                assert discard_versions(store, name, name.id or "", version, 0)
             seconds.append(time.process_time() - began)
             opened[0].sweep_merged()
     return seconds

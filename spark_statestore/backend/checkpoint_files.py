@@ -19,8 +19,6 @@ from spark_statestore.files.request_context import check_cancelled
 from spark_statestore.files.retry import require_exclusive_creation
 from spark_statestore.options import StorageOptions
 
-__all__ = ["FILE_HANDLERS"]
-
 
 def _open(request: dict[str, Any]) -> tuple[FileSystem, str]:
     options = StorageOptions.parse(request["options"])
@@ -98,11 +96,11 @@ def _status(request: dict[str, Any], connection: FrameSocket, permit: Permit) ->
     files, path = _open(request)
     with failing_to("look for", files, path):
         try:
-            found = [FileStatus(path, files.size(path))]
+            statuses = [FileStatus(path, files.size(path))]
         except (FileNotFoundError, IsADirectoryError):
             is_directory = not request["isFile"] and files.is_directory(path)
-            found = [FileStatus(path, 0, is_directory=True)] if is_directory else []
-    _answer(connection, {"entries": [_entry(status) for status in found]})
+            statuses = [FileStatus(path, 0, is_directory=True)] if is_directory else []
+    _answer(connection, {"entries": [_entry(status) for status in statuses]})
 
 
 def _list(request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:

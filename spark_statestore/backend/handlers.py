@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import mmap
+import resource
 import sys
 import threading
 import time
@@ -32,8 +33,6 @@ from spark_statestore.store.lineage import changes, column_family_of, lineage, p
 from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
 
-__all__ = ["Requests"]
-
 # Bytes of changes from which on a request's memory is returned to the system.
 _RELEASED_BYTES = 8 << 20
 
@@ -58,15 +57,7 @@ class Requests:
         }
 
     def serve(self, request: dict[str, Any], connection: FrameSocket) -> None:
-        """Serve one request whose control frame was received, and send the whole answer.
-
-        Raises
-        ------
-        ProtocolError
-            If there is no such request, or a field of it is missing or not valid.
-        StateStoreError
-            If it fails.
-        """
+        """Serve one request whose control frame was received, and send the whole answer."""
         check_request(request)
         handler = self._handlers[request["op"]]
         with self._supervisor.supervise(request, connection) as permit:
@@ -113,31 +104,23 @@ class Requests:
         connection.expect_end()
         StorageOptions.parse(request["options"])
         check_directories(request["options"])
-        connection.send_json(Kind.CONTROL, _process_metrics())
-        connection.send(Kind.END)
+        _answer(connection, {})
 
     def _close(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
         self._stores.close(request["instances"], request["runs"])
-        connection.send_json(Kind.CONTROL, _process_metrics())
-        connection.send(Kind.END)
+        _answer(connection, {})
 
     def _lineage(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
         store = self._stores.get(request["store"])
         past = lineage(store, CheckpointName(request["version"], request.get("id")), request["oldest"])
         family = column_family_of(store, past, request["columnFamily"])
-        attempts = [version.metadata.attempt_id for version in past]
+        described = [{older.name: older.to_json() for older in v.metadata.column_families} for v in past]
         answer = {
-            "attempts": attempts,
+            "attempts": [version.metadata.attempt_id for version in past],
             "columnFamily": family.to_json(),
-            "columnFamilies": [
-                next(
-                    (one.to_json() for one in version.metadata.column_families if one.name == family.name),
-                    None,
-                )
-                for version in past
-            ],
+            "columnFamilies": [families.get(family.name) for families in described],
         }
         connection.send_json(Kind.CONTROL, answer)
         connection.send(Kind.END)
@@ -179,7 +162,7 @@ class Requests:
         answer["storeNanos"] = time.perf_counter_ns() - start - changes.wait_nanos
         answer["bytesWritten"] = done.bytes_written
         answer["objectsWritten"] = done.objects_written
-        self._answer(connection, answer, done.encoded_handle, done.metadata)
+        _answer(connection, answer, done.encoded_handle, done.metadata)
         if done.next_directory is not None:
             # After the answer, so that the task does not wait for it.
             with contextlib.suppress(OSError):
@@ -199,9 +182,7 @@ class Requests:
             )
         finally:
             self._stores.keep_unpublished(request["store"], store)
-        answer = {"missing": missing, "bytesWritten": size} | _merged_usage(store)
-        connection.send_json(Kind.CONTROL, answer | _process_metrics())
-        connection.send(Kind.END)
+        _answer(connection, {"missing": missing, "bytesWritten": size} | _merged_usage(store))
         if store.merged is not None and store.merged.has_garbage():
             # The batch does not wait for it, nor does the next request of this connection.
             threading.Thread(target=store.sweep_merged, daemon=True).start()
@@ -217,9 +198,7 @@ class Requests:
         snapshot.write_encoded(_ChangesReceiver(connection, permit, column_families))
         try:
             handle = snapshot.finish()
-            self._answer(
-                connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context)
-            )
+            _answer(connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context))
         except BaseException:
             # The JVM does not know of the snapshot, though its file may exist.
             store.retention.is_complete = False
@@ -238,8 +217,7 @@ class Requests:
         answer: dict[str, Any] = {"deleted": removed}
         if merged is not None:
             answer["discarded"] = merged.take_discarded()
-        connection.send_json(Kind.CONTROL, answer | _process_metrics())
-        connection.send(Kind.END)
+        _answer(connection, answer)
 
     def _receive_handle(self, connection: FrameSocket, store: StoreDirectory) -> IncrementalStateHandle:
         frame = connection.receive()
@@ -254,14 +232,19 @@ class Requests:
             raise ProtocolError(f"a {type(handle).__name__} is not the handle of a version")
         return handle
 
-    def _answer(
-        self, connection: FrameSocket, answer: dict[str, Any], handle: bytes, metadata: bytes | None = None
-    ) -> None:
-        connection.send_json(Kind.CONTROL, answer | _process_metrics())
+
+def _answer(
+    connection: FrameSocket,
+    answer: dict[str, Any],
+    handle: bytes | None = None,
+    metadata: bytes | None = None,
+) -> None:
+    connection.send_json(Kind.CONTROL, answer | _process_metrics())
+    if handle is not None:
         connection.send(Kind.HANDLE, handle)
-        if metadata is not None:
-            connection.send(Kind.OBJECT, metadata)
-        connection.send(Kind.END)
+    if metadata is not None:
+        connection.send(Kind.OBJECT, metadata)
+    connection.send(Kind.END)
 
 
 def _merged_usage(store: StoreDirectory) -> dict[str, Any]:
@@ -328,10 +311,7 @@ def _process_metrics() -> dict[str, Any]:
 class _ChangesReceiver:
     """The changes that follow a request, received as they are iterated; a permit is acquired if they are large.
 
-    Attributes
-    ----------
-    wait_nanos
-        Nanoseconds spent on waiting for frames and for the permit.
+    The nanoseconds `wait_nanos` were spent on waiting for frames and for the permit.
     """
 
     def __init__(
@@ -385,14 +365,10 @@ def _recent_resident_bytes() -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the resident memory of this process in bytes; its peak, or 0, where the system does not report it."""
+    """Return the resident memory of this process in bytes; its peak where the system does not report it."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as file:
             return int(file.read().split()[1]) * mmap.PAGESIZE
     except OSError:
-        try:
-            import resource
-        except ImportError:
-            return 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024

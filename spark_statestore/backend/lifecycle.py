@@ -19,8 +19,6 @@ from spark_statestore.backend.listener import Listener
 from spark_statestore.backend.protocol import PROTOCOL_VERSION
 from spark_statestore.temporary import remove_abandoned
 
-__all__ = ["run"]
-
 _logger = logging.getLogger(__name__)
 
 

@@ -16,8 +16,6 @@ from spark_statestore.backend.handshake import HANDSHAKE_TIMEOUT, handshake, req
 from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.errors import AuthenticationError, ProtocolError, StateStoreError
 
-__all__ = ["Listener"]
-
 _logger = logging.getLogger(__name__)
 
 _SEND_BUFFER_BYTES = 1 << 20
@@ -30,19 +28,9 @@ _LONGEST_MESSAGE: Final = 64 << 10
 
 
 class Listener:
-    """A Unix domain socket that serves requests of authenticated connections.
+    """A Unix domain socket that serves requests of connections which prove knowledge of a token.
 
-    Parameters
-    ----------
-    address
-        Path of the socket, which is created; its directory must have mode 0700.
-    token
-        Secret of which every connection must prove knowledge.
-
-    Raises
-    ------
-    AuthenticationError
-        If other users can access the directory of the socket.
+    The directory of the socket must have mode 0700.
     """
 
     def __init__(self, address: str, token: str) -> None:

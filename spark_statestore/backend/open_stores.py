@@ -16,8 +16,6 @@ from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.directory import MergedFilesOf, StoreDirectory
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["OpenStores", "open_store"]
-
 # Stores whose retention index is cached; the next cleanup of an evicted one lists its directory again.
 _CACHED_STORES: Final = 20_000
 
@@ -47,13 +45,7 @@ class OpenStores:
         self._release_at = 0.0
 
     def get(self, node: dict[str, Any]) -> StoreDirectory:
-        """Return the store that a request names, opened if it is not.
-
-        Raises
-        ------
-        StateStoreError
-            If it cannot be opened.
-        """
+        """Return the store that a request names, opened if it is not."""
         self._release_memory()
         key = node["instance"]
         with self._lock:

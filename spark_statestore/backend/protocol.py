@@ -18,8 +18,6 @@ from spark_statestore.errors import ProtocolError
 from spark_statestore.files.request_context import RequestContext
 from spark_statestore.formats.metadata import is_attempt_id
 
-__all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind", "check_request"]
-
 PROTOCOL_VERSION: Final = 1
 """Version of frames, requests and answers; both sides must have the same one."""
 
@@ -83,13 +81,7 @@ class Frame(NamedTuple):
     checksum: int
 
     def json(self) -> dict[str, Any]:
-        """Return the payload as a JSON object.
-
-        Raises
-        ------
-        ProtocolError
-            If it is not one.
-        """
+        """Return the payload as a JSON object."""
         try:
             node = json.loads(memoryview(self.payload).tobytes())
         except (ValueError, RecursionError) as error:
@@ -130,12 +122,7 @@ class FrameSocket:
         self._taken_over = False
 
     def receive(self, most: int | None = None) -> Frame | None:
-        """Read a frame; return None if the peer closed the connection between frames.
-
-        Parameters
-        ----------
-        most
-            Largest accepted payload, in bytes.
+        """Read a frame with a payload of at most `most` bytes; return None if the peer closed the connection between frames.
 
         Raises
         ------
@@ -163,13 +150,7 @@ class FrameSocket:
         return Frame(kind, column_family, payload, checksum)
 
     def expect_end(self) -> None:
-        """Read the end of a message.
-
-        Raises
-        ------
-        ProtocolError
-            If another frame follows, or the peer closed the connection.
-        """
+        """Read the end of a message; raise `ProtocolError` if another frame follows."""
         frame = self.receive()
         if frame is None or frame.kind is not Kind.END:
             raise ProtocolError("unexpected frame after the end of the request")
@@ -336,8 +317,8 @@ def _is_id(value: Any) -> bool:
     return value is None or (isinstance(value, str) and _ID.fullmatch(value) is not None)
 
 
-def _is_list(of: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and all(map(of, value))
+def _is_list(is_item: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and all(map(is_item, value))
 
 
 def _is_options(value: Any) -> bool:
@@ -407,13 +388,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
 
 
 def check_request(request: Mapping[str, Any]) -> None:
-    """Check the fields of a request before it is served, since many of them become parts of paths.
-
-    Raises
-    ------
-    ProtocolError
-        If there is no such request, or a field of it is missing or not valid.
-    """
+    """Check the fields of a request before it is served, since many of them become parts of paths."""
     op = request.get("op")
     if not isinstance(op, str) or op not in _FIELDS:
         raise ProtocolError(f"unknown request {op!r:.40}")

@@ -13,8 +13,6 @@ from spark_statestore.errors import StorageTimeoutError
 from spark_statestore.files.request_context import RequestContext, enter
 from spark_statestore.options import DEFAULT_STORAGE_TIMEOUT
 
-__all__ = ["LARGE_BYTES", "Permit", "Supervisor"]
-
 _logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4 << 20
@@ -40,13 +38,7 @@ class Permit:
         self._release: Callable[[], None] | None = None
 
     def acquire(self) -> None:
-        """Wait for a permit, unless the request has one.
-
-        Raises
-        ------
-        ConnectionAbortedError
-            If the request is cancelled.
-        """
+        """Wait for a permit, unless the request has one."""
         if self._release is not None:
             return
         # Waiting for other requests does not count as waiting for storage.
@@ -87,10 +79,10 @@ class Supervisor:
         """
         return _Supervised(self, request, connection, self._semaphore)
 
-    def add(self, one: _Supervised) -> None:
+    def add(self, supervised: _Supervised) -> None:
         """Start supervising a request."""
         with self._lock:
-            self._supervised.add(one)
+            self._supervised.add(supervised)
             if not self._is_running:
                 try:
                     threading.Thread(target=self._run, daemon=True).start()
@@ -99,10 +91,10 @@ class Supervisor:
                     # Thread limit reached; the next request tries again, and this one is served meanwhile.
                     _logger.exception("could not start the watchdog of hung requests")
 
-    def remove(self, one: _Supervised) -> None:
+    def remove(self, supervised: _Supervised) -> None:
         """Stop supervising a request."""
         with self._lock:
-            self._supervised.discard(one)
+            self._supervised.discard(supervised)
 
     def _run(self) -> None:
         while True:
@@ -110,20 +102,22 @@ class Supervisor:
             time.sleep(_POLL_SECONDS)
             overslept = time.monotonic() - before - _POLL_SECONDS
             with self._lock:
-                supervised = list(self._supervised)
-            for one in supervised:
+                requests = list(self._supervised)
+            for supervised in requests:
                 try:
                     if overslept > _POLL_SECONDS:
-                        one.context.extend_deadline(overslept)
-                    self._check(one)
+                        supervised.context.extend_deadline(overslept)
+                    self._check(supervised)
                 except Exception:
                     _logger.exception("could not check a request for a hung storage call")
 
-    def _check(self, one: _Supervised) -> None:
+    def _check(self, supervised: _Supervised) -> None:
         taken: list[FrameSocket] = []
-        if one.context.cancel_if_hung(time.monotonic(), lambda: taken.append(one.connection.take_over())):
+        if supervised.context.cancel_if_hung(
+            time.monotonic(), lambda: taken.append(supervised.connection.take_over())
+        ):
             try:
-                threading.Thread(target=_answer, args=(one, taken[0]), daemon=True).start()
+                threading.Thread(target=_answer, args=(supervised, taken[0]), daemon=True).start()
             except RuntimeError:
                 # Thread limit reached. The client sends the request again if its connection ends without an answer.
                 _logger.exception("could not answer a hung request")
@@ -184,8 +178,8 @@ def _timeout_of(request: dict[str, Any]) -> float:
         return float(DEFAULT_STORAGE_TIMEOUT)
 
 
-def _answer(one: _Supervised, connection: FrameSocket) -> None:
-    error = StorageTimeoutError(_message_of(one))
+def _answer(supervised: _Supervised, connection: FrameSocket) -> None:
+    error = StorageTimeoutError(_message_of(supervised))
     _logger.error("%s", error)
     try:
         if not connection.has_answered:
@@ -199,8 +193,8 @@ def _answer(one: _Supervised, connection: FrameSocket) -> None:
         connection.close()
 
 
-def _message_of(one: _Supervised) -> str:
-    request = one.request
+def _message_of(supervised: _Supervised) -> str:
+    request = supervised.request
     if "path" in request:
         what = f"the file {request['path']}"
         outcome = "It may take effect later: the query fails, and its next start continues from the files that are there"
@@ -217,7 +211,7 @@ def _message_of(one: _Supervised) -> str:
         )
         outcome = "It publishes nothing; a retried task starts from the previous version"
     return (
-        f"storage did not answer within {one.context.limit:.0f} s, and the request {request.get('op')!r} of {what} was "
+        f"storage did not answer within {supervised.context.limit:.0f} s, and the request {request.get('op')!r} of {what} was "
         f"cancelled. {outcome}. Check that the storage is reachable; if its calls may take longer, raise the option "
         "storageTimeoutSeconds."
     )

@@ -18,8 +18,6 @@ from spark_statestore.cli.rows import diff, get
 from spark_statestore.cli.savepoints import clone, holds, rescale, rollback, savepoint
 from spark_statestore.cli.watch import watch
 
-__all__ = ["app"]
-
 _SHELLS: Final = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 
 

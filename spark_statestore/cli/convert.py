@@ -8,14 +8,14 @@ import click
 
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import Output, size, table, when, with_output
+from spark_statestore.conversion import api
+from spark_statestore.conversion.plan import Source
+from spark_statestore.conversion.result import Conversion
 from spark_statestore.errors import OptionError, SessionError
+from spark_statestore.session import configure
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from spark_statestore import Conversion
-
-__all__ = ["convert"]
 
 
 @click.command("convert")
@@ -49,15 +49,12 @@ def convert(
     Runs in a Spark session of its own, and needs Java. All rows are read back and compared before TARGET becomes a
     checkpoint; SOURCE is only read.
     """
-    from spark_statestore import convert as run
-    from spark_statestore.conversion.plan import Source
-
     # Raises before Spark starts.
     Source(source, arguments["batch"], arguments["checkpoints_dir"])
     spark = _session(master, conf)
     try:
         with out.progress("converting") as report:
-            done = run(
+            done = api.convert(
                 spark,
                 source,
                 target,
@@ -79,7 +76,6 @@ def _session(master: str, conf: tuple[str, ...]) -> SparkSession:
         raise SessionError(
             "the conversion runs in Spark, and PySpark is not installed in this interpreter: pip install pyspark"
         ) from error
-    from spark_statestore.session import configure
 
     builder = SparkSession.builder.master(master).appName("spark-statestore convert")
     settings = {
@@ -115,7 +111,7 @@ def _print(out: Output, done: Conversion) -> None:
         "dry_run": done.dry_run,
     }
     watermark = when(done.watermark_ms) if done.watermark_ms else "none"
-    of = f"batch {done.batch}, watermark {watermark}, checkpoint format v{done.checkpoint_format}"
+    source_batch = f"batch {done.batch}, watermark {watermark}, checkpoint format v{done.checkpoint_format}"
     counts = sorted(set(done.partitions.values()))
     partitions = f"{', '.join(map(str, counts))} partitions"
     stored = "" if done.source_bytes is None else f", {size(done.source_bytes)} of state files"
@@ -123,7 +119,7 @@ def _print(out: Output, done: Conversion) -> None:
         out.result(
             node,
             f"{done.source} can be converted from {done.source_provider} to {done.provider}",
-            of,
+            source_batch,
             partitions + stored,
         )
         return
@@ -136,6 +132,6 @@ def _print(out: Output, done: Conversion) -> None:
         node,
         table(headings, rows),
         f"{done.target} is ready: its {done.rows} rows are equal to those of {done.source}",
-        f"{of}, {partitions}; {done.seconds:.1f} s",
+        f"{source_batch}, {partitions}; {done.seconds:.1f} s",
         f"start the query there with {done.provider}",
     )

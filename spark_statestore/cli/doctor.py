@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
+import pyarrow as pa
 
 import spark_statestore
 from spark_statestore._version import __version__, minor_of
@@ -26,12 +27,18 @@ from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, table, with_output
 from spark_statestore.errors import StateStoreError
 from spark_statestore.files import join, open_file_system
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
+from spark_statestore.options import StorageOptions
 from spark_statestore.query.query_checkpoint import METADATA
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.upgrades import obstacles_by_spark
 from spark_statestore.session import installed_spark
-
-__all__ = ["Check", "doctor", "jar"]
+from spark_statestore.storage import CheckpointName
+from spark_statestore.store.changelog import PUT
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.metadata import ColumnFamily, StoreId
+from spark_statestore.store.reader import read_version
 
 _JAVA: Final = 17
 _SECONDS: Final = 60
@@ -44,17 +51,7 @@ _IMPORTS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """The result of one check.
-
-    Attributes
-    ----------
-    name
-        Name of the check.
-    ok
-        True if the check passed.
-    detail
-        What was found and, after a failure, the remedy.
-    """
+    """The result of one check: what was found and, after a failure, the remedy."""
 
     name: str
     ok: bool
@@ -100,15 +97,15 @@ def doctor(
         checks.append(("checkpoint", lambda: _checkpoint(storage, checkpoints_dir, spark, continuing)))
     elif spark is not None:
         raise click.UsageError("--spark needs the checkpointLocation of a query as STORAGE.")
-    found = []
+    results = []
     with out.progress("checking") as progress:
         for number, (name, look) in enumerate(checks):
             progress(number, len(checks))
-            found.append(_checked(name, look))
-    rows = [(check.name, "ok" if check.ok else "FAILED", check.detail) for check in found]
-    node = {"ok": all(check.ok for check in found), "checks": found} | continuing
+            results.append(_checked(name, look))
+    rows = [(check.name, "ok" if check.ok else "FAILED", check.detail) for check in results]
+    node = {"ok": all(check.ok for check in results), "checks": results} | continuing
     out.result(node, table(["check", "", "found"], rows))
-    if not all(check.ok for check in found):
+    if not all(check.ok for check in results):
         raise click.exceptions.Exit(FAILED)
 
 
@@ -278,14 +275,6 @@ def _grouped(obstacles: Mapping[str, tuple[str, ...]]) -> list[str]:
 
 def _round_trip(url: str) -> str:
     """Commit a version of a store, read it, and delete it."""
-    import pyarrow as pa
-
-    from spark_statestore.options import StorageOptions
-    from spark_statestore.storage import CheckpointName
-    from spark_statestore.store.changelog import CHANGE_SCHEMA, PUT
-    from spark_statestore.store.metadata import ColumnFamily, StoreId
-    from spark_statestore.store.version_store import VersionStore
-
     directory = join(url, f"spark-statestore-doctor-{secrets.token_hex(6)}")
     files, path = open_file_system(directory)
     row = secrets.token_bytes(32)
@@ -295,14 +284,14 @@ def _round_trip(url: str) -> str:
     name = CheckpointName(1, secrets.token_hex(8))
     # Once inline in the metadata, and once in a file of its own.
     for threshold in (1 << 20, 0):
-        store = VersionStore(
+        store = StoreDirectory(
             StoreId(0, 0), join(directory, str(threshold)), StorageOptions(file_state_threshold=threshold)
         )
         try:
-            pending = store.begin(name, str(name.id), column_families)
+            pending = begin_checkpoint(store, name, str(name.id), column_families)
             pending.write(0, batch.serialize())
             pending.publish(None, None, None)
-            read = [change for _, change in store.read(name, store.load(name))]
+            read = [change for _, change in read_version(store, name, store.load(name))]
             if [change.to_pydict() for change in read] != [batch.to_pydict()]:
                 raise _Failed(f"{directory} returned other bytes than were written there")
         finally:

@@ -12,14 +12,12 @@ from spark_statestore.cli.output import FAILED, Output, size, table, when, with_
 from spark_statestore.errors import CheckpointError, CheckpointNotFoundError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.summary import StoredFiles, StoreSummary, stored_files, summarize_each
 from spark_statestore.rows.types import with_unique_names
 from spark_statestore.storage.file_handles import SegmentFileStateHandle
 from spark_statestore.storage.incremental_handle import ChainEntry
 from spark_statestore.store.metadata import CheckpointMetadata, StoreId
-
-__all__ = ["ls", "show"]
 
 _Group: TypeAlias = dict[StoreId, StoreSummary | CheckpointError]
 
@@ -80,22 +78,22 @@ def _line(
     """Return one line of the list: a store in one partition, or in all; sums are without damaged stores."""
     first = next(iter(group))
     there = [stored.get(store, StoredFiles()) for store in group]
-    known = [one for one in group.values() if isinstance(one, StoreSummary)]
+    summaries = [summary for summary in group.values() if isinstance(summary, StoreSummary)]
     line: dict[str, Any] = {
         "operator": first.operator,
         "name": operators[first.operator].name,
         "store": first.name,
     }
     line |= {"partition": first.partition} if alone else {"partitions": len(group)}
-    line |= {"damaged": len(group) - len(known)}
+    line |= {"damaged": len(group) - len(summaries)}
     line |= {
-        "rows": sum(one.rows for one in known) if known else None,
-        "bytes": sum(one.bytes for one in known) if known else None,
+        "rows": sum(summary.rows for summary in summaries) if summaries else None,
+        "bytes": sum(summary.bytes for summary in summaries) if summaries else None,
     }
     if not alone:
-        line |= {"largest_bytes": max((one.bytes for one in known), default=None)}
+        line |= {"largest_bytes": max((summary.bytes for summary in summaries), default=None)}
     line |= {
-        "chain_length": max((one.chain_length for one in known), default=None),
+        "chain_length": max((summary.chain_length for summary in summaries), default=None),
         "versions": max(files.versions for files in there),
         "stored_files": sum(files.files for files in there),
         "stored_bytes": sum(files.bytes for files in there),
@@ -146,16 +144,16 @@ def show(
     described = query.operator(operator, batch)
     raise CheckpointNotFoundError(
         f"operator {operator} ({described.name}) of {query.url} has no store {store!r} in a partition {partition}: it "
-        f"has {', '.join(one.name for one in described.stores)} in {described.partitions} partitions."
+        f"has {', '.join(described_store.name for described_store in described.stores)} in {described.partitions} partitions."
     )
 
 
 def _only_operator(query: QueryCheckpoint, batch: int) -> int:
     operators = query.operators(batch)
     if len(operators) != 1:
-        known = ", ".join(f"{one.id} ({one.name})" for one in operators)
+        choices = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
         raise click.UsageError(
-            f"the query has {len(operators)} stateful operators: name one of {known} with --operator."
+            f"the query has {len(operators)} stateful operators: name one of {choices} with --operator."
             if operators
             else "the query has no stateful operator, so it has no store to show."
         )
@@ -170,13 +168,13 @@ def _show_batch(out: Output, query: QueryCheckpoint, batch: int) -> None:
         "sources": list(offsets.sources),
         "operators": [
             {
-                "operator": one.id,
-                "name": one.name,
-                "partitions": one.partitions,
-                "stores": [store.name for store in one.stores],
-                "properties": one.properties,
+                "operator": operator.id,
+                "name": operator.name,
+                "partitions": operator.partitions,
+                "stores": [store.name for store in operator.stores],
+                "properties": operator.properties,
             }
-            for one in operators
+            for operator in operators
         ],
         "conf": dict(offsets.conf),
     }
@@ -187,8 +185,13 @@ def _show_batch(out: Output, query: QueryCheckpoint, batch: int) -> None:
         table(
             ["operator", "name", "partitions", "stores"],
             [
-                (one.id, one.name, one.partitions, ", ".join(store.name for store in one.stores))
-                for one in operators
+                (
+                    operator.id,
+                    operator.name,
+                    operator.partitions,
+                    ", ".join(store.name for store in operator.stores),
+                )
+                for operator in operators
             ],
         ),
         "\nSources at the end of the batch",

@@ -14,8 +14,6 @@ from spark_statestore.query.repair import repair as repair_checkpoint
 from spark_statestore.query.verify import Problem, Verification
 from spark_statestore.query.verify import verify as verify_checkpoint
 
-__all__ = ["gc", "repair", "verify"]
-
 
 @click.command("verify")
 @parameters.checkpoint
@@ -28,9 +26,11 @@ def verify(out: Output, checkpoint: str, batch: int | None, checkpoints_dir: str
     Broken parts are listed. The exit code is 1 if there are any.
     """
     with out.progress("verifying stores") as progress:
-        found = verify_checkpoint(checkpoint, batch, checkpoints_dir=checkpoints_dir, progress=progress)
-    out.result(plain(found) | {"ok": found.ok}, *_verification(found))
-    if not found.ok:
+        verification = verify_checkpoint(
+            checkpoint, batch, checkpoints_dir=checkpoints_dir, progress=progress
+        )
+    out.result(plain(verification) | {"ok": verification.ok}, *_verification(verification))
+    if not verification.ok:
         raise click.exceptions.Exit(FAILED)
 
 
@@ -48,7 +48,7 @@ def repair(out: Output, checkpoint: str, dry_run: bool, **arguments: Any) -> Non
     """
     with out.progress("verifying stores") as progress:
         done = repair_checkpoint(checkpoint, dry_run, progress=progress, **arguments)
-    parts = [part for found in done.broken for part in _verification(found)]
+    parts = [part for verification in done.broken for part in _verification(verification)]
     undone = []
     if done.undone_rollback is not None:
         would = "would be" if dry_run else "was"
@@ -107,11 +107,14 @@ def gc(out: Output, checkpoint: str, older_than: float, dry_run: bool, **argumen
         raise click.exceptions.Exit(FAILED)
 
 
-def _verification(found: Verification) -> list[str]:
-    if found.ok:
-        what = f"{found.stores} stores, {found.files} files and parts of files, {size(found.bytes)}"
-        return [f"batch {found.batch} is intact: {what}"]
-    return [f"batch {found.batch} is not intact, problems: {len(found.problems)}", *_problems(found.problems)]
+def _verification(verification: Verification) -> list[str]:
+    if verification.ok:
+        what = f"{verification.stores} stores, {verification.files} files and parts of files, {size(verification.bytes)}"
+        return [f"batch {verification.batch} is intact: {what}"]
+    return [
+        f"batch {verification.batch} is not intact, problems: {len(verification.problems)}",
+        *_problems(verification.problems),
+    ]
 
 
 def _problems(problems: Sequence[Problem]) -> list[str]:

@@ -22,8 +22,6 @@ from rich.text import Text
 
 from spark_statestore.errors import OptionError, StateStoreError, StorageURLError
 
-__all__ = ["FAILED", "USAGE", "Output", "one_line", "plain", "size", "table", "when", "with_output"]
-
 FAILED: Final = 1
 """Exit code of a failure or a finding."""
 
@@ -185,7 +183,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
 
 def _shown(text: str) -> str:
     """Escape control characters, so that state or names cannot control the terminal."""
-    return _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", text)
+    return _CONTROL.sub(lambda match: f"\\x{ord(match[0]):02x}", text)
 
 
 class _Size(int):

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 import click
 
-__all__ = ["batch", "checkpoint", "checkpoints_dir", "dry_run", "part", "partitions", "stopped", "store"]
-
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 checkpoint = click.argument("checkpoint")

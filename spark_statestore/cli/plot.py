@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["BatchPoint", "PartitionSize", "batch_point", "figure_of", "plot", "sizes_by_partition"]
-
 
 @dataclass(frozen=True, slots=True)
 class BatchPoint:
@@ -63,7 +61,11 @@ def batch_point(
 ) -> BatchPoint:
     """Build a batch from its start time and its stores, at least one, see `MergedFiles.publication_times`."""
     committed = [store.created_ms - started_ms for store in stores]
-    merged = [int(published[one.version] * 1000) - started_ms for one in stores if one.version in published]
+    merged = [
+        int(published[summary.version] * 1000) - started_ms
+        for summary in stores
+        if summary.version in published
+    ]
     return BatchPoint(
         batch,
         sum(store.rows for store in stores),
@@ -76,7 +78,10 @@ def batch_point(
 
 def sizes_by_partition(stores: Sequence[StoreSummary]) -> list[PartitionSize]:
     """Return the sizes to plot."""
-    return [PartitionSize(one.operator, one.store, one.partition, one.rows, one.bytes) for one in stores]
+    return [
+        PartitionSize(summary.operator, summary.store, summary.partition, summary.rows, summary.bytes)
+        for summary in stores
+    ]
 
 
 @click.command("plot")
@@ -165,10 +170,10 @@ def figure_of(title: str, points: Sequence[BatchPoint], partitions: Sequence[Par
 def _draw_partitions(axes: Axes, partitions: Sequence[PartitionSize]) -> None:
     totals: dict[tuple[int, int], int] = {}
     by_store: dict[tuple[int, str], dict[tuple[int, int], int]] = {}
-    for one in partitions:
-        partition = (one.operator, one.partition)
-        totals[partition] = totals.get(partition, 0) + one.bytes
-        by_store.setdefault((one.operator, one.store), {})[partition] = one.bytes
+    for measured in partitions:
+        partition = (measured.operator, measured.partition)
+        totals[partition] = totals.get(partition, 0) + measured.bytes
+        by_store.setdefault((measured.operator, measured.store), {})[partition] = measured.bytes
     position = {partition: number for number, partition in enumerate(sorted(totals))}
     divisor, name = unit(max(totals.values()))
     below = dict.fromkeys(position, 0.0)

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import FAILED, Output, plain, table, with_output
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-__all__ = ["diff", "get"]
+from spark_statestore.rows import diff_state, iter_state
 
 
 @click.command("get")
@@ -33,22 +31,18 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
     of one name are called user_2, user_3. Binary values are hex digits. The exit code is 1 if there is no such row.
     """
     parse_json(key)
-    import pyarrow.compute as pc
-
-    from spark_statestore.rows import iter_state
-
-    found: list[dict[str, Any]] = []
+    matching: list[dict[str, Any]] = []
     wanted = None
     with out.progress("reading state") as progress:
         read = 0
         for rows in iter_state(checkpoint, **state):
             if wanted is None:
                 wanted = parse_key(key, rows.schema.field("key").type)
-            found += rows.filter(pc.fill_null(matches(rows["key"], wanted), False)).to_pylist()
+            matching += rows.filter(pc.fill_null(matches(rows["key"], wanted), False)).to_pylist()
             read += rows.num_rows
             progress(read, read)
-    _print_rows(out, found)
-    if not found:
+    _print_rows(out, matching)
+    if not matching:
         raise click.exceptions.Exit(FAILED)
 
 
@@ -61,11 +55,9 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
 @with_output
 def diff(out: Output, checkpoint: str, batch_a: int, batch_b: int, **state: Any) -> None:
     """List the rows that differ between BATCH_A and BATCH_B."""
-    from spark_statestore.rows import diff_state
-
     with out.progress("comparing"):
-        found = diff_state(checkpoint, batch_a, batch_b, **state)
-    _print_rows(out, found.to_pylist())
+        batches = diff_state(checkpoint, batch_a, batch_b, **state)
+    _print_rows(out, batches.to_pylist())
 
 
 def parse_key(text: str, type_: pa.DataType) -> dict[str, Any]:
@@ -112,20 +104,17 @@ def parse_json(text: str) -> Any:
 
 def matches(column: pa.Array, wanted: Any) -> pa.Array:
     """Compare each value with None, a scalar or its text, or for a struct with the fields to compare."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     if wanted is None:
         return column.is_null()
     if isinstance(wanted, dict) and pa.types.is_struct(column.type):
-        found = column.is_valid()
+        mask = column.is_valid()
         for name, value in wanted.items():
             position = column.type.get_field_index(name)
             if position < 0:
                 names = ", ".join(field.name for field in column.type)
                 raise click.UsageError(f"there is no field {name!r}, there is {names}.")
-            found = pc.and_(found, pc.fill_null(matches(pc.struct_field(column, position), value), False))
-        return found
+            mask = pc.and_(mask, pc.fill_null(matches(pc.struct_field(column, position), value), False))
+        return mask
     try:
         if isinstance(wanted, str) and pa.types.is_binary(column.type):
             value = pa.scalar(bytes.fromhex(wanted), column.type)
@@ -138,7 +127,7 @@ def matches(column: pa.Array, wanted: Any) -> pa.Array:
             f"{wanted!r} is not a value of the type {column.type}: {str(error).rstrip('.')}."
         ) from error
     if pa.types.is_nested(column.type):
-        return pa.array([one.is_valid and one == value for one in column], pa.bool_())
+        return pa.array([element.is_valid and element == value for element in column], pa.bool_())
     return pc.equal(column, value)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Table
@@ -11,12 +11,10 @@ from rich.table import Table
 from spark_statestore.cli import parameters
 from spark_statestore.cli.output import Output, plain, table, when, with_output
 from spark_statestore.errors import CheckpointNotFoundError
-
-if TYPE_CHECKING:
-    from spark_statestore import Savepoint
-    from spark_statestore.savepoints.restore import ClaimMode
-
-__all__ = ["clone", "holds", "rescale", "rollback", "savepoint"]
+from spark_statestore.files import open_file_system
+from spark_statestore.savepoints import api
+from spark_statestore.savepoints.release import inspect_holds, release_hold
+from spark_statestore.savepoints.restore import ClaimMode
 
 
 @click.group("savepoint")
@@ -39,10 +37,8 @@ def savepoint() -> None:
 @with_output
 def trigger(out: Output, checkpoint: str, target: str, **arguments: Any) -> None:
     """Trigger a savepoint of a checkpoint. The query may be running."""
-    from spark_statestore import savepoint as take
-
     with out.progress("taking the savepoint") as report:
-        made = take(checkpoint, target, progress=report, **arguments)
+        made = api.savepoint(checkpoint, target, progress=report, **arguments)
     out.result(made, made.path)
 
 
@@ -51,20 +47,20 @@ def trigger(out: Output, checkpoint: str, target: str, **arguments: Any) -> None
 @with_output
 def list_(out: Output, target: str) -> None:
     """List the savepoints below a directory."""
-    from spark_statestore import list_savepoints
-    from spark_statestore.files import open_file_system
-
     with out.progress("looking for savepoints"):
-        found = list_savepoints(target)
+        savepoints = api.list_savepoints(target)
         files, path = open_file_system(target)
-        if not found and not files.is_directory(path):
+        if not savepoints and not files.is_directory(path):
             raise CheckpointNotFoundError(
                 f"there is no directory {files.url(path)}, so no savepoint in it. Check the path: it is the one that savepoints "
                 "were taken to, as --target or savepointsDir."
             )
-    rows = [(one.path, one.kind, one.query_id, one.batch, when(one.created_ms)) for one in found]
+    rows = [
+        (listed.path, listed.kind, listed.query_id, listed.batch, when(listed.created_ms))
+        for listed in savepoints
+    ]
     out.result(
-        {"savepoints": found},
+        {"savepoints": savepoints},
         table(["savepoint", "kind", "query", "batch", "taken"], rows) if rows else "no savepoints",
     )
 
@@ -74,26 +70,26 @@ def list_(out: Output, target: str) -> None:
 @with_output
 def show(out: Output, savepoint: str) -> None:
     """Show a savepoint."""
-    from spark_statestore import load_savepoint
-
-    found = load_savepoint(savepoint)
+    shown = api.load_savepoint(savepoint)
     rows = [
         (name.removesuffix("_ms").replace("_", " "), when(value) if name.endswith("_ms") else value)
-        for name, value in plain(found).items()
+        for name, value in plain(shown).items()
         if name != "attempts"
     ]
     out.result(
-        found,
+        shown,
         table(["savepoint", ""], rows),
-        *_attempts(found),
+        *_attempts(shown),
     )
 
 
-def _attempts(savepoint: Savepoint) -> list[Table | str]:
+def _attempts(savepoint: api.Savepoint) -> list[Table | str]:
     """Return the stores' versions that a pointer retains."""
     if not savepoint.attempts:
         return []
-    rows = sorted((one.operator, one.name, one.partition, by) for one, by in savepoint.attempts.items())
+    rows = sorted(
+        (store.operator, store.name, store.partition, by) for store, by in savepoint.attempts.items()
+    )
     return ["\nRetained versions", table(["operator", "store", "partition", "attempt"], rows)]
 
 
@@ -123,17 +119,14 @@ def restore(
 
     --checkpoints-dir is the option checkpointsDir of the restored query.
     """
-    from spark_statestore import dispose_savepoint
-    from spark_statestore import restore as make
-
     with out.progress("restoring") as report:
-        batch = make(
+        batch = api.restore(
             savepoint, new_checkpoint, claim_mode=claim_mode, dry_run=dry_run, progress=report, **arguments
         )
     if not dry_run:
         _made(out, new_checkpoint, batch)
         return
-    removed = dispose_savepoint(savepoint, dry_run=True) if claim_mode == "claim" else []
+    removed = api.dispose_savepoint(savepoint, dry_run=True) if claim_mode == "claim" else []
     out.result(
         {"checkpoint": new_checkpoint, "batch": batch, "dry_run": True, "removed": removed},
         f"{new_checkpoint} would be created: a query that is started there would resume after batch {batch}",
@@ -148,10 +141,8 @@ def restore(
 @with_output
 def dispose(out: Output, savepoint: str, dry_run: bool) -> None:
     """Delete a savepoint and the state that it retains. Refused if others need it."""
-    from spark_statestore import dispose_savepoint
-
     with out.progress("disposing"):
-        removed = dispose_savepoint(savepoint, dry_run=dry_run)
+        removed = api.dispose_savepoint(savepoint, dry_run=dry_run)
     _listed(out, savepoint, removed, dry_run, "removed")
 
 
@@ -168,21 +159,26 @@ def holds(
 
     A pointer savepoint has a hold, and so has a running copy. A process that is killed while it writes one leaves its hold.
     """
-    from spark_statestore.savepoints.release import inspect_holds, release_hold
-
     if remove is not None:
         with out.progress("removing the hold"):
             removed = release_hold(checkpoint, remove, dry_run=dry_run, checkpoints_dir=checkpoints_dir)
         _listed(out, checkpoint, [removed.url], dry_run, "removed")
         return
     with out.progress("reading holds"):
-        found = inspect_holds(checkpoint, checkpoints_dir=checkpoints_dir)
+        inspected = inspect_holds(checkpoint, checkpoints_dir=checkpoints_dir)
     rows = [
-        (one.name, one.batch, one.created_ms and when(one.created_ms), one.status, one.holder, one.reason)
-        for one in found
+        (
+            info.name,
+            info.batch,
+            info.created_ms and when(info.created_ms),
+            info.status,
+            info.holder,
+            info.reason,
+        )
+        for info in inspected
     ]
     out.result(
-        {"path": checkpoint, "holds": found},
+        {"path": checkpoint, "holds": inspected},
         table(["hold", "batch", "created", "status", "holder", "why"], rows) if rows else "no holds",
     )
 
@@ -199,10 +195,8 @@ def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, **argument
 
     Spark's log entries of later batches are moved to rolled-back/. Refused if the query seems to run.
     """
-    from spark_statestore import rollback as roll_back
-
     with out.progress("rolling back"):
-        moved = roll_back(checkpoint, batch, dry_run=dry_run, **arguments)
+        moved = api.rollback(checkpoint, batch, dry_run=dry_run, **arguments)
     _listed(out, checkpoint, moved, dry_run, "moved")
 
 
@@ -215,10 +209,8 @@ def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, **argument
 @with_output
 def clone(out: Output, checkpoint: str, new_checkpoint: str, **arguments: Any) -> None:
     """Copy a checkpoint, to run the query a second time."""
-    from spark_statestore import clone as copy
-
     with out.progress("cloning") as report:
-        cloned = copy(checkpoint, new_checkpoint, progress=report, **arguments)
+        cloned = api.clone(checkpoint, new_checkpoint, progress=report, **arguments)
     _made(out, new_checkpoint, cloned)
 
 
@@ -235,10 +227,8 @@ def rescale(out: Output, checkpoint: str, new_checkpoint: str, partitions: int, 
 
     Refused if the query seems to run: the copy would process later batches a second time.
     """
-    from spark_statestore import rescale as redistribute
-
     with out.progress("rescaling") as report:
-        rescaled = redistribute(checkpoint, new_checkpoint, partitions, progress=report, **arguments)
+        rescaled = api.rescale(checkpoint, new_checkpoint, partitions, progress=report, **arguments)
     _made(out, new_checkpoint, rescaled)
 
 

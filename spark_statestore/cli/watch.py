@@ -15,10 +15,8 @@ from spark_statestore.cli import parameters
 from spark_statestore.cli.output import Output, size, table, when, with_output
 from spark_statestore.errors import CheckpointError, CheckpointNotFoundError
 from spark_statestore.query import QueryCheckpoint
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.summary import StoreSummary, summarize_each
-
-__all__ = ["watch"]
 
 # Batches that the live table keeps.
 _SHOWN: Final = 10
@@ -105,10 +103,10 @@ def _batches(checkpoint: str, checkpoints_dir: str | None, interval: float) -> I
     while True:
         # Another one each time: it caches the index of merged files.
         query = open_checkpoint(checkpoint, checkpoints_dir=checkpoints_dir)
-        found = query.batches()
+        batches = query.batches()
         # A rollback removes batches, which are committed again.
-        last = min(last, found[-1]) if last is not None and found else last
-        for batch in found[-1:] if last is None else [batch for batch in found if batch > last]:
+        last = min(last, batches[-1]) if last is not None and batches else last
+        for batch in batches[-1:] if last is None else [batch for batch in batches if batch > last]:
             last = batch
             try:
                 summary = _watched(query, batch)
@@ -126,19 +124,19 @@ def _watched(query: QueryCheckpoint, batch: int) -> WatchedBatch:
     stores = []
     committed = []
     for (operator, store_name), group in groups.items():
-        known = [one for one in group if isinstance(one, StoreSummary)]
-        committed += [one.created_ms for one in known]
+        summaries = [stored for stored in group if isinstance(stored, StoreSummary)]
+        committed += [stored.created_ms for stored in summaries]
         stores.append(
             WatchedStore(
                 operator,
                 names[operator],
                 store_name,
                 partitions=len(group),
-                damaged=len(group) - len(known),
-                rows=sum(one.rows for one in known),
-                bytes=sum(one.bytes for one in known),
-                chain_length=max((one.chain_length for one in known), default=0),
-                snapshot_age=max((one.version - one.base_version for one in known), default=0),
+                damaged=len(group) - len(summaries),
+                rows=sum(stored.rows for stored in summaries),
+                bytes=sum(stored.bytes for stored in summaries),
+                chain_length=max((stored.chain_length for stored in summaries), default=0),
+                snapshot_age=max((stored.version - stored.base_version for stored in summaries), default=0),
             )
         )
     return WatchedBatch(batch, max(committed, default=None), stores)

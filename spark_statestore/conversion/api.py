@@ -32,8 +32,6 @@ from spark_statestore.savepoints.restore import SCRATCH, new_location, require_e
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["convert"]
-
 
 def convert(
     spark: SparkSession,
@@ -110,34 +108,34 @@ def convert(
     if partitions is not None and partitions < 1:
         raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
     begun = time.monotonic()
-    of = Source(source, batch, checkpoints_dir)
-    activity = ActivityCheck(of.checkpoint)
-    require_known(of.operators)
-    of.require_encoding()
-    provider = provider_for(to, of.operators, has_ids=of.ids is not None)
-    if is_own(of.provider) and is_own(provider):
+    origin = Source(source, batch, checkpoints_dir)
+    activity = ActivityCheck(origin.checkpoint)
+    require_known(origin.operators)
+    origin.require_encoding()
+    provider = provider_for(to, origin.operators, has_ids=origin.ids is not None)
+    if is_own(origin.provider) and is_own(provider):
         raise ConversionError(
-            f"the state of {of.checkpoint.url} is in the state store {of.provider} already. spark-statestore rescale changes its "
+            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. spark-statestore rescale changes its "
             "number of partitions; nothing was changed."
         )
-    if of.provider == provider and partitions is None:
+    if origin.provider == provider and partitions is None:
         raise ConversionError(
-            f"the state of {of.checkpoint.url} is in the state store {of.provider} already. Pass partitions (--partitions) to "
+            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. Pass partitions (--partitions) to "
             "change its number of partitions; nothing was changed."
         )
-    require_classes(spark, of.provider, provider)
-    counts = {one.id: of.partitions(one) for one in of.operators}
-    size = state_bytes(of)
+    require_classes(spark, origin.provider, provider)
+    counts = {operator.id: origin.partitions(operator) for operator in origin.operators}
+    size = state_bytes(origin)
     require_space(target, size)
     activity.require_stopped(stopped=stopped)
     plan: dict[str, Any] = {
-        "source": of.checkpoint.url,
+        "source": origin.checkpoint.url,
         "target": target,
-        "source_provider": of.provider,
+        "source_provider": origin.provider,
         "provider": provider,
-        "batch": of.batch,
-        "watermark_ms": int(of.commit.metadata.get("nextBatchWatermarkMs", 0)),
-        "checkpoint_format": 1 if of.ids is None else 2,
+        "batch": origin.batch,
+        "watermark_ms": int(origin.commit.metadata.get("nextBatchWatermarkMs", 0)),
+        "checkpoint_format": 1 if origin.ids is None else 2,
         "source_bytes": size,
     }
     if dry_run:
@@ -145,17 +143,19 @@ def convert(
         if partitions is not None:
             # Operators without keys keep one.
             counts |= {
-                one.id: partitions for one in of.operators if not one.may_be_single or counts[one.id] > 1
+                operator.id: partitions
+                for operator in origin.operators
+                if not operator.may_be_single or counts[operator.id] > 1
             }
         return Conversion(**plan, partitions=counts, dry_run=True)
     remove_interrupted(target)
-    run = _Run(spark, of, target, provider, counts, progress)
-    with _reserved(spark, of, target):
+    run = _Run(spark, origin, target, provider, counts, progress)
+    with _reserved(spark, origin, target):
         written = run.write() if partitions is None else run.write_rescaled(partitions)
         states = run.compare(written)
         if added := activity.added():
             raise QueryRunningError(
-                f"the query of {of.checkpoint.url} runs: it has written {', '.join(added)} during the conversion, which lacks "
+                f"the query of {origin.checkpoint.url} runs: it has written {', '.join(added)} during the conversion, which lacks "
                 "them. Stop it, then try again; no checkpoint was made."
             )
         written.copy.write_logs()
@@ -168,16 +168,9 @@ _Ids = Mapping[int, Sequence[Sequence[str]]]
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The files of a checkpoint, without Spark's logs and the last one.
+    """The files of a checkpoint, without Spark's logs and the last one, which `copy` publishes.
 
-    Attributes
-    ----------
-    copy
-        The copy, to publish it.
-    ids
-        Checkpoint ids of the stores, None in format 1.
-    counts
-        Number of partitions of each operator.
+    There are checkpoint ids of the stores in format 2, and the number of partitions of each operator.
     """
 
     copy: CheckpointCopy
@@ -245,7 +238,7 @@ class _Run:
         job = Job(self._spark, source.batch + 1, sides, self._progress)
         same_partitions = written.counts == self._counts
         digests = job.digests("source"), job.digests("target")
-        here, there = (_added_up(found, by_partition=same_partitions) for found in digests)
+        here, there = (_added_up(copies, by_partition=same_partitions) for copies in digests)
         for where in sorted(here.keys() | there.keys()):
             if here[where] != there[where]:
                 operator, store, family, partition = where
@@ -327,11 +320,16 @@ _Where = tuple[int, str, str, int]
 
 def _added_up(digests: Sequence[Mapping[str, Any]], *, by_partition: bool) -> defaultdict[_Where, _Total]:
     """Return digests by operator, store, column family and partition, or without the partition, which then is -1."""
-    found: defaultdict[_Where, _Total] = defaultdict(_Total)
-    for one in digests:
-        where = (one["operator"], one["store"], one["family"], one["partition"] if by_partition else -1)
-        found[where].add(one, with_order=by_partition)
-    return found
+    totals: defaultdict[_Where, _Total] = defaultdict(_Total)
+    for digest in digests:
+        where = (
+            digest["operator"],
+            digest["store"],
+            digest["family"],
+            digest["partition"] if by_partition else -1,
+        )
+        totals[where].add(digest, with_order=by_partition)
+    return totals
 
 
 @contextlib.contextmanager

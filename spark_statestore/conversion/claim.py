@@ -15,8 +15,6 @@ from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.query_checkpoint import METADATA
 from spark_statestore.savepoints.restore import IN_PROGRESS, is_reserved, remove_location
 
-__all__ = ["claim", "remove_interrupted"]
-
 _BY: Final = "conversion"
 _UNKNOWN: Final = "unknown"
 
@@ -105,12 +103,12 @@ def _host() -> str:
 
 def _scope() -> list[str]:
     """Return what tells process ids of this kernel and container from those of others, also of one host name."""
-    found = []
+    ids = []
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        found.append(file.read().strip())
+        ids.append(file.read().strip())
     with contextlib.suppress(OSError):
-        found.append(os.readlink("/proc/self/ns/pid"))
-    return found
+        ids.append(os.readlink("/proc/self/ns/pid"))
+    return ids
 
 
 def _started(pid: int) -> str | None:

@@ -14,8 +14,6 @@ from spark_statestore.errors import ConversionError, SessionError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Job", "Progress", "require_classes"]
-
 Progress = Callable[[str, int, int, int, int], None]
 """Called with the phase, the numbers of tasks done and of all, and the numbers of rows and bytes processed."""
 
@@ -27,14 +25,9 @@ Ids = dict[int, list[list[str]]]
 
 
 class Job:
-    """A conversion in a session's JVM.
+    """A conversion of the stores' version in a session's JVM.
 
-    Parameters
-    ----------
-    version
-        The stores' version: the batch plus one.
-    sides
-        ``source``, and ``target`` where there is one, see `spark_statestore.conversion.plan.side`.
+    Its sides are ``source``, and ``target`` where there is one, see `spark_statestore.conversion.plan.side`.
     """
 
     def __init__(
@@ -52,8 +45,10 @@ class Job:
     def copy(self) -> Ids | None:
         """Copy all stores, and return their checkpoint ids by operator, partition and store; None in format 1."""
         written = json.loads(self._run("copying", self._conversion.copy))
-        found = {(one["operator"], one["partition"], one["store"]): one["id"] for one in written}
-        if not any(found.values()):
+        written_ids = {
+            (copied["operator"], copied["partition"], copied["store"]): copied["id"] for copied in written
+        }
+        if not any(written_ids.values()):
             return None
         ids: defaultdict[int, list[list[str]]] = defaultdict(list)
         by_operator: defaultdict[int, list[Any]] = defaultdict(list)
@@ -61,15 +56,15 @@ class Job:
             by_operator[store["operator"]].append(store)
         for operator, stores in by_operator.items():
             for partition in range(stores[0]["partitions"]):
-                ids[operator].append([found[operator, partition, store["name"]] for store in stores])
+                ids[operator].append([written_ids[operator, partition, store["name"]] for store in stores])
         return dict(ids)
 
     def digests(self, side: str) -> list[dict[str, Any]]:
         """Read all rows of a side, and return count and checksum of each family of each store and partition."""
-        found: list[dict[str, Any]] = json.loads(
+        digests: list[dict[str, Any]] = json.loads(
             self._run(f"reading the {side} back", lambda: self._conversion.digest(side))
         )
-        return found
+        return digests
 
     def _run(self, phase: str, call: Callable[[], str]) -> str:
         done = threading.Event()
@@ -125,5 +120,5 @@ def _cause(error: Exception) -> str:
     """Return the message of what caused a failed job, without stack traces."""
     text = str(getattr(error, "java_exception", error))
     causes: list[str] = re.findall(r"^(?:Caused by: |.*?failure: .*?\): )(.+)", text, re.MULTILINE)
-    found = causes[-1] if causes else text.partition("\n")[0]
-    return re.sub(r"^[\w.$]+(?:Exception|Error): ", "", found).strip().rstrip(".")
+    cause = causes[-1] if causes else text.partition("\n")[0]
+    return re.sub(r"^[\w.$]+(?:Exception|Error): ", "", cause).strip().rstrip(".")

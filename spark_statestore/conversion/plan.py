@@ -8,7 +8,12 @@ from functools import cached_property
 from typing import Any, Final
 
 from spark_statestore.conversion.providers import has_families, is_own
-from spark_statestore.errors import CheckpointNotFoundError, ConversionError, CorruptCheckpointError
+from spark_statestore.errors import (
+    CheckpointNotFoundError,
+    ConversionError,
+    CorruptCheckpointError,
+    restore_from_backup,
+)
 from spark_statestore.files import join
 from spark_statestore.files.failures import failing_to
 from spark_statestore.options import OPTION_PREFIX, PROVIDER_KEY
@@ -17,8 +22,6 @@ from spark_statestore.query.operators import SCHEMAS
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, STATE, ranges
 from spark_statestore.rows.source import variable_kinds
 from spark_statestore.store.metadata import StoreId
-
-__all__ = ["STORE_CONF", "Source", "side"]
 
 STORE_CONF: Final = "spark.sql.streaming.stateStore."
 """Prefix of the settings of state stores."""
@@ -56,21 +59,21 @@ class Source:
         provider = self.offsets.conf.get(PROVIDER_KEY)
         if not provider:
             raise CorruptCheckpointError(
-                f"the offset log of {self.checkpoint.url} does not name a state store provider for batch {self.batch}. Restore the "
-                "entry from a backup, or use another batch; nothing was changed."
+                f"the offset log of {self.checkpoint.url} does not name a state store provider for batch {self.batch}. "
+                + restore_from_backup("the entry", "use another batch")
             )
         return provider
 
     @cached_property
     def operators(self) -> Sequence[StatefulOperator]:
         """The stateful operators."""
-        found = self.checkpoint.operators(self.batch)
-        if not found:
+        operators = self.checkpoint.operators(self.batch)
+        if not operators:
             raise ConversionError(
                 f"the query of {self.checkpoint.url} has no stateful operator, so there is nothing to convert: start it with "
                 "any state store. Nothing was changed."
             )
-        return found
+        return operators
 
     @property
     def ids(self) -> _Ids | None:
@@ -97,8 +100,8 @@ class Source:
         if self._has_directory(operator, operator.partitions):
             raise CorruptCheckpointError(
                 f"operator {operator.id} ({operator.name}) of {self.checkpoint.url} has {operator.partitions} partitions by its "
-                f"metadata, but there is state of partition {operator.partitions}. Restore the metadata from a backup; nothing "
-                "was changed."
+                f"metadata, but there is state of partition {operator.partitions}. "
+                + restore_from_backup("the metadata", otherwise=None)
             )
         return operator.partitions
 
@@ -175,7 +178,7 @@ def _schemas(source: Source, operator: StatefulOperator, store: str) -> Iterator
         if None in names or not names:
             raise CorruptCheckpointError(
                 f"the metadata of operator {operator.id} ({operator.name}) names schema files outside of the operator's directory: "
-                f"{', '.join(operator.schema_files) or 'none'}. Restore it from a backup; nothing was changed."
+                f"{', '.join(operator.schema_files) or 'none'}. {restore_from_backup(otherwise=None)}"
             )
         below = [(str(operator.id), SCHEMAS, name) for name in names if name is not None]
     for parts in below:
@@ -190,8 +193,8 @@ def _lists(source: Source, operator: StatefulOperator) -> list[str]:
         return [f"{side}-{name}" for side in ("left", "right") for name in _LISTS_OF_JOINS]
     kinds: dict[str, str] = {}
     # A variable that the query no longer has may still have rows.
-    for one in source.checkpoint.operator_history(operator.id, source.batch):
-        kinds |= variable_kinds(one)
+    for description in source.checkpoint.operator_history(operator.id, source.batch):
+        kinds |= variable_kinds(description)
     return [name for name, kind in kinds.items() if kind == _LIST]
 
 

@@ -10,8 +10,6 @@ from spark_statestore.query import StatefulOperator
 from spark_statestore.query.operators import JOIN
 from spark_statestore.session import JOIN_PROVIDER_CLASS, PROVIDER_CLASS, PROVIDER_CLASSES
 
-__all__ = ["Target", "has_families", "is_own", "provider_for", "require_known", "require_target"]
-
 Target = Literal["statestore", "rocksdb", "hdfs"]
 
 _SPARKS: Final = "org.apache.spark.sql.execution.streaming.state."
@@ -64,7 +62,7 @@ def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: boo
     """Return the class of a target's provider, or raise if it cannot hold the state."""
     if to == "statestore":
         # Since Spark 4.3 such joins need a subclass of Spark's RocksDB provider.
-        late_join = any(one.is_join and has_families(one) for one in operators)
+        late_join = any(candidate.is_join and has_families(candidate) for candidate in operators)
         return JOIN_PROVIDER_CLASS if late_join else PROVIDER_CLASS
     if to == "rocksdb":
         return _ROCKSDB

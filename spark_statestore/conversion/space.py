@@ -13,14 +13,12 @@ from typing import Any, Final
 
 from spark_statestore.conversion.plan import Source
 from spark_statestore.conversion.providers import is_own
-from spark_statestore.errors import ConversionError, CorruptCheckpointError
+from spark_statestore.errors import ConversionError, CorruptCheckpointError, restore_from_backup
 from spark_statestore.files import open_file_system, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.query_checkpoint import STATE
 from spark_statestore.query.summary import summarize
-
-__all__ = ["require_space", "state_bytes"]
 
 # Bytes of the list of tables in a snapshot; one table is about 100 of them, and 64 MiB of state.
 _LARGEST_METADATA: Final = 1 << 24
@@ -35,22 +33,22 @@ _ROCKSDB_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog)")
 def state_bytes(source: Source) -> int | None:
     """Return the size of the files with the state of the batch; None if it is unknown."""
     if is_own(source.provider):
-        return sum(one.bytes for one in summarize(source.checkpoint, source.batch))
+        return sum(version.bytes for version in summarize(source.checkpoint, source.batch))
     files = source.checkpoint.files
     state = source.checkpoint.path(STATE)
-    found: dict[str, dict[str, int]] = {}
+    files_below: dict[str, dict[str, int]] = {}
     with failing_to("list", files, state):
         for status in files.list_files(state):
             directory, _, name = status.path.rpartition("/")
-            found.setdefault(directory, {})[name] = status.size
+            files_below.setdefault(directory, {})[name] = status.size
     total = 0
-    for directory, sizes in found.items():
+    for directory, sizes in files_below.items():
         for pattern, full in ((_HDFS_FILE, "snapshot"), (_ROCKSDB_FILE, "zip")):
             versions = [
                 (int(match[1]), match[2], name) for name in sizes if (match := pattern.fullmatch(name))
             ]
-            versions = [one for one in versions if one[0] <= source.batch + 1]
-            base = max((one for one in versions if one[1] == full), default=(0, full, None))
+            versions = [version for version in versions if version[0] <= source.batch + 1]
+            base = max((version for version in versions if version[1] == full), default=(0, full, None))
             total += sum(sizes[name] for number, kind, name in versions if number > base[0] and kind != full)
             if base[2] is not None:
                 total += sizes[base[2]]
@@ -88,8 +86,8 @@ def _table_bytes(archive: bytes, where: str) -> int:
                 metadata = file.read(_LARGEST_METADATA + 1)
     if len(metadata) > _LARGEST_METADATA:
         raise CorruptCheckpointError(
-            f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of RocksDB's tables is. Restore "
-            "the archive from a backup, or use an earlier batch; nothing was changed."
+            f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of RocksDB's tables is. "
+            + restore_from_backup("the archive")
         )
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         node: dict[str, Any] = parse_json(metadata.partition(b"\n")[2])

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-__all__ = ["FileOutput", "FileStatus", "FileSystem", "has_file", "join", "parent_of", "write_whole"]
-
 Buffer = bytes | bytearray | memoryview
 
 

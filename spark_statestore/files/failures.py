@@ -9,19 +9,12 @@ from contextlib import contextmanager
 from spark_statestore.errors import CheckpointError, CheckpointIOError
 from spark_statestore.files.base import FileSystem
 
-__all__ = ["failing_to", "read_file", "require_no_link"]
-
 
 @contextmanager
 def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
-    """Convert errors of a file system into a `CheckpointIOError` that names the path.
+    """Convert errors of a file system into a `CheckpointIOError` that names the path, and what "could not" be done.
 
     Errors of this package, such as `StorageAccessError`, pass unchanged.
-
-    Parameters
-    ----------
-    do
-        Description of the operation, to follow "could not".
     """
     try:
         yield
@@ -35,20 +28,7 @@ def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
 
 
 def read_file(files: FileSystem, path: str, read: Callable[[FileSystem, str], bytes] | None = None) -> bytes:
-    """Read a whole file, leaving the meaning of a missing file to the caller.
-
-    Parameters
-    ----------
-    read
-        Function that reads the file; by default all of its bytes.
-
-    Raises
-    ------
-    FileNotFoundError
-        If the file does not exist.
-    CheckpointIOError
-        If the file cannot be read.
-    """
+    """Read a whole file with a function, by default as bytes; a missing file stays a `FileNotFoundError`, for the caller to explain."""
     with failing_to("read", files, path):
         try:
             return files.read(path) if read is None else read(files, path)
@@ -58,13 +38,7 @@ def read_file(files: FileSystem, path: str, read: Callable[[FileSystem, str], by
 
 
 def require_no_link(files: FileSystem, directory: str, name: str) -> None:
-    """Raise an error if the path of a directory below another one contains a link, which readers refuse.
-
-    Raises
-    ------
-    OSError
-        If the path contains a link.
-    """
+    """Raise an error if the path of a directory below another one contains a link, which readers refuse."""
     if files.has_link(directory, name):
         raise OSError(
             errno.ELOOP,

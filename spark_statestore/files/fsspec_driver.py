@@ -19,19 +19,6 @@ from spark_statestore.files.transient import answer_of, causes_of, is_transient
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = [
-    "CheckedDriver",
-    "as_os_errors",
-    "creates_exclusively",
-    "disable_cached_listings",
-    "finds_files_itself",
-    "is_object_store",
-    "protocols_of",
-    "renames_files",
-    "warn_of_inexclusive_create",
-    "warn_of_replace_in_steps",
-]
-
 _logger = logging.getLogger(__name__)
 
 # Object stores: directories are prefixes of names, and making one costs a request.
@@ -103,15 +90,7 @@ def _error_by_number(error: OSError, url: str) -> OSError | None:
 
 
 class CheckedDriver:
-    """A driver whose calls raise errors as `as_os_errors` does.
-
-    Parameters
-    ----------
-    fs
-        The driver.
-    url_of
-        Function that returns the URL of a path.
-    """
+    """A driver whose calls raise errors as `as_os_errors` does."""
 
     def __init__(self, fs: AbstractFileSystem, url_of: Callable[[str], str]) -> None:
         self._fs = fs

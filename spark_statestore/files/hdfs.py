@@ -18,8 +18,6 @@ from spark_statestore.files.transient import is_transient
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
-__all__ = ["HDFS_SCHEMES", "HdfsFileSystem"]
-
 _logger = logging.getLogger(__name__)
 
 HDFS_SCHEMES = {"hdfs", "webhdfs"}

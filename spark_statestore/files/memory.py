@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from spark_statestore.files.base import Buffer, FileOutput, FileStatus, FileSystem
 
-__all__ = ["MemoryFileSystem"]
-
 
 class _MemoryOutput(FileOutput):
     def __init__(self, files: MemoryFileSystem, path: str) -> None:

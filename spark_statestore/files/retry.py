@@ -17,8 +17,6 @@ from spark_statestore.files.request_context import check_cancelled, count_retry,
 from spark_statestore.files.transient import is_transient
 from spark_statestore.options import DEFAULT_STORAGE_RETRIES
 
-__all__ = ["RetryingFileSystem", "require_exclusive_creation"]
-
 _logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
@@ -214,19 +212,9 @@ class RetryingFileSystem(FileSystem):
         return self.run("listing", path, lambda: self.wrapped.list_directory(path))
 
     def read_at(self, path: str, source: BinaryIO | None, position: int, size: int) -> tuple[BinaryIO, bytes]:
-        """Read from an open file, reopening it after a transient failure.
+        """Read from an open file at an offset, reopening it after a transient failure, or open it first.
 
-        Parameters
-        ----------
-        source
-            The file; None to open it.
-        position
-            Offset in bytes.
-
-        Returns
-        -------
-        tuple
-            The open file, and the bytes read: none at its end.
+        Return the open file, and the bytes read: none at its end.
         """
         opened = source
 
@@ -258,17 +246,7 @@ def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buf
     """Check once, with the first such file of a process, that storage does not replace a file that is created again.
 
     A service that does not know conditional requests ignores the condition, without an error. To be called for files whose
-    name several writers may choose: the first one has it.
-
-    Parameters
-    ----------
-    path, parts
-        A file that this process has created, and its content.
-
-    Raises
-    ------
-    CheckpointIOError
-        If it was replaced.
+    name several writers may choose, with one that this process has created: the first one has it.
     """
     # Local files have no retries, and are created exclusively.
     if not isinstance(files, RetryingFileSystem) or files.is_exclusive:

@@ -9,8 +9,6 @@ import pyarrow as pa
 
 from spark_statestore.formats.messages import message_layout, read_batch
 
-__all__ = ["CHANGE_SCHEMA", "pack", "read_change_batch", "schema_bytes"]
-
 CHANGE_SCHEMA: Final = pa.schema(
     [
         pa.field("op", pa.uint8(), nullable=False),
@@ -38,13 +36,7 @@ _BYTES: Final = _fixed(1, 1)
 
 
 def read_change_batch(message: pa.Buffer, *, full: bool) -> pa.RecordBatch:
-    """Read and check a message of either layout, as `read_batch`; the batch has the schema `CHANGE_SCHEMA`.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If the message is no batch of changes.
-    """
+    """Read and check a message of either layout, as `read_batch`; the batch has the schema `CHANGE_SCHEMA`."""
     layout = message_layout(message)
     if layout.buffers == _VARIABLE_BUFFERS:
         return read_batch(message, CHANGE_SCHEMA, full=full, layout=layout)

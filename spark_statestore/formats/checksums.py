@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
-__all__ = ["RunningChecksum", "ChecksummedPart", "checksum_of", "combine"]
-
 ChecksummedPart = tuple[bytes | memoryview, int | None]
 """Data and its CRC-32, if known."""
 
@@ -48,9 +46,9 @@ def _zeros(power: int) -> tuple[tuple[int, ...], ...]:
     return tuple(_sums(made[bit : bit + 4]) for bit in range(0, 32, 4))
 
 
-def _sums(of: Sequence[int]) -> tuple[int, ...]:
+def _sums(values: Sequence[int]) -> tuple[int, ...]:
     sums = [0]
-    for value in of:
+    for value in values:
         sums += [value ^ before for before in sums]
     return tuple(sums)
 

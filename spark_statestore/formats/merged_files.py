@@ -22,8 +22,6 @@ from spark_statestore.formats.metadata import (
     require_type,
 )
 
-__all__ = ["IndexEntry", "MergedObject", "PhysicalName", "decode_index", "encode_physical_file"]
-
 _NAME: Final = re.compile(r"(\d{1,19})-(\d{1,19})-(\d{1,19})(-copy)?")
 # The paths become paths of the file system.
 _PATH: Final = re.compile(r"\d+/\d+/(?:[^/\0]+/)?chk-\d{1,19}(?:_[0-9A-Za-z]{1,64})?/_metadata")
@@ -64,18 +62,14 @@ class PhysicalName:
 
 @dataclass(frozen=True, slots=True)
 class MergedObject:
-    """A metadata object to be merged.
+    """A metadata object to be merged, and its CRC-32.
 
     Attributes
     ----------
     path
         Its path below the query's state directory.
-    attempt_id
-        The attempt that wrote it.
     rank
         Its place among the attempts at the same path: the highest one counts.
-    data, checksum
-        The object and its CRC-32.
     """
 
     path: str
@@ -97,38 +91,24 @@ class IndexEntry:
 
 
 def encode_physical_file(attempt_id: str, objects: Sequence[MergedObject]) -> EncodedObject:
-    """Encode a physical file; `attempt_id` identifies the attempt to publish it.
-
-    Raises
-    ------
-    CheckpointIOError, StateTooLargeError
-        If the objects are too large for one file.
-    """
+    """Encode a physical file; `attempt_id` identifies the attempt to publish it."""
     size = checksum = 0
-    for one in objects:
-        checksum = combine(checksum, one.checksum, len(one.data))
-        size += len(one.data)
+    for merged in objects:
+        checksum = combine(checksum, merged.checksum, len(merged.data))
+        size += len(merged.data)
     index = {
         "checksum": checksum,
-        "paths": [one.path for one in objects],
-        "attempts": [one.attempt_id for one in objects],
-        "ranks": [one.rank for one in objects],
-        "sizes": [len(one.data) for one in objects],
+        "paths": [merged.path for merged in objects],
+        "attempts": [merged.attempt_id for merged in objects],
+        "ranks": [merged.rank for merged in objects],
+        "sizes": [len(merged.data) for merged in objects],
     }
-    state = InlineState([one.data for one in objects], size, checksum)
+    state = InlineState([merged.data for merged in objects], size, checksum)
     return encode_object(MetadataKind.MERGED_FILES, attempt_id, index, (), state)
 
 
 def decode_index(data: bytes, where: str) -> list[IndexEntry]:
-    """Decode and verify the index of a physical file, from its bytes with or without the logical files.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        If the file is damaged or incomplete, or has no index.
-    UnsupportedFormatError
-        If its format version is newer than this release's.
-    """
+    """Decode and verify the index of a physical file, from its bytes with or without the logical files."""
     decoded = decode_object(data, where, without_state=True)
     with reading(where):
         if decoded.kind is not MetadataKind.MERGED_FILES:

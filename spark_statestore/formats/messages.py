@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-__all__ = ["BatchEncoder", "MessageLayout", "message_layout", "read_batch"]
-
 _PREFIX: Final = struct.Struct("<iI")
 _U16: Final = struct.Struct("<H")
 _I32: Final = struct.Struct("<i")
@@ -99,24 +97,13 @@ class BatchEncoder:
         self._buffers_of = struct.Struct(f"<{2 * _U32.unpack_from(template, buffers)[0]}q")
 
     def encode(self, columns: Sequence[Sequence[Any]]) -> bytes:
-        """Return the message of a batch with at least one row, given the values of each of its columns.
-
-        Raises
-        ------
-        struct.error
-            If a number does not fit its column.
-        """
+        """Return the message of a batch with at least one row, given the values of each of its columns."""
         return self._message(self._no_nodes, self._no_buffers, columns)
 
     def append(self, message: bytes, columns: Sequence[Sequence[Any]]) -> bytes:
         """Return the message of a batch that `encode` or `append` returned, with at least one more row.
 
         It is the one that `encode` returns for all rows, in a time that hardly depends on their number.
-
-        Raises
-        ------
-        struct.error
-            If a number does not fit its column.
         """
         nodes = list(self._nodes_of.unpack_from(message, self._nodes))
         places = self._buffers_of.unpack_from(message, self._buffers)
@@ -168,15 +155,7 @@ class BatchEncoder:
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """The number of buffers of a record batch message, and their uncompressed size.
-
-    Attributes
-    ----------
-    buffers
-        Number of buffers.
-    uncompressed_size
-        Uncompressed size in bytes of the compressed buffers; 0 if none is compressed.
-    """
+    """The number of buffers of a record batch message, and the uncompressed size in bytes of the compressed ones."""
 
     buffers: int
     uncompressed_size: int
@@ -195,12 +174,12 @@ def message_layout(message: pa.Buffer) -> MessageLayout:
     """
     try:
         # This also verifies that all tables are within the metadata.
-        found = pa.ipc.read_message(message)
+        parsed = pa.ipc.read_message(message)
     except (EOFError, OSError) as error:
         raise pa.ArrowInvalid(str(error)) from error
-    if found.type != "record batch":
-        raise pa.ArrowInvalid(f"a message of type {found.type}")
-    data = found.metadata.to_pybytes()
+    if parsed.type != "record batch":
+        raise pa.ArrowInvalid(f"a message of type {parsed.type}")
+    data = parsed.metadata.to_pybytes()
     batch = _present(data, _U32.unpack_from(data)[0], _MESSAGE_HEADER)
     buffers = _present(data, batch, _BATCH_BUFFERS)
     count = int(_U32.unpack_from(data, buffers)[0])
@@ -210,7 +189,7 @@ def message_layout(message: pa.Buffer) -> MessageLayout:
     codec = _byte(data, compression, _COMPRESSION_CODEC)
     if codec != _ZSTD:
         raise pa.ArrowInvalid(f"compression codec {codec}, which is not zstd")
-    body = memoryview(found.body or b"")
+    body = memoryview(parsed.body or b"")
     uncompressed = 0
     for number in range(count):
         at, size = _PAIR.unpack_from(data, buffers + _U32.size + number * _PAIR.size)
@@ -349,10 +328,10 @@ def _optional(data: bytes, table: int, number: int) -> int | None:
 
 
 def _present(data: bytes, table: int, number: int) -> int:
-    found = _optional(data, table, number)
-    if found is None:
+    field = _optional(data, table, number)
+    if field is None:
         raise pa.ArrowInvalid("a batch without its buffers")
-    return found
+    return field
 
 
 def _byte(data: bytes, table: int, number: int) -> int:

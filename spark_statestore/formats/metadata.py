@@ -17,33 +17,9 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     StateTooLargeError,
     UnsupportedFormatError,
+    restore_from_backup,
 )
 from spark_statestore.formats.checksums import combine
-
-__all__ = [
-    "ATTEMPT",
-    "METADATA_MAGIC",
-    "attempt_id_of",
-    "is_attempt_id",
-    "FOOTER",
-    "HEADER",
-    "INLINE_STATE_OFFSET",
-    "LARGEST_BODY",
-    "LARGEST_STATE",
-    "METADATA_FORMAT_VERSION",
-    "EncodedObject",
-    "InlineState",
-    "MetadataKind",
-    "MetadataObject",
-    "decode_object",
-    "encode_object",
-    "matches_with_state",
-    "parse_json",
-    "reading",
-    "require_attempt_id",
-    "require_count",
-    "require_type",
-]
 
 METADATA_FORMAT_VERSION: Final = 1
 
@@ -88,19 +64,7 @@ class MetadataKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class MetadataObject:
-    """A decoded metadata object.
-
-    Attributes
-    ----------
-    kind
-        The subject.
-    attempt_id
-        The attempt that wrote it, 16 hex digits.
-    properties
-        Its JSON object.
-    handles
-        Encoded handles.
-    """
+    """A decoded metadata object: subject, attempt of 16 hex digits, JSON object, and encoded handles."""
 
     kind: MetadataKind
     attempt_id: str
@@ -110,15 +74,7 @@ class MetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class InlineState:
-    """State that is stored inside a metadata object, at `INLINE_STATE_OFFSET`.
-
-    Attributes
-    ----------
-    parts
-        Consecutive pieces of the state.
-    size, checksum
-        Length in bytes and CRC-32 of all pieces.
-    """
+    """State that is stored inside a metadata object, at `INLINE_STATE_OFFSET`: consecutive pieces, their size and CRC-32."""
 
     parts: Sequence[bytes | bytearray | memoryview] = ()
     size: int = 0
@@ -132,15 +88,7 @@ class InlineState:
 
 @dataclass(frozen=True, slots=True)
 class EncodedObject:
-    """An encoded metadata object.
-
-    Attributes
-    ----------
-    parts
-        Consecutive pieces of the object.
-    size, checksum
-        Length in bytes and CRC-32 of all pieces.
-    """
+    """An encoded metadata object: consecutive pieces, their size and CRC-32."""
 
     parts: Sequence[bytes | bytearray | memoryview]
     size: int
@@ -157,12 +105,7 @@ def encode_object(
     handles: Sequence[bytes],
     inline_state: InlineState = InlineState(),
 ) -> EncodedObject:
-    """Encode a metadata object.
-
-    Parameters
-    ----------
-    inline_state
-        State to store inside the object.
+    """Encode a metadata object, with `inline_state` inside of it.
 
     Raises
     ------
@@ -206,12 +149,10 @@ def encode_object(
 
 
 def decode_object(data: bytes, where: str, *, without_state: bool = False) -> MetadataObject:
-    """Decode and verify a metadata object.
+    """Decode and verify a metadata object; `where` is its URL, for messages.
 
     Parameters
     ----------
-    where
-        The object's URL, for messages.
     without_state
         Accept an object whose inline state was left out. Its checksum also covers the state, so that only the
         body's own checksum is verified then.
@@ -261,13 +202,7 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
 
 
 def matches_with_state(data: bytes, size: int, checksum: int) -> bool:
-    """Return whether an object that was decoded without its inline state matches its checksum with that state.
-
-    Parameters
-    ----------
-    size, checksum
-        Length in bytes and CRC-32 of the state.
-    """
+    """Return whether an object that was decoded without its inline state matches its checksum with that state's."""
     *_, inline_length, body_length = HEADER.unpack_from(data)
     if len(data) != HEADER.size + body_length + FOOTER.size:
         # The object includes its state: decode_object verified the checksum.
@@ -328,10 +263,10 @@ def reading(where: str) -> Iterator[None]:
 
 def _has_damaged_version(data: bytes) -> bool:
     """Return whether the checksum matches once the version field is set to a version of this release."""
-    found, end = FOOTER.unpack_from(data, len(data) - FOOTER.size)
+    checksum, end = FOOTER.unpack_from(data, len(data) - FOOTER.size)
     rest = memoryview(data)[len(METADATA_MAGIC) + 2 : -FOOTER.size]
     expected = METADATA_MAGIC + struct.pack("<H", METADATA_FORMAT_VERSION)
-    return bool(end == _END and found == zlib.crc32(rest, zlib.crc32(expected)))
+    return bool(end == _END and checksum == zlib.crc32(rest, zlib.crc32(expected)))
 
 
 def is_attempt_id(value: Any) -> bool:
@@ -340,13 +275,7 @@ def is_attempt_id(value: Any) -> bool:
 
 
 def attempt_id_of(data: bytes) -> str | None:
-    """Return the attempt that wrote a metadata object, None for other bytes.
-
-    Parameters
-    ----------
-    data
-        The object, or its first 40 bytes.
-    """
+    """Return the attempt that wrote a metadata object, given it or its first 40 bytes; None for other bytes."""
     if len(data) < HEADER.size or not data.startswith(METADATA_MAGIC):
         return None
     attempt_id: bytes = HEADER.unpack_from(data)[4]
@@ -374,10 +303,7 @@ def require_attempt_id(value: Any) -> None:
 
 
 def _corrupt(where: str, what: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(
-        f"{where} {what}: it is damaged or incomplete. Restore it from a backup, or start from an earlier version; "
-        "nothing was changed."
-    )
+    return CorruptCheckpointError(f"{where} {what}: it is damaged or incomplete. {restore_from_backup()}")
 
 
 def _split(body: bytes) -> list[bytes]:

@@ -9,8 +9,6 @@ from spark_statestore.errors import MissingPackageError
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-__all__ = ["DURATION", "progress"]
-
 DURATION: Final = "durationMs."
 """Prefix of the columns with the durations of a batch."""
 

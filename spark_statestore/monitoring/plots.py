@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.lines import Line2D
 
-__all__ = ["cut_off", "draw_sizes", "draw_times", "require_matplotlib", "unit"]
-
 _UNITS: Final = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 

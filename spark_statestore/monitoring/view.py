@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-__all__ = ["StateView"]
-
 # Of the newest batch; the last four are custom metrics of this store, which those of Spark do not have.
 _SHOWN: Final = (
     "operatorId",

@@ -12,8 +12,6 @@ import pyarrow as pa
 from spark_statestore.formats.messages import read_batch
 from spark_statestore.operator_state.serializers import Compatibility, SerializerSnapshot, StateSerializer
 
-__all__ = ["ArrowSerializer"]
-
 _NAME: Final = "arrow"
 
 _PACKED: Final = {

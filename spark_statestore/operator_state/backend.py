@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from spark_statestore.operator_state.list_state import ListState
     from spark_statestore.storage.streams import CheckpointStreamFactory
 
-__all__ = ["OperatorStateBackend", "OperatorStateStore"]
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")

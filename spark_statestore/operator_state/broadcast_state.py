@@ -11,8 +11,6 @@ from spark_statestore.operator_state.content import BroadcastContent
 from spark_statestore.operator_state.descriptors import MapStateDescriptor
 from spark_statestore.operator_state.stream_format import BroadcastMetaInfo, Entry
 
-__all__ = ["BroadcastState", "HeapBroadcastState"]
-
 K = TypeVar("K")
 V = TypeVar("V")
 D = TypeVar("D")

@@ -11,8 +11,6 @@ from spark_statestore.operator_state.serializers import Compatibility, Serialize
 from spark_statestore.operator_state.stream_format import BroadcastMetaInfo, Entry, ListMetaInfo
 from spark_statestore.storage.operator_handles import Mode
 
-__all__ = ["BroadcastContent", "ListContent", "RestoredBroadcast", "RestoredList", "check_compatible"]
-
 
 class ListContent(ABC):
     """A list state, as it is written."""
@@ -118,13 +116,7 @@ class RestoredBroadcast(BroadcastContent):
 def check_compatible(
     serializer: StateSerializer[Any], previous: SerializerSnapshot, state: str, part: str
 ) -> bool:
-    """Return True if bytes of a previous serializer must be migrated.
-
-    Raises
-    ------
-    StateMigrationError
-        If it cannot be read.
-    """
+    """Return True if bytes of a previous serializer must be migrated; raise `StateMigrationError` if they cannot be read."""
     compatibility = serializer.check_compatibility(previous)
     if compatibility is Compatibility.INCOMPATIBLE:
         raise StateMigrationError(
@@ -156,10 +148,10 @@ def _decode(
         ) from error
 
 
-def _index_of(wanted: Any, known: list[Any]) -> int:
-    if wanted not in known:
-        known.append(wanted)
-    return known.index(wanted)
+def _index_of(wanted: Any, snapshots: list[Any]) -> int:
+    if wanted not in snapshots:
+        snapshots.append(wanted)
+    return snapshots.index(wanted)
 
 
 def _short(snapshot: SerializerSnapshot) -> str:

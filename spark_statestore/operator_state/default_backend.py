@@ -19,8 +19,6 @@ from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateH
 if TYPE_CHECKING:
     from spark_statestore.storage.streams import CheckpointStreamFactory
 
-__all__ = ["DefaultOperatorStateBackend"]
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")

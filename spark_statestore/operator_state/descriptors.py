@@ -9,8 +9,6 @@ import pyarrow as pa
 from spark_statestore.operator_state.arrow_serializer import ArrowSerializer
 from spark_statestore.operator_state.serializers import SerializerSnapshot, StateSerializer, describe
 
-__all__ = ["ListStateDescriptor", "MapStateDescriptor"]
-
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")

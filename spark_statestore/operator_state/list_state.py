@@ -11,8 +11,6 @@ from spark_statestore.operator_state.descriptors import ListStateDescriptor
 from spark_statestore.operator_state.stream_format import ListMetaInfo
 from spark_statestore.storage.operator_handles import Mode
 
-__all__ = ["ListState", "PartitionableListState"]
-
 T = TypeVar("T")
 
 

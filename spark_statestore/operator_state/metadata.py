@@ -10,8 +10,6 @@ from spark_statestore.formats.metadata import MetadataKind, decode_object, encod
 from spark_statestore.operator_state.operator_state import OperatorState
 from spark_statestore.storage.handle_codec import HandleContext, decode_handle, encode_handle
 
-__all__ = ["OperatorsMetadata", "decode_operators", "encode_operators"]
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorsMetadata:
@@ -21,14 +19,12 @@ class OperatorsMetadata:
     ----------
     checkpoint_id
         Its number, 0 or more.
-    attempt
+    attempt_id
         Names the attempt at it, 16 hex digits.
     created_ms
         When, in milliseconds since 1970.
     operator_states
         Each operator's state, by the operator's name.
-    written_by
-        Version of this package.
     """
 
     checkpoint_id: int
@@ -39,13 +35,7 @@ class OperatorsMetadata:
 
 
 def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> bytes:
-    """Return the metadata object of a checkpoint of operators.
-
-    Parameters
-    ----------
-    context
-        The checkpoint's directory, to which relative handles refer.
-    """
+    """Return the metadata object of a checkpoint of operators; relative handles refer to its directory, `context`."""
     handles: list[bytes] = []
     operators = []
     for name, state in metadata.operator_states.items():
@@ -68,26 +58,13 @@ def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> byt
 
 
 def decode_operators(data: bytes, context: HandleContext, where: str) -> OperatorsMetadata:
-    """Read the metadata object of a checkpoint of operators, checking all of it.
-
-    Parameters
-    ----------
-    where
-        The object's URL, for messages.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        If the bytes are not those that were written, or not those of a checkpoint of operators.
-    UnsupportedFormatError
-        If a newer release wrote them.
-    """
-    found = decode_object(data, where)
-    properties = found.properties
-    handles = iter(found.handles)
+    """Read the metadata object of a checkpoint of operators, checking all of it, see `decode_object` for errors."""
+    decoded = decode_object(data, where)
+    properties = decoded.properties
+    handles = iter(decoded.handles)
     with reading(where):
-        if found.kind is not MetadataKind.OPERATORS:
-            raise ValueError(f"it describes {found.kind.name}, not the state of operators")
+        if decoded.kind is not MetadataKind.OPERATORS:
+            raise ValueError(f"it describes {decoded.kind.name}, not the state of operators")
         if properties["checkpoint"] < 0:
             raise ValueError(f"its number is {properties['checkpoint']}")
         states = {
@@ -103,7 +80,7 @@ def decode_operators(data: bytes, context: HandleContext, where: str) -> Operato
             raise ValueError("it has handles that belong to no operator")
         return OperatorsMetadata(
             checkpoint_id=properties["checkpoint"],
-            attempt_id=found.attempt_id,
+            attempt_id=decoded.attempt_id,
             created_ms=properties["createdMs"],
             operator_states=states,
             written_by=properties["writtenBy"],

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from spark_statestore.storage.stream_handles import StateObject
 
-__all__ = ["OperatorState"]
-
 
 @dataclass(frozen=True, slots=True)
 class OperatorState:
@@ -16,19 +14,12 @@ class OperatorState:
 
     Attributes
     ----------
-    operator
-        Names the operator.
     parallelism
         Its number of subtasks, 1 or more.
     max_parallelism
         The most subtasks that it can be given later, at least `parallelism`.
     subtasks
         A handle for each subtask, by number from 0; one without state is missing.
-
-    Raises
-    ------
-    ValueError
-        If a number is out of its range.
     """
 
     operator: str

@@ -7,10 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.storage import CheckpointName
-
-__all__ = ["MAX_PARALLELISM", "StatePart", "by_batch", "complete_parts", "require_complete"]
 
 MAX_PARALLELISM: Final = 0xFFFF
 
@@ -23,14 +21,10 @@ class StatePart:
 
     Attributes
     ----------
-    batch
-        The batch.
     attempt
         Number of the attempt, from 1. A later run of a batch has higher numbers than those before it.
-    subtask
-        The subtask, from 0.
-    parallelism
-        Number of subtasks in that run of the batch.
+    subtask, parallelism
+        The subtask, from 0, and the number of subtasks in that run of the batch.
     """
 
     batch: int
@@ -46,19 +40,19 @@ class StatePart:
     @classmethod
     def of(cls, name: CheckpointName | None) -> StatePart | None:
         """Parse the name of a checkpoint; return None if it is not that of a part."""
-        found = _ATTEMPT_ID.fullmatch(name.id or "") if name is not None else None
-        if name is None or found is None:
+        match = _ATTEMPT_ID.fullmatch(name.id or "") if name is not None else None
+        if name is None or match is None:
             return None
-        attempt, parallelism, subtask = (int(digits, 16) for digits in found.groups())
+        attempt, parallelism, subtask = (int(digits, 16) for digits in match.groups())
         return cls(name.version, attempt, subtask, parallelism) if subtask < parallelism else None
 
 
 def by_batch(parts: Iterable[StatePart]) -> dict[int, list[StatePart]]:
     """Return the parts of each batch, oldest batch first."""
-    found: dict[int, list[StatePart]] = {}
+    batches: dict[int, list[StatePart]] = {}
     for part in sorted(parts):
-        found.setdefault(part.batch, []).append(part)
-    return found
+        batches.setdefault(part.batch, []).append(part)
+    return batches
 
 
 def complete_parts(parts: Collection[StatePart]) -> tuple[StatePart, ...] | None:
@@ -67,10 +61,7 @@ def complete_parts(parts: Collection[StatePart]) -> tuple[StatePart, ...] | None
     The last run is the one with the highest attempt number. A task of an earlier run, with another
     parallelism, may have published its part late, under the same number; its run is not complete.
 
-    Parameters
-    ----------
-    parts
-        The parts of one batch that have metadata, at least one.
+    `parts` are those of the batch that have metadata, at least one.
     """
     runs: dict[int, dict[int, StatePart]] = {}
     for part in sorted(parts):
@@ -86,18 +77,7 @@ def complete_parts(parts: Collection[StatePart]) -> tuple[StatePart, ...] | None
 
 
 def require_complete(parts: Collection[StatePart], where: str) -> tuple[StatePart, ...]:
-    """Return the parts of a committed batch's last run, in the order of the subtasks.
-
-    Parameters
-    ----------
-    where
-        The operator state, for the message.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        If a subtask's part is missing.
-    """
+    """Return the parts of a committed batch's last run, in the order of the subtasks."""
     complete = complete_parts(parts)
     if complete is None:
         runs: dict[int, set[int]] = {}
@@ -108,7 +88,7 @@ def require_complete(parts: Collection[StatePart], where: str) -> tuple[StatePar
         raise CorruptCheckpointError(
             f"{where} is incomplete for batch {batch}: there are the parts of subtasks {present}. Either num_retained "
             "does not keep the batch any more, or files are missing, or Spark committed the batch although a subtask "
-            "did not checkpoint its state: use batch() in every partition, empty ones too. Restore missing files "
-            "from a backup, or roll the query back to an earlier batch; nothing was changed."
+            "did not checkpoint its state: use batch() in every partition, empty ones too. "
+            + restore_from_backup("missing files")
         )
     return complete

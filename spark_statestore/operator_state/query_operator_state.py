@@ -32,8 +32,6 @@ from spark_statestore.operator_state.repartition import RoundRobinOperatorStateR
 from spark_statestore.operator_state.state_directory import OperatorStateDirectory
 from spark_statestore.storage import CheckpointName
 
-__all__ = ["OPERATOR_STATE_DIR", "QueryOperatorState"]
-
 OPERATOR_STATE_DIR: Final = "operator-state"
 """Directory in a query's checkpoint location, beside Spark's own."""
 
@@ -167,10 +165,10 @@ class QueryOperatorState:
         try:
             self._require_this_query(batch_id)
             # Listed for every batch: another driver may have continued the query meanwhile.
-            found = self._directory.list()
-            newest = self._newest(found, batch_id)
+            listed = self._directory.list()
+            newest = self._newest(listed, batch_id)
             backend = self._restored(newest)
-            part = self._next_part(batch_id, found)
+            part = self._next_part(batch_id, listed)
             # Kept only if the block and the checkpoint succeed.
             self._backend = None
             try:
@@ -180,7 +178,7 @@ class QueryOperatorState:
                 backend.dispose()
                 raise
             self._backend, self._at = backend, part
-            self._retain(found, part)
+            self._retain(listed, part)
         finally:
             self._in_use.release()
 
@@ -246,9 +244,9 @@ class QueryOperatorState:
         location = self._root if self._files.scheme == "file" else self._location
         return opened, (location, self.operator)
 
-    def _newest(self, found: dict[StatePart, bool], before: int) -> tuple[StatePart, ...]:
+    def _newest(self, listed: dict[StatePart, bool], before: int) -> tuple[StatePart, ...]:
         """Return the parts of the newest batch before one that can run, which Spark has committed."""
-        batches = by_batch(part for part in _published(found) if part.batch < before)
+        batches = by_batch(part for part in _published(listed) if part.batch < before)
         return require_complete(batches[max(batches)], str(self._directory)) if batches else ()
 
     def _restored(self, newest: Sequence[StatePart]) -> DefaultOperatorStateBackend:
@@ -257,32 +255,32 @@ class QueryOperatorState:
             self._backend = self._read(newest)
         return self._backend
 
-    def _next_part(self, batch_id: int, found: Collection[StatePart]) -> StatePart:
+    def _next_part(self, batch_id: int, listed: Collection[StatePart]) -> StatePart:
         """Return the name of a new attempt: its number exceeds those of all attempts of earlier runs.
 
         The other subtasks of the same run are numbered alike; their parts may be there already.
         """
         earlier = [
             part.attempt
-            for part in found
+            for part in listed
             if (part.batch, part.parallelism) != (batch_id, self.parallelism) or part.subtask == self.subtask
         ]
         return StatePart(batch_id, 1 + max(earlier, default=0), self.subtask, self.parallelism)
 
-    def _retain(self, found: dict[StatePart, bool], part: StatePart) -> None:
+    def _retain(self, listed: dict[StatePart, bool], part: StatePart) -> None:
         """Discard this subtask's parts that are replaced, failed or too old; subtask 0 those of other parallelisms, too.
 
         Parts of the same parallelism are left to their subtasks, which may be writing them.
         """
-        published = _published(found)
-        batches = sorted({known.batch for known in published if known.batch < part.batch})
+        published = _published(listed)
+        batches = sorted({other.batch for other in published if other.batch < part.batch})
         kept = {*batches[1 - max(self._num_retained, _FEWEST_RETAINED) :]}
-        for known in found:
-            is_own = (known.subtask, known.parallelism) == (self.subtask, self.parallelism)
-            if not is_own and (self.subtask != 0 or known.parallelism == self.parallelism):
+        for other in listed:
+            is_own = (other.subtask, other.parallelism) == (self.subtask, self.parallelism)
+            if not is_own and (self.subtask != 0 or other.parallelism == self.parallelism):
                 continue
-            if known.batch not in kept or known not in published:
-                self._directory.discard(known)
+            if other.batch not in kept or other not in published:
+                self._directory.discard(other)
 
     def _parts(self, batch_id: int | None) -> tuple[StatePart, ...]:
         """Return the parts of a batch's state, by default of the newest complete one.
@@ -352,8 +350,8 @@ class QueryOperatorState:
             text = read_file(self._files, path)
         except FileNotFoundError:
             return None
-        found = re.search(rb'"id"\s*:\s*"([^"]+)"', text)
-        return found[1].decode() if found else None
+        match = re.search(rb'"id"\s*:\s*"([^"]+)"', text)
+        return match[1].decode() if match else None
 
 
 def _subtask_of(subtask: int | None, parallelism: int | None) -> tuple[int, int]:
@@ -372,8 +370,8 @@ def _subtask_of(subtask: int | None, parallelism: int | None) -> tuple[int, int]
     return subtask, parallelism
 
 
-def _published(found: dict[StatePart, bool]) -> list[StatePart]:
-    return [part for part, is_published in found.items() if is_published]
+def _published(listed: dict[StatePart, bool]) -> list[StatePart]:
+    return [part for part, is_published in listed.items() if is_published]
 
 
 def _running_batch() -> tuple[str, str] | None:

@@ -13,8 +13,6 @@ from spark_statestore.storage.operator_handles import (
 )
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["OperatorStateRepartitioner", "RoundRobinOperatorStateRepartitioner"]
-
 Handles = Sequence[Sequence[OperatorStreamStateHandle | None]]
 
 
@@ -176,9 +174,9 @@ def _distinct(parts: list[_Part]) -> list[_Part]:
     seen: dict[StreamStateHandle, set[int]] = {}
     distinct = []
     for part in parts:
-        known = seen.setdefault(part.stream, set())
-        offsets = tuple(offset for offset in part.meta.offsets if offset not in known)
-        known.update(offsets)
+        earlier = seen.setdefault(part.stream, set())
+        offsets = tuple(offset for offset in part.meta.offsets if offset not in earlier)
+        earlier.update(offsets)
         if offsets == part.meta.offsets:
             distinct.append(part)
         elif offsets:
@@ -199,11 +197,11 @@ def _handles(share: _Share) -> list[OperatorStreamStateHandle]:
             merged.append((stream, {}))
         into = merged[-1][1]
         for name, meta in states.items():
-            known = into.get(name)
-            if known is None or meta.distribution_mode is Mode.BROADCAST:
+            present = into.get(name)
+            if present is None or meta.distribution_mode is Mode.BROADCAST:
                 into[name] = meta
             else:
-                into[name] = StateMetaInfo(known.offsets + meta.offsets, meta.distribution_mode)
+                into[name] = StateMetaInfo(present.offsets + meta.offsets, meta.distribution_mode)
     return [
         OperatorStreamStateHandle(state_name_to_partition_offsets=states, delegate_state_handle=stream)
         for stream, states in merged

@@ -22,8 +22,6 @@ from spark_statestore.operator_state.stream_format import (
 )
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 
-__all__ = ["OperatorStateRestoreOperation"]
-
 _CHUNK: Final = 1 << 20
 
 
@@ -48,12 +46,8 @@ class OperatorStateRestoreOperation:
         ------
         CheckpointNotFoundError
             If a stream is gone.
-        CheckpointIOError
-            If one cannot be read.
-        CorruptCheckpointError
-            If one is not what was written.
-        UnsupportedFormatError
-            If a newer release wrote it.
+        CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
+            If one cannot be read, or is not what was written.
         IllegalStateError
             If two streams have different kinds of states under one name.
         """
@@ -81,19 +75,19 @@ class OperatorStateRestoreOperation:
         if meta.name in self.broadcasts or state.mode is not meta.mode:
             before = "BROADCAST" if meta.name in self.broadcasts else state.mode.name
             raise _conflict(meta.name, before, meta.mode.name)
-        known = [state.know(serializer) for serializer in meta.serializers]
+        numbers = [state.know(serializer) for serializer in meta.serializers]
         for offset in offsets:
-            serializer, data = reader.element(offset, len(known))
-            state.append(known[serializer], data)
+            serializer, data = reader.element(offset, len(numbers))
+            state.append(numbers[serializer], data)
 
     def _restore_broadcast(self, meta: BroadcastMetaInfo, reader: Reader, offsets: Iterable[int]) -> None:
         if meta.name in self.lists:
             raise _conflict(meta.name, self.lists[meta.name].mode.name, "BROADCAST")
         state = self.broadcasts.setdefault(meta.name, RestoredBroadcast(meta.name))
-        known = [state.know(pair) for pair in meta.serializers]
+        numbers = [state.know(pair) for pair in meta.serializers]
         for offset in offsets:
-            pair, entries = reader.part(offset, len(known))
-            state.append(known[pair], entries)
+            pair, entries = reader.part(offset, len(numbers))
+            state.append(numbers[pair], entries)
 
     def _read(self, handle: OperatorStreamStateHandle, where: str) -> bytes:
         try:

@@ -13,8 +13,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from spark_statestore.errors import StateMigrationError
 
-__all__ = ["BytesSerializer", "Compatibility", "SerializerSnapshot", "StateSerializer", "describe"]
-
 T = TypeVar("T")
 
 SerializerSnapshot = Mapping[str, Any]
@@ -97,13 +95,7 @@ class BytesSerializer(StateSerializer[bytes]):
 
 
 def describe(serializer: StateSerializer[Any]) -> SerializerSnapshot:
-    """Return the snapshot of a serializer, as it will be when it has been stored and read.
-
-    Raises
-    ------
-    TypeError
-        If it is no JSON object with a name.
-    """
+    """Return the snapshot of a serializer, as it will be when it has been stored and read."""
     snapshot = serializer.snapshot
     try:
         described = json.loads(json.dumps(dict(snapshot)))

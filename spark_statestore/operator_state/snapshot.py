@@ -18,8 +18,6 @@ from spark_statestore.storage.streams import CheckpointedStateScope
 if TYPE_CHECKING:
     from spark_statestore.storage.streams import CheckpointStateOutputStream, CheckpointStreamFactory
 
-__all__ = ["write_snapshot"]
-
 
 def write_snapshot(
     lists: Collection[ListContent],
@@ -27,21 +25,9 @@ def write_snapshot(
     checkpoint_id: int,
     stream_factory: CheckpointStreamFactory,
 ) -> OperatorStreamStateHandle | None:
-    """Write states to one exclusive stream; if that fails, nothing of it is left.
+    """Write states in their order to one exclusive stream, and return its handle; None if there is no state.
 
-    Parameters
-    ----------
-    lists, broadcasts
-        The states, in the order in which they are written.
-    checkpoint_id
-        The checkpoint, for messages.
-    stream_factory
-        Opens the stream.
-
-    Returns
-    -------
-    OperatorStreamStateHandle or None
-        The handle; None if there is no state.
+    If that fails, nothing of it is left. The checkpoint's id is for messages.
     """
     if not lists and not broadcasts:
         return None

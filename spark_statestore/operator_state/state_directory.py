@@ -10,6 +10,7 @@ from spark_statestore.errors import (
     CheckpointIOError,
     CorruptCheckpointError,
     StateStoreError,
+    restore_from_backup,
 )
 from spark_statestore.files import FileSystem, join
 from spark_statestore.operator_state.backend import OperatorStateBackend
@@ -23,23 +24,11 @@ from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.metadata_streams import read_object
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 
-__all__ = ["OperatorStateDirectory"]
-
 _logger = logging.getLogger(__name__)
 
 
 class OperatorStateDirectory:
-    """The parts of one operator's state: listed, written, read and discarded.
-
-    Parameters
-    ----------
-    files
-        The file system.
-    path
-        Path of the directory.
-    operator
-        Name of the operator.
-    """
+    """The parts of one operator's state: listed, written, read and discarded."""
 
     def __init__(self, files: FileSystem, path: str, operator: str) -> None:
         self._files = files
@@ -51,24 +40,18 @@ class OperatorStateDirectory:
         return f"the operator state {self._operator!r} at {self._files.url(self._path)}"
 
     def list(self) -> dict[StatePart, bool]:
-        """Return the parts, oldest first, each with True if it is published.
-
-        Raises
-        ------
-        CheckpointIOError
-            If the directory cannot be listed.
-        """
+        """Return the parts, oldest first, each with True if it is published."""
         start = self._path + "/"
-        found: dict[StatePart, bool] = {}
+        parts: dict[StatePart, bool] = {}
         try:
             for status in self._files.list_files(self._path):
                 directory, _, file = status.path.removeprefix(start).partition("/")
                 part = StatePart.of(CheckpointName.parse(directory))
                 if part is not None:
-                    found[part] = found.get(part, False) or file == METADATA_FILE_NAME
+                    parts[part] = parts.get(part, False) or file == METADATA_FILE_NAME
         except OSError as error:
             raise CheckpointIOError(f"{self} cannot be listed: {error}") from error
-        return dict(sorted(found.items()))
+        return dict(sorted(parts.items()))
 
     def write(self, part: StatePart, backend: OperatorStateBackend) -> None:
         """Write a subtask's state; it is published once all of it is written.
@@ -77,8 +60,6 @@ class OperatorStateDirectory:
         ------
         CheckpointExistsError
             If another attempt has published a part of that name. Nothing of this one is left.
-        CheckpointIOError
-            If it cannot be written.
         """
         name = part.name
         try:
@@ -110,8 +91,6 @@ class OperatorStateDirectory:
 
         Raises
         ------
-        CheckpointIOError
-            If it cannot be read.
         CorruptCheckpointError
             If it is not what was written, or belongs to another part.
         """
@@ -131,13 +110,14 @@ class OperatorStateDirectory:
         ):
             raise CorruptCheckpointError(
                 f"{where} holds the state of {sorted(metadata.operator_states)} for batch {metadata.checkpoint_id}, "
-                f"attempt {metadata.attempt_id}: files were moved or mixed up. Restore the right ones; nothing was changed."
+                f"attempt {metadata.attempt_id}: files were moved or mixed up. "
+                + restore_from_backup("the right ones")
             )
         handle = state.subtasks.get(part.subtask)
         if handle is not None and not isinstance(handle, OperatorStreamStateHandle):
             raise CorruptCheckpointError(
-                f"{where} has a {type(handle).__name__} instead of operator state. Restore the right file "
-                "from a backup, or roll the query back by a batch; nothing was changed."
+                f"{where} has a {type(handle).__name__} instead of operator state. "
+                + restore_from_backup("the right file")
             )
         return handle
 

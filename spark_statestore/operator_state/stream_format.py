@@ -51,20 +51,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError, restore_from_backup
 from spark_statestore.operator_state.serializers import SerializerSnapshot
 from spark_statestore.storage.operator_handles import Mode
-
-__all__ = [
-    "OPERATOR_STATE_FORMAT_VERSION",
-    "BroadcastMetaInfo",
-    "ListMetaInfo",
-    "Reader",
-    "decode_header",
-    "encode_element",
-    "encode_header",
-    "encode_part",
-]
 
 OPERATOR_STATE_FORMAT_VERSION: Final = 1
 
@@ -129,15 +118,7 @@ def _index(serializer: int, serializers: int) -> bytes:
 
 
 def decode_header(data: bytes, where: str) -> tuple[list[ListMetaInfo], list[BroadcastMetaInfo]]:
-    """Return the states in the header of a stream.
-
-    Raises
-    ------
-    UnsupportedFormatError
-        If a newer release wrote it.
-    CorruptCheckpointError
-        If it is no such stream.
-    """
+    """Return the states in the header of a stream; raise an error if it is no such stream, or a newer release wrote it."""
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
         raise corrupt(where, "does not start as a stream of operator state does")
     _, version, _, length = _HEADER.unpack_from(data)
@@ -194,15 +175,7 @@ def _snapshot(value: object) -> SerializerSnapshot:
 
 
 class Reader:
-    """Reader of the elements and parts in a stream.
-
-    Parameters
-    ----------
-    data
-        The whole stream.
-    where
-        The stream, for messages.
-    """
+    """Reader of the elements and parts in a stream."""
 
     def __init__(self, data: bytes, where: str) -> None:
         self._data = data
@@ -251,7 +224,4 @@ class Reader:
 
 def corrupt(where: str, what: str) -> CorruptCheckpointError:
     """Return the error for a stream that is not what was written."""
-    return CorruptCheckpointError(
-        f"{where} {what}. It is damaged; restore it from a backup, or restore an earlier checkpoint. Nothing "
-        "was changed."
-    )
+    return CorruptCheckpointError(f"{where} {what}. It is damaged. {restore_from_backup()}")

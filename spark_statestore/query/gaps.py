@@ -12,8 +12,6 @@ from typing import Final
 
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, QueryCheckpoint
 
-__all__ = ["log_gaps", "missing_entries"]
-
 # The two logs cannot be listed atomically, and purges remove entries in any order: list again before reporting a gap.
 _LOOKS: Final = 3
 _PAUSE_SECONDS: Final = 0.5
@@ -21,16 +19,16 @@ _PAUSE_SECONDS: Final = 0.5
 
 def log_gaps(checkpoint: QueryCheckpoint, until: int | None = None) -> dict[str, list[int]]:
     """List the batches that are missing in each of the two logs, in order, up to the newest one or `until`."""
-    found: dict[str, set[int]] = {}
+    present: dict[str, set[int]] = {}
     for look in range(_LOOKS):
         if look:
             time.sleep(_PAUSE_SECONDS)
         commits, offsets = checkpoint.logged(COMMITS), checkpoint.logged(OFFSETS)
         gaps = missing_entries(offsets, commits, until)
-        found = {log: gaps[log] & found.get(log, gaps[log]) for log in gaps}
-        if not any(found.values()):
+        present = {log: gaps[log] & present.get(log, gaps[log]) for log in gaps}
+        if not any(present.values()):
             break
-    return {log: sorted(missing) for log, missing in found.items() if missing}
+    return {log: sorted(missing) for log, missing in present.items() if missing}
 
 
 def missing_entries(

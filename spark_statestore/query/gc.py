@@ -158,11 +158,11 @@ def gc(
         _Collector(checkpoint, merged_files, store, newest.get(store), decided, logged, before)
         for store in (_stores(checkpoint) if is_whole else ())
     ]
-    found = parallel_map(lambda one: one.collect(dry_run=dry_run), collectors, progress)
+    collected = parallel_map(lambda collection: collection.collect(dry_run=dry_run), collectors, progress)
     merged = _remove_merged(
         checkpoint,
         merged_files,
-        {path: why for one in found for path, why in one.merged.items()},
+        {path: why for collection in collected for path, why in collection.merged.items()},
         dry_run=dry_run,
     )
     # Copies are made by other processes than the query, and may take hours.
@@ -170,10 +170,10 @@ def gc(
     return GcResult(
         checkpoint.url,
         dry_run,
-        (*(orphan for one in found for orphan in one.orphans), *merged, *holds),
-        sum(one.young for one in found),
+        (*(orphan for collection in collected for orphan in collection.orphans), *merged, *holds),
+        sum(collection.young for collection in collected),
         (
-            *(problem for one in found for problem in one.skipped),
+            *(problem for collection in collected for problem in collection.skipped),
             *(Problem.of("merged files", error) for error in merged_files.damaged_files()),
         ),
     )
@@ -205,16 +205,16 @@ def _committed_attempts(checkpoint: QueryCheckpoint) -> CommittedAttempts:
 def _remove_abandoned_holds(checkpoint: QueryCheckpoint, before: float, *, dry_run: bool) -> list[Orphan]:
     """Remove retention holds of killed copies; the next cleanup deletes the held versions."""
     files, state = open_file_system(checkpoint.state_url)
-    found = []
+    abandoned = []
     for status in _list(files, join(state, HOLDS_DIRECTORY)):
         is_of_a_copy = is_temporary_hold(status.path.rpartition("/")[2])
         if is_of_a_copy and status.modified is not None and status.modified < before:
             if not dry_run:
                 discard_file(files, status.path)
-            found.append(
+            abandoned.append(
                 Orphan(files.url(status.path), status.size, "the process that made the copy has ended")
             )
-    return found
+    return abandoned
 
 
 def _remove_merged(
@@ -222,20 +222,20 @@ def _remove_merged(
 ) -> list[Orphan]:
     """Remove the merged files that have unneeded versions only."""
     files, _ = checkpoint.open_state()
-    found = []
+    removed = []
     for status, versions in merged.physical_files():
         if versions and all(path in unneeded for path in versions):
             if not dry_run:
                 discard_file(files, status.path)
-            found.append(Orphan(files.url(status.path), status.size, unneeded[versions[0]]))
-    return found
+            removed.append(Orphan(files.url(status.path), status.size, unneeded[versions[0]]))
+    return removed
 
 
 def _rolled_back(checkpoint: QueryCheckpoint) -> Iterable[str]:
     directory = checkpoint.path(ROLLED_BACK)
     with failing_to("list", checkpoint.files, directory):
-        found = [status.path for status in checkpoint.files.list_files(directory)]
-    for path in found:
+        paths = [status.path for status in checkpoint.files.list_files(directory)]
+    for path in paths:
         _, log, name = path.rsplit("/", 2)
         if log == COMMITS and name.isdigit():
             with failing_to("read", checkpoint.files, path):
@@ -306,13 +306,13 @@ class _Collector:
     def _collect(self, *, dry_run: bool) -> _Collector:
         began = time.monotonic()
         try:
-            found = self._scan()
-            if found and not dry_run:
+            reasons = self._scan()
+            if reasons and not dry_run:
                 # Metadata published since the scan may reference one of them.
                 with failing_to("list", self._files, self._directory):
                     self._merged.look_for_others(since=began)
                 again = self._scan()
-                found = {path: why for path, why in found.items() if path in again}
+                reasons = {path: why for path, why in reasons.items() if path in again}
                 self._require_stopped()
         except QueryRunningError:
             raise
@@ -320,7 +320,7 @@ class _Collector:
             self.skipped.append(Problem.of(str(self._store), error))
             return self
         directories: dict[str, None] = {}
-        for path, why in found.items():
+        for path, why in reasons.items():
             if self._merged.find(path) is not None:
                 # Its file goes once no other store needs it.
                 self.merged[path] = why
@@ -352,9 +352,9 @@ class _Collector:
                 "cleanup runs. Try again; nothing of this store was removed."
             )
         stopped = self._before is None
-        found = orphans(store, self._decided, self._is_old, stopped=stopped)
-        self.young = len(orphans(store, self._decided, lambda path: True, stopped=stopped)) - len(found)
-        return found
+        reasons = orphans(store, self._decided, self._is_old, stopped=stopped)
+        self.young = len(orphans(store, self._decided, lambda path: True, stopped=stopped)) - len(reasons)
+        return reasons
 
     def _read(self) -> StoreFiles:
         self._listing = {status.path: status for status in _list(self._files, self._directory)}

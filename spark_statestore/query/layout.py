@@ -7,22 +7,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from spark_statestore.errors import CheckpointNotFoundError
-from spark_statestore.files import FileStatus, FileSystem, open_file_system, split_url
+from spark_statestore.files import FileStatus, open_file_system, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.parts import StatePart, require_complete
 from spark_statestore.query import OffsetEntry, QueryCheckpoint
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.metadata import StoreId
-
-__all__ = [
-    "entry_before",
-    "files_of_stores",
-    "list_below",
-    "newest_operator_state",
-    "operator_states",
-    "path_in_its_file_system",
-]
-
 
 _OF_A_STORE: Final = re.compile(r"(\d+)/(\d+)/(?:([^/]+)/)?(chk-\d+(?:_\w+)?|shared)/([^/]+)")
 
@@ -63,25 +53,16 @@ def path_in_its_file_system(url: str) -> str:
     return "/" + rest.strip("/")
 
 
-def list_below(files: FileSystem, directory: str) -> list[str]:
-    """Return the relative paths of all files below a directory, sorted, without hidden ones."""
-    start = directory.rstrip("/") + "/"
-    with failing_to("list", files, directory):
-        names = [status.path[len(start) :] for status in files.list_files(directory)]
-    # Hadoop's checksums, and temporary files.
-    return sorted(name for name in names if not name.rpartition("/")[2].startswith("."))
-
-
 def operator_states(names: list[str]) -> dict[str, dict[CheckpointName, list[str]]]:
     """Return the files of each operator state checkpoint, by operator."""
-    found: dict[str, dict[CheckpointName, list[str]]] = {}
+    states: dict[str, dict[CheckpointName, list[str]]] = {}
     for path in names:
         operator, _, below = path.partition("/")
         directory, _, name = below.partition("/")
         checkpoint = CheckpointName.parse(directory)
         if checkpoint is not None and checkpoint.id is not None and name:
-            found.setdefault(operator, {}).setdefault(checkpoint, []).append(name)
-    return found
+            states.setdefault(operator, {}).setdefault(checkpoint, []).append(name)
+    return states
 
 
 def newest_operator_state(
@@ -91,10 +72,8 @@ def newest_operator_state(
 
     Raises
     ------
-    CheckpointNotFoundError
-        If they are no longer retained.
-    CorruptCheckpointError
-        If one of them is missing.
+    CheckpointNotFoundError, CorruptCheckpointError
+        If they are no longer retained, or one of them is missing.
     """
     named = ((StatePart.of(name), files) for name, files in checkpoints.items())
     parts = sorted(part for part, files in named if part is not None and METADATA_FILE_NAME in files)

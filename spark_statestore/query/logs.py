@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
-
-__all__ = ["SHUFFLE_PARTITIONS", "CommitEntry", "OffsetEntry"]
 
 SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 """The setting that fixes a query's number of state partitions; the offset log has its value."""
@@ -122,8 +120,7 @@ def _decode(data: bytes, where: str) -> tuple[str, dict[str, Any], tuple[str, ..
             raise TypeError("the second line is not a JSON object")
     except (TypeError, ValueError) as error:
         raise CorruptCheckpointError(
-            f"{where} is not an entry of one of Spark's logs: {error}. Restore it from a backup, or resume from an "
-            "earlier batch; nothing was changed."
+            f"{where} is not an entry of one of Spark's logs: {error}. " + restore_from_backup()
         ) from error
     return version, node, tuple(sources)
 

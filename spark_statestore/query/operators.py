@@ -11,10 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
-
-__all__ = ["JOIN", "SCHEMAS", "OperatorStore", "StatefulOperator"]
 
 SCHEMAS: Final = "_stateSchema"
 """Directory of an operator's schema files."""
@@ -105,8 +103,7 @@ class StatefulOperator:
             return cls(info["operatorId"], info["operatorName"], stores, version, node)
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{where} does not describe a stateful operator: {error!r}. Restore it from a backup; nothing was "
-                "changed."
+                f"{where} does not describe a stateful operator: {error!r}. {restore_from_backup(otherwise=None)}"
             ) from error
 
     def encode(self) -> bytes:
@@ -148,8 +145,8 @@ class StatefulOperator:
 
     def below_its_schemas(self, url: str) -> str | None:
         """Return a schema file's path relative to the operator's schema directory; None if it is not in it."""
-        _, found, below = url.rpartition(f"/{self.id}/{SCHEMAS}/")
-        return below if found else None
+        _, separator, below = url.rpartition(f"/{self.id}/{SCHEMAS}/")
+        return below if separator else None
 
     def with_partitions(self, partitions: int) -> StatefulOperator:
         """Return the operator with another number of partitions."""

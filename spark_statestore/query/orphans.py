@@ -13,8 +13,6 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.store.metadata import CheckpointMetadata
 from spark_statestore.store.retention import StoreListing
 
-__all__ = ["STAGING_PREFIX", "CommittedAttempts", "StoreFiles", "orphans"]
-
 STAGING_PREFIX: Final = ".inprogress."
 """Prefix of temporary files, which are renamed or linked when complete."""
 
@@ -51,8 +49,8 @@ class CommittedAttempts:
         """Return True if Spark committed another attempt at the version, so that it never loads this one."""
         if name.id is None or name.id in self.rolled_back or name.version in self.held:
             return False
-        known = self.attempts.get(name.version, {}).get(operator)
-        return known is not None and name.id not in known
+        committed = self.attempts.get(name.version, {}).get(operator)
+        return committed is not None and name.id not in committed
 
     def is_uncommitted(self, name: CheckpointName, newest: int) -> bool:
         """Return True if a version belongs to the uncommitted batch of a stopped query.
@@ -69,10 +67,6 @@ class StoreFiles:
 
     Attributes
     ----------
-    operator
-        The store's operator.
-    directory
-        Path of its directory.
     listing
         Its versions' directories and shared streams.
     metadata
@@ -132,15 +126,15 @@ def orphans(
             break
         for name in kept:
             del unneeded[name]
-    found = {path: why for name, why in unneeded.items() for path in store.paths(name)}
+    reasons = {path: why for name, why in unneeded.items() for path in store.paths(name)}
     for path, version in sorted(store.listing.shared.items()):
         # The next commit of a running query may reference a newer snapshot.
         if path not in needed and is_old(path) and (stopped or version <= store.oldest_snapshot_in_use):
-            found[path] = "no metadata refers to it"
+            reasons[path] = "no metadata refers to it"
     for path in store.staging:
         if is_old(path):
-            found.setdefault(path, "it is a partial file")
-    return found
+            reasons.setdefault(path, "it is a partial file")
+    return reasons
 
 
 def _streams(metadata: CheckpointMetadata) -> Iterator[str]:

@@ -8,8 +8,6 @@ from typing import Final, TypeVar
 
 from spark_statestore.files import FileSystem
 
-__all__ = ["Progress", "parallel_iter", "parallel_map"]
-
 Progress = Callable[[int, int], None]
 """Called with the number of items done and their total."""
 

@@ -14,6 +14,7 @@ from spark_statestore.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
     ForeignCheckpointError,
+    restore_from_backup,
 )
 from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to, read_file
@@ -25,21 +26,8 @@ from spark_statestore.query.sources import directories
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
-
-__all__ = [
-    "COMMITS",
-    "METADATA",
-    "OFFSETS",
-    "ROLLED_BACK",
-    "SOURCES",
-    "STATE",
-    "RESERVED",
-    "QueryCheckpoint",
-    "StoreVersion",
-    "ranges",
-]
 
 # The id becomes a part of paths.
 _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -65,12 +53,10 @@ class StoreVersion:
 
     Attributes
     ----------
-    store
-        The store.
     name
         The version: the batch number plus one, and in checkpoint format v2 the committed checkpoint id.
     attempt_id
-        The attempt, for `VersionStore.metadata`, where a later one may have replaced it; None for the current one.
+        The attempt, for `StoreDirectory.metadata`, where a later one may have replaced it; None for the current one.
     """
 
     store: StoreId
@@ -95,11 +81,6 @@ class QueryCheckpoint:
         The attempts of a pointer savepoint, see `StoreVersion`.
     fsync
         Fsync local files on write.
-
-    Raises
-    ------
-    StorageError
-        If the file system cannot be used.
     """
 
     def __init__(
@@ -136,10 +117,10 @@ class QueryCheckpoint:
                     f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is being written to it, or a "
                     "process was killed while it did. Then delete the directory, and write it again."
                 )
-            found = str(parse_json(data)["id"])
-            if not _ID.fullmatch(found):
-                raise ValueError(f"{found!r:.80} is not an id")
-            return found
+            query_id = str(parse_json(data)["id"])
+            if not _ID.fullmatch(query_id):
+                raise ValueError(f"{query_id!r:.80} is not an id")
+            return query_id
         except CheckpointNotFoundError:
             raise
         except FileNotFoundError as error:
@@ -149,7 +130,7 @@ class QueryCheckpoint:
             ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{self.files.url(path)} has no id of a query: {error!r}. Restore it from a backup; nothing was changed."
+                f"{self.files.url(path)} has no id of a query: {error!r}. {restore_from_backup(otherwise=None)}"
             ) from error
 
     @property
@@ -173,15 +154,29 @@ class QueryCheckpoint:
         if any("\0" in name or ".." in name.split("/") for name in names):
             raise CorruptCheckpointError(
                 f"a file of the checkpoint {self.url} names {'/'.join(names)!r:.200}, a path outside of it. The "
-                "checkpoint is damaged or was tampered with; restore a backup. Nothing was changed."
+                "checkpoint is damaged or was tampered with. " + restore_from_backup(otherwise=None)
             )
+
+    def files_below(self, *names: str) -> list[str]:
+        """Return the files below a directory, by relative path, sorted, without hidden ones."""
+        directory = self.path(*names)
+        with failing_to("list", self.files, directory):
+            paths = [status.path[len(directory) + 1 :] for status in self.files.list_files(directory)]
+        # Hadoop's checksums, and temporary files.
+        return sorted(path for path in paths if not path.rpartition("/")[2].startswith("."))
+
+    def read(self, *names: str) -> bytes:
+        """Return the content of a file."""
+        path = self.path(*names)
+        with failing_to("read", self.files, path):
+            return self.files.read(path)
 
     def batches(self) -> list[int]:
         """Return the committed batches whose log entries are retained, oldest first."""
-        if not (found := self.logged(COMMITS)):
+        if not (committed := self.logged(COMMITS)):
             # Raises if this is not a checkpoint location.
             _ = self.query_id
-        return sorted(found & self.logged(OFFSETS))
+        return sorted(committed & self.logged(OFFSETS))
 
     def logged_batches(self) -> list[int]:
         """Return all batches in Spark's logs, also uncommitted ones, oldest first."""
@@ -255,9 +250,9 @@ class QueryCheckpoint:
         """Return one of the stateful operators."""
         operators = self.operators(batch)
         if not 0 <= number < len(operators):
-            known = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
+            choices = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.url} has no stateful operator {number}, it has {known or 'none'}. Use one of those."
+                f"the checkpoint {self.url} has no stateful operator {number}, it has {choices or 'none'}. Use one of those."
             )
         return operators[number]
 
@@ -269,15 +264,16 @@ class QueryCheckpoint:
         try:
             return [
                 StoreVersion(
-                    StoreId(one.id, partition, store.name),
+                    StoreId(described.id, partition, store.name),
                     CheckpointName(
-                        batch + 1, ids[one.id][partition][number] if ids and one.id in ids else None
+                        batch + 1,
+                        ids[described.id][partition][number] if ids and described.id in ids else None,
                     ),
-                    self._attempts.get(StoreId(one.id, partition, store.name)),
+                    self._attempts.get(StoreId(described.id, partition, store.name)),
                 )
-                for one in chosen
-                for partition in range(self._partitions(one, batch, ids))
-                for number, store in enumerate(one.stores)
+                for described in chosen
+                for partition in range(self._partitions(described, batch, ids))
+                for number, store in enumerate(described.stores)
             ]
         except ValueError as error:
             raise ForeignCheckpointError(
@@ -287,8 +283,8 @@ class QueryCheckpoint:
         except (IndexError, TypeError) as error:
             raise CorruptCheckpointError(
                 f"the commit log of {self.url} does not have a version of every store for batch {batch}: the "
-                "operators have another number of stores. Restore the entry or the operators' metadata from a "
-                "backup, or resume from an earlier batch; nothing was changed."
+                "operators have another number of stores. "
+                + restore_from_backup("the entry or the operators' metadata")
             ) from error
 
     def partitions(self, operator: StatefulOperator, batch: int | None = None) -> int:
@@ -314,15 +310,16 @@ class QueryCheckpoint:
             # Unreadable metadata fails the load of that store, with its own error.
             return operator.partitions
         single = any(
-            one.name == _DEFAULT_STATE and operator.is_single(one.key_schema) for one in column_families
+            family.name == _DEFAULT_STATE and operator.is_single(family.key_schema)
+            for family in column_families
         )
         return 1 if single else operator.partitions
 
-    def open(self, store: StoreId) -> VersionStore:
+    def open(self, store: StoreId) -> StoreDirectory:
         """Open a store's versions."""
         self._require_inside(store.directories)
         directory = join(self.state_url, *store.directories)
-        return VersionStore(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
+        return StoreDirectory(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
 
     def open_state(self, *, fsync: bool = False) -> tuple[FileSystem, str]:
         """Return the file system of the stores with merged files at their stores' paths, and the stores' directory."""
@@ -344,10 +341,10 @@ class QueryCheckpoint:
         with failing_to("look for", self.files, directory):
             if not self.files.is_directory(directory):
                 return
-        of = "" if batch is None else f" for batch {batch}"
+        at_batch = "" if batch is None else f" for batch {batch}"
         raise CorruptCheckpointError(
             f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, but no metadata file in "
-            f"_metadata there{of}. Restore it from a backup, or use a later batch; nothing was changed."
+            f"_metadata there{at_batch}. {restore_from_backup(otherwise='use a later batch')}"
         )
 
     def operator_history(self, operator: int, batch: int) -> Iterator[StatefulOperator]:
@@ -372,8 +369,8 @@ class QueryCheckpoint:
         numbered = sorted(
             int(name.removeprefix("v2/")) for name in paths if name.startswith("v2/") and name[3:].isdigit()
         )
-        known = [number for number in numbered if batch is None or number <= batch]
-        return paths[f"v2/{known[-1]}"] if known else None
+        earlier = [number for number in numbered if batch is None or number <= batch]
+        return paths[f"v2/{earlier[-1]}"] if earlier else None
 
     def _entry(self, log: str, batch: int) -> tuple[bytes, str]:
         path = self.path(log, str(batch))

@@ -84,16 +84,16 @@ def repair(
     checkpoint = QueryCheckpoint(path, checkpoints_dir=checkpoints_dir, fsync=True)
     undone = _undo_rollback(checkpoint, dry_run=dry_run, stopped=stopped)
     if undone is not None and dry_run:
-        found = Verifier(checkpoint).verify(progress=progress)
-        return Repair(checkpoint.url, dry_run, found.batch, (found,), (), undone)
+        verification = Verifier(checkpoint).verify(progress=progress)
+        return Repair(checkpoint.url, dry_run, verification.batch, (verification,), (), undone)
     verifier = Verifier(checkpoint)
     broken: list[Verification] = []
     newest = checkpoint.newest_batch()
     # If only the uncommitted batch is broken, rolling back that one is enough.
     candidates = [(newest, True), *((batch, False) for batch in reversed(checkpoint.batches()))]
     for batch, begun in candidates:
-        found = verifier.verify(batch, progress, begun=begun)
-        if found.ok:
+        verification = verifier.verify(batch, progress, begun=begun)
+        if verification.ok:
             moved = (
                 tuple(
                     rollback(path, batch, stopped=stopped, dry_run=dry_run, checkpoints_dir=checkpoints_dir)
@@ -105,14 +105,14 @@ def repair(
                 return Repair(checkpoint.url, dry_run, batch, tuple(broken), moved, undone)
             # A rollback would not remove the broken files.
             continue
-        for problem in found.problems:
+        for problem in verification.problems:
             if problem.kind == "unreadable":
                 raise CheckpointIOError(
                     f"{checkpoint.url}: batch {batch} is not rolled back, because its damage is unknown. "
                     f"{problem.what}: {problem.message}"
                 )
         if begun or batch != newest:
-            broken.append(found)
+            broken.append(verification)
     first = broken[0].problems[0]
     raise CorruptCheckpointError(
         f"no batch of {checkpoint.url} is intact; the newest one, {broken[0].batch}, has {len(broken[0].problems)} problems, "

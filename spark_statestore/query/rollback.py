@@ -15,7 +15,7 @@ from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.query import sources
-from spark_statestore.query.layout import entry_before, list_below, newest_operator_state, operator_states
+from spark_statestore.query.layout import entry_before, newest_operator_state, operator_states
 from spark_statestore.query.operators import SCHEMAS
 from spark_statestore.query.query_checkpoint import (
     COMMITS,
@@ -28,8 +28,6 @@ from spark_statestore.query.query_checkpoint import (
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.store_snapshot import require_streams
 from spark_statestore.storage import METADATA_FILE_NAME
-
-__all__ = ["find_rollback", "undo_rollback", "rollback"]
 
 # Ranks in the order in which a batch's files are moved.
 _FIRST: Final = 0
@@ -189,35 +187,37 @@ class _Plan:
 
     def _later_logs(self) -> list[str]:
         """Return the files of later batches, in the order in which they are removed."""
-        found: list[tuple[int, int, str]] = []
+        checkpoint = self._checkpoint
+        entries: list[tuple[int, int, str]] = []
         for rank, log in ((_FIRST, COMMITS), (_LAST, OFFSETS)):
-            found += ((int(name), rank, f"{log}/{name}") for name in self._list(log) if name.isdigit())
-        for operator in self._checkpoint.operators(self._batch):
+            names = checkpoint.files_below(log)
+            entries += ((int(name), rank, f"{log}/{name}") for name in names if name.isdigit())
+        for operator in checkpoint.operators(self._batch):
             # One file per run, named by its first batch. Spark does not overwrite an existing one.
             directory = f"{STATE}/{operator.id}"
-            runs = self._list(directory, "_metadata", "v2")
-            found += ((int(name), 2, f"{directory}/_metadata/v2/{name}") for name in runs if name.isdigit())
-            for name in self._list(directory, SCHEMAS):
+            runs = checkpoint.files_below(directory, "_metadata", "v2")
+            entries += ((int(name), 2, f"{directory}/_metadata/v2/{name}") for name in runs if name.isdigit())
+            for name in checkpoint.files_below(directory, SCHEMAS):
                 number = name.rpartition("/")[2].partition("_")[0]
                 if number.isdigit():
-                    found.append((int(number), 3, f"{directory}/{SCHEMAS}/{name}"))
-        for operator_name, column_families in operator_states(self._list(OPERATOR_STATE_DIR)).items():
+                    entries.append((int(number), 3, f"{directory}/{SCHEMAS}/{name}"))
+        states = operator_states(checkpoint.files_below(OPERATOR_STATE_DIR))
+        for operator_name, checkpoints in states.items():
             directory = f"{OPERATOR_STATE_DIR}/{operator_name}"
-            where = self._checkpoint.files.url(self._checkpoint.path(directory))
-            newest_operator_state(column_families, self._batch, where)
-            for state, names in column_families.items():
+            newest_operator_state(checkpoints, self._batch, checkpoint.files.url(checkpoint.path(directory)))
+            for state, names in checkpoints.items():
                 for name in names:
                     rank = _FIRST if name == METADATA_FILE_NAME else 1
-                    found.append((state.version, rank, f"{directory}/{state.directory}/{name}"))
-        later = [one for one in found if one[0] > self._batch]
-        return [name for _, _, name in sorted(later, key=lambda one: (-one[0], *one[1:]))]
+                    entries.append((state.version, rank, f"{directory}/{state.directory}/{name}"))
+        later = [entry for entry in entries if entry[0] > self._batch]
+        return [name for _, _, name in sorted(later, key=lambda entry: (-entry[0], *entry[1:]))]
 
     def _source_cuts(self) -> Iterator[_Cut]:
         checkpoint = self._checkpoint
         for source, offset in checkpoint.source_offsets(checkpoint.offsets(self._batch)).items():
-            names = sources.log_files(self._list(SOURCES, source))
+            names = sources.log_files(checkpoint.files_below(SOURCES, source))
             last = sources.position(offset)
-            if last is None or not sources.is_file_source(names, partial(self._read, SOURCES, source)):
+            if last is None or not sources.is_file_source(names, partial(checkpoint.read, SOURCES, source)):
                 continue
             where = checkpoint.files.url(checkpoint.path(SOURCES, source))
             part = sources.cut(names, last, where)
@@ -226,7 +226,7 @@ class _Plan:
                 yield _Cut([], None, dropped)
                 continue
             name, origin = part.compact
-            data = sources.compacted(self._read(SOURCES, source, origin), last, join(where, origin))
+            data = sources.compacted(checkpoint.read(SOURCES, source, origin), last, join(where, origin))
             # Older files go before the new one is written: Spark derives the interval from the distance of compacted files.
             older = [
                 path
@@ -242,12 +242,14 @@ class _Plan:
         checksum = f"{directory}/.{file}.crc"
         checkpoint = self._checkpoint
         with failing_to("look for", checkpoint.files, checkpoint.path(checksum)):
-            known = checkpoint.files.scheme == "file" and checkpoint.files.exists(checkpoint.path(checksum))
-        return [checksum, name] if known else [name]
+            has_checksum = checkpoint.files.scheme == "file" and checkpoint.files.exists(
+                checkpoint.path(checksum)
+            )
+        return [checksum, name] if has_checksum else [name]
 
     def _copy(self, name: str, to: str) -> None:
         files = self._checkpoint.files
-        data = self._read(name)
+        data = self._checkpoint.read(name)
         with failing_to("write", files, to):
             files.make_directory(parent_of(to))
             files.create(to, data)
@@ -259,14 +261,6 @@ class _Plan:
                 with failing_to("delete", self._checkpoint.files, path):
                     self._checkpoint.files.delete(path)
                     self._checkpoint.files.sync_directory(parent_of(path))
-
-    def _list(self, *names: str) -> list[str]:
-        return list_below(self._checkpoint.files, self._checkpoint.path(*names))
-
-    def _read(self, *names: str) -> bytes:
-        path = self._checkpoint.path(*names)
-        with failing_to("read", self._checkpoint.files, path):
-            return self._checkpoint.files.read(path)
 
 
 def _record_created(checkpoint: QueryCheckpoint, time: str, names: Sequence[str]) -> None:
@@ -326,16 +320,16 @@ def _created(checkpoint: QueryCheckpoint, path: str) -> list[str]:
     with failing_to("read", checkpoint.files, path):
         data = checkpoint.files.read(path)
     try:
-        found: list[str] = parse_json(data)
+        names: list[str] = parse_json(data)
         # Rollbacks create only files in sources' logs, so nothing else is deleted.
-        if not all(name.startswith(f"{SOURCES}/") for name in found):
-            raise ValueError(f"{found!r:.200} are not all names below {SOURCES}")
+        if not all(name.startswith(f"{SOURCES}/") for name in names):
+            raise ValueError(f"{names!r:.200} are not all names below {SOURCES}")
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
             f"{checkpoint.files.url(path)} is not a list of the files that a rollback created: {error}. Copy the files beside it "
             "back by hand."
         ) from error
-    return found
+    return names
 
 
 def _rank(name: str) -> tuple[int, int, int, str]:

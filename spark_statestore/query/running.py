@@ -22,8 +22,6 @@ from spark_statestore.files import FileSystem, join, open_file_system
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, SOURCES, QueryCheckpoint
 
-__all__ = ["ActivityCheck", "require_not_running_here", "storage_time", "young_until"]
-
 YOUNG_SECONDS: Final = 30.0
 """Age below which an entry indicates a running query, regardless of its cadence."""
 
@@ -77,8 +75,8 @@ class ActivityCheck:
 
         Entries that the caller has removed count if they exist again.
         """
-        known = self._seen.keys() - removed
-        return sorted(_log_entries(self._checkpoint).keys() - known - set(ours))
+        before = self._seen.keys() - removed
+        return sorted(_log_entries(self._checkpoint).keys() - before - set(ours))
 
     @property
     def _query(self) -> str:
@@ -96,8 +94,8 @@ def require_not_running_here(checkpoint: QueryCheckpoint) -> None:
 
 def young_until(times: Iterable[float]) -> float:
     """Return the age in seconds up to which an entry indicates a running query."""
-    known = list(times)[-_INTERVALS - 1 :]
-    intervals = [max(0.0, later - earlier) for earlier, later in itertools.pairwise(known)]
+    newest = list(times)[-_INTERVALS - 1 :]
+    intervals = [max(0.0, later - earlier) for earlier, later in itertools.pairwise(newest)]
     usual = statistics.median(intervals) if intervals else 0.0
     return min(max(YOUNG_SECONDS, YOUNG_INTERVALS * usual), YOUNG_AT_MOST_SECONDS)
 
@@ -121,21 +119,21 @@ class _Ages:
         if numbered and f"{COMMITS}/{max(numbered)}" not in entries:
             # During a long batch its tasks write state.
             times |= _newest_state(checkpoint)
-        name = max(times, key=lambda one: times[one])
+        name = max(times, key=lambda log: times[log])
         now = storage_time(checkpoint.files, checkpoint.root)
         return cls(name, now - times[name], young_until(begun))
 
 
 def _log_entries(checkpoint: QueryCheckpoint) -> dict[str, float | None]:
     """Return modification times of log files by path in the checkpoint location, without hidden ones."""
-    found: dict[str, float | None] = {}
+    entries: dict[str, float | None] = {}
     for log in _LOGS:
         directory = checkpoint.path(log)
         with failing_to("list", checkpoint.files, directory):
             for status in checkpoint.files.list_files(directory):
                 if not status.path.rpartition("/")[2].startswith("."):
-                    found[status.path[len(checkpoint.root) + 1 :]] = status.modified
-    return found
+                    entries[status.path[len(checkpoint.root) + 1 :]] = status.modified
+    return entries
 
 
 def _is_entry(name: str, log: str) -> bool:

@@ -12,20 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.logs import OffsetEntry
-
-__all__ = [
-    "FileLogCut",
-    "compacted",
-    "cut",
-    "directories",
-    "is_file_log",
-    "log_files",
-    "newest_entry",
-    "position",
-]
 
 _COMPACT: Final = ".compact"
 _NAME = re.compile(rf"(\d+)({re.escape(_COMPACT)})?")
@@ -128,33 +117,37 @@ def position(offset: str) -> int | None:
         node = parse_json(offset)
     except ValueError:
         return None
-    found = node.get("logOffset") if isinstance(node, dict) else node
-    return found if isinstance(found, int) and not isinstance(found, bool) else None
+    number = node.get("logOffset") if isinstance(node, dict) else node
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
 
 
 def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
     """Cut a log to the entries of a batch."""
-    found = {newest_entry(name): name for name in log_files(names)}
-    newest_first = sorted(found, reverse=True)
+    names_by_entry = {newest_entry(name): name for name in log_files(names)}
+    newest_first = sorted(names_by_entry, reverse=True)
     before = [entry for entry in newest_first if entry <= last]
-    compacts = [entry for entry in before if found[entry].endswith(_COMPACT)]
+    compacts = [entry for entry in before if names_by_entry[entry].endswith(_COMPACT)]
     start = compacts[0] if compacts else 0
-    if all(entry in found for entry in range(start, last + 1)):
+    if all(entry in names_by_entry for entry in range(start, last + 1)):
         misleading = set(_misleading(compacts, last))
         kept = [entry for entry in before if entry not in misleading]
         dropped = [entry for entry in newest_first if entry > last or entry in misleading]
         return FileLogCut(
-            tuple(found[entry] for entry in kept), tuple(found[entry] for entry in dropped), None
+            tuple(names_by_entry[entry] for entry in kept),
+            tuple(names_by_entry[entry] for entry in dropped),
+            None,
         )
     # Spark has deleted the files that it compacted, so the next compacted file has the entries.
-    later = [entry for entry in newest_first if entry > last and found[entry].endswith(_COMPACT)]
+    later = [entry for entry in newest_first if entry > last and names_by_entry[entry].endswith(_COMPACT)]
     if not later:
         raise CorruptCheckpointError(
-            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(found[entry] for entry in sorted(found))}. "
-            "Use a later batch, or restore them from a backup; nothing was changed."
+            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(names_by_entry[entry] for entry in sorted(names_by_entry))}. "
+            + restore_from_backup("them", "use a later batch")
         )
-    origin = found[later[-1]]
-    return FileLogCut((), tuple(found[entry] for entry in newest_first), (f"{last}{_COMPACT}", origin))
+    origin = names_by_entry[later[-1]]
+    return FileLogCut(
+        (), tuple(names_by_entry[entry] for entry in newest_first), (f"{last}{_COMPACT}", origin)
+    )
 
 
 def _misleading(compacts: list[int], last: int) -> Iterator[int]:
@@ -176,6 +169,6 @@ def compacted(data: bytes, last: int, where: str) -> bytes:
         kept = [entry for entry in entries if entry and parse_json(entry)["batchId"] <= last]
     except (KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
-            f"{where} is not a log of a file source: {error!r}. Restore it from a backup; nothing was changed."
+            f"{where} is not a log of a file source: {error!r}. {restore_from_backup(otherwise=None)}"
         ) from error
     return b"\n".join([version, *kept])

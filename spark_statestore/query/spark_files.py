@@ -7,12 +7,10 @@ import struct
 import zlib
 from typing import Final
 
-from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError
+from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, restore_from_backup
 from spark_statestore.files import FileSystem
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import parse_json
-
-__all__ = ["check_log_entry", "read_checked"]
 
 # Hadoop's checksum file of a local file: a header, then a CRC-32 for each chunk, all big endian.
 _CHECKSUMS: Final = struct.Struct(">4sI")
@@ -28,7 +26,7 @@ def read_checked(files: FileSystem, path: str) -> bytes:
             data = files.read(path)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                f"{files.url(path)} does not exist. Restore it from a backup, or resume from an earlier batch."
+                f"{files.url(path)} does not exist. {restore_from_backup()}"
             ) from error
         # Hadoop writes them for local files only.
         if files.scheme != "file":
@@ -41,7 +39,7 @@ def read_checked(files: FileSystem, path: str) -> bytes:
     if not _matches(data, checksums):
         raise CorruptCheckpointError(
             f"{files.url(path)} does not match Hadoop's checksums in .{name}.crc beside it: the file is damaged or was "
-            f"edited. Restore it from a backup, or resume from an earlier batch; if the edit is intended, delete .{name}.crc."
+            f"edited. If the edit is intended, delete .{name}.crc. {restore_from_backup()}"
         )
     return data
 
@@ -68,6 +66,5 @@ def check_log_entry(data: bytes, where: str) -> None:
             parse_json(line)
     except ValueError as error:
         raise CorruptCheckpointError(
-            f"{where} is not an entry of a source's log: {error}. Restore it from a backup, or resume from an earlier "
-            "batch; nothing was changed."
+            f"{where} is not an entry of a source's log: {error}. " + restore_from_backup()
         ) from error

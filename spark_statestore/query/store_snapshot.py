@@ -10,15 +10,16 @@ import pyarrow as pa
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, StorageAccessError
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersion
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, MERGE, PUT
+from spark_statestore.store.changelog import MERGE, PUT
 from spark_statestore.store.changelog_apply import apply_changelog, byte_sizes, numbered, slices
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, StoreId
-from spark_statestore.store.version_store import VersionStore
-
-__all__ = ["StoreSnapshot", "make_durable", "read_store", "require_streams", "write_store"]
+from spark_statestore.store.reader import read_version
 
 _BATCH_ROWS = 65_536
 
@@ -32,8 +33,6 @@ class StoreSnapshot:
 
     Attributes
     ----------
-    store
-        The store.
     column_families
         Its column families. Their numbers of rows and values are for information only:
         `write_store` counts.
@@ -114,13 +113,13 @@ def make_durable(checkpoint: QueryCheckpoint, version: StoreVersion, metadata: C
 
 
 def write_store(
-    versions: VersionStore, name: CheckpointName, attempt_id: str, content: StoreSnapshot
+    versions: StoreDirectory, name: CheckpointName, attempt_id: str, content: StoreSnapshot
 ) -> None:
     """Write the content of a store as one full snapshot; on failure the version does not exist."""
     positions = {state.name: position for position, state in enumerate(content.column_families)}
     keys = [0] * len(positions)
     values = [0] * len(positions)
-    pending = versions.begin(name, attempt_id, content.column_families)
+    pending = begin_checkpoint(versions, name, attempt_id, content.column_families)
     try:
         for state, table in content.rows():
             position = positions[state]
@@ -147,11 +146,11 @@ def write_store(
 
 
 def _rows(
-    versions: VersionStore, name: CheckpointName, metadata: CheckpointMetadata
+    versions: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata
 ) -> Iterator[tuple[str, pa.Table]]:
     batches: dict[str, list[pa.RecordBatch]] = {state.name: [] for state in metadata.column_families}
     # Read everything first: checksums are verified at the end only.
-    for state, batch in versions.read(name, metadata):
+    for state, batch in read_version(versions, name, metadata):
         batches[state].append(batch)
     for described in metadata.column_families:
         table = apply_changelog(batches.pop(described.name))
@@ -160,11 +159,11 @@ def _rows(
             yield described.name, table
 
 
-def _check(versions: VersionStore, name: CheckpointName, state: ColumnFamily, table: pa.Table) -> None:
-    found = table.num_rows
-    if found != state.stored_rows:
+def _check(versions: StoreDirectory, name: CheckpointName, state: ColumnFamily, table: pa.Table) -> None:
+    rows = table.num_rows
+    if rows != state.stored_rows:
         raise CorruptCheckpointError(
-            f"{versions.where(name)} has {found} values in the state {state.name!r}, but {state.stored_rows} in its metadata. "
+            f"{versions.where(name)} has {rows} values in the state {state.name!r}, but {state.stored_rows} in its metadata. "
             "Use an earlier batch, and please report this error; nothing was changed."
         )
 

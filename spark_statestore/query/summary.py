@@ -11,8 +11,6 @@ from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersio
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["StoreSummary", "StoredFiles", "stored_files", "summarize", "summarize_each"]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreSummary:
@@ -50,11 +48,9 @@ class StoreSummary:
     created_ms: int
 
 
-def summarize(
-    checkpoint: QueryCheckpoint, batch: int | None = None, progress: Progress | None = None
-) -> list[StoreSummary]:
+def summarize(checkpoint: QueryCheckpoint, batch: int | None = None) -> list[StoreSummary]:
     """Return the summary of every store at a batch, by default the newest one."""
-    return parallel_map(lambda version: _summary(checkpoint, version), checkpoint.stores(batch), progress)
+    return parallel_map(lambda version: _summary(checkpoint, version), checkpoint.stores(batch))
 
 
 def summarize_each(
@@ -114,14 +110,14 @@ class StoredFiles:
 
 def stored_files(checkpoint: QueryCheckpoint) -> dict[StoreId, StoredFiles]:
     """Return the files in each store's directory, from one listing."""
-    found: dict[StoreId, StoredFiles] = {}
+    by_store: dict[StoreId, StoredFiles] = {}
     versions: dict[StoreId, set[str]] = {}
     for store, directory, file, status in files_of_stores(checkpoint):
-        stored = found.setdefault(store, StoredFiles())
+        stored = by_store.setdefault(store, StoredFiles())
         stored.files += 1
         stored.bytes += status.size
         if file == METADATA_FILE_NAME:
             versions.setdefault(store, set()).add(directory.partition("_")[0])
     for store, names in versions.items():
-        found[store].versions = len(names)
-    return found
+        by_store[store].versions = len(names)
+    return by_store

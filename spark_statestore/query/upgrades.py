@@ -13,8 +13,6 @@ from spark_statestore.query.operators import StatefulOperator
 from spark_statestore.query.query_checkpoint import OFFSETS, QueryCheckpoint
 from spark_statestore.store.metadata import ColumnFamily
 
-__all__ = ["obstacles_by_spark"]
-
 _OWN_PACKAGE: Final = "org.apache.spark.sql.statestore."
 
 _TIMESTAMP_KEYS: Final = ("timestampPrefix", "timestampPostfix")
@@ -67,12 +65,12 @@ def _limits_of_logs(offsets: OffsetEntry, commit: CommitEntry) -> Iterator[_Limi
 
 def _column_families(checkpoint: QueryCheckpoint, batch: int) -> Mapping[int, list[ColumnFamily]]:
     """Return the column families of each operator, from its first partition."""
-    found: dict[int, list[ColumnFamily]] = {}
+    families: dict[int, list[ColumnFamily]] = {}
     for version in checkpoint.stores(batch):
         if version.store.partition == 0:
             metadata = checkpoint.open(version.store).metadata(version.name, version.attempt_id)
-            found.setdefault(version.store.operator, []).extend(metadata.column_families)
-    return found
+            families.setdefault(version.store.operator, []).extend(metadata.column_families)
+    return families
 
 
 def _limits_of(

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from spark_statestore.errors import (
@@ -13,13 +14,14 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     ForeignCheckpointError,
     StateStoreError,
+    restore_from_backup,
 )
 from spark_statestore.files import FileStatus, FileSystem, open_file_system, split_url
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR, QueryOperatorState
 from spark_statestore.query import sources
 from spark_statestore.query.gaps import log_gaps
-from spark_statestore.query.layout import list_below, path_in_its_file_system
+from spark_statestore.query.layout import path_in_its_file_system
 from spark_statestore.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.query.operators import SCHEMAS, StatefulOperator
 from spark_statestore.query.parallel import Progress, parallel_map
@@ -33,6 +35,7 @@ from spark_statestore.query.query_checkpoint import (
     StoreVersion,
     ranges,
 )
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.spark_files import check_log_entry, read_checked
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
@@ -137,9 +140,6 @@ def verify(
     StorageError
         If its file system cannot be used.
     """
-    # A pointer savepoint has the URL of its state.
-    from spark_statestore.query.savepoint import open_checkpoint
-
     checkpoint = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     return Verifier(checkpoint).verify(batch, progress)
 
@@ -155,13 +155,7 @@ class Verifier:
     def verify(
         self, batch: int | None = None, progress: Progress | None = None, *, begun: bool = True
     ) -> Verification:
-        """Verify one batch, see `verify`.
-
-        Parameters
-        ----------
-        begun
-            Verify an uncommitted batch as a part of the newest one.
-        """
+        """Verify one batch, see `verify`; an uncommitted batch is a part of the newest one if it has `begun`."""
         batch = self.checkpoint.require_batch(batch)
         return _BatchVerification(self, batch, begun=begun).result(progress)
 
@@ -169,9 +163,9 @@ class Verifier:
         """Read a stream to its end; a broken one raises the same error for each version that references it."""
         name = stream.stream_state_handle_id
         with self._lock:
-            known = name in self._streams
+            is_known = name in self._streams
             error = self._streams.get(name)
-        if not known:
+        if not is_known:
             try:
                 for _ in read_changes(stream, where):
                     pass
@@ -241,8 +235,8 @@ class _BatchVerification:
         with self._recording_problem("the logs"):
             for log, missing in log_gaps(self._checkpoint, None if is_newest else self._batch).items():
                 what = f"the {'offset' if log == OFFSETS else 'commit'} log"
-                known = {problem.what for problem in self._problems}
-                others = [number for number in missing if f"{what}, batch {number}" not in known]
+                reported = {problem.what for problem in self._problems}
+                others = [number for number in missing if f"{what}, batch {number}" not in reported]
                 if others:
                     self._problems.append(Problem(what, "missing", self._gap_message(log, others)))
 
@@ -255,18 +249,17 @@ class _BatchVerification:
         )
 
     def _check_sources(self, offsets: OffsetEntry | None) -> None:
-        directory = self._checkpoint.path(SOURCES)
-        found: dict[str, list[str]] = {}
+        files: dict[str, list[str]] = {}
         with self._recording_problem("the sources"):
-            for name in list_below(self._checkpoint.files, directory):
+            for name in self._checkpoint.files_below(SOURCES):
                 source, _, file = name.partition("/")
-                found.setdefault(source, []).append(file)
+                files.setdefault(source, []).append(file)
         positions: dict[str, str] = {}
         if offsets is not None:
             with self._recording_problem("the sources"):
                 positions = self._checkpoint.source_offsets(offsets)
-        for source in sorted(found.keys() | positions.keys()):
-            names = found.get(source, [])
+        for source in sorted(files.keys() | positions.keys()):
+            names = files.get(source, [])
             what = f"source {source}"
             with self._recording_problem(what):
                 offset = positions.get(source, "")
@@ -281,12 +274,9 @@ class _BatchVerification:
                         self._spark_file(what, SOURCES, source, name)
 
     def _is_file_log(self, source: str, names: list[str]) -> bool:
-        def read(name: str) -> bytes:
-            path = self._checkpoint.path(SOURCES, source, name)
-            with failing_to("read", self._checkpoint.files, path):
-                return self._checkpoint.files.read(path)
-
-        return sources.is_file_source(sources.log_files(names), read)
+        return sources.is_file_source(
+            sources.log_files(names), partial(self._checkpoint.read, SOURCES, source)
+        )
 
     def _needed(self, source: str, names: list[str], last: int) -> list[str]:
         """Return the files with the entries up to the last one that the batch has read."""
@@ -349,8 +339,8 @@ class _BatchVerification:
         if named != operator.partitions and not (named == 1 and operator.may_be_single):
             raise CorruptCheckpointError(
                 f"the commit log of {self._checkpoint.url} has state of {named} partitions of operator {operator.id} "
-                f"({operator.name}) for batch {self._batch}, but the operator has {operator.partitions}. Restore the "
-                "right files from a backup, or resume from an earlier batch."
+                f"({operator.name}) for batch {self._batch}, but the operator has {operator.partitions}. "
+                + restore_from_backup("the right files")
             )
 
     def _check_store(self, version: StoreVersion) -> None:
@@ -364,8 +354,8 @@ class _BatchVerification:
                     self._verifier.read_stream(entry.state, where)
                 except FileNotFoundError as error:
                     raise CheckpointNotFoundError(
-                        f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is missing. Restore it "
-                        "from a backup, or resume from an earlier batch."
+                        f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is missing. "
+                        + restore_from_backup()
                     ) from error
                 self._count(entry.state.state_size)
             with self._lock:

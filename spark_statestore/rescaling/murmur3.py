@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     Hashes = npt.NDArray[np.uint32]
     Partitions = npt.NDArray[np.int64]
 
-__all__ = ["SEED", "hash_columns", "partitions_of"]
-
 SEED: Final = 42
 """Seed of the hash of a row."""
 

@@ -16,8 +16,6 @@ from spark_statestore.query import StatefulOperator
 from spark_statestore.rows.types import SparkType
 from spark_statestore.store.metadata import ColumnFamily
 
-__all__ = ["PartitionKey", "partition_key"]
-
 # Operators whose key has exactly the columns of the shuffle.
 _PLAIN: Final = {
     "stateStoreSave",
@@ -82,24 +80,24 @@ def partition_key(
 
     `column_families` are all of the store, by name.
     """
-    found = None
+    key = None
     if operator.name in _PLAIN and state.name == _DEFAULT:
-        found = PartitionKey()
+        key = PartitionKey()
     elif operator.name == _SESSIONS and state.name == _DEFAULT:
         # The session's start is the last column.
-        found = PartitionKey(dropped=1)
+        key = PartitionKey(dropped=1)
     elif operator.is_join:
         # Four stores, or four column families of one.
-        found = _JOINS.get((store if state.name == _DEFAULT else state.name).partition("-")[2])
+        key = _JOINS.get((store if state.name == _DEFAULT else state.name).partition("-")[2])
     elif operator.name in _TRANSFORM:
-        found = _of_variable(state, column_families)
-    if found is None:
+        key = _of_variable(state, column_families)
+    if key is None:
         raise RescaleError(
             f"operator {operator.id} ({operator.name}), store {store}: this release does not know the partitioning of the "
             f"rows of its state {state.name!r}, so it cannot redistribute them. Upgrade "
             "spark-statestore, or keep the number of partitions. No copy was made."
         )
-    return found
+    return key
 
 
 def _of_variable(state: ColumnFamily, column_families: Mapping[str, ColumnFamily]) -> PartitionKey | None:

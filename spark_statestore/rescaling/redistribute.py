@@ -29,8 +29,6 @@ from spark_statestore.store.metadata import ColumnFamily, StoreId
 if TYPE_CHECKING:
     from spark_statestore.rescaling.murmur3 import Hashes, Partitions
 
-__all__ = ["rescaled", "rescaled_count"]
-
 # Rows per batch.
 _BATCH_ROWS: Final = 65_536
 

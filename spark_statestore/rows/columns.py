@@ -13,8 +13,6 @@ from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily
 
-__all__ = ["PARTITION", "StateColumns"]
-
 PARTITION: Final = "partition_id"
 
 
@@ -87,14 +85,14 @@ class StateColumns:
         return self.decode(pa.RecordBatch.from_pylist([], ROW_SCHEMA), 0)
 
 
-def _by_column(known: list[str], columns: Sequence[str]) -> dict[str, list[str] | None]:
+def _by_column(names: list[str], columns: Sequence[str]) -> dict[str, list[str] | None]:
     """Return the selected fields of each column, None for all."""
     wanted: dict[str, list[str] | None] = {}
     for column in columns:
         name, dot, field = column.partition(".")
-        if name not in known or (dot and name == PARTITION):
+        if name not in names or (dot and name == PARTITION):
             raise OptionError(
-                f"there is no column {column!r}; there are {', '.join(known)}. Use one of those, or a field of one, such as "
+                f"there is no column {column!r}; there are {', '.join(names)}. Use one of those, or a field of one, such as "
                 "value.count."
             )
         if not dot:

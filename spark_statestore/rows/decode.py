@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.rows.types import LONG_DIGITS, SparkType, parse_schema
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     Positions: TypeAlias = "range | NDArray[np.int64]"
     # None where all are valid.
     Valid: TypeAlias = "NDArray[np.bool_] | None"
-
-__all__ = ["decode_array", "decode_rows"]
 
 _WORD: Final = 8
 
@@ -126,7 +124,7 @@ class _Malformed(Exception):
         what = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
         return CorruptCheckpointError(
             f"{what} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are damaged, or have another "
-            "schema. Restore the state from a backup, or read an earlier batch."
+            "schema. " + restore_from_backup("the state")
         )
 
 
@@ -191,8 +189,8 @@ def _struct(memory: _Memory, row: SparkType, base: Positions, end: Positions, va
     for position, child, field in zip(row.positions, row.children, row.arrow, strict=True):
         word, bit = divmod(position, 64)
         if word not in bitmaps:
-            found = memory.read("<u8", _shift(base, _WORD * word))
-            bitmaps[word] = found if found.any() else None
+            nulls = memory.read("<u8", _shift(base, _WORD * word))
+            bitmaps[word] = nulls if nulls.any() else None
         present = valid
         if bitmaps[word] is not None:
             not_null = bitmaps[word] >> bit & 1 == 0

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["diff_state"]
-
 # Keys per batch of the result, and bytes of their rows on both sides.
 _BATCH_ROWS: Final = 1 << 16
 _BATCH_BYTES: Final = 1 << 28
@@ -78,16 +76,14 @@ def diff_state(
         ]
     )
     batches = []
-    for one, other in zip(first.versions, second.versions, strict=True):
-        changes = _Changes(
-            *parallel_map(lambda part: part[0].table(part[1]), [(first, one), (second, other)])
-        )
+    for old, new in zip(first.versions, second.versions, strict=True):
+        changes = _Changes(*parallel_map(lambda part: part[0].table(part[1]), [(first, old), (second, new)]))
         for start, end in slices(changes.bytes, _BATCH_ROWS, _BATCH_BYTES):
             keys = changes.keys[start:end]
             columns = [changes.kinds(keys), decode_array(changes.key_bytes(keys), key)]
             for side, value in zip(changes.sides, values, strict=True):
                 columns.append(side.lists(keys, value) if several else side.values(keys, value))
-            columns.append(pa.repeat(pa.scalar(other.store.partition, pa.int32()), len(keys)))
+            columns.append(pa.repeat(pa.scalar(new.store.partition, pa.int32()), len(keys)))
             batches.append(pa.RecordBatch.from_arrays(columns, schema=schema))
     return pa.Table.from_batches(batches, schema)
 
@@ -143,24 +139,24 @@ class _Changes:
         keys, self._dictionary = _numbered(before["key"], after["key"])
         values, _ = _numbered(before["value"], after["value"])
         most = len(self._dictionary)
-        one = _Side(before, keys[:split], values[:split], most)
-        other = _Side(after, keys[split:], values[split:], most)
-        differs = one.counts != other.counts
+        old = _Side(before, keys[:split], values[:split], most)
+        new = _Side(after, keys[split:], values[split:], most)
+        differs = old.counts != new.counts
         # Aligned, as these keys have equally many values on both sides.
-        alike = [side.numbers[~differs[side.keys]] for side in (one, other)]
-        differs[one.keys[~differs[one.keys]][alike[0] != alike[1]]] = True
-        self.sides = (one, other)
+        alike = [side.numbers[~differs[side.keys]] for side in (old, new)]
+        differs[old.keys[~differs[old.keys]][alike[0] != alike[1]]] = True
+        self.sides = (old, new)
         self.keys: NDArray[np.int64] = np.flatnonzero(differs)
-        sizes = byte_sizes(pa.chunked_array([self._dictionary])) + one.bytes + other.bytes
+        sizes = byte_sizes(pa.chunked_array([self._dictionary])) + old.bytes + new.bytes
         self.bytes: NDArray[np.int64] = sizes[self.keys]
 
     def kinds(self, keys: NDArray[np.int64]) -> pa.StringArray:
         """Return the kind of change of these keys."""
         import numpy as np
 
-        one, other = self.sides
+        old, new = self.sides
         kinds = np.where(
-            one.counts[keys] == 0, "added", np.where(other.counts[keys] == 0, "removed", "changed")
+            old.counts[keys] == 0, "added", np.where(new.counts[keys] == 0, "removed", "changed")
         )
         return pa.array(kinds, pa.string())
 

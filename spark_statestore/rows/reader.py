@@ -13,8 +13,6 @@ from spark_statestore.query.parallel import parallel_map
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.rows.source import StateSource, find_state
 
-__all__ = ["iter_state", "read_state"]
-
 # Rows per decoded batch, which bounds temporary memory.
 _BATCH_ROWS: Final = 1 << 18
 

@@ -10,16 +10,15 @@ import pyarrow as pa
 from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog
 from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.store.reader import read_version
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = ["StateSource", "find_state"]
 
 _DEFAULT: Final = "default"
 
@@ -41,7 +40,7 @@ def find_state(
     checkpoint = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     batch = checkpoint.require_batch(batch)
     described = checkpoint.operator(operator, batch)
-    stores = [one.name for one in described.stores]
+    stores = [operator_store.name for operator_store in described.stores]
     family = column_family or _DEFAULT
     if store not in stores and column_family is None and stores == [_DEFAULT]:
         # Spark's data source uses the name of a column family of a join's only store as a store name.
@@ -95,20 +94,22 @@ class StateSource:
         number = {state.name: state.stored_rows for state in metadata.column_families}.get(self.family)
         parts = [(0, 1)]
         while parts:
-            part, of = parts.pop()
-            changes = (batch for name, batch in store.read(version.name, metadata) if name == self.family)
-            held = _held(changes, part, of, memory if of < _MOST_PARTS else None)
+            part, parts_total = parts.pop()
+            changes = (
+                batch for name, batch in read_version(store, version.name, metadata) if name == self.family
+            )
+            held = _held(changes, part, parts_total, memory if parts_total < _MOST_PARTS else None)
             if held is None:
-                parts += [(part, 2 * of), (part + of, 2 * of)]
+                parts += [(part, 2 * parts_total), (part + parts_total, 2 * parts_total)]
             elif held:
-                yield _apply(held, number if of == 1 else None)
+                yield _apply(held, number if parts_total == 1 else None)
 
     def table(self, version: StoreVersion) -> pa.Table:
         """Return all of its rows in one of the stores, see `rows`."""
         return pa.concat_tables([ROW_SCHEMA.empty_table(), *self.rows(version)])
 
     def _described(self) -> ColumnFamily:
-        known: dict[str, None] = {}
+        columns: dict[str, None] = {}
         for version in self.versions:
             column_families = (
                 self._checkpoint.open(version.store)
@@ -118,10 +119,10 @@ class StateSource:
             for state in column_families:
                 if state.name == self.family:
                     return state
-                known[state.name] = None
+                columns[state.name] = None
         raise CheckpointNotFoundError(
             f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no column family "
-            f"{self.family!r} in the store {self.versions[0].store.name!r}; it has {', '.join(known)}. Use one of those."
+            f"{self.family!r} in the store {self.versions[0].store.name!r}; it has {', '.join(columns)}. Use one of those."
         )
 
 
@@ -142,14 +143,14 @@ def _apply(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
 
 
 def _held(
-    changes: Iterable[pa.RecordBatch], part: int, of: int, memory: int | None
+    changes: Iterable[pa.RecordBatch], part: int, parts: int, memory: int | None
 ) -> list[pa.RecordBatch] | None:
     """Return the changes of the keys in one part of `of`; None if they exceed the memory bound."""
     held = []
     size = 0
     for batch in changes:
-        if of > 1:
-            batch = batch.filter(pa.array(_parts(batch["key"], of) == part))
+        if parts > 1:
+            batch = batch.filter(pa.array(_parts(batch["key"], parts) == part))
         size += batch.nbytes
         if memory is not None and size > memory:
             return None
@@ -157,7 +158,7 @@ def _held(
     return held
 
 
-def _parts(keys: pa.BinaryArray, of: int) -> NDArray[np.uint64]:
+def _parts(keys: pa.BinaryArray, parts: int) -> NDArray[np.uint64]:
     """Return the part of each key, out of a power of two, by a hash of its words."""
     import numpy as np
 
@@ -170,4 +171,4 @@ def _parts(keys: pa.BinaryArray, of: int) -> NDArray[np.uint64]:
         longer = np.flatnonzero(sizes > word)
         mixed = (hashes[longer] ^ words[offsets[longer] + word]) * np.uint64(0x9E3779B97F4A7C15)
         hashes[longer] = mixed ^ (mixed >> np.uint64(32))
-    return hashes & np.uint64(of - 1)
+    return hashes & np.uint64(parts - 1)

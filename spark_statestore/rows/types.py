@@ -11,10 +11,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
+from spark_statestore.errors import (
+    CorruptCheckpointError,
+    OptionError,
+    UnsupportedFormatError,
+    restore_from_backup,
+)
 from spark_statestore.formats.metadata import parse_json
-
-__all__ = ["KNOWN", "LONG_DIGITS", "SparkType", "parse_schema", "with_unique_names"]
 
 # Decimals with at most this precision are stored as a long.
 LONG_DIGITS: Final = 18
@@ -158,8 +161,8 @@ def _of_schema(schema: str) -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
-            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. The file with it is damaged; restore it "
-            "from a backup, or resume from an earlier batch."
+            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. The file with it is damaged. "
+            + restore_from_backup()
         ) from error
 
 
@@ -246,10 +249,10 @@ def _parse(node: Any) -> SparkType:
 
 
 def _parse_name(name: str) -> SparkType:
-    if found := _DECIMAL.fullmatch(name):
-        return SparkType("decimal", pa.decimal128(int(found[1]), int(found[2])))
-    if found := _WITH_ARGUMENTS.fullmatch(name):
-        plain = (found[1] or found[2]).lower()
+    if match := _DECIMAL.fullmatch(name):
+        return SparkType("decimal", pa.decimal128(int(match[1]), int(match[2])))
+    if match := _WITH_ARGUMENTS.fullmatch(name):
+        plain = (match[1] or match[2]).lower()
         name = "string" if plain in ("char", "varchar") else plain
     name = _INTERVALS.get(name, name)
     # An unknown type fails only if its column is selected.

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.rollback import rollback
-from spark_statestore.query.savepoint import Kind, Savepoint, list_savepoints, load_savepoint, open_checkpoint
+from spark_statestore.query.savepoint import Kind, Savepoint
+from spark_statestore.query.savepoint_lookup import list_savepoints, load_savepoint, open_checkpoint
 from spark_statestore.savepoints.create import create_savepoint
 from spark_statestore.savepoints.restore import clone, rescale, restore
 from spark_statestore.savepoints.savepoint_store import SavepointStoreFactory, dispose_savepoint
@@ -77,11 +78,11 @@ def savepoint(
         store = SavepointStoreFactory.create(target)
         checkpoint = open_checkpoint(query_or_path, checkpoints_dir=checkpoints_dir)
     else:
-        found = Running(query_or_path)
-        if batch is None and found.is_active:
+        running = Running(query_or_path)
+        if batch is None and running.is_active:
             return trigger_savepoint(query_or_path, target, kind, timeout=timeout).result()
-        store = SavepointStoreFactory.create(target, found.savepoints_dir)
-        checkpoint, checkpoints_dir = found.checkpoint(), found.checkpoints_dir
+        store = SavepointStoreFactory.create(target, running.savepoints_dir)
+        checkpoint, checkpoints_dir = running.checkpoint(), running.checkpoints_dir
     # The batch is committed, so the request is acknowledged at once.
     taken = COORDINATOR.trigger_savepoint(
         lambda number: COORDINATOR.acknowledge(

@@ -5,31 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Generic, TypeVar
 
 from spark_statestore.errors import SavepointError, StateStoreError
-
-__all__ = ["CheckpointIdCounter", "SavepointCoordinator"]
-
-T = TypeVar("T")
+from spark_statestore.query.savepoint import Savepoint
 
 
-class CheckpointIdCounter:
-    """Counter of savepoints; safe to use from several threads."""
-
-    def __init__(self, first: int = 1) -> None:
-        self._next = first
-        self._lock = threading.Lock()
-
-    def get_and_increment(self) -> int:
-        """Return the next number, which no other call returns."""
-        with self._lock:
-            number = self._next
-            self._next += 1
-            return number
-
-
-class SavepointCoordinator(Generic[T]):
+class SavepointCoordinator:
     """Coordinator that gives every requested savepoint a future, and completes each future once.
 
     A request is pending until it is acknowledged: the commit log of Spark shows its batch. The future
@@ -37,10 +18,10 @@ class SavepointCoordinator(Generic[T]):
     cancelled until the acknowledgement. All errors of a request are in its future.
     """
 
-    def __init__(self, counter: CheckpointIdCounter | None = None) -> None:
-        self._counter = counter or CheckpointIdCounter()
+    def __init__(self) -> None:
+        self._newest = 0
         self._lock = threading.Lock()
-        self._promises: dict[int, Future[T]] = {}
+        self._promises: dict[int, Future[Savepoint]] = {}
 
     @property
     def pending(self) -> list[int]:
@@ -52,22 +33,14 @@ class SavepointCoordinator(Generic[T]):
         """Return True if a savepoint is pending."""
         return number in self.pending
 
-    def trigger_savepoint(self, trigger: Callable[[int], None]) -> Future[T]:
-        """Request a savepoint.
+    def trigger_savepoint(self, trigger: Callable[[int], None]) -> Future[Savepoint]:
+        """Request a savepoint; the future has it once it is complete, or a `SavepointError`.
 
-        Parameters
-        ----------
-        trigger
-            Starts it, given its number, and calls `acknowledge` or `fail` then or later.
-
-        Returns
-        -------
-        concurrent.futures.Future
-            The savepoint once it is complete, or a `SavepointError`.
+        `trigger` starts it, given its number, and calls `acknowledge` or `fail` then or later.
         """
-        promise: Future[T] = Future()
-        number = self._counter.get_and_increment()
+        promise: Future[Savepoint] = Future()
         with self._lock:
+            self._newest = number = self._newest + 1
             self._promises[number] = promise
         promise.add_done_callback(lambda _: self._forget_cancelled(number))
         try:
@@ -76,7 +49,7 @@ class SavepointCoordinator(Generic[T]):
             self.fail(number, error)
         return promise
 
-    def acknowledge(self, number: int, write: Callable[[], T]) -> None:
+    def acknowledge(self, number: int, write: Callable[[], Savepoint]) -> None:
         """Complete a savepoint whose batch is committed; does nothing if it is not pending."""
         promise = self._take(number)
         if promise is None or not promise.set_running_or_notify_cancel():
@@ -100,7 +73,7 @@ class SavepointCoordinator(Generic[T]):
             # `concurrent.futures.wait` waits for this.
             promise.set_running_or_notify_cancel()
 
-    def _take(self, number: int) -> Future[T] | None:
+    def _take(self, number: int) -> Future[Savepoint] | None:
         with self._lock:
             return self._promises.pop(number, None)
 

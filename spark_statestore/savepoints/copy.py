@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from spark_statestore.errors import CorruptCheckpointError, IllegalStateError
+from spark_statestore.errors import CorruptCheckpointError, IllegalStateError, restore_from_backup
 from spark_statestore.files import join, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.operator_state.query_operator_state import OPERATOR_STATE_DIR
 from spark_statestore.query import sources
 from spark_statestore.query.layout import (
     entry_before,
-    list_below,
     newest_operator_state,
     operator_states,
     path_in_its_file_system,
@@ -37,8 +36,6 @@ from spark_statestore.rescaling import rescaled, rescaled_count
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["DIRECTORIES", "CheckpointCopy", "copy_checkpoint"]
-
 DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
 """Directories beside the file ``metadata``."""
 
@@ -46,22 +43,11 @@ DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
 _ATTEMPTS: Final = 3
 
 
-def copy_checkpoint(
-    source: QueryCheckpoint,
-    batch: int,
-    target: str,
-    *,
-    query_id: str,
-    partitions: int | None = None,
-    checkpoints_dir: str | None = None,
-    state: bool = True,
-    fsync: bool = False,
-    progress: Progress | None = None,
-) -> None:
-    """Copy one batch of a query to an empty location, as a checkpoint from which the query resumes after it.
+class CheckpointCopy:
+    """A copy of one batch of a query, from which the query resumes after it, at an empty location.
 
-    The file ``metadata`` is written last: without it, neither Spark nor this package accepts the location as a
-    checkpoint. A failed copy is not removed.
+    It is made in steps: `write`, `write_logs`, and `publish`, which writes the file ``metadata``. Without that, neither
+    Spark nor this package accepts the location as a checkpoint. A failed copy is not removed.
 
     Parameters
     ----------
@@ -69,37 +55,10 @@ def copy_checkpoint(
         Number of state partitions, by default unchanged.
     checkpoints_dir
         The option ``checkpointsDir`` of the query in the copy.
-    state
-        Copy the stores. Otherwise the commit log has the attempts of the source.
-    fsync
-        Fsync local files.
-    progress
-        Called with the number of stores that are copied and their total.
-    """
-    copy = CheckpointCopy(
-        source,
-        batch,
-        target,
-        query_id=query_id,
-        partitions=partitions,
-        checkpoints_dir=checkpoints_dir,
-        fsync=fsync,
-        progress=progress,
-    )
-    copy.write(state=state)
-    copy.write_logs()
-    copy.publish()
-
-
-class CheckpointCopy:
-    """A copy in steps: state and all that belongs to it, Spark's logs, and the file that makes it a checkpoint.
-
-    Parameters
-    ----------
     conf
         Settings in the offset log that the copy has with other values.
     progress
-        See `copy_checkpoint`.
+        Called with the number of stores that are copied and their total.
     """
 
     def __init__(
@@ -137,18 +96,13 @@ class CheckpointCopy:
     ) -> None:
         """Write all files but `write_logs`'s and `publish`'s.
 
-        Parameters
-        ----------
-        state
-            Copy the stores.
-        state_ids
-            Checkpoint ids of stores that were written before, by operator, partition and store.
+        Without `state`, the stores were written before: `state_ids` has their checkpoint ids by operator, partition and store.
         """
         commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
         operators = list(self._source.operator_files(self._batch))
         if state:
-            written = self._counted(sum(self._store_count(one) for _, one in operators))
-            ids = {one.id: self._write_stores(one, written) for _, one in operators}
+            written = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
+            ids = {stateful.id: self._write_stores(stateful, written) for _, stateful in operators}
             if commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
         self._commit = commit
@@ -254,13 +208,13 @@ class CheckpointCopy:
             if below is None:
                 raise CorruptCheckpointError(
                     f"{self._source.files.url(path)} names the schema file {url}, which is not in the operator's directory. "
-                    "Restore the right file from a backup; nothing was changed."
+                    + restore_from_backup("the right file", otherwise=None)
                 )
             self._copy(STATE, str(operator.id), SCHEMAS, *below.split("/"))
         for store in operator.stores:
             names = StoreId(operator.id, 0, store.name).directories
             # With version 1 of the operator metadata, schemas are beside the first partition's state.
-            for name in self._list(STATE, *names, "_metadata"):
+            for name in self._source.files_below(STATE, *names, "_metadata"):
                 self._copy(STATE, *names, "_metadata", *name.split("/"))
         moved = self._moved(operator)
         if self._elsewhere:
@@ -286,7 +240,7 @@ class CheckpointCopy:
             self._put(data, SOURCES, name, *file.split("/"))
 
     def _source_files(self, name: str, offset: str) -> dict[str, bytes]:
-        names = self._list(SOURCES, name)
+        names = self._source.files_below(SOURCES, name)
         last = sources.position(offset)
         log = sources.log_files(names)
         if last is None or not sources.is_file_source(log, partial(self._read, SOURCES, name)):
@@ -300,16 +254,12 @@ class CheckpointCopy:
         return written
 
     def _write_operator_state(self) -> None:
-        for operator, names in operator_states(self._list(OPERATOR_STATE_DIR)).items():
+        for operator, names in operator_states(self._source.files_below(OPERATOR_STATE_DIR)).items():
             where = self._source.files.url(self._source.path(OPERATOR_STATE_DIR, operator))
             for chosen in newest_operator_state(names, self._batch, where):
                 # The metadata last, as it was written.
                 for name in sorted(names[chosen], key=lambda file: file == METADATA_FILE_NAME):
                     self._copy(OPERATOR_STATE_DIR, operator, chosen.directory, *name.split("/"))
-
-    def _list(self, *names: str) -> list[str]:
-        """Return the files below a directory of the source, by relative path, without Hadoop's own files."""
-        return list_below(self._source.files, self._source.path(*names))
 
     def _read(self, *names: str) -> bytes:
         path = self._source.path(*names)

@@ -14,13 +14,11 @@ from spark_statestore.options import check
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import STATE, QueryCheckpoint
 from spark_statestore.query.savepoint import Kind, Savepoint, new_name
-from spark_statestore.savepoints.copy import copy_checkpoint
+from spark_statestore.savepoints.copy import CheckpointCopy
 from spark_statestore.savepoints.savepoint_holds import held_while, hold
 from spark_statestore.savepoints.savepoint_store import SavepointStore
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
-
-__all__ = ["held_if_possible", "create_savepoint"]
 
 _logger = logging.getLogger(__name__)
 
@@ -110,15 +108,18 @@ class _SavepointWriter:
         return bool(self.checkpoint.operators(self.savepoint.batch))
 
     def write(self, savepoint: Savepoint) -> Savepoint:
-        copy_checkpoint(
+        copy = CheckpointCopy(
             self.checkpoint,
             savepoint.batch,
             savepoint.path,
             query_id=savepoint.query_id,
-            state=savepoint.kind == "canonical",
             fsync=True,
             progress=self.progress,
         )
+        # Without the stores, the commit log has the attempts of the source.
+        copy.write(state=savepoint.kind == "canonical")
+        copy.write_logs()
+        copy.publish()
         self.store.put_state(savepoint)
         return savepoint
 

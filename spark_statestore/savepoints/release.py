@@ -17,11 +17,9 @@ from spark_statestore.files import open_file_system, parent_of
 from spark_statestore.files.failures import failing_to
 from spark_statestore.query.gc import DAY
 from spark_statestore.query.running import storage_time
-from spark_statestore.query.savepoint import load_savepoint, open_checkpoint
+from spark_statestore.query.savepoint_lookup import load_savepoint, open_checkpoint
 from spark_statestore.savepoints.savepoint_holds import Hold, list_holds
 from spark_statestore.store.holds import is_temporary_hold
-
-__all__ = ["HoldInfo", "inspect_holds", "release_hold"]
 
 HoldStatus = Literal["needed", "young", "unneeded", "unknown"]
 
@@ -61,13 +59,7 @@ class HoldInfo:
 
 
 def inspect_holds(path: str, *, checkpoints_dir: str | None = None) -> list[HoldInfo]:
-    """Return all holds on the state of a query or savepoint, oldest version first.
-
-    Raises
-    ------
-    CheckpointIOError, StorageError
-        If the holds cannot be listed or read.
-    """
+    """Return all holds on the state of a query or savepoint, oldest version first."""
     return [info for _, info in _inspected(path, checkpoints_dir)]
 
 
@@ -84,8 +76,6 @@ def release_hold(
         Name of the hold's file.
     dry_run
         Check, remove nothing.
-    checkpoints_dir
-        The option ``checkpointsDir`` of the query, if it was set.
 
     Raises
     ------
@@ -93,15 +83,13 @@ def release_hold(
         If there is no such hold.
     IllegalStateError
         If something needs it, may need it, or cannot be checked.
-    CheckpointIOError, StorageError
-        If a file cannot be read or removed.
     """
-    found = {hold.name: (hold, info) for hold, info in _inspected(path, checkpoints_dir)}
-    if name not in found:
+    holds = {hold.name: (hold, info) for hold, info in _inspected(path, checkpoints_dir)}
+    if name not in holds:
         raise CheckpointNotFoundError(
-            f"there is no hold {name!r} on the state of {path}, it has {', '.join(found) or 'none'}. Use one of those."
+            f"there is no hold {name!r} on the state of {path}, it has {', '.join(holds) or 'none'}. Use one of those."
         )
-    hold, info = found[name]
+    hold, info = holds[name]
     if info.status != "unneeded":
         raise IllegalStateError(f"the hold {info.url} stays: {info.reason}. Nothing was removed.")
     if not dry_run:

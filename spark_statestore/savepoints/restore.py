@@ -14,8 +14,8 @@ from spark_statestore.query.orphans import STAGING_PREFIX
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import METADATA, RESERVED, QueryCheckpoint
 from spark_statestore.query.running import ActivityCheck
-from spark_statestore.query.savepoint import (
-    Savepoint,
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import (
     is_or_was_savepoint,
     load_savepoint,
     open_checkpoint,
@@ -24,19 +24,6 @@ from spark_statestore.query.savepoint import (
 from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
-
-__all__ = [
-    "IN_PROGRESS",
-    "SCRATCH",
-    "ClaimMode",
-    "clone",
-    "is_reserved",
-    "new_location",
-    "remove_location",
-    "require_empty",
-    "rescale",
-    "restore",
-]
 
 IN_PROGRESS: Final = "_in-progress"
 """File in a checkpoint location that is not complete."""
@@ -109,28 +96,28 @@ def restore(
         raise OptionError(
             f"the claim mode is {claim_mode!r}, but it must be one of {', '.join(get_args(ClaimMode))}."
         )
-    found = load_savepoint(savepoint if isinstance(savepoint, str) else savepoint.path)
-    source = found.checkpoint()
-    require_own_files(found, source)
+    restored = load_savepoint(savepoint if isinstance(savepoint, str) else savepoint.path)
+    source = restored.checkpoint()
+    require_own_files(restored, source)
     if claim_mode == "claim":
         # Raise before the copy rather than after it.
-        dispose_savepoint(found.path, dry_run=True)
-    query_id = found.query_id if keep_query_id else str(uuid.uuid4())
+        dispose_savepoint(restored.path, dry_run=True)
+    query_id = restored.query_id if keep_query_id else str(uuid.uuid4())
     if dry_run:
-        source.require_batch(found.batch)
+        source.require_batch(restored.batch)
         _require_partitions(partitions)
         _unused_locations(source, new_checkpoint, _state_url(checkpoints_dir, query_id))
-        return found.batch
-    _copy(source, found.batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress)
+        return restored.batch
+    _copy(source, restored.batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress)
     if claim_mode == "claim":
         try:
-            dispose_savepoint(found.path)
+            dispose_savepoint(restored.path)
         except Exception as error:
             error.add_note(
                 f"the checkpoint {new_checkpoint} is complete, and the query can be started with it"
             )
             raise
-    return found.batch
+    return restored.batch
 
 
 def clone(
@@ -390,13 +377,7 @@ def _remove_marker(files: FileSystem, directory: str) -> None:
 
 
 def is_reserved(files: FileSystem, root: str) -> bool:
-    """Return True if a location is reserved for a checkpoint that is not complete, so that no query can be started there.
-
-    Raises
-    ------
-    OSError
-        If that cannot be read.
-    """
+    """Return True if a location is reserved for a checkpoint that is not complete, so that no query can be started there."""
     try:
         return files.read(join(root, METADATA)) == RESERVED
     except FileNotFoundError:
@@ -406,11 +387,11 @@ def is_reserved(files: FileSystem, root: str) -> bool:
 def require_empty(files: FileSystem, directory: str) -> None:
     """Raise `CheckpointExistsError` if a directory has a file."""
     with failing_to("list", files, directory):
-        found = next(iter(files.list_files(directory)), None)
-        if found is not None:
+        first = next(iter(files.list_files(directory)), None)
+        if first is not None:
             is_in_progress = files.exists(join(directory, IN_PROGRESS))
             raise _exists(
-                files, directory, IN_PROGRESS if is_in_progress else found.path[len(directory) + 1 :]
+                files, directory, IN_PROGRESS if is_in_progress else first.path[len(directory) + 1 :]
             )
 
 

@@ -17,7 +17,8 @@ from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.parallel import parallel_map
 from spark_statestore.query.query_checkpoint import COMMITS, ROLLED_BACK, QueryCheckpoint, StoreVersion
-from spark_statestore.query.savepoint import Savepoint, is_or_was_savepoint, load_savepoint, require_savepoint
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import is_or_was_savepoint, load_savepoint, require_savepoint
 from spark_statestore.query.store_snapshot import make_durable, require_streams
 from spark_statestore.storage.file_handles import discard_durably
 from spark_statestore.store.holds import (
@@ -29,21 +30,15 @@ from spark_statestore.store.holds import (
 )
 from spark_statestore.store.metadata import StoreId
 
-__all__ = ["Hold", "list_holds", "hold", "hold_of", "held_while", "own_hold_of"]
-
 _logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A hold, which excludes one version of every store from cleanups.
+    """A hold, a file which excludes one version of every store from cleanups.
 
     Attributes
     ----------
-    files, path
-        File system and path of its file.
-    version
-        The held version.
     attempts
         The attempt that wrote each store's version when it was held.
     """
@@ -64,13 +59,7 @@ class Hold:
         return self.files.url(self.path)
 
     def holder(self) -> str | None:
-        """Return the URL of the savepoint or copy that needs it; None if the hold is gone or does not name one.
-
-        Raises
-        ------
-        CheckpointIOError
-            If it cannot be read.
-        """
+        """Return the URL of the savepoint or copy that needs it; None if the hold is gone or does not name one."""
         try:
             return str(parse_json(read_file(self.files, self.path))["holder"])
         except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -146,8 +135,8 @@ def own_hold_of(savepoint: Savepoint) -> Hold | None:
 def list_holds(checkpoint: QueryCheckpoint) -> list[Hold]:
     """Return all holds on a checkpoint's state, oldest version first."""
     files, directory = _directory(checkpoint.state_url)
-    found = _list(files, directory)
-    ordered = sorted(found.versions.items(), key=lambda hold: (hold[1], hold[0]))
+    holds = _list(files, directory)
+    ordered = sorted(holds.versions.items(), key=lambda hold: (hold[1], hold[0]))
     return [Hold(files, join(directory, name), version) for name, version in ordered]
 
 
@@ -167,9 +156,9 @@ def _same_location(holder: str, path: str) -> bool:
     if holder == path:
         return True
     with contextlib.suppress(StorageURLError):
-        (scheme, one), (other_scheme, other) = split_url(holder), split_url(path)
+        (scheme, location), (other_scheme, other) = split_url(holder), split_url(path)
         # Links may lead to the same local directory.
-        return scheme == other_scheme == "file" and os.path.realpath(one) == os.path.realpath(other)
+        return scheme == other_scheme == "file" and os.path.realpath(location) == os.path.realpath(other)
     return False
 
 
@@ -193,8 +182,8 @@ def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> di
         make_durable(checkpoint, version, metadata)
         return metadata.attempt_id
 
-    found = parallel_map(keep, versions)
-    return {version.store: attempt_id for version, attempt_id in zip(versions, found, strict=True)}
+    attempts = parallel_map(keep, versions)
+    return {version.store: attempt_id for version, attempt_id in zip(versions, attempts, strict=True)}
 
 
 def _remedy(checkpoint: QueryCheckpoint, oldest: int) -> str:

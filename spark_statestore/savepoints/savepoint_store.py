@@ -29,14 +29,12 @@ from spark_statestore.query.query_checkpoint import (
     STATE,
     QueryCheckpoint,
 )
-from spark_statestore.query.savepoint import Savepoint, savepoint_store, store_of
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import savepoint_store, store_of
+from spark_statestore.query.state_store import StateStore, locate
 from spark_statestore.savepoints.savepoint_holds import list_holds, own_hold_of
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
-from spark_statestore.storage.file_system_state_store import locate
-from spark_statestore.storage.state_store import StateStore
-
-__all__ = ["SavepointStore", "SavepointStoreFactory", "dispose_savepoint"]
 
 # In the order of removal: the file that identifies a checkpoint is replaced first and removed last, so that the rest is not
 # accepted as a query without state, and Spark starts none. Other files in the directory are not this package's.
@@ -46,7 +44,7 @@ _OWN: Final = (COMMITS, OFFSETS, STATE, SOURCES, OPERATOR_STATE_DIR, METADATA)
 class SavepointStore:
     """Savepoints of one directory."""
 
-    def __init__(self, store: StateStore[Savepoint], target: str) -> None:
+    def __init__(self, store: StateStore, target: str) -> None:
         self.store = store
         self.target = target
 
@@ -170,9 +168,9 @@ def _require_unneeded(savepoint: Savepoint) -> None:
 def _require_no_query(savepoint: Savepoint) -> None:
     """Raise if a query was started in the savepoint's directory, whose checkpoint would be removed."""
     with contextlib.suppress(CheckpointNotFoundError, CorruptCheckpointError):
-        if (found := QueryCheckpoint(savepoint.path).query_id) != savepoint.query_id:
+        if (query_id := QueryCheckpoint(savepoint.path).query_id) != savepoint.query_id:
             raise QueryRunningError(
-                f"the query {found} was started in {savepoint.path} after the disposal of the savepoint there had begun. The disposal "
+                f"the query {query_id} was started in {savepoint.path} after the disposal of the savepoint there had begun. The disposal "
                 "would remove its checkpoint: delete only the file _disposing. Nothing was removed."
             )
     later = [batch for batch in savepoint.checkpoint().logged_batches() if batch > savepoint.batch]

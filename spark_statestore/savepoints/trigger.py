@@ -24,8 +24,6 @@ from spark_statestore.savepoints.savepoint_store import SavepointStoreFactory
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["COORDINATOR", "Running", "require_kind", "trigger_savepoint"]
-
 _logger = logging.getLogger(__name__)
 
 # A tenth of the processor time of a batch's thread.
@@ -33,7 +31,7 @@ _NICENESS: Final = 10
 
 _POLL_SECONDS: Final = (0.1, 1.0)
 
-COORDINATOR: Final[SavepointCoordinator[Savepoint]] = SavepointCoordinator()
+COORDINATOR: Final = SavepointCoordinator()
 """Coordinator of all savepoints that this process takes."""
 
 
@@ -122,7 +120,7 @@ def trigger_savepoint(
             _lower_priority()
             try:
                 with _as_savepoint_error(checkpoint):
-                    batch = _next_batch(found, checkpoint, newest, deadline, number)
+                    batch = _next_batch(running, checkpoint, newest, deadline, number)
             except Exception as error:  # noqa: BLE001 - all errors are in the future
                 COORDINATOR.fail(number, error)
                 return
@@ -130,15 +128,17 @@ def trigger_savepoint(
 
         def write(batch: int | None) -> Savepoint:
             with _as_savepoint_error(checkpoint):
-                return create_savepoint(checkpoint, store, kind, batch, checkpoints_dir=found.checkpoints_dir)
+                return create_savepoint(
+                    checkpoint, store, kind, batch, checkpoints_dir=running.checkpoints_dir
+                )
 
         # Not a daemon: the interpreter waits for a savepoint that is being written, so that no hold or file of it remains.
         threading.Thread(target=wait_and_take, name=f"savepoint of {checkpoint.url}", daemon=False).start()
 
     try:
-        found = Running(query)
-        store = SavepointStoreFactory.create(target, found.savepoints_dir)
-        checkpoint = found.checkpoint()
+        running = Running(query)
+        store = SavepointStoreFactory.create(target, running.savepoints_dir)
+        checkpoint = running.checkpoint()
     except SavepointError as error:
         return COORDINATOR.trigger_savepoint(partial(COORDINATOR.fail, error=error))
     return COORDINATOR.trigger_savepoint(trigger)
@@ -159,7 +159,7 @@ def require_kind(kind: str) -> None:
 
 
 def _next_batch(
-    found: Running,
+    running: Running,
     checkpoint: QueryCheckpoint,
     newest: int,
     deadline: float | None,
@@ -168,7 +168,7 @@ def _next_batch(
     wait, longest = _POLL_SECONDS
     while COORDINATOR.is_pending(number):
         # Read before the logs: a batch that was committed before the query ended counts.
-        active = found.is_active
+        active = running.is_active
         batch = _newest(checkpoint)
         if batch > newest:
             return batch
@@ -182,7 +182,7 @@ def _next_batch(
             raise SavepointError(message)
         if not active:
             raise SavepointError(
-                f"there is no savepoint of {checkpoint.url}: {found.end_reason()}, and no batch was committed since the request. "
+                f"there is no savepoint of {checkpoint.url}: {running.end_reason()}, and no batch was committed since the request. "
                 "Take a savepoint of the stopped query: savepoint(checkpoint_location, target)."
             )
         if deadline is not None and time.monotonic() >= deadline:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 
-__all__ = ["extend_chain", "is_usable", "rebase_chain", "run_of", "start_chain"]
-
 
 def start_chain(
     version: int, snapshot: OperatorStreamStateHandle | None, rows: int | None = None

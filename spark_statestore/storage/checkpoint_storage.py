@@ -8,16 +8,6 @@ from typing import Final
 
 from spark_statestore.storage.streams import CheckpointMetadataOutputStream, CheckpointStreamFactory
 
-__all__ = [
-    "CHECKPOINT_DIR_PREFIX",
-    "CHECKPOINT_SHARED_STATE_DIR",
-    "METADATA_FILE_NAME",
-    "SAVEPOINT_DIR_PREFIX",
-    "CheckpointName",
-    "CheckpointStorage",
-    "CheckpointStorageLocation",
-]
-
 CHECKPOINT_DIR_PREFIX: Final = "chk-"
 """Prefix of the names of checkpoints' directories."""
 

@@ -14,8 +14,6 @@ from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.metadata import attempt_id_of
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["FileStateHandle", "SegmentFileStateHandle", "discard_durably", "discard_file"]
-
 
 def discard_file(files: FileSystem, path: str) -> None:
     """Delete a file, which may be missing; check for it only after a failure.
@@ -57,16 +55,10 @@ def discard_durably(files: FileSystem, path: str) -> None:
 
 @dataclass(eq=False)
 class FileStateHandle(StreamStateHandle):
-    """State in a file.
-
-    Discarding deletes the file and never a directory.
+    """State in a file; discarding deletes the file and never a directory.
 
     Attributes
     ----------
-    files
-        The file system.
-    path
-        The file's path there.
     size
         Size in bytes, -1 if unknown.
     checksum
@@ -102,16 +94,10 @@ class FileStateHandle(StreamStateHandle):
 
 @dataclass(eq=False)
 class SegmentFileStateHandle(StreamStateHandle):
-    """State in a segment of a file: the inline changes of a version, inside its metadata object.
-
-    Discarding does nothing: the version's metadata owns the file.
+    """State in a segment of a file: the inline changes of a version, inside its metadata object, which owns the file.
 
     Attributes
     ----------
-    files
-        The file system.
-    path
-        Path of the file.
     start, size
         Offset and length in bytes.
     attempt_id

@@ -14,8 +14,6 @@ from spark_statestore.storage.checkpoint_storage import (
 from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
 from spark_statestore.storage.metadata_streams import FsCheckpointMetadataOutputStream
 
-__all__ = ["WRITE_BUFFER_SIZE", "FsCheckpointStorage", "FsCheckpointStorageLocation"]
-
 WRITE_BUFFER_SIZE = 1024 * 1024
 """Default size of the write buffer in bytes; Flink's default of 4 KiB takes one system call a page."""
 
@@ -48,11 +46,6 @@ class FsCheckpointStorage(CheckpointStorage):
         Largest state in bytes that is stored inside the metadata, 0 to 256 MiB.
     write_buffer_size
         Size of the write buffer in bytes; the threshold is its lower bound.
-
-    Raises
-    ------
-    ValueError
-        If a size is out of its range.
     """
 
     def __init__(

@@ -19,8 +19,6 @@ from spark_statestore.storage.streams import (
     CheckpointStreamFactory,
 )
 
-__all__ = ["FsCheckpointStateOutputStream", "FsCheckpointStreamFactory"]
-
 _logger = logging.getLogger(__name__)
 
 _CREATE_ATTEMPTS = 10
@@ -33,23 +31,14 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
 
     Parameters
     ----------
-    files
-        The file system.
-    checkpoint_directory
-        Directory of exclusive state.
-    shared_state_directory
-        Directory of shared state.
+    checkpoint_directory, shared_state_directory
+        Directories of exclusive and of shared state.
     file_state_threshold
         Largest state in bytes that stays in memory, 0 to 256 MiB.
     write_buffer_size
         Size of the write buffer in bytes; the threshold is its lower bound.
     name_prefix
         Prefix of file names, which are random UUIDs otherwise. With the version as prefix a cleanup decides by name.
-
-    Raises
-    ------
-    ValueError
-        If a size is out of its range.
     """
 
     def __init__(
@@ -93,21 +82,12 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
 
     Parameters
     ----------
-    files
-        The file system.
     base_path
         Directory of the file.
     buffer_size
         Size of the write buffer in bytes, at least the threshold; 0 writes without buffering.
     local_state_threshold
         Largest state in bytes that stays in memory.
-    name_prefix
-        Starts the file's name.
-
-    Raises
-    ------
-    ValueError
-        If the buffer is smaller than the threshold.
     """
 
     def __init__(

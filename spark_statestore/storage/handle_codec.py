@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.errors import CorruptCheckpointError, restore_from_backup
 from spark_statestore.files.base import FileSystem, join
 from spark_statestore.files.failures import failing_to
 from spark_statestore.formats.messages import BatchEncoder, read_batch
@@ -23,8 +23,6 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
-
-__all__ = ["HANDLE_SCHEMA", "HandleContext", "decode_handle", "encode_extended_handle", "encode_handle"]
 
 HANDLE_SCHEMA: Final = pa.schema(
     [
@@ -64,18 +62,11 @@ _SEGMENT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class HandleContext:
-    """The file system and directory that stored handles are relative to.
+    """The file system and the store's directory that stored handles are relative to.
 
     A file is stored by its path from the directory, so that a store can be moved as a whole. Stored handles may only
     name files below the directory, with names that this package gives, and without links. Otherwise forged metadata
     could make a load read, and a cleanup delete, any file.
-
-    Attributes
-    ----------
-    files
-        The file system of the handles.
-    directory
-        Directory of the store that they belong to.
     """
 
     files: FileSystem
@@ -114,8 +105,7 @@ class HandleContext:
         if not _stays_below(relative) or not self._is_own(relative):
             raise CorruptCheckpointError(
                 f"a handle of {self.files.url(self.directory)} points outside of that directory, to {relative!r:.200}, or "
-                "gets there by a link. The metadata is damaged or was tampered with. Restore it from a backup, or start "
-                "from an earlier version; nothing was changed."
+                "gets there by a link. The metadata is damaged or was tampered with. " + restore_from_backup()
             )
         return join(self.directory, relative)
 
@@ -172,17 +162,8 @@ def encode_extended_handle(
 ) -> bytes:
     """Encode a handle that has the streams of its parent, and possibly one more, see `extend_chain`.
 
-    The result is that of `encode_handle`, in a time that hardly depends on the number of streams.
-
-    Parameters
-    ----------
-    encoded_parent
-        The parent, as one of these two functions has encoded it.
-
-    Raises
-    ------
-    TypeError, ValueError
-        See `encode_handle`.
+    The result is that of `encode_handle`, in a time that hardly depends on the number of streams. One of these two
+    functions has encoded `encoded_parent`.
     """
     rows: list[_Row] = []
     first = _ENCODER.count_rows(encoded_parent)
@@ -208,8 +189,8 @@ def decode_handle(message: bytes, context: HandleContext) -> StateObject:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(
-            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged. Restore it "
-            "from a backup, or start from an earlier version; nothing was changed."
+            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged. "
+            + restore_from_backup()
         ) from error
 
 

@@ -13,8 +13,6 @@ from spark_statestore.storage.stream_handles import StateObject
 if TYPE_CHECKING:
     from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 
-__all__ = ["ChainEntry", "IncrementalStateHandle"]
-
 
 @dataclass(frozen=True, slots=True)
 class ChainEntry:
@@ -32,11 +30,6 @@ class ChainEntry:
         Of a run, the version that its changes apply to: it has the net changes of several commits. None for other streams.
     rows
         Number of rows of a full snapshot, None if it is unknown.
-
-    Raises
-    ------
-    ValueError
-        If a run does not begin before its version, or is a full snapshot.
     """
 
     version: int
@@ -64,8 +57,6 @@ class IncrementalStateHandle(StateObject):
 
     Parameters
     ----------
-    version
-        The version.
     base_version
         The version of the full snapshot that the chain starts with. The chain is empty if that
         version had no rows and nothing changed since.

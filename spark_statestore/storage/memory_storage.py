@@ -16,25 +16,9 @@ from spark_statestore.storage.metadata_streams import (
     MemoryCheckpointMetadataOutputStream,
 )
 
-__all__ = [
-    "MemoryBackendCheckpointStorage",
-    "NonPersistentMetadataCheckpointStorageLocation",
-    "PersistentMetadataCheckpointStorageLocation",
-]
-
 
 class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
-    """The location of a checkpoint whose state is inside its metadata file.
-
-    Parameters
-    ----------
-    files
-        The file system.
-    checkpoint_directory
-        Directory of the metadata.
-    max_state_size
-        Largest size of one state in bytes.
-    """
+    """The location of a checkpoint whose state is inside its metadata file."""
 
     def __init__(self, files: FileSystem, checkpoint_directory: str, max_state_size: int) -> None:
         super().__init__(max_state_size)
@@ -61,15 +45,8 @@ class MemoryBackendCheckpointStorage(CheckpointStorage):
     ----------
     files
         File system of the metadata; None to keep it in the handle.
-    directory
-        The job's directory there.
     max_state_size
         Largest size of one state in bytes, more than 0.
-
-    Raises
-    ------
-    ValueError
-        If the size is not more than 0.
     """
 
     def __init__(self, files: FileSystem | None, directory: str, max_state_size: int) -> None:

@@ -15,17 +15,9 @@ from spark_statestore.storage.streams import (
     CheckpointStreamFactory,
 )
 
-__all__ = ["MemCheckpointStreamFactory", "MemoryCheckpointOutputStream"]
-
 
 class MemCheckpointStreamFactory(CheckpointStreamFactory):
-    """A factory of `MemoryCheckpointOutputStream` objects, whatever the scope.
-
-    Parameters
-    ----------
-    max_state_size
-        Largest size of one state in bytes.
-    """
+    """A factory of `MemoryCheckpointOutputStream` objects, whatever the scope."""
 
     def __init__(self, max_state_size: int) -> None:
         self.max_state_size = max_state_size
@@ -80,15 +72,7 @@ class MemoryCheckpointOutputStream(CheckpointStateOutputStream):
         return ByteStreamStateHandle(str(uuid.uuid4()), data, zlib.crc32(data))
 
     def close_and_get_bytes(self) -> bytes:
-        """Finish the stream and return its bytes.
-
-        Raises
-        ------
-        CheckpointIOError
-            If the stream is closed.
-        StateTooLargeError
-            If the state exceeds the bound.
-        """
+        """Finish the stream and return its bytes, as `close_and_get_handle` does."""
         if self._closed:
             raise CheckpointIOError("the stream has already been closed; its state was returned or discarded")
         data = self._buffer.getvalue()

@@ -16,8 +16,6 @@ from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile
 from spark_statestore.storage.metadata_streams import require_exclusive_metadata
 
-__all__ = ["MergedFileSystem"]
-
 T = TypeVar("T")
 
 
@@ -26,13 +24,6 @@ class MergedFileSystem(FileSystem):
 
     A merged file hides a file at the same path, of a run that did not merge. In checkpoint format v1 that is another attempt,
     which is shown as ``<path>.<attempt id>``. New files are not merged, see `MergedFiles.add`.
-
-    Parameters
-    ----------
-    files
-        The file system below.
-    merged
-        The merged files there.
     """
 
     def __init__(self, files: FileSystem, merged: MergedFiles) -> None:
@@ -48,15 +39,17 @@ class MergedFileSystem(FileSystem):
     def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
         return self._with(
             path,
-            lambda found: self._merged.read(found, start, size),
+            lambda logical: self._merged.read(logical, start, size),
             lambda below: self._files.read(below, start, size),
         )
 
     def size(self, path: str) -> int:
-        return self._with(path, lambda found: found.size, self._files.size)
+        return self._with(path, lambda logical: logical.size, self._files.size)
 
     def open_input(self, path: str) -> BinaryIO:
-        return self._with(path, lambda found: io.BytesIO(self._merged.read(found)), self._files.open_input)
+        return self._with(
+            path, lambda logical: io.BytesIO(self._merged.read(logical)), self._files.open_input
+        )
 
     def locate(self, path: str) -> tuple[str, int] | None:
         return self._with(path, self._merged.locate, self._located)
@@ -131,10 +124,10 @@ class MergedFileSystem(FileSystem):
     def _attempt_below(self, path: str) -> str | None:
         return attempt_id_of(self._files.read(path, 0, INLINE_STATE_OFFSET))
 
-    def _make_physical_durable(self, found: LogicalFile) -> None:
-        if (place := self._merged.locate(found)) is None:
+    def _make_physical_durable(self, logical: LogicalFile) -> None:
+        if (place := self._merged.locate(logical)) is None:
             raise FileNotFoundError(
-                f"{self._merged.url}: {found.path} is in no file: it was added or handed over, and is not published"
+                f"{self._merged.url}: {logical.path} is in no file: it was added or handed over, and is not published"
             )
         self._files.make_durable(place[0])
 
@@ -161,27 +154,27 @@ class MergedFileSystem(FileSystem):
             return None
         return name
 
-    def _with(self, path: str, of: Callable[[LogicalFile], T], below: Callable[[str], T]) -> T:
+    def _with(self, path: str, merged: Callable[[LogicalFile], T], below: Callable[[str], T]) -> T:
         """Return a function's result for the merged file at a path, or another one's for the path if there is none."""
         began = time.monotonic()
-        if (found := self._merged.find(path)) is None:
+        if (logical := self._merged.find(path)) is None:
             try:
                 return below(path)
             except FileNotFoundError:
                 # Another process, as that of the driver, may have published it since this one listed the directory.
                 if (version := self._merged.version_of(path)) is not None:
                     self._merged.look_for_others(began, version)
-                    found = self._merged.find(path)
-                if found is None:
+                    logical = self._merged.find(path)
+                if logical is None:
                     if (name := self._hidden_name(path)) is None:
                         self._merged.require_no_damage(path)
                         raise
                     return below(name)
         try:
-            return of(found)
+            return merged(logical)
         except FileNotFoundError:
             # Another process, that of the running query, has rewritten or discarded it.
             self._merged.forget()
-            if (found := self._merged.find(path)) is None:
+            if (logical := self._merged.find(path)) is None:
                 raise
-            return of(found)
+            return merged(logical)

@@ -20,8 +20,6 @@ from spark_statestore.storage.checkpoint_storage import CheckpointName
 from spark_statestore.storage.merged_index import UNRANKED, LogicalFile, MergedIndex, PhysicalFile
 from spark_statestore.storage.merged_lookup import MergedLookup
 
-__all__ = ["LARGEST_HANDED_OVER", "LARGEST_MERGED", "MergedFiles", "Supersede"]
-
 LARGEST_MERGED: Final = 1 << 20
 """Bytes up to which a metadata object is worth merging: a larger one is written while other tasks go on."""
 
@@ -37,7 +35,7 @@ _OWNED_SECONDS: Final = 10.0
 # Seconds between the checks whether a request that waits for a publication was cancelled.
 _POLL_SECONDS: Final = 1.0
 
-Supersede = Callable[[LogicalFile, bool], None]
+CommitGuard = Callable[[LogicalFile, bool], None]
 """Called before a logical file without a checkpoint id is published; raises an error if Spark has committed its version.
 
 The flag tells that another attempt at the version is known.
@@ -48,12 +46,7 @@ class MergedFiles(MergedLookup):
     """The merged files of one query, as one run of the query in this process sees them and adds to them.
 
     On a cluster the driver's process publishes for all: those of executors hand their files over, and report what they
-    discard.
-
-    Parameters
-    ----------
-    files, state_directory
-        See `MergedLookup`.
+    discard. What publishes raises the error of its guard, or `OSError` if the storage fails.
 
     Attributes
     ----------
@@ -75,16 +68,8 @@ class MergedFiles(MergedLookup):
         self._newest = 0
         self._sweeping = threading.Lock()
 
-    def add(self, path: str, attempt_id: str, encoded: EncodedObject | bytes, supersede: Supersede) -> None:
-        """Add a version's metadata to the next physical file, which is published early once it is large.
-
-        Raises
-        ------
-        OSError, StateStoreError
-            If it cannot be published, see `publish`.
-        ValueError
-            If the path is not that of metadata below the state directory.
-        """
+    def add(self, path: str, attempt_id: str, encoded: EncodedObject | bytes, guard: CommitGuard) -> None:
+        """Add a version's metadata to the next physical file, which is published early once it is large."""
         store, checkpoint = self._place_to_add(path)
         full = None
         with self._lock:
@@ -100,16 +85,10 @@ class MergedFiles(MergedLookup):
             if pending.size >= _LARGE:
                 full = self._take_pending(index)
         if full is not None:
-            self._publish(index, full, supersede)
+            self._publish(index, full, guard)
 
     def hand_over(self, path: str, attempt_id: str, size: int) -> None:
-        """Add a version's metadata that another process publishes; it is read from the storage once that is done.
-
-        Raises
-        ------
-        ValueError
-            If the path is not that of metadata below the state directory.
-        """
+        """Add a version's metadata that another process publishes; it is read from the storage once that is done."""
         store, checkpoint = self._place_to_add(path)
         with self._lock:
             index = self._index
@@ -118,49 +97,33 @@ class MergedFiles(MergedLookup):
                 index.remove(old)
             index.insert(LogicalFile(store, checkpoint, attempt_id, UNRANKED, size, index.elsewhere))
 
-    def publish(self, attempts: Collection[str], supersede: Supersede) -> tuple[list[str], int]:
+    def publish(self, attempts: Collection[str], guard: CommitGuard) -> tuple[list[str], int]:
         """Publish what was added and is not published yet.
 
-        Parameters
-        ----------
-        attempts
-            The attempts of the batch.
-        supersede
-            See `Supersede`.
+        If it raises an error, all of it may exist if the storage lost its answer, and none otherwise; `find` tells.
 
         Returns
         -------
         missing : list of str
-            The attempts that were not added since the last call: another backend had them.
+            The attempts of the batch that were not added since the last call: another backend had them.
         size : int
             Bytes written by this call.
-
-        Raises
-        ------
-        OSError, StateStoreError
-            If it cannot be written, or `supersede` refuses it. All of it may exist if the storage lost its answer, and
-            none otherwise; `find` tells.
         """
         with self._lock:
             index = self._index
             pending = self._take_pending(index)
         self._files.release_memory()
         if pending is not None:
-            self._publish(index, pending, supersede)
+            self._publish(index, pending, guard)
         with self._lock:
             missing = [attempt for attempt in attempts if attempt not in self._published]
             self._published.clear()
         return missing, 0 if pending is None else pending.size
 
-    def settle(self, path: str, supersede: Supersede) -> None:
+    def settle(self, path: str, guard: CommitGuard) -> None:
         """Publish what was added at a path, or await its publication, before a file is written there.
 
         Afterwards `find` returns only what is published there. What was handed over and is not published is withdrawn.
-
-        Raises
-        ------
-        OSError, StateStoreError
-            See `publish`.
         """
         store, checkpoint = self._place_to_add(path)
         while True:
@@ -168,20 +131,20 @@ class MergedFiles(MergedLookup):
             with self._lock:
                 index = self._index
                 unpublished = index.unpublished(store, checkpoint)
-                if any(one.physical is index.pending for one in unpublished):
+                if any(logical.physical is index.pending for logical in unpublished):
                     full = self._take_pending(index)
                 elif any(
-                    (one.store, one.checkpoint) == (store, checkpoint)
+                    (logical.store, logical.checkpoint) == (store, checkpoint)
                     for physical in self._publishing
-                    for one in physical.live
+                    for logical in physical.live
                 ):
                     self._publication_ended.wait(_POLL_SECONDS)
                 else:
-                    for one in unpublished:
-                        index.remove(one)
+                    for logical in unpublished:
+                        index.remove(logical)
                     return
             if full is not None:
-                self._publish(index, full, supersede)
+                self._publish(index, full, guard)
             # The supervisor cancels a request that waits too long.
             check_cancelled()
 
@@ -191,22 +154,16 @@ class MergedFiles(MergedLookup):
             return bool(self._index.pending.live or self._publishing)
 
     def supersede(self, path: str, attempt_id: str, data: bytes) -> None:
-        """Publish metadata that supersedes a logical file, in a physical file of its own.
-
-        Raises
-        ------
-        OSError, StateStoreError
-            See `publish`.
-        """
+        """Publish metadata that supersedes a logical file, in a physical file of its own."""
         if (present := self.find(path)) is None:
             raise FileNotFoundError(path)
         pending = PhysicalFile()
-        one = LogicalFile(
+        logical = LogicalFile(
             present.store, present.checkpoint, attempt_id, UNRANKED, len(data), pending, data=data
         )
         with self._lock:
             index = self._index
-            index.insert(one)
+            index.insert(logical)
             self._publishing.add(pending)
         self._publish(index, pending, lambda *_: None)
 
@@ -214,11 +171,6 @@ class MergedFiles(MergedLookup):
         """Discard a logical file; `sweep` deletes its physical file once all in it are discarded. False if there is none.
 
         It is not recorded: a later run finds what was discarded again in the physical files that remain.
-
-        Raises
-        ------
-        OSError, CorruptCheckpointError, UnsupportedFormatError
-            See `find`.
         """
         if (place := self._place_of(path)) is None:
             return False
@@ -232,13 +184,7 @@ class MergedFiles(MergedLookup):
         return True
 
     def discard_reported(self, paths: Iterable[str]) -> None:
-        """Discard the logical files that another process has discarded, by their paths below the state directory.
-
-        Raises
-        ------
-        OSError, UnsupportedFormatError
-            See `find`.
-        """
+        """Discard the logical files that another process has discarded, by their paths below the state directory."""
         for path in paths:
             self.discard(join(self._state, path))
 
@@ -257,12 +203,7 @@ class MergedFiles(MergedLookup):
         """Delete physical files whose logical files are discarded, and rewrite those with few others.
 
         To be called after a publication: a run that has ended must delete nothing, since its query may have been rolled back to
-        a version that it discarded.
-
-        Raises
-        ------
-        OSError
-            If files cannot be read or written. No logical file that is not discarded is lost.
+        a version that it discarded. If the storage fails, no logical file that is not discarded is lost.
         """
         if not self._sweeping.acquire(blocking=False):
             return
@@ -300,49 +241,49 @@ class MergedFiles(MergedLookup):
         self._publishing.add(pending)
         return pending
 
-    def _publish(self, index: MergedIndex, pending: PhysicalFile, supersede: Supersede) -> None:
+    def _publish(self, index: MergedIndex, pending: PhysicalFile, guard: CommitGuard) -> None:
         try:
-            self._publish_taken(index, pending, supersede)
+            self._publish_taken(index, pending, guard)
         finally:
             with self._lock:
                 self._publishing.discard(pending)
                 self._publication_ended.notify_all()
 
-    def _publish_taken(self, index: MergedIndex, pending: PhysicalFile, supersede: Supersede) -> None:
+    def _publish_taken(self, index: MergedIndex, pending: PhysicalFile, guard: CommitGuard) -> None:
         try:
             is_known = False
             while True:
                 with self._lock:
                     objects = list(pending.live)
                     is_owned = time.monotonic() < self._owned_until
-                versions = {one.checkpoint.version for one in objects}
+                versions = {logical.checkpoint.version for logical in objects}
                 for version in versions:
                     self._read_indexes(index, version)
                 with self._lock:
                     is_known = index.rank(objects) or bool(index.damaged) or is_known
                     name = index.next_name(versions)
-                unnamed = next((one for one in objects if one.checkpoint.id is None), None)
+                unnamed = next((logical for logical in objects if logical.checkpoint.id is None), None)
                 if unnamed is not None and (is_known or not is_owned):
-                    supersede(unnamed, is_known)
+                    guard(unnamed, is_known)
                 check_cancelled()
                 if (size := self._create(name, objects)) is not None:
                     break
                 # By another run, or by this one: the storage's answer was lost.
                 is_known = True
                 with self._lock:
-                    for one in objects:
-                        one.rank = UNRANKED
+                    for logical in objects:
+                        logical.rank = UNRANKED
                 self._read_directory(index)
         except BaseException:
             with self._lock:
-                for one in list(pending.live):
-                    index.remove(one)
+                for logical in list(pending.live):
+                    index.remove(logical)
             # The storage may have written it all the same: list it again.
             self.forget()
             raise
         with self._lock:
             index.place(pending, name, size, objects)
-            self._published.update(one.attempt_id for one in objects)
+            self._published.update(logical.attempt_id for logical in objects)
             self._owned_until = time.monotonic() + _OWNED_SECONDS
             self._newest = max(self._newest, *versions)
             is_current = index is self._index
@@ -353,8 +294,8 @@ class MergedFiles(MergedLookup):
     def _rewrite(self, index: MergedIndex, sparse: Sequence[PhysicalFile]) -> None:
         """Copy the logical files that are left in physical files into a new one, then delete those."""
         with self._lock:
-            objects = [one for physical in sparse for one in physical.live]
-            versions = {one.checkpoint.version for one in objects}
+            objects = [logical for physical in sparse for logical in physical.live]
+            versions = {logical.checkpoint.version for logical in objects}
             name = index.next_name(versions, is_copy=True) if objects else None
         if name is not None:
             if (size := self._create(name, objects)) is None:
@@ -364,19 +305,21 @@ class MergedFiles(MergedLookup):
             with self._lock:
                 index.place(PhysicalFile(), name, size, objects)
         with self._lock:
-            empty = [one for one in index.empty() if one in sparse]
+            empty = [physical for physical in index.empty() if physical in sparse]
         self._delete(index, empty)
 
     def _create(self, name: PhysicalName, objects: Sequence[LogicalFile]) -> int | None:
         """Write a physical file and return its size; None if the name is taken."""
         merged = []
-        for one in objects:
-            data = self.read(one)
-            merged.append(MergedObject(one.path, one.attempt_id, one.rank, data, zlib.crc32(data)))
+        for logical in objects:
+            data = self.read(logical)
+            merged.append(
+                MergedObject(logical.path, logical.attempt_id, logical.rank, data, zlib.crc32(data))
+            )
         return self._files.create(name, merged)
 
     def _delete(self, index: MergedIndex, files: Sequence[PhysicalFile]) -> None:
-        names = [one.name for one in files if one.name is not None]
+        names = [physical.name for physical in files if physical.name is not None]
         if names:
             self._files.delete(names)
             with self._lock:

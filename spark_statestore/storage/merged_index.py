@@ -17,8 +17,6 @@ from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET
 from spark_statestore.storage.checkpoint_storage import METADATA_FILE_NAME, CheckpointName
 
-__all__ = ["UNRANKED", "LogicalFile", "MergedIndex", "PhysicalFile", "Place", "place_of"]
-
 UNRANKED: Final = sys.maxsize
 """Rank of a logical file whose physical file is not published."""
 
@@ -35,14 +33,10 @@ class PhysicalFile:
     ----------
     name
         Its name; None until it is published.
-    size
-        Size in bytes.
     modified
         Time of its publication in seconds since 1970, None if unknown.
-    live
-        The logical files that are not discarded, in order.
-    live_bytes
-        Their size.
+    live, live_bytes
+        The logical files that are not discarded, in order, and their size.
     supersedes
         Files with attempts that attempts in this one supersede. It is deleted after them: they would count again.
     """
@@ -54,15 +48,15 @@ class PhysicalFile:
     live_bytes: int = 0
     supersedes: set[PhysicalFile] = field(default_factory=set)
 
-    def take(self, one: LogicalFile) -> None:
+    def take(self, logical: LogicalFile) -> None:
         """Add a logical file to those that are not discarded."""
-        self.live[one] = None
-        self.live_bytes += one.size
+        self.live[logical] = None
+        self.live_bytes += logical.size
 
-    def drop(self, one: LogicalFile) -> None:
+    def drop(self, logical: LogicalFile) -> None:
         """Remove a logical file from those that are not discarded."""
-        del self.live[one]
-        self.live_bytes -= one.size
+        del self.live[logical]
+        self.live_bytes -= logical.size
 
 
 @dataclass(eq=False, slots=True)
@@ -73,16 +67,10 @@ class LogicalFile:
     ----------
     store
         The store's directory below the state directory.
-    checkpoint
-        Its version.
-    attempt_id
-        The attempt that wrote it.
     rank
         Its place among the attempts at the same path: the highest one counts.
-    size
-        Size in bytes.
-    physical, start
-        The physical file, and the offset in it.
+    start
+        The offset in the physical file.
     data
         The bytes until the physical file is published.
     """
@@ -119,9 +107,9 @@ def place_of(path: str) -> Place | None:
     return store, checkpoint, suffix[1:] or None
 
 
-def _order_of(one: LogicalFile) -> tuple[int, str]:
+def _order_of(logical: LogicalFile) -> tuple[int, str]:
     # Two runs that do not know of each other give the same rank; every run must prefer the same attempt.
-    return one.rank, "" if one.rank == UNRANKED else one.attempt_id
+    return logical.rank, "" if logical.rank == UNRANKED else logical.attempt_id
 
 
 class MergedIndex:
@@ -138,14 +126,9 @@ class MergedIndex:
     damaged
         Files whose index cannot be read, with the errors.
     pending
-        The file that is published next.
+        The file that is published next; those of the index `before` are taken over.
     elsewhere
         Stands for the files in which another process publishes what was handed over.
-
-    Parameters
-    ----------
-    before
-        An index whose files that are not known to be published are taken over.
     """
 
     def __init__(self, before: MergedIndex | None = None) -> None:
@@ -158,24 +141,28 @@ class MergedIndex:
         self.damaged: dict[PhysicalName, CorruptCheckpointError] = {}
         self.pending: PhysicalFile = PhysicalFile() if before is None else before.pending
         self.elsewhere: PhysicalFile = PhysicalFile() if before is None else before.elsewhere
-        for one in (*self.pending.live, *self.elsewhere.live):
-            self._found(one).append(one)
+        for logical in (*self.pending.live, *self.elsewhere.live):
+            self._attempts(logical).append(logical)
 
     def find(
         self, store: str, checkpoint: CheckpointName, attempt_id: str | None = None
     ) -> LogicalFile | None:
         """Return the logical file that counts for a version, or that of one attempt; None if there is none."""
-        found = self._stores.get(store, {}).get(checkpoint, ())
-        return next((one for one in reversed(found) if attempt_id in (None, one.attempt_id)), None)
+        attempts = self._stores.get(store, {}).get(checkpoint, ())
+        return next(
+            (logical for logical in reversed(attempts) if attempt_id in (None, logical.attempt_id)), None
+        )
 
     def unpublished(self, store: str, checkpoint: CheckpointName) -> list[LogicalFile]:
         """Return the attempts at a version whose physical file is not known to exist."""
-        found = self._stores.get(store, {}).get(checkpoint, ())
-        return [one for one in found if one.physical.name is None]
+        attempts = self._stores.get(store, {}).get(checkpoint, ())
+        return [logical for logical in attempts if logical.physical.name is None]
 
-    def damage(self, checkpoint: CheckpointName, found: LogicalFile | None) -> CorruptCheckpointError | None:
+    def damage(
+        self, checkpoint: CheckpointName, logical: LogicalFile | None
+    ) -> CorruptCheckpointError | None:
         """Return the error of a file that may have a version, or without ids a later attempt at it than the one found."""
-        other = None if found is None else found.physical.name
+        other = None if logical is None else logical.physical.name
         for name, error in self.damaged.items():
             # What is copied is committed, so that no attempt followed it. While a copy is written, the originals are there.
             is_older = other is not None and (
@@ -184,7 +171,7 @@ class MergedIndex:
                 or ((name.oldest, name.newest) == (other.oldest, other.newest) and name.number < other.number)
             )
             if name.covers(checkpoint.version) and (
-                found is None or (checkpoint.id is None and not is_older)
+                logical is None or (checkpoint.id is None and not is_older)
             ):
                 return error
         return None
@@ -198,17 +185,20 @@ class MergedIndex:
             groups: Iterable[list[LogicalFile]] = [self._stores.get(place[0], {}).get(place[1], [])]
         else:
             stores = self._below.get(directory, ())
-            groups = (found for store in stores for found in self._stores[store].values())
-        for found in groups:
-            for one in found:
-                yield one.path if one is found[-1] else f"{one.path}.{one.attempt_id}", one
+            groups = (attempts for store in stores for attempts in self._stores[store].values())
+        for attempts in groups:
+            for logical in attempts:
+                yield (
+                    logical.path if logical is attempts[-1] else f"{logical.path}.{logical.attempt_id}",
+                    logical,
+                )
 
-    def insert(self, one: LogicalFile) -> None:
+    def insert(self, logical: LogicalFile) -> None:
         """Add a logical file after those of a lower or the same rank."""
-        found = self._found(one)
-        bisect.insort(found, one, key=_order_of)
-        self._order(found)
-        one.physical.take(one)
+        attempts = self._attempts(logical)
+        bisect.insort(attempts, logical, key=_order_of)
+        self._order(attempts)
+        logical.physical.take(logical)
 
     def take_up(self, name: PhysicalName, status: FileStatus, entries: Iterable[IndexEntry]) -> None:
         """Add a physical file of another run, or of an earlier one, with the logical files in its index."""
@@ -231,48 +221,48 @@ class MergedIndex:
                 )
             )
 
-    def remove(self, one: LogicalFile) -> None:
+    def remove(self, logical: LogicalFile) -> None:
         """Remove a logical file, unless it was removed before."""
-        if one not in one.physical.live:
+        if logical not in logical.physical.live:
             return
-        one.physical.drop(one)
-        checkpoints = self._stores[one.store]
-        checkpoints[one.checkpoint].remove(one)
-        if not checkpoints[one.checkpoint]:
-            del checkpoints[one.checkpoint]
+        logical.physical.drop(logical)
+        checkpoints = self._stores[logical.store]
+        checkpoints[logical.checkpoint].remove(logical)
+        if not checkpoints[logical.checkpoint]:
+            del checkpoints[logical.checkpoint]
 
     def drop(self, name: PhysicalName) -> None:
         """Remove a physical file that does not exist any more, with the logical files in it."""
         if (physical := self.physical.pop(name, None)) is not None:
-            for one in list(physical.live):
-                self.remove(one)
+            for logical in list(physical.live):
+                self.remove(logical)
 
     def rank(self, objects: Iterable[LogicalFile]) -> bool:
         """Rank new files after those at their paths; return True if another attempt is published at one of them."""
         is_known = False
-        for one in objects:
-            found = self._stores[one.store][one.checkpoint]
-            before = found[: found.index(one)]
+        for logical in objects:
+            attempts = self._stores[logical.store][logical.checkpoint]
+            before = attempts[: attempts.index(logical)]
             is_known = is_known or any(other.data is None for other in before)
-            one.rank = before[-1].rank + 1 if before else 0
+            logical.rank = before[-1].rank + 1 if before else 0
         return is_known
 
     @staticmethod
-    def _order(found: Sequence[LogicalFile]) -> None:
-        for before, after in itertools.pairwise(found):
+    def _order(attempts: Sequence[LogicalFile]) -> None:
+        for before, after in itertools.pairwise(attempts):
             if before.physical is not after.physical:
                 after.physical.supersedes.add(before.physical)
 
-    def _found(self, one: LogicalFile) -> list[LogicalFile]:
-        checkpoints = self._stores.get(one.store)
+    def _attempts(self, logical: LogicalFile) -> list[LogicalFile]:
+        checkpoints = self._stores.get(logical.store)
         if checkpoints is None:
-            checkpoints = self._stores[one.store] = {}
-            directory = one.store
+            checkpoints = self._stores[logical.store] = {}
+            directory = logical.store
             while directory:
-                self._below.setdefault(directory, []).append(one.store)
+                self._below.setdefault(directory, []).append(logical.store)
                 directory = directory.rpartition("/")[0]
-            self._below.setdefault("", []).append(one.store)
-        return checkpoints.setdefault(one.checkpoint, [])
+            self._below.setdefault("", []).append(logical.store)
+        return checkpoints.setdefault(logical.checkpoint, [])
 
     def take_pending(self) -> PhysicalFile:
         """Return the file that is published next, and begin another one."""
@@ -282,8 +272,8 @@ class MergedIndex:
     def next_name(self, versions: Collection[int], *, is_copy: bool = False) -> PhysicalName:
         """Return the next free name of a physical file with these versions."""
         oldest, newest = min(versions), max(versions)
-        known = [*self.physical, *self.damaged, *(self.unread or ())]
-        numbers = [name.number for name in known if (name.oldest, name.newest) == (oldest, newest)]
+        names = [*self.physical, *self.damaged, *(self.unread or ())]
+        numbers = [name.number for name in names if (name.oldest, name.newest) == (oldest, newest)]
         return PhysicalName(oldest, newest, max(numbers, default=-1) + 1, is_copy)
 
     def place(
@@ -293,28 +283,30 @@ class MergedIndex:
         physical.name, physical.size, physical.modified = name, size, time.time()
         self.physical[name] = physical
         start = INLINE_STATE_OFFSET
-        for one in objects:
+        for logical in objects:
             # Another thread may have discarded it.
-            if one in one.physical.live:
-                one.physical.drop(one)
-                physical.take(one)
-                one.physical, one.start, one.data = physical, start, None
-                found = self._found(one)
-                self._order(found)
+            if logical in logical.physical.live:
+                logical.physical.drop(logical)
+                physical.take(logical)
+                logical.physical, logical.start, logical.data = physical, start, None
+                attempts = self._attempts(logical)
+                self._order(attempts)
                 # A repeated request, whose answer was lost, leaves a copy.
                 for copy in [
-                    other for other in found if other.attempt_id == one.attempt_id and other is not one
+                    other
+                    for other in attempts
+                    if other.attempt_id == logical.attempt_id and other is not logical
                 ]:
                     self.remove(copy)
-            start += one.size
+            start += logical.size
 
     def empty(self) -> list[PhysicalFile]:
         """Return the files to delete: all in them is discarded."""
         empty: list[PhysicalFile] = []
-        for one in self.physical.values():
-            others = (other for other in one.supersedes if other.name in self.physical)
-            if not one.live and all(other in empty for other in others):
-                empty.append(one)
+        for physical in self.physical.values():
+            others = (other for other in physical.supersedes if other.name in self.physical)
+            if not physical.live and all(other in empty for other in others):
+                empty.append(physical)
         return empty
 
     def sparse(self, version: int) -> list[PhysicalFile]:
@@ -325,17 +317,17 @@ class MergedIndex:
         version
             The version of the batch: what may not be committed yet stays where it is.
         """
-        live = sum(one.live_bytes for one in self.physical.values())
-        unused = sum(one.size for one in self.physical.values()) - live
+        live = sum(physical.live_bytes for physical in self.physical.values())
+        unused = sum(physical.size for physical in self.physical.values()) - live
         if unused <= live + _LITTLE:
             return []
         chosen = []
         most = _REWRITTEN
-        old = [one for name, one in self.physical.items() if name.newest < version]
-        for one in sorted(old, key=lambda one: one.live_bytes / max(1, one.size)):
-            if unused <= live or one.live_bytes > most:
+        old = [physical for name, physical in self.physical.items() if name.newest < version]
+        for physical in sorted(old, key=lambda physical: physical.live_bytes / max(1, physical.size)):
+            if unused <= live or physical.live_bytes > most:
                 break
-            chosen.append(one)
-            most -= one.live_bytes
-            unused -= one.size - one.live_bytes
+            chosen.append(physical)
+            most -= physical.live_bytes
+            unused -= physical.size - physical.live_bytes
         return chosen

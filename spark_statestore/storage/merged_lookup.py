@@ -17,8 +17,6 @@ from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
 from spark_statestore.storage.merged_index import LogicalFile, MergedIndex, Place, place_of
 from spark_statestore.storage.physical_files import PhysicalFiles
 
-__all__ = ["MERGED_DIRECTORY", "MergedLookup", "MergedUsage"]
-
 MERGED_DIRECTORY: Final = "_merged"
 """Directory of the physical files, beside the directories of a query's operators."""
 
@@ -30,18 +28,9 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MergedUsage:
-    """Number and size of a query's merged files.
+    """Number and size of a query's merged files, and of the logical files in them that are not discarded.
 
-    Attributes
-    ----------
-    physical_files
-        Physical files.
-    storage_bytes
-        Their bytes.
-    logical_files
-        The logical files in them that are not discarded, without those of files whose index was not read yet.
-    live_bytes
-        Their bytes.
+    Files whose index was not read yet are without their logical files.
     """
 
     physical_files: int
@@ -51,17 +40,12 @@ class MergedUsage:
 
 
 class MergedLookup:
-    """The merged files of one query, found and read.
+    """The merged files of one query, found and read below its state directory.
 
     The directory is listed at the first use. An index is read when a version is looked for that the file's name covers, or
     with all others for a listing. Thread-safe.
 
-    Parameters
-    ----------
-    files
-        The file system.
-    state_directory
-        The query's state directory there.
+    What reads raises `OSError` if the storage fails, and `UnsupportedFormatError` if an index is of a newer release.
     """
 
     def __init__(self, files: FileSystem, state_directory: str) -> None:
@@ -88,10 +72,6 @@ class MergedLookup:
 
         Raises
         ------
-        OSError
-            If the directory or an index cannot be read.
-        UnsupportedFormatError
-            If an index is of a newer release.
         CorruptCheckpointError
             If a damaged file may have a later attempt at a version without an id.
         """
@@ -100,19 +80,13 @@ class MergedLookup:
         store, checkpoint, attempt_id = place
         index = self._with_indexes(checkpoint.version)
         with self._lock:
-            found = index.find(store, checkpoint, attempt_id)
-            if checkpoint.id is None and (error := index.damage(checkpoint, found)) is not None:
+            logical = index.find(store, checkpoint, attempt_id)
+            if checkpoint.id is None and (error := index.damage(checkpoint, logical)) is not None:
                 raise _may_be_in(place, error) from error
-            return found
+            return logical
 
     def require_no_damage(self, path: str) -> None:
-        """Raise unless all files that may contain a missing path could be read.
-
-        Raises
-        ------
-        CorruptCheckpointError
-            If one is damaged.
-        """
+        """Raise `CorruptCheckpointError` if a damaged file may contain a missing path."""
         if (place := self._place_of(path)) is not None:
             index = self._with_indexes(place[1].version)
             with self._lock:
@@ -123,16 +97,6 @@ class MergedLookup:
         """Return the error of a damaged file that may have one of some versions; None if there is no such file.
 
         Such a file is read again first: it may have been restored.
-
-        Parameters
-        ----------
-        versions, also
-            The versions.
-
-        Raises
-        ------
-        OSError, UnsupportedFormatError
-            See `find`.
         """
         index = self._with_indexes(None)
         if self._damage_in(index, versions, also) is None:
@@ -142,13 +106,7 @@ class MergedLookup:
         return self._damage_in(index, versions, also)
 
     def damaged_files(self) -> list[CorruptCheckpointError]:
-        """Return the errors of the files that cannot be read.
-
-        Raises
-        ------
-        OSError, UnsupportedFormatError
-            See `find`.
-        """
+        """Return the errors of the files that cannot be read."""
         index = self._with_indexes(None)
         with self._lock:
             return list(index.damaged.values())
@@ -157,11 +115,6 @@ class MergedLookup:
         """Return all logical files below a directory, with the modification times of their physical files.
 
         Those of a damaged file are left out, with a warning: see `damage_in` before files are deleted.
-
-        Raises
-        ------
-        OSError, UnsupportedFormatError
-            See `find`.
         """
         index = self._with_indexes(None)
         directory = directory.rstrip("/")
@@ -169,18 +122,12 @@ class MergedLookup:
             return []
         with self._lock:
             return [
-                FileStatus(join(self._state, path), one.size, one.physical.modified)
-                for path, one in index.below(directory[len(self._state) + 1 :])
+                FileStatus(join(self._state, path), logical.size, logical.physical.modified)
+                for path, logical in index.below(directory[len(self._state) + 1 :])
             ]
 
     def read(self, logical: LogicalFile, start: int = 0, size: int | None = None) -> bytes:
-        """Read a logical file: all of it, or `size` bytes from `start`.
-
-        Raises
-        ------
-        OSError
-            If the physical file cannot be read, or another process has not published it.
-        """
+        """Read a logical file: all of it, or `size` bytes from `start`; raise `OSError` if another process has not published it."""
         end = logical.size if size is None else min(logical.size, start + size)
         while True:
             with self._lock:
@@ -206,49 +153,35 @@ class MergedLookup:
             return None if name is None else (self._files.path(name), logical.start)
 
     def is_newest(self, logical: LogicalFile) -> bool:
-        """Return True unless another run has published the same version since; the storage is asked.
-
-        Raises
-        ------
-        OSError
-            If the storage cannot be read.
-        """
+        """Return True unless another run has published the same version since; the storage is asked."""
         with self._lock:
             if (name := logical.physical.name) is None:
                 return True
             numbers = itertools.count(name.number + 1)
             following = (PhysicalName(name.oldest, name.newest, number) for number in numbers)
-            unknown = next(one for one in following if one not in self._index.physical)
+            unknown = next(name_after for name_after in following if name_after not in self._index.physical)
         if not name.is_copy and self._files.exists(unknown):
             # No run publishes again what is copied, since it is committed.
             return False
         return self._files.exists(name)
 
     def physical_files(self) -> list[tuple[FileStatus, list[str]]]:
-        """Return the physical files, each with the paths of its logical files.
-
-        Raises
-        ------
-        OSError, CorruptCheckpointError, UnsupportedFormatError
-            See `find`.
-        """
+        """Return the physical files, each with the paths of its logical files."""
         index = self._with_indexes(None)
         with self._lock:
-            paths = {one: join(self._state, path) for path, one in index.below("")}
+            paths = {logical: join(self._state, path) for path, logical in index.below("")}
             return [
-                (FileStatus(self._files.path(name), one.size, one.modified), [paths[of] for of in one.live])
-                for name, one in index.physical.items()
+                (
+                    FileStatus(self._files.path(name), physical.size, physical.modified),
+                    [paths[logical] for logical in physical.live],
+                )
+                for name, physical in index.physical.items()
             ]
 
     def publication_times(self, versions: Collection[int]) -> dict[int, float]:
         """Return when versions were published, in seconds since 1970, as exact as the storage's modification times.
 
         A version that is not merged, whose physical file was rewritten since, or whose time is not known, is left out.
-
-        Raises
-        ------
-        OSError, UnsupportedFormatError
-            See `find`.
         """
         times: dict[int, float] = {}
         for version in versions:
@@ -257,7 +190,7 @@ class MergedLookup:
                 for name, physical in index.physical.items():
                     if name.is_copy or physical.modified is None or not name.covers(version):
                         continue
-                    if any(one.checkpoint.version == version for one in physical.live):
+                    if any(logical.checkpoint.version == version for logical in physical.live):
                         times[version] = max(times.get(version, 0.0), physical.modified)
         return times
 
@@ -269,9 +202,9 @@ class MergedLookup:
             unread = index.unread or {}
             return MergedUsage(
                 len(read) + len(unread.keys() | index.damaged.keys()),
-                sum(one.size for one in read) + sum(one.size for one in unread.values()),
-                sum(len(one.live) for one in read),
-                sum(one.live_bytes for one in read),
+                sum(file.size for file in read) + sum(file.size for file in unread.values()),
+                sum(len(file.live) for file in read),
+                sum(file.live_bytes for file in read),
             )
 
     def take_created(self) -> int:
@@ -279,7 +212,7 @@ class MergedLookup:
         return self._files.take_created()
 
     def is_empty(self) -> bool:
-        """Return True if there are no merged files; see `find` for errors."""
+        """Return True if there are no merged files."""
         return not self._with_indexes(None).physical
 
     def committed_at(self, version: int) -> float:
@@ -290,19 +223,9 @@ class MergedLookup:
             return self._committed[1]
 
     def look_for_others(self, since: float, version: int | None = None) -> None:
-        """Find what other processes had published at a time of `time.monotonic`; one listing serves many stores.
+        """Find what other processes had published at a time of `time.monotonic`, of one version or all.
 
-        What was discarded here stays so.
-
-        Parameters
-        ----------
-        version
-            The version that is looked for; by default all.
-
-        Raises
-        ------
-        OSError, UnsupportedFormatError
-            See `find`.
+        One listing serves many stores. What was discarded here stays so.
         """
         index = self._with_indexes(version)
         if index.listed_at <= since:
@@ -329,10 +252,10 @@ class MergedLookup:
         self.look_for_others(time.monotonic(), version)
         index = self._with_indexes(version)
         with self._lock:
-            found = index.find(logical.store, logical.checkpoint, logical.attempt_id)
-        if found is None or found.physical is index.elsewhere:
+            published = index.find(logical.store, logical.checkpoint, logical.attempt_id)
+        if published is None or published.physical is index.elsewhere:
             raise FileNotFoundError(f"{self.url}: no file has {logical.path}, which was handed over")
-        return found
+        return published
 
     def _with_indexes(self, version: int | None) -> MergedIndex:
         """Return the index, after reading the files that may contain a version, or all."""
@@ -382,10 +305,10 @@ class MergedLookup:
         with self._lock:
             # Before the listing, so that `forget` drops one which begins too early.
             index.listed_at = min(index.listed_at, began)
-            known = list(index.physical)
+            names = list(index.physical)
         listed = self._files.list()
         with self._lock:
-            for name in known:
+            for name in names:
                 if name not in listed:
                     # Another process has deleted it.
                     index.drop(name)

@@ -16,14 +16,6 @@ from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.storage.streams import CheckpointMetadataOutputStream
 
-__all__ = [
-    "FsCheckpointMetadataOutputStream",
-    "MemoryCheckpointMetadataOutputStream",
-    "read_object",
-    "read_without_state",
-    "require_exclusive_metadata",
-]
-
 # Larger than the metadata of most versions; smaller than what a second request costs.
 _FIRST_READ: Final = 256 * 1024
 
@@ -86,13 +78,6 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
 
     The target does not exist before it is published, and a failure leaves nothing behind; Flink leaves a partial file
     where the file system has no atomic publishing, and its staging file where it has. An existing target is never replaced.
-
-    Parameters
-    ----------
-    files
-        The file system.
-    metadata_path
-        Path of the metadata file.
     """
 
     def __init__(self, files: FileSystem, metadata_path: str) -> None:
@@ -135,13 +120,7 @@ class MemoryCheckpointMetadataOutputStream(_CollectingOutputStream):
 
 
 def read_object(files: FileSystem, path: str) -> bytes:
-    """Read a metadata object for `decode_object`; of another file, read the start only.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    """
+    """Read a metadata object for `decode_object`; of another file, read the start only."""
     start, lengths = _read_start(files, path)
     if lengths is None:
         return start
@@ -150,13 +129,7 @@ def read_object(files: FileSystem, path: str) -> bytes:
 
 
 def read_without_state(files: FileSystem, path: str) -> bytes:
-    """Read a metadata object for `decode_object`, leaving out large inline state.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    """
+    """Read a metadata object for `decode_object`, leaving out large inline state."""
     start, lengths = _read_start(files, path)
     if lengths is None:
         return start

@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["Mode", "OperatorStreamStateHandle", "StateMetaInfo"]
-
 
 class Mode(enum.IntEnum):
     """The redistribution of a named state over a new number of subtasks; stored by number."""

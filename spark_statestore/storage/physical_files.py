@@ -23,8 +23,6 @@ from spark_statestore.formats.merged_files import (
 )
 from spark_statestore.storage.metadata_streams import read_without_state
 
-__all__ = ["PhysicalFiles"]
-
 # Files of up to so many bytes are read whole, for the loads of many stores; bytes and seconds for which they are kept.
 _READ_WHOLE: Final = 8 << 20
 _CACHED: Final = 64 << 20
@@ -32,15 +30,7 @@ _CACHED_SECONDS: Final = 30.0
 
 
 class PhysicalFiles:
-    """The directory of a query's physical files. Thread-safe.
-
-    Parameters
-    ----------
-    files
-        The file system.
-    directory
-        The directory there, which need not exist.
-    """
+    """The directory of a query's physical files, which need not exist. Thread-safe."""
 
     def __init__(self, files: FileSystem, directory: str) -> None:
         self._files = files
@@ -67,13 +57,7 @@ class PhysicalFiles:
         return path.startswith(f"{self._directory}/")
 
     def list(self) -> dict[PhysicalName, FileStatus]:
-        """Return the files in the directory.
-
-        Raises
-        ------
-        OSError
-            If it cannot be listed, or is a link.
-        """
+        """Return the files in the directory; raise `OSError` if it is a link."""
         require_no_link(self._files, *self._directory.rsplit("/", 1))
         return {
             name: status
@@ -82,15 +66,7 @@ class PhysicalFiles:
         }
 
     def read_index(self, name: PhysicalName) -> Sequence[IndexEntry] | None:
-        """Return the index of a file; None if another process has deleted the file.
-
-        Raises
-        ------
-        OSError
-            If it cannot be read.
-        CorruptCheckpointError, UnsupportedFormatError
-            If it is damaged, or of a newer release.
-        """
+        """Return the index of a file; None if another process has deleted the file."""
         heartbeat()
         path = self.path(name)
         try:
@@ -102,11 +78,6 @@ class PhysicalFiles:
         """Read a part of a file of `size` bytes.
 
         On an object store the whole file is read, and kept for a while for other stores.
-
-        Raises
-        ------
-        OSError
-            If it cannot be read.
         """
         if size > _READ_WHOLE or isinstance(self._files, LocalFileSystem):
             return self._files.read(self.path(name), start, length)
@@ -131,13 +102,7 @@ class PhysicalFiles:
                 self._reading.release()
 
     def create(self, name: PhysicalName, objects: Sequence[MergedObject]) -> int | None:
-        """Write a file and return its size; None if the name is taken.
-
-        Raises
-        ------
-        OSError, StateStoreError
-            If it cannot be written.
-        """
+        """Write a file and return its size; None if the name is taken."""
         encoded = encode_physical_file(secrets.token_hex(8), objects)
         if not self._has_directory:
             self._files.make_directory(self._directory)
@@ -158,22 +123,10 @@ class PhysicalFiles:
         return created
 
     def delete(self, names: Iterable[PhysicalName]) -> None:
-        """Delete files, missing or not.
-
-        Raises
-        ------
-        OSError
-            If one cannot be deleted.
-        """
+        """Delete files, missing or not."""
         heartbeat()
         self._files.delete_files([self.path(name) for name in names])
 
     def exists(self, name: PhysicalName) -> bool:
-        """Return True if a file exists.
-
-        Raises
-        ------
-        OSError
-            If the storage cannot be read.
-        """
+        """Return True if a file exists."""
         return has_file(self._files, self.path(name))

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from spark_statestore.errors import IllegalStateError
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["SharedStateRegistry"]
-
 _logger = logging.getLogger(__name__)
 
 
@@ -79,10 +77,6 @@ class SharedStateRegistry:
 
         Parameters
         ----------
-        handle
-            The stream.
-        checkpoint_id
-            The checkpoint that uses it.
         created_by
             The checkpoint that wrote it, if that is an earlier one.
         keeps_creator
@@ -103,13 +97,7 @@ class SharedStateRegistry:
             entry.use(checkpoint_id)
 
     def register_orphan(self, handle: StreamStateHandle, last_checkpoint_id: int) -> None:
-        """Register a stream that no known checkpoint uses; it stays as long as a checkpoint up to an id may use it.
-
-        Raises
-        ------
-        IllegalStateError
-            If the stream is just being deleted.
-        """
+        """Register a stream that no known checkpoint uses; it stays as long as a checkpoint up to an id may use it."""
         with self._lock:
             self._cancel_deletion(handle, last_checkpoint_id)
             entry = _Entry(handle, last_checkpoint_id, False, last_checkpoint_id, [])
@@ -118,27 +106,16 @@ class SharedStateRegistry:
     def checkpoints_in_use(self, lowest_checkpoint_id: int, also: Collection[int] = ()) -> set[int]:
         """Return the checkpoints below an id that must stay, since a stream in one of their files is still used.
 
-        Parameters
-        ----------
-        also
-            Older checkpoints whose streams are used too.
+        The streams of the older checkpoints `also` are used too.
         """
         with self._lock:
             in_use = self._creators(lowest_checkpoint_id, also)
         return {creator for creator in in_use if creator < lowest_checkpoint_id}
 
     def unregister_unused_state(self, lowest_checkpoint_id: int, also: Collection[int] = ()) -> set[int]:
-        """Discard the streams that no checkpoint from an id on uses.
+        """Discard the streams that no checkpoint from an id on uses, and none of the older ones `also`.
 
-        Parameters
-        ----------
-        also
-            Older checkpoints whose streams stay too.
-
-        Returns
-        -------
-        set of int
-            The checkpoints that have a stream in a file of their own that is still used.
+        Return the checkpoints that have a stream in a file of their own that is still used.
         """
         with self._lock:
             unused = [

@@ -7,8 +7,6 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-__all__ = ["ByteStreamStateHandle", "StateObject", "StreamStateHandle"]
-
 
 class StateObject(ABC):
     """A piece of checkpointed state."""
@@ -70,19 +68,7 @@ class StreamStateHandle(StateObject):
 
 @dataclass(eq=False)
 class ByteStreamStateHandle(StreamStateHandle):
-    """State in memory, which travels with the handle.
-
-    The same name must mean the same bytes.
-
-    Attributes
-    ----------
-    handle_name
-        Name of the state.
-    data
-        The state.
-    checksum
-        CRC-32 of `data`, if known.
-    """
+    """State in memory, which travels with the handle. The same name must mean the same bytes."""
 
     handle_name: str
     data: bytes = field(repr=False)

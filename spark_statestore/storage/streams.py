@@ -12,13 +12,6 @@ if TYPE_CHECKING:
     from spark_statestore.files.base import Buffer
     from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = [
-    "CheckpointMetadataOutputStream",
-    "CheckpointStateOutputStream",
-    "CheckpointStreamFactory",
-    "CheckpointedStateScope",
-]
-
 
 class CheckpointedStateScope(enum.Enum):
     """The ownership of a stream."""

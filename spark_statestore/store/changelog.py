@@ -15,26 +15,12 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 import pyarrow as pa
 
 from spark_statestore.errors import CorruptCheckpointError, ProtocolError, UnsupportedFormatError
-from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack, read_change_batch, schema_bytes
+from spark_statestore.formats.change_batches import pack, read_change_batch, schema_bytes
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
 
 if TYPE_CHECKING:
     from spark_statestore.storage.stream_handles import StreamStateHandle
     from spark_statestore.storage.streams import CheckpointStateOutputStream
-
-__all__ = [
-    "MERGE",
-    "CHANGE_FORMAT_VERSION",
-    "CHANGE_SCHEMA",
-    "PUT",
-    "DELETE",
-    "ChangeStreamWriter",
-    "EncodedBatch",
-    "StreamPart",
-    "parts_of",
-    "read_changes",
-    "read_messages",
-]
 
 CHANGE_FORMAT_VERSION: Final = 1
 
@@ -60,13 +46,7 @@ _LARGEST_READ: Final = 64 << 20
 
 
 def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
-    """Compress a record batch message, without offsets if possible; return it unchanged if that saves nothing.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If the message is no batch of changes.
-    """
+    """Compress a record batch message, without offsets if possible; return it unchanged if that saves nothing."""
     batch = read_change_batch(message, full=True)
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
@@ -101,13 +81,7 @@ class ChangeStreamWriter:
         self._out.write(compressed)
 
     def write_encoded(self, batches: Iterable[EncodedBatch]) -> None:
-        """Append batches as they are.
-
-        Raises
-        ------
-        ProtocolError
-            If a message is no batch.
-        """
+        """Append batches as they are."""
         for column_family, message, checksum in batches:
             _require_batch(message)
             self._begin(column_family)
@@ -136,11 +110,11 @@ class ChangeStreamWriter:
 def _require_batch(message: pa.Buffer) -> None:
     # Readers validate the values; here the message must only be complete.
     try:
-        found = pa.ipc.read_message(message)
+        parsed = pa.ipc.read_message(message)
     except (pa.ArrowException, EOFError, OSError) as error:
         raise ProtocolError(f"changes that cannot be read: {error}") from error
-    if found.type != "record batch":
-        raise ProtocolError(f"changes that cannot be read: a message of type {found.type}")
+    if parsed.type != "record batch":
+        raise ProtocolError(f"changes that cannot be read: a message of type {parsed.type}")
 
 
 def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[str, pa.RecordBatch]]:
@@ -148,17 +122,10 @@ def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tupl
 
     The checksum covers the whole stream and is verified at its end: use no batch before the iterator is exhausted.
 
-    Parameters
-    ----------
-    where
-        Description of the stream's version, for messages.
-
     Raises
     ------
     CorruptCheckpointError
         If the stream is not what was written.
-    UnsupportedFormatError
-        If a newer release wrote it.
     FileNotFoundError
         If it is gone.
     """

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
+from spark_statestore.store.changelog import DELETE, MERGE
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-__all__ = ["ROW_SCHEMA", "apply_changelog", "byte_sizes", "numbered", "slices"]
 
 ROW_SCHEMA: Final = pa.schema(
     [pa.field("key", pa.binary(), nullable=False), pa.field("value", pa.binary(), nullable=False)]
@@ -34,10 +33,10 @@ def apply_changelog(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     op = changes["op"].to_numpy()
     if not changes.num_rows:
         return rows.cast(ROW_SCHEMA)
-    keys, known = numbered(changes["key"])
+    keys, keys_table = numbered(changes["key"])
     # Changes before the last put or delete of a key are superseded. NumPy keeps the last value of a repeated index.
     replacing = np.flatnonzero(op != MERGE)
-    last = np.full(len(known), -1, np.int64)
+    last = np.full(len(keys_table), -1, np.int64)
     last[keys[replacing]] = replacing
     is_current = (np.arange(len(op)) >= last[keys]) & (op != DELETE)
     if not is_current.all():

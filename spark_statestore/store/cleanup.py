@@ -13,8 +13,6 @@ from spark_statestore.storage.metadata_streams import read_without_state
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.retention import RetentionIndex, parse_listing
 
-__all__ = ["discard_versions"]
-
 _logger = logging.getLogger(__name__)
 
 
@@ -99,9 +97,9 @@ def _scan_directory(
                 f"nothing of {store.store} at {store.files.url(store.directory)} is deleted: a version that is retained or held may be in "
                 f"a damaged file of a batch: {damage} Cleanups go on once the file is restored, or all of its versions have expired."
             ) from damage
-    found = list(store.files.list_files(store.directory))
-    store.keep_directory(found)
-    listing = parse_listing(store.directory, found)
+    statuses = list(store.files.list_files(store.directory))
+    store.keep_directory(statuses)
+    listing = parse_listing(store.directory, statuses)
     for name, present in listing.checkpoints.items():
         heartbeat()
         index.track_directory(name, present)

@@ -38,15 +38,6 @@ from spark_statestore.store.changelog import ChangeStreamWriter, EncodedBatch
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, decode_metadata, encode_metadata
 
-__all__ = [
-    "Committed",
-    "PendingCheckpoint",
-    "PendingSnapshot",
-    "begin_checkpoint",
-    "begin_snapshot",
-    "commit_version",
-]
-
 _logger = logging.getLogger(__name__)
 
 
@@ -193,43 +184,34 @@ class PendingCheckpoint(PendingSnapshot):
             If it cannot be published.
         """
         try:
-            return self._publish(parent, parent_attempt_id, base, oldest_base_version)
+            stream, inline = self._finish_state()
+            # Inline state is part of the metadata object.
+            file_size = 0 if stream is None or inline.size else stream.state_size
+            version = self._version
+            if parent is None:
+                handle = start_chain(version, stream, self._rows)
+            else:
+                handle = extend_chain(parent, version, stream)
+            if base is not None:
+                handle = self._rebase(handle, base, oldest_base_version)
+            metadata = CheckpointMetadata(
+                store=self._store.store,
+                version=version,
+                attempt_id=self._attempt_id,
+                parent_attempt_id=parent_attempt_id,
+                created_ms=time.time_ns() // 1_000_000,
+                written_by=__version__,
+                column_families=self.column_families,
+                handle=handle,
+            )
+            encoded_handle = self._encode(handle, None if base is not None else parent)
+            encoded = encode_metadata(metadata, inline, encoded_handle)
+            objects, in_memory = self._publish_metadata(encoded)
+            self._store.retention.track(self._name, handle, attempt_id=self._attempt_id)
         except BaseException:
             # The metadata may or may not have been published: a scan finds the streams that it refers to.
             self._store.retention.is_complete = False
             raise
-
-    def _publish(
-        self,
-        parent: IncrementalStateHandle | None,
-        parent_attempt_id: str | None,
-        base: IncrementalStateHandle | None,
-        oldest_base_version: int,
-    ) -> Committed:
-        stream, inline = self._finish_state()
-        # Inline state is part of the metadata object.
-        file_size = 0 if stream is None or inline.size else stream.state_size
-        version = self._version
-        if parent is None:
-            handle = start_chain(version, stream, self._rows)
-        else:
-            handle = extend_chain(parent, version, stream)
-        if base is not None:
-            handle = self._rebase(handle, base, oldest_base_version)
-        metadata = CheckpointMetadata(
-            store=self._store.store,
-            version=version,
-            attempt_id=self._attempt_id,
-            parent_attempt_id=parent_attempt_id,
-            created_ms=time.time_ns() // 1_000_000,
-            written_by=__version__,
-            column_families=self.column_families,
-            handle=handle,
-        )
-        encoded_handle = self._encode(handle, None if base is not None else parent)
-        encoded = encode_metadata(metadata, inline, encoded_handle)
-        objects, in_memory = self._publish_metadata(encoded)
-        self._store.retention.track(self._name, handle, attempt_id=self._attempt_id)
         self._store.newest_handle = (encoded_handle, handle)
         return Committed(
             handle=handle,
@@ -436,11 +418,6 @@ def begin_checkpoint(
 
     With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`, or with `hand_over` as well to those
     that another process publishes.
-
-    Raises
-    ------
-    CheckpointIOError
-        If its directory cannot be created.
     """
     with store.writing(name):
         store.initialise()
@@ -461,11 +438,6 @@ def begin_snapshot(
     """Begin a full snapshot of an existing version, to be the base of a later commit.
 
     With `since` it is a run: the net changes since that version, to replace the streams that it merges.
-
-    Raises
-    ------
-    CheckpointIOError
-        If its directory cannot be created.
     """
     name = CheckpointName(version)
     with store.writing(name):

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from spark_statestore.storage import CheckpointName
     from spark_statestore.store.metadata import StoreId
 
-__all__ = ["CommitLog"]
-
 _logger = logging.getLogger(__name__)
 
 
@@ -32,35 +30,18 @@ class CommitLog:
         self._can_be_opened = True
 
     def has_committed(self, version: int) -> bool:
-        """Return True if the batch that made a version, or a later one, has an entry.
-
-        Raises
-        ------
-        OSError
-            If the log cannot be listed.
-        """
+        """Return True if the batch that made a version, or a later one, has an entry."""
         batches = self._range()
         return batches is not None and batches[1] >= version - 1
 
     def has_entry(self, version: int) -> bool:
-        """Return True if the batch that made a version has an entry; one request.
-
-        Raises
-        ------
-        OSError
-            If the entry cannot be read.
-        """
+        """Return True if the batch that made a version has an entry; one request."""
         return self._entry(version - 1) is not None
 
     def has_lost(self, store: StoreId, name: CheckpointName) -> bool:
         """Return True if a committed version is no longer part of the query's history.
 
         This is the case after a rollback to an earlier version, or once the batch's entry is no longer in the log.
-
-        Raises
-        ------
-        OSError
-            If the log cannot be read.
         """
         entry = self._entry(name.version - 1)
         if entry is None:

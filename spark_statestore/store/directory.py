@@ -16,6 +16,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     StateStoreError,
     StorageAccessError,
+    restore_from_backup,
 )
 from spark_statestore.files import (
     FileStatus,
@@ -54,8 +55,6 @@ from spark_statestore.store.metadata import (
 )
 from spark_statestore.store.retention import RetentionIndex
 
-__all__ = ["MergedFilesOf", "StoreDirectory"]
-
 _logger = logging.getLogger(__name__)
 
 # A file in the directory of streams, which are named otherwise.
@@ -74,8 +73,6 @@ class StoreDirectory:
 
     Parameters
     ----------
-    url
-        The directory.
     driver_objects
         The objects that a request needs of ``storage=memory`` without a directory: they are kept on the driver, which
         takes new ones from `Committed.metadata`.
@@ -95,11 +92,6 @@ class StoreDirectory:
         The query's merged files; None if there are none.
     newest_handle
         Encoded form and handle of the version that this instance published last.
-
-    Raises
-    ------
-    StorageError
-        If the directory's file system cannot be used.
     """
 
     def __init__(
@@ -156,13 +148,7 @@ class StoreDirectory:
         return join(self.directory, name.directory, METADATA_FILE_NAME)
 
     def initialise(self) -> None:
-        """Create the directories that all versions share, once.
-
-        Raises
-        ------
-        OSError
-            If one cannot be created, or is a link.
-        """
+        """Create the directories that all versions share, once."""
         if not self._initialised:
             self.storage.initialize_base_locations_for_checkpoint()
             require_no_link(self.files, self.directory, CHECKPOINT_SHARED_STATE_DIR)
@@ -186,23 +172,17 @@ class StoreDirectory:
         return metadata
 
     def metadata(self, name: CheckpointName, attempt_id: str | None = None) -> CheckpointMetadata:
-        """Return the metadata of a version, or of one attempt at it, without restarting retention.
-
-        Raises
-        ------
-        CheckpointError
-            See `load`.
-        """
+        """Return the metadata of a version, or of one attempt at it, as `load` without restarting retention."""
         began = time.monotonic()
         try:
             try:
                 return self._metadata(name, attempt_id)
-            except (FileNotFoundError, CorruptCheckpointError):
+            except CorruptCheckpointError:
                 if self.merged is None:
                     raise
-            # Another process may have merged it since they were listed, also beside a part of a file that a killed one left.
-            self.merged.look_for_others(began, name.version)
-            return self._metadata(name, attempt_id)
+                # Another process may have merged the version since, beside a part of a file that a killed one left.
+                self.merged.look_for_others(began, name.version)
+                return self._metadata(name, attempt_id)
         except FileNotFoundError as error:
             raise self._not_found(name, attempt_id) from error
         except StorageAccessError:
@@ -221,54 +201,30 @@ class StoreDirectory:
         return metadata
 
     def attempt_id(self, name: CheckpointName) -> str | None:
-        """Return the attempt that published a version's metadata; None if there is none.
-
-        Raises
-        ------
-        OSError
-            If the metadata cannot be read.
-        """
+        """Return the attempt that published a version's metadata; None if there is none."""
         path = self.metadata_path(name)
-        if self.merged is not None and (found := self.merged.find(path)) is not None:
+        if self.merged is not None and (logical := self.merged.find(path)) is not None:
             # A version without an id may be another run's by now.
-            return found.attempt_id if name.id or self.merged.is_newest(found) else None
+            return logical.attempt_id if name.id or self.merged.is_newest(logical) else None
         try:
             return attempt_id_of(self.files.read(path, 0, INLINE_STATE_OFFSET))
         except FileNotFoundError:
             return None
 
-    def keep_directory(self, found: Iterable[FileStatus]) -> None:
+    def keep_directory(self, statuses: Iterable[FileStatus]) -> None:
         """Create a file that keeps the directory on an object store once all versions are in merged files.
 
         Spark's state data source counts partitions by their directories.
-
-        Parameters
-        ----------
-        found
-            Files of the directory.
-
-        Raises
-        ------
-        OSError
-            If it cannot be created.
         """
         path = join(self.directory, CHECKPOINT_SHARED_STATE_DIR, _KEPT)
-        if self.merged is None or self.is_local or any(status.path == path for status in found):
+        if self.merged is None or self.is_local or any(status.path == path for status in statuses):
             return
         if not self.merged.is_empty():
             with suppress(FileExistsError):
                 self.files.create(path, b"The versions of this store are in merged files.\n")
 
     def require_uncommitted(self, logical: LogicalFile, is_known: bool) -> None:
-        """Raise unless a version without an id may be published in merged files, see `Supersede`.
-
-        Raises
-        ------
-        CheckpointExistsError
-            If Spark's commit log has the version.
-        OSError
-            If the log cannot be read.
-        """
+        """Raise `CheckpointExistsError` if a version without an id must not be published in merged files, see `CommitGuard`."""
         version, log = logical.checkpoint.version, self.commit_log
         if log is not None and (log.has_committed(version) if is_known else log.has_entry(version)):
             state = state_directory_of(self.directory, self.store) or ""
@@ -276,21 +232,15 @@ class StoreDirectory:
             raise log.already_committed(where, version, None, logical.attempt_id)
 
     def decode(self, data: bytes, name: CheckpointName, *, without_state: bool = False) -> CheckpointMetadata:
-        """Decode a version's metadata and check that it belongs to this store and version.
-
-        Raises
-        ------
-        CorruptCheckpointError, UnsupportedFormatError
-            If it cannot be decoded, or is of another store or version.
-        """
+        """Decode a version's metadata; raise `CorruptCheckpointError` unless it is of this store and version."""
         metadata = decode_metadata(data, self.context, self.where(name), without_state=without_state)
         if (metadata.store, metadata.version) != (self.store, name.version) or (
             name.id is not None and metadata.attempt_id != name.id
         ):
             raise CorruptCheckpointError(
                 f"{self.where(name)} has the metadata of {metadata.store}, version {metadata.version} (attempt "
-                f"{metadata.attempt_id}): files were moved or mixed up. Restore the right ones from a backup, or start "
-                "from an earlier version; nothing was changed."
+                f"{metadata.attempt_id}): files were moved or mixed up. "
+                + restore_from_backup("the right ones")
             )
         return metadata
 
@@ -307,13 +257,7 @@ class StoreDirectory:
 
     @contextmanager
     def writing(self, name: CheckpointName) -> Iterator[None]:
-        """Convert errors of the storage while a version is written into one that names it.
-
-        Raises
-        ------
-        CheckpointIOError
-            If the storage fails.
-        """
+        """Convert errors of the storage while a version is written into a `CheckpointIOError` that names the version."""
         try:
             yield
         except (CheckpointExistsError, StorageAccessError):
@@ -332,7 +276,7 @@ class StoreDirectory:
         *,
         version: int | None = None,
     ) -> tuple[list[str], int]:
-        """Publish the merged files of the store's query, see `MergedFiles.publish` for other parameters and the result.
+        """Publish the merged files of the store's query, see `MergedFiles.publish` for `attempts` and the result.
 
         Parameters
         ----------
@@ -347,12 +291,10 @@ class StoreDirectory:
         ------
         CheckpointExistsError
             If Spark has committed another attempt at a version, in checkpoint format v1.
-        CheckpointIOError
-            If they cannot be written.
         CorruptCheckpointError, UnsupportedFormatError
             If an object that was handed over is damaged.
-        ValueError
-            If the query has none, or a path is not valid.
+        CheckpointIOError
+            If they cannot be written.
         """
         if self.merged is None:
             raise ValueError(f"{self.store} at {self.url} is not part of a query with merged files")

@@ -17,8 +17,6 @@ from spark_statestore.errors import (
 from spark_statestore.files import FileSystem, open_file_system
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 
-__all__ = ["missing_on_driver", "missing_version"]
-
 _ID_REMEDY: Final = (
     "Set spark.sql.streaming.stateStore.checkpointFormatVersion back to 2, the value that the query started with. A program that "
     "opens the store itself passes the id that the commit of the version returned, which is in the query's commits/ as well. "
@@ -49,7 +47,7 @@ def missing_version(
             "storage=memory without checkpointsDir: then only the driver of that application had the state, which is lost "
             "if that application has ended."
         )
-    ids = [found.id for found in names if found.version == name.version]
+    ids = [listed.id for listed in names if listed.version == name.version]
     if name.id is None and ids and None not in ids:
         return CheckpointNotFoundError(
             f"{where} was requested without a checkpoint id, and the store has this version only with an id "
@@ -73,14 +71,7 @@ def missing_on_driver(
 ) -> CheckpointError:
     """Build the error for a missing version of a store whose checkpoints are on the driver.
 
-    Parameters
-    ----------
-    name
-        The version's name as requested.
-    driver_range
-        The first and the last version of the store on the driver; None if there are none.
-    url
-        The directory that the store would have with ``storage=filesystem``.
+    The driver has the versions of `driver_range`, if any; with ``storage=filesystem`` the store's directory would be `url`.
     """
     if driver_range is not None and name.id is None and driver_range[0] <= name.version <= driver_range[1]:
         return CheckpointNotFoundError(

@@ -29,17 +29,6 @@ from typing import Final
 from spark_statestore.files.base import FileSystem, has_file, join
 from spark_statestore.store.metadata import StoreId, state_directory_of
 
-__all__ = [
-    "HOLDS_DIRECTORY",
-    "CleanupHolds",
-    "Holds",
-    "is_temporary_hold",
-    "read_holds",
-    "temporary_hold_name",
-    "holds_directory_of",
-    "announce_holds",
-]
-
 HOLDS_DIRECTORY: Final = "_holds"
 """Directory of holds, beside the directories of a query's operators."""
 
@@ -59,15 +48,13 @@ class Holds:
 
     Attributes
     ----------
-    versions
-        The held versions, by name of the file.
+    versions, written
+        The held versions, and the modification times of the holds, by name of the file.
     horizons
         The horizon markers, one for each number of versions that the query has been configured to retain, with their
         modification times; None where the storage has none.
     has_been_used
         True if there ever was a hold.
-    written
-        Modification times of the holds, by name of the file.
     """
 
     versions: dict[str, int]
@@ -108,13 +95,7 @@ def is_temporary_hold(hold: str) -> bool:
 
 
 def read_holds(files: FileSystem, directory: str) -> Holds:
-    """Read the holds and horizon markers of a directory.
-
-    Raises
-    ------
-    OSError
-        If the directory cannot be listed.
-    """
+    """Read the holds and horizon markers of a directory."""
     versions = {}
     written = {}
     horizons = {}
@@ -133,13 +114,7 @@ def read_holds(files: FileSystem, directory: str) -> Holds:
 
 
 def announce_holds(files: FileSystem, directory: str) -> None:
-    """Create the file that makes every later cleanup list the holds; call it before writing a hold.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be created; no hold may be written then.
-    """
+    """Create the file that makes every later cleanup list the holds, before one is written; no hold may be written if it fails."""
     files.make_directory(directory)
     _create(files, join(directory, _HELD), b"Holds have been used here: every cleanup lists them.\n")
 
@@ -157,10 +132,7 @@ class CleanupHolds:
     def versions_to_keep(self, horizon: int) -> frozenset[int]:
         """Return the held versions, after publishing how many versions before the newest one the cleanup keeps.
 
-        Raises
-        ------
-        OSError
-            If they cannot be read; nothing may be discarded then.
+        If it raises an error, nothing may be discarded.
         """
         if self._directory is None:
             return frozenset()

@@ -9,14 +9,13 @@ from typing import Final
 import pyarrow as pa
 
 from spark_statestore.errors import CheckpointNotFoundError, IllegalStateError
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily
 from spark_statestore.store.reader import read_version
-
-__all__ = ["PastVersion", "apply", "changes", "column_family_of", "lineage", "past_version", "replay"]
 
 Rows = dict[bytes, list[bytes]]
 """Keys and all values of each."""
@@ -57,8 +56,6 @@ def lineage(store: StoreDirectory, newest: CheckpointName, oldest: int) -> list[
     ------
     CheckpointNotFoundError
         If one of them is not retained any more.
-    CheckpointError
-        If one cannot be read, see `StoreDirectory.load`.
     """
     if not 1 <= oldest <= newest.version:
         raise IllegalStateError(f"version {oldest} is not an ancestor of version {newest.version}")
@@ -70,13 +67,7 @@ def lineage(store: StoreDirectory, newest: CheckpointName, oldest: int) -> list[
 
 
 def column_family_of(store: StoreDirectory, past: list[PastVersion], wanted: str) -> ColumnFamily:
-    """Return the column family of a name in the newest of several versions that has it.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If none of them has it.
-    """
+    """Return the column family of a name in the newest of several versions that has it."""
     for version in reversed(past):
         for family in version.metadata.column_families:
             if family.name == wanted:
@@ -97,8 +88,6 @@ def replay(store: StoreDirectory, start: CheckpointName, end: CheckpointName) ->
     ------
     CheckpointNotFoundError
         If one of the versions is not retained any more, or `start` is not an ancestor of `end`.
-    CheckpointError
-        If one cannot be read, see `StoreDirectory.load`.
     """
     first, *later = lineage(store, end, start.version)
     if start.id is not None and start.id != first.name.id:
@@ -128,8 +117,6 @@ def changes(
     ------
     CheckpointNotFoundError
         If the parent is needed, and not retained any more.
-    CheckpointError
-        If a version cannot be read, see `StoreDirectory.load`.
     """
     number = version.name.version
     # The stored changes apply to the column families that are older than the commit.
@@ -208,13 +195,13 @@ def _difference(old: Rows, new: Rows, merged: set[bytes]) -> Iterator[_Change]:
         if key not in new:
             yield DELETE, key, None
     for key, values in new.items():
-        known = old.get(key, [])
-        if values == known:
+        before = old.get(key, [])
+        if values == before:
             continue
-        if known and values[: len(known)] == known:
-            added = values[len(known) :]
+        if before and values[: len(before)] == before:
+            added = values[len(before) :]
         elif key in merged:
-            if known:
+            if before:
                 yield DELETE, key, None
             added = values
         else:

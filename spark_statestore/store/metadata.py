@@ -23,16 +23,6 @@ from spark_statestore.storage.file_handles import SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import HandleContext, decode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 
-__all__ = [
-    "CheckpointMetadata",
-    "ColumnFamily",
-    "StoreId",
-    "decode_metadata",
-    "encode_metadata",
-    "is_whole_with_state",
-    "state_directory_of",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StoreId:
@@ -113,13 +103,7 @@ class ColumnFamily:
 
     @classmethod
     def from_json(cls, node: dict[str, Any]) -> ColumnFamily:
-        """Decode the column family in a request or a metadata object.
-
-        Raises
-        ------
-        KeyError, TypeError, ValueError
-            If a field is missing or has a wrong type or value.
-        """
+        """Decode the column family in a request or a metadata object."""
         family = cls(
             name=node["name"],
             rows=node["rows"],
@@ -206,16 +190,9 @@ def encode_metadata(metadata: CheckpointMetadata, inline_state: InlineState, han
 
 
 def is_whole_with_state(metadata: CheckpointMetadata, data: bytes, path: str) -> bool:
-    """Return True if metadata that was decoded without its inline state matches its checksum with that state.
+    """Return True if metadata that was decoded from `data` without its inline state matches its checksum with that state.
 
     The state is not read: the handle contains its checksum, which reading the state verifies.
-
-    Parameters
-    ----------
-    data
-        The bytes from which the metadata was decoded.
-    path
-        Path of the object.
     """
     for entry in metadata.handle:
         state = entry.state.delegate_state_handle
@@ -230,15 +207,7 @@ def is_whole_with_state(metadata: CheckpointMetadata, data: bytes, path: str) ->
 def decode_metadata(
     data: bytes, context: HandleContext, where: str, *, without_state: bool = False
 ) -> CheckpointMetadata:
-    """Decode and verify the metadata object of a version, see `decode_object`.
-
-    Raises
-    ------
-    CorruptCheckpointError
-        If the object is damaged or incomplete, or describes no version.
-    UnsupportedFormatError
-        If its format version is newer than this release's.
-    """
+    """Decode and verify the metadata object of a version, see `decode_object` for errors."""
     decoded = decode_object(data, where, without_state=without_state)
     properties = decoded.properties
     with reading(where):

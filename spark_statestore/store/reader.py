@@ -8,7 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_statestore.errors import CheckpointError, CheckpointIOError, CorruptCheckpointError
+from spark_statestore.errors import (
+    CheckpointError,
+    CheckpointIOError,
+    CorruptCheckpointError,
+    restore_from_backup,
+)
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
@@ -18,8 +23,6 @@ from spark_statestore.store.changelog import parts_of, read_changes, read_messag
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata
 
-__all__ = ["is_read_newest_first", "local_streams", "read_version", "stored_messages"]
-
 
 def read_version(
     store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata
@@ -28,11 +31,6 @@ def read_version(
 
     Changes of column families that were removed later are omitted. The data is verified only once the iterator has
     ended, see `read_changes`.
-
-    Raises
-    ------
-    CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
-        If a stream cannot be read.
     """
     where = f"{store.store}, {name}"
     for entry in metadata.handle:
@@ -68,16 +66,8 @@ def local_streams(
 ) -> list[dict[str, Any]] | None:
     """Return the file ranges of a version's streams, for another process of this machine to read and verify.
 
-    Returns
-    -------
-    list of dict or None
-        In the order of `stored_messages`; docs/format.md lists the fields. None if a stream is not
-        in a local file, or its checksum is not known.
-
-    Raises
-    ------
-    CheckpointIOError, CorruptCheckpointError
-        If a file cannot be found.
+    They are in the order of `stored_messages`; docs/format.md lists the fields. None if a stream is not in a local file, or
+    its checksum is not known.
     """
     if not store.is_local:
         return None
@@ -146,7 +136,7 @@ def _reading(store: StoreDirectory, name: CheckpointName, entry: ChainEntry) -> 
     except FileNotFoundError as error:
         raise CorruptCheckpointError(
             f"{store.where(name)} needs the state stream {entry.state.stream_state_handle_id}, which is "
-            "missing. Restore it from a backup, or start from an earlier version; nothing was changed."
+            "missing. " + restore_from_backup()
         ) from error
     except CheckpointError:
         raise

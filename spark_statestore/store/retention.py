@@ -20,8 +20,6 @@ from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-__all__ = ["RetentionIndex", "StoreListing", "parse_listing"]
-
 _logger = logging.getLogger(__name__)
 
 _SHARED_NAME = re.compile(r"(\d+)-[0-9a-f-]{36}")
@@ -45,7 +43,7 @@ class StoreListing:
 
 def parse_listing(directory: str, listing: Iterable[FileStatus]) -> StoreListing:
     """Sort a listing by checkpoint and shared file, omitting files that are not this package's."""
-    found = StoreListing()
+    parsed = StoreListing()
     start = directory.rstrip("/") + "/"
     for status in listing:
         if not status.path.startswith(start):
@@ -53,10 +51,10 @@ def parse_listing(directory: str, listing: Iterable[FileStatus]) -> StoreListing
         top, _, name = status.path[len(start) :].partition("/")
         checkpoint = CheckpointName.parse(top)
         if checkpoint is not None and name:
-            found.checkpoints.setdefault(checkpoint, set()).add(name)
+            parsed.checkpoints.setdefault(checkpoint, set()).add(name)
         elif top == CHECKPOINT_SHARED_STATE_DIR and (match := _SHARED_NAME.fullmatch(name)):
-            found.shared[status.path] = int(match[1])
-    return found
+            parsed.shared[status.path] = int(match[1])
+    return parsed
 
 
 class RetentionIndex:
@@ -136,7 +134,7 @@ class RetentionIndex:
         self._held = held
 
     def discard_before(self, version: int, most: int, held: Collection[int] = ()) -> int:
-        """Discard the checkpoints below a version, and the streams that no later one uses.
+        """Discard the checkpoints below a version, and the streams that no later one uses; return the number of objects removed.
 
         Metadata is deleted first, so that a partly discarded checkpoint is not found.
 
@@ -146,11 +144,6 @@ class RetentionIndex:
             The most checkpoints to discard, oldest first; 0 or less means all.
         held
             Versions to keep with their streams, whatever their age.
-
-        Returns
-        -------
-        int
-            Objects removed.
         """
         with self._lock:
             kept = self._registry.checkpoints_in_use(version, held).union(held)

@@ -36,7 +36,8 @@ _ASSERTING = (
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _ASSERTING))
 
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault
 from spark_statestore.testing.file_systems import FileSystemTests
 from spark_statestore.testing.version_machine import VersionStoreMachine
 

@@ -9,10 +9,9 @@ import hypothesis.strategies as st
 from hypothesis.stateful import rule
 
 from spark_statestore.errors import StateStoreError
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault, FaultKind
 from spark_statestore.testing.version_machine import VersionStoreMachine
-
-__all__ = ["CrashingVersionStoreMachine"]
 
 T = TypeVar("T")
 

@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 import fsspec
 
 from spark_statestore.testing.faults_disk import Disk, Durability, FaultyInput, FaultyOutput
-from spark_statestore.testing.faults_plan import Call, CrashedError, Fault, FaultKind
-
-__all__ = ["Call", "CrashedError", "Durability", "Fault", "FaultInjectingFileSystem", "FaultKind"]
+from spark_statestore.testing.faults_plan import Call, Fault
 
 _numbers = itertools.count(1)
 
@@ -174,8 +172,8 @@ class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
     _rm = rm_file
 
     def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
-        for one in [path] if isinstance(path, str) else path:
-            self._rm_one(self._strip_protocol(one), recursive)
+        for target in [path] if isinstance(path, str) else path:
+            self._rm_one(self._strip_protocol(target), recursive)
 
     def _rm_one(self, path: str, recursive: bool) -> None:
         self._disk.call(
@@ -208,11 +206,11 @@ class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     def ls(self, path: str, detail: bool = True, **kwargs: Any) -> list[Any]:
         path = self._strip_protocol(path)
-        found = self._disk.call("ls", path, lambda: self.wrapped.ls(path, detail=True))
-        names = self._disk.names(path, [entry["name"] for entry in found])
+        entries = self._disk.call("ls", path, lambda: self.wrapped.ls(path, detail=True))
+        names = self._disk.names(path, [entry["name"] for entry in entries])
         if not detail:
             return names
-        return [{**entry, "name": name} for entry, name in zip(found, names, strict=True)]
+        return [{**entry, "name": name} for entry, name in zip(entries, names, strict=True)]
 
     def find(
         self,
@@ -223,15 +221,15 @@ class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         **kwargs: Any,
     ) -> Any:
         path = self._strip_protocol(path)
-        found = self._disk.call(
+        listed = self._disk.call(
             "find",
             path,
             lambda: self.wrapped.find(path, maxdepth=maxdepth, withdirs=withdirs, detail=True),
         )
-        names = self._disk.names(path, list(found))
+        names = self._disk.names(path, list(listed))
         if not detail:
             return names
-        return {name: {**entry, "name": name} for name, entry in zip(names, found.values(), strict=True)}
+        return {name: {**entry, "name": name} for name, entry in zip(names, listed.values(), strict=True)}
 
     def mkdir(self, path: str, create_parents: bool = True, **kwargs: Any) -> None:
         path = self._strip_protocol(path)

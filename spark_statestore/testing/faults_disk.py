@@ -11,8 +11,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from spark_statestore.testing.faults_plan import FaultPlan
 
-__all__ = ["Disk", "Durability", "FaultyInput", "FaultyOutput"]
-
 T = TypeVar("T")
 
 Durability = Literal["finished", "synced"]
@@ -69,12 +67,12 @@ class Disk:
         self.unsynced.pop(path, None)
 
     def below(self, path: str) -> list[str]:
-        return [known for known in self.unsynced if f"{known}/".startswith(f"{path}/")]
+        return [entry for entry in self.unsynced if f"{entry}/".startswith(f"{path}/")]
 
     def remove_tree(self, path: str, *, recursive: bool) -> None:
         self.fs.rm(path, recursive=recursive)
-        for known in self.below(path):
-            del self.unsynced[known]
+        for entry in self.below(path):
+            del self.unsynced[entry]
 
     def remove_half(self, path: str) -> None:
         files = self.names(path, sorted(self.fs.find(path)))
@@ -83,15 +81,15 @@ class Disk:
 
     def move(self, source: str, target: str) -> None:
         self.fs.mv(source, target, recursive=self.fs.isdir(source))
-        for known in self.below(target):
-            del self.unsynced[known]
-        for known in self.below(source):
-            self.unsynced[target + known[len(source) :]] = self.unsynced.pop(known)
+        for entry in self.below(target):
+            del self.unsynced[entry]
+        for entry in self.below(source):
+            self.unsynced[target + entry[len(source) :]] = self.unsynced.pop(entry)
 
-    def names(self, path: str, found: list[str]) -> list[str]:
+    def names(self, path: str, listed: list[str]) -> list[str]:
         # The wrapped file system may begin its paths in another way.
         start = len(self.fs._strip_protocol(path))
-        whole = [path + name[start:] for name in found]
+        whole = [path + name[start:] for name in listed]
         return whole if path.startswith("/") else [name.lstrip("/") for name in whole]
 
     def crash(self) -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
-__all__ = ["Call", "CrashedError", "Fault", "FaultKind", "FaultPlan"]
-
 T = TypeVar("T")
 
 FaultKind = Literal["fail", "fail_after", "tear", "delay", "run", "kill", "lose_unsynced"]
@@ -61,17 +59,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A logged call.
-
-    Attributes
-    ----------
-    number
-        Its number, from 1.
-    operation, path
-        The operation, and the path of its file or directory.
-    fault
-        Kind of the injected fault, empty for none.
-    """
+    """A logged call, numbered from 1, with the kind of the injected fault, empty for none."""
 
     number: int
     operation: str
@@ -122,23 +110,16 @@ class FaultPlan:
         crash: Callable[[], object],
         epoch: int | None = None,
     ) -> T:
-        """Make one call.
+        """Make one call, or inject a fault that the plan has here.
 
         Parameters
         ----------
-        effect
-            Function with the whole effect of the call.
-        torn
-            Function with a part of its effect.
+        effect, torn
+            Functions with the whole effect of the call, and with a part of it.
         crash
             Function that drops what is not durable.
         epoch
             Epoch in which the caller's file was opened.
-
-        Raises
-        ------
-        OSError, CrashedError
-            If the plan injects a fault here, or the file system has crashed.
         """
         with self.lock:
             self._require_alive(operation, path, epoch)

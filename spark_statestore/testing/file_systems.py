@@ -10,8 +10,6 @@ from hypothesis import given, settings
 
 from spark_statestore.files import FileSystem, join, parent_of
 
-__all__ = ["FileSystemTests"]
-
 
 class FileSystemTests:
     """The contract of `FileSystem`; subclasses override the fixtures ``files`` and ``directory``.

@@ -7,14 +7,14 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
-from spark_statestore.store.commit import Committed
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
+from spark_statestore.store.commit import Committed, begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import ColumnFamily
-from spark_statestore.store.version_store import VersionStore
-
-__all__ = ["Rows", "attempt_id", "commit", "load", "message", "named", "rows_of", "snapshot"]
+from spark_statestore.store.reader import read_version
 
 Rows = Mapping[bytes, bytes]
 """Keys and their values; several values of a key are joined."""
@@ -43,7 +43,7 @@ def named(*names: str, rows: int = 0) -> tuple[ColumnFamily, ...]:
 
 
 def commit(
-    store: VersionStore,
+    store: StoreDirectory,
     name: CheckpointName,
     put: Rows,
     removed: Iterable[bytes] = (),
@@ -54,7 +54,7 @@ def commit(
 ) -> Committed:
     """Commit one version of a store with a single column family."""
     by = by or name.id or attempt_id()
-    pending = store.begin(name, by, named())
+    pending = begin_checkpoint(store, name, by, named())
     removed = list(removed)
     if put or removed:
         pending.write(0, message(put, removed))
@@ -62,22 +62,22 @@ def commit(
 
 
 def snapshot(
-    store: VersionStore, version: int, rows: Rows, since: int | None = None
+    store: StoreDirectory, version: int, rows: Rows, since: int | None = None
 ) -> IncrementalStateHandle:
     """Upload a snapshot for use as the base of a later commit, or a run of the changes since a version."""
-    pending = store.begin_snapshot(version, named(), since)
+    pending = begin_snapshot(store, version, named(), since)
     pending.write(0, message(rows))
     return pending.finish()
 
 
 def load(
-    store: VersionStore, name: CheckpointName, attempt_id: str | None = None
+    store: StoreDirectory, name: CheckpointName, attempt_id: str | None = None
 ) -> dict[str, dict[bytes, bytes]]:
     """Return the rows of a version by column family; with an attempt id, without loading it into the store."""
     metadata = store.load(name) if attempt_id is None else store.metadata(name, attempt_id)
     rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.column_families}
     # Read everything first: the checksum is verified at the end.
-    for state, batch in list(store.read(name, metadata)):
+    for state, batch in list(read_version(store, name, metadata)):
         for change in batch.to_pylist():
             key, value = change["key"], change["value"]
             if change["op"] == PUT:
@@ -89,6 +89,6 @@ def load(
     return rows
 
 
-def rows_of(store: VersionStore, name: CheckpointName) -> dict[bytes, bytes]:
+def rows_of(store: StoreDirectory, name: CheckpointName) -> dict[bytes, bytes]:
     """Return the rows of a version of a store with a single column family."""
     return load(store, name)["default"]

@@ -18,13 +18,12 @@ from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileSt
 from spark_statestore.storage.handle_codec import decode_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.merged_files import MergedFiles
-from spark_statestore.store.commit import Committed, PendingSnapshot
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import Committed, PendingSnapshot, begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.holds import announce_holds, holds_directory_of
 from spark_statestore.store.metadata import StoreId, decode_metadata
-from spark_statestore.store.version_store import VersionStore
 from spark_statestore.testing.stores import load, message, named
-
-__all__ = ["VersionStoreMachine"]
 
 T = TypeVar("T")
 
@@ -53,7 +52,7 @@ class _CommittedVersion:
 class _Instance:
     """One instance of the store, as the provider of one executor holds it."""
 
-    store: VersionStore
+    store: StoreDirectory
     versions: dict[int, _CommittedVersion] = field(default_factory=dict)
     committed: _CommittedVersion | None = None
     base: IncrementalStateHandle | None = None
@@ -143,12 +142,12 @@ class VersionStoreMachine(RuleBasedStateMachine):
 
     def new_instance(self) -> _Instance:
         merged_of = self.merged_of if self.merges else None
-        return _Instance(VersionStore(self.store, self.url, self.options, merged_of=merged_of))
+        return _Instance(StoreDirectory(self.store, self.url, self.options, merged_of=merged_of))
 
     def new_executor(self) -> _Instance:
         if not self.hands_over:
             return self.new_instance()
-        instance = _Instance(VersionStore(self.store, self.url, self.options, merged_of=MergedFiles))
+        instance = _Instance(StoreDirectory(self.store, self.url, self.options, merged_of=MergedFiles))
         assert instance.store.merged is not None
         instance.store.merged.reports_discards = True
         return instance
@@ -219,8 +218,8 @@ class VersionStoreMachine(RuleBasedStateMachine):
         merge = self.merges and data.draw(st.booleans())
 
         def publish() -> Committed:
-            pending = instance.store.begin(
-                name, attempt_id, named(*_FAMILIES), merge=merge, hand_over=self.hands_over
+            pending = begin_checkpoint(
+                instance.store, name, attempt_id, named(*_FAMILIES), merge=merge, hand_over=self.hands_over
             )
             if handle is None:
                 self.write(pending, rows, {state: set() for state in _FAMILIES})
@@ -257,12 +256,12 @@ class VersionStoreMachine(RuleBasedStateMachine):
         """Check that an interrupted commit took effect as a whole or not at all."""
         fresh = self.new_instance().store
         try:
-            found = fresh.load(name).attempt_id
+            loaded_id = fresh.load(name).attempt_id
         except CheckpointNotFoundError:
             assert name not in self.stored, f"{name} is gone"
         else:
             candidates = [(rows, attempt_id), *([self.stored[name]] if name in self.stored else [])]
-            (self.stored[name],) = [one for one in candidates if one[1] == found]
+            (self.stored[name],) = [candidate for candidate in candidates if candidate[1] == loaded_id]
             assert load(fresh, name) == self.stored[name][0], name
         # The batch has failed, and with it the attempts that go by the same name.
         self.pending = [other for other in self.pending if other != name]
@@ -290,7 +289,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         self.attempts += 1
         attempt_id = f"{self.attempts:016x}"
         name = CheckpointName(self.version + 1, attempt_id if self.with_ids else None)
-        pending = instance.store.begin(name, attempt_id, named(*_FAMILIES))
+        pending = begin_checkpoint(instance.store, name, attempt_id, named(*_FAMILIES))
         self.write(pending, put, {state: set() for state in _FAMILIES})
         pending.abandon()
 
@@ -318,7 +317,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
             rows = {state: dict(rows[state].items() - old[state].items()) for state in _FAMILIES}
 
         def write() -> PendingSnapshot:
-            pending = instance.store.begin_snapshot(version, named(*_FAMILIES), since)
+            pending = begin_snapshot(instance.store, version, named(*_FAMILIES), since)
             self.write(pending, rows, removed)
             if abandon:
                 pending.abandon()
@@ -339,7 +338,7 @@ class VersionStoreMachine(RuleBasedStateMachine):
         before = self.files()
         retain_from = committed.name.version - self.retained
         removed = self.perform(
-            lambda: instance.store.cleanup(committed.name, committed.attempt_id, retain_from, most)
+            lambda: discard_versions(instance.store, committed.name, committed.attempt_id, retain_from, most)
         )
         self.report_discards(instance)
         if removed is None:
@@ -372,14 +371,14 @@ class VersionStoreMachine(RuleBasedStateMachine):
         instance = self.new_instance()
         committed = self.open(instance)
         self.horizon = max(self.horizon, self.version - self.retained)
-        instance.store.cleanup(committed.name, committed.attempt_id, self.horizon, 0)
+        discard_versions(instance.store, committed.name, committed.attempt_id, self.horizon, 0)
         self.check_promised()
         extra = self.files() - self.needed(instance.store)
         assert not extra, extra
         # Another one finds nothing more to do.
         other = self.new_instance()
         self.open(other)
-        assert other.store.cleanup(committed.name, committed.attempt_id, self.horizon, 0) == 0
+        assert discard_versions(other.store, committed.name, committed.attempt_id, self.horizon, 0) == 0
 
     @precondition(lambda self: len(self.held) < 2 and any(v >= self.horizon for v in self.timeline))
     @rule(data=st.data())
@@ -410,11 +409,11 @@ class VersionStoreMachine(RuleBasedStateMachine):
         # An instance of an ended run sees the merged files of that run.
         files = self.new_instance().store.files
         start = f"{self.directory}/"
-        found = {status.path.removeprefix(start) for status in files.list_files(self.directory)}
+        paths = {status.path.removeprefix(start) for status in files.list_files(self.directory)}
         # It keeps the directory on object stores.
-        return found - {"shared/kept"}
+        return paths - {"shared/kept"}
 
-    def needed(self, store: VersionStore) -> set[str]:
+    def needed(self, store: StoreDirectory) -> set[str]:
         """Return the files of held versions and of those from the horizon on, including unused snapshots."""
         names = self.files()
         needed: set[str] = set()

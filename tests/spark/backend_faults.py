@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from spark_statestore.testing.faults import Fault, FaultKind
+from spark_statestore.testing.faults_plan import Fault, FaultKind
 from tests.support.paths import ROOT
 from tests.unit.files.local_disk import Directory, LocalDisk, installed
 

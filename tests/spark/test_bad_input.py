@@ -397,7 +397,7 @@ def test_damaged_metadata_error_names_the_file(
     damage(path)
     message, untouched = state_after_failure(spark, damaged)
     assert re.search(rf"operator 0, partition 0, store default, .*{path.parent} {expected}", message)
-    assert "Restore it from a backup, or start from an earlier version; nothing was changed" in message
+    assert "Restore it from a backup, or resume from an earlier batch; nothing was changed" in message
     assert untouched
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from spark_statestore.options import OPTION_PREFIX
-from spark_statestore.testing.faults import FaultKind
+from spark_statestore.testing.faults_plan import FaultKind
 from tests.spark.backend_faults import FaultyBackend
 from tests.spark.counting import Program, run_to, wait_until
 from tests.support.effort import EFFORT

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JJavaError
 
-from spark_statestore.testing.faults import FaultKind
+from spark_statestore.testing.faults_plan import FaultKind
 from tests.spark.backend_faults import FaultyBackend
 from tests.spark.counting import messages
 from tests.spark.harness import IMMEDIATE_CLEANUP, Provider, Row

@@ -10,8 +10,8 @@ from hypothesis.stateful import Bundle, consumes, initialize, multiple, precondi
 
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.spark.harness import RowIterator, Store
 from tests.spark.versions_machine import VersionsMachine, run_machine
 
@@ -176,7 +176,7 @@ class LargeStateMachine(ProviderMachine):
     def commit(self) -> None:
         super().commit()
         version = max(self.committed)
-        store = VersionStore(StoreId(0, 0), f"file:{self.location}/state/0/0", StorageOptions())
+        store = StoreDirectory(StoreId(0, 0), f"file:{self.location}/state/0/0", StorageOptions())
         handle = store.load(CheckpointName(version, self.ids[version])).handle
         LargeStateMachine.runs += any(entry.since is not None for entry in handle)
 

@@ -13,8 +13,8 @@ from py4j.protocol import Py4JJavaError
 
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances
 
 A, B = ("a", 1), ("b", 1)
@@ -140,7 +140,7 @@ def test_maintenance_of_a_zombie_keeps_versions_after_a_rollback(instance: Open,
 
 def base_of(directory: Path, version: int, checkpoint_id: str | None) -> int:
     """Return the version whose snapshot another one starts from."""
-    store = VersionStore(StoreId(0, 0), f"{directory}/state/0/0", StorageOptions())
+    store = StoreDirectory(StoreId(0, 0), f"{directory}/state/0/0", StorageOptions())
     return store.load(CheckpointName(version, checkpoint_id)).handle.base_version
 
 

@@ -9,10 +9,11 @@ import pytest
 
 from spark_statestore import options
 from spark_statestore.backend.protocol import PROTOCOL_VERSION
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.formats.metadata import METADATA_FORMAT_VERSION
 from spark_statestore.operator_state.stream_format import OPERATOR_STATE_FORMAT_VERSION
 from spark_statestore.storage.handle_codec import HANDLE_SCHEMA
-from spark_statestore.store.changelog import CHANGE_FORMAT_VERSION, CHANGE_SCHEMA
+from spark_statestore.store.changelog import CHANGE_FORMAT_VERSION
 from tests.support.paths import ROOT
 
 SCALA = ROOT / "jvm-shim/src/main"

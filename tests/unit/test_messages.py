@@ -16,7 +16,8 @@ import spark_statestore
 from spark_statestore import errors
 from spark_statestore.errors import StateStoreError
 from spark_statestore.storage import CheckpointName
-from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Fault
 from tests.support.paths import ROOT
 from tests.support.trees import files_below
 from tests.unit.query.stored_query import StoredQuery

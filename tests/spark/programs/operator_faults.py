@@ -28,8 +28,9 @@ from pyspark.sql.streaming import StatefulProcessor
 import spark_statestore
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage.checkpoint_storage import CheckpointName
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
+from spark_statestore.store.reader import read_version
 from tests.spark.counting import jvm_of, report, runs, wait_until
 from tests.spark.harness import IMMEDIATE_CLEANUP
 from tests.spark.queries import OURS, OURS_FOR_JOINS, Query
@@ -266,9 +267,11 @@ def used_streams(query):
     found = set()
     for directory, _, name in attempts(query):
         operator, partition, *named = directory.relative_to(query.checkpoint / "state").parts
-        store = VersionStore(StoreId(int(operator), int(partition), *named), str(directory), StorageOptions())
+        store = StoreDirectory(
+            StoreId(int(operator), int(partition), *named), str(directory), StorageOptions()
+        )
         metadata = store.load(name)
-        for _ in store.read(name, metadata):
+        for _ in read_version(store, name, metadata):
             pass
         found |= {Path(entry.state.stream_state_handle_id).name for entry in metadata.handle}
     return found

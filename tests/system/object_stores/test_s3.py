@@ -16,6 +16,8 @@ from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.testing import FileSystemTests
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
@@ -176,12 +178,12 @@ def test_cleanup_keeps_referenced_files(recorded: str, requests: FaultyS3) -> No
         ).handle
     base = snapshot(store, 3, {b"k2": b"v", b"k3": b"v"} | LARGE)
     commit(store, CheckpointName(4), {b"k4": b"v"}, parent=handle, base=base, by=mine)
-    store.cleanup(CheckpointName(4), mine, 4, 0)
+    discard_versions(store, CheckpointName(4), mine, 4, 0)
     left = keys(recorded)
     assert [key.partition("-")[0] for key in left] == ["chk", "shared/3"]
     assert rows_of(open_store(url), CheckpointName(4)) == {b"k%d" % i: b"v" for i in (2, 3, 4)} | LARGE
     requests.inject()
-    store.cleanup(CheckpointName(4), mine, 4, 0)
+    discard_versions(store, CheckpointName(4), mine, 4, 0)
     # Checks that the store is still this instance's, and that there was never a hold.
     assert methods(requests) == ["GET", "GET"]
 
@@ -191,7 +193,7 @@ def test_load_finds_objects_written_after_a_listing(bucket: str) -> None:
     for version in (1, 2):
         commit(store, CheckpointName(version), LARGE, by=mine)
     # It lists the directory; there is nothing to discard.
-    store.cleanup(CheckpointName(2), mine, 1, 0)
+    discard_versions(store, CheckpointName(2), mine, 1, 0)
     commit(store, CheckpointName(3), LARGE, by=mine)
     assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(3)) == LARGE
 
@@ -208,7 +210,7 @@ def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, request
         handle = commit(
             store, CheckpointName(version), rows, parent=None if whole else handle, by=mine
         ).handle
-        store.cleanup(CheckpointName(version), mine, version - 2, 0)
+        discard_versions(store, CheckpointName(version), mine, version - 2, 0)
     made = collections.Counter(methods(requests))
     assert made.pop("PUT") == 26
     # Objects of versions 1 to 20; the newest chain begins with version 21.
@@ -219,7 +221,9 @@ def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, request
 
 
 def test_abandoned_checkpoint_leaves_no_objects(bucket: str) -> None:
-    pending = open_store(f"s3://{bucket}/state/0/3").begin(CheckpointName(1), attempt_id(), named())
+    pending = begin_checkpoint(
+        open_store(f"s3://{bucket}/state/0/3"), CheckpointName(1), attempt_id(), named()
+    )
     pending.write(0, message(LARGE))
     pending.abandon()
     assert keys(bucket) == []

@@ -17,6 +17,7 @@ from spark_statestore.files.request_context import take_retries
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, FsCheckpointStorage
 from spark_statestore.storage.streams import CheckpointedStateScope
+from spark_statestore.store.cleanup import discard_versions
 from tests.support.s3 import S3_WARNINGS, list_objects, new_bucket, s3_service
 from tests.support.s3_faults import KINDS, FaultyS3, faulty_s3
 from tests.unit.backend.backends import Backend, store
@@ -86,7 +87,7 @@ def cleans_up(place: Place) -> None:
     versions, by, handle = open_store(place.url, INLINE), attempt_id(), None
     for name in ONE, TWO, THREE:
         handle = commit(versions, name, {b"a": b"%d" % name.version}, by=by).handle
-    versions.cleanup(THREE, by, 3, 0)
+    discard_versions(versions, THREE, by, 3, 0)
     assert handle is not None
 
 

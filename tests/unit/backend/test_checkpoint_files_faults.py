@@ -27,7 +27,8 @@ from spark_statestore.errors import (
     CheckpointNotFoundError,
 )
 from spark_statestore.files.request_context import RequestContext
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault
 from tests.support.figures import count
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk
 from tests.unit.store.fault_bench import KINDS, faults_at, some

@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_statestore.files import local, urls
-from spark_statestore.testing.faults import Call, Fault
-from spark_statestore.testing.faults_plan import FaultPlan
+from spark_statestore.testing.faults_plan import Call, Fault, FaultPlan
 
 __all__ = ["LOSSES", "LocalDisk", "Loss", "installed", "local_disk"]
 

@@ -19,8 +19,8 @@ from spark_statestore.files import FileSystem, open_file_system
 from spark_statestore.files.access import access_error
 from spark_statestore.options import OPTION_PREFIX, StorageOptions
 from spark_statestore.storage import CheckpointName
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.support.s3 import S3_WARNINGS, new_bucket, s3_service
 from tests.unit.cli.commands import node, output_of
 from tests.unit.store.stores import commit
@@ -140,7 +140,7 @@ def test_access_error_names_a_missing_bucket(name: str, monkeypatch: pytest.Monk
 
 def test_every_entry_point_raises_the_same_access_error(without_credentials: str, tmp_path: Path) -> None:
     url = f"s3://{without_credentials}/orders"
-    store = VersionStore(StoreId(0, 0), f"{url}/0/0", StorageOptions())
+    store = StoreDirectory(StoreId(0, 0), f"{url}/0/0", StorageOptions())
     local = tmp_path / "local"
     ways: dict[str, Callable[[], Any]] = {
         "read_state": lambda: spark_statestore.read_state(url),

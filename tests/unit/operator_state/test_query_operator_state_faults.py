@@ -11,7 +11,8 @@ import pytest
 
 from spark_statestore.errors import StateStoreError
 from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault
 from tests.support.damage import cuts, damaged, flips, others
 from tests.support.effort import EFFORT
 from tests.support.figures import count

@@ -18,9 +18,11 @@ from spark_statestore.query.verify import Verifier
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
-from spark_statestore.testing.faults import CrashedError, Fault
+from spark_statestore.testing.faults_plan import CrashedError, Fault
 from spark_statestore.testing.stores import attempt_id, message, named, rows_of, snapshot
 from tests.support.effort import EFFORT
 from tests.support.figures import count
@@ -71,10 +73,10 @@ class Process:
     reports_discards: bool = False
     merged: MergedFiles | None = None
 
-    def open(self, partition: int) -> VersionStore:
+    def open(self, partition: int) -> StoreDirectory:
         root = self.bench.root
         url = f"{root}/state/0/{partition}"
-        return VersionStore(
+        return StoreDirectory(
             StoreId(0, partition),
             url,
             self.bench.model.options(),
@@ -171,7 +173,7 @@ class MergedBench:
         self,
         batch: Batch,
         p: int,
-        store: VersionStore,
+        store: StoreDirectory,
         base: IncrementalStateHandle | None = None,
         *,
         by: str | None = None,
@@ -180,7 +182,7 @@ class MergedBench:
         by = by or batch.attempts[p]
         name = CheckpointName(batch.number + 1, by if self.ids else None)
         merge = self.before is not None
-        pending = store.begin(name, by, named(), merge=merge, hand_over=merge and self.cluster)
+        pending = begin_checkpoint(store, name, by, named(), merge=merge, hand_over=merge and self.cluster)
         pending.write(0, message({b"batch": batch.put, b"%d-%d" % (batch.number, p): batch.put}))
         parent = self.before[p] if self.before is not None else None
         done = pending.publish(parent and parent.handle, parent and parent.by, base)
@@ -246,7 +248,7 @@ class MergedBench:
         """Discard older versions in every store, and delete what no version needs."""
         self.retained_from = max(self.retained_from, retain_from - 1)
         for store, version in zip(self.stores, self.load(), strict=True):
-            store.cleanup(version.name, version.by, retain_from, 0)
+            discard_versions(store, version.name, version.by, retain_from, 0)
         self.publisher.sweep_merged()
 
     def check(self, *, every: bool = EFFORT > 1) -> None:

@@ -21,9 +21,9 @@ from spark_statestore.rows.types import parse_schema
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.merged_files import MergedFiles
-from spark_statestore.store.commit import Committed
+from spark_statestore.store.commit import Committed, begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import ColumnFamily, StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.unit.rows.encoder import encode_row
 from tests.unit.store.stores import SMALL_FILES, attempt_id, message
 
@@ -93,10 +93,10 @@ class StoredQuery:
         """Its checkpoint location."""
         return str(self.directory)
 
-    def open(self, partition: int) -> VersionStore:
+    def open(self, partition: int) -> StoreDirectory:
         """An instance of a partition's store."""
         url = f"{self.directory}/state/0/{partition}"
-        return VersionStore(
+        return StoreDirectory(
             StoreId(0, partition),
             url,
             SMALL_FILES,
@@ -170,7 +170,9 @@ class StoredQuery:
         rows = len(self.of(partition, self.state() | dict(counts)))
         column_families = (ColumnFamily("default", rows, WORDS, COUNTS, "hash", 0),)
         merge = self.merges and before is not None
-        pending = self.stores[partition].begin(name, by, column_families, merge=merge, hand_over=hand_over)
+        pending = begin_checkpoint(
+            self.stores[partition], name, by, column_families, merge=merge, hand_over=hand_over
+        )
         if own:
             pending.write(0, message(own))
         done = pending.publish(before and before.committed.handle, before and before.id, base)
@@ -178,8 +180,8 @@ class StoredQuery:
 
     def snapshot(self, partition: int) -> IncrementalStateHandle:
         """A full snapshot of a partition's newest version, for a later commit."""
-        pending = self.stores[partition].begin_snapshot(
-            len(self.left), (ColumnFamily("default", 0, WORDS, COUNTS, "hash", 0),)
+        pending = begin_snapshot(
+            self.stores[partition], len(self.left), (ColumnFamily("default", 0, WORDS, COUNTS, "hash", 0),)
         )
         pending.write(0, message(self.of(partition, self.state())))
         return pending.finish()

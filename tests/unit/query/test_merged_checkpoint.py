@@ -21,9 +21,11 @@ from spark_statestore.query.verify import verify
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store import commit
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.holds import announce_holds, holds_directory_of
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.unit.query.stored_query import StoredQuery
 from tests.unit.store.stores import load, message, named
 
@@ -52,7 +54,7 @@ def discard_old(query: StoredQuery) -> None:
     """Clean every store up but for its newest version, as maintenance does, and sweep as the next batch does."""
     for partition, attempt in enumerate(query.counted[-1]):
         name = CheckpointName(len(query.left), attempt.id if query.format == 2 else None)
-        query.stores[partition].cleanup(name, attempt.id, name.version, 0)
+        discard_versions(query.stores[partition], name, attempt.id, name.version, 0)
     query.stores[0].sweep_merged()
 
 
@@ -202,7 +204,7 @@ def test_old_run_discards_nothing_once_another_one_has_its_version(tmp_path: Pat
         new.run(word=10 + batch)
     before = new.files()
     for partition, attempt in enumerate(old.counted[-1]):
-        assert old.stores[partition].cleanup(CheckpointName(5), attempt.id, 5, 0) == 0
+        assert discard_versions(old.stores[partition], CheckpointName(5), attempt.id, 5, 0) == 0
     old.stores[0].sweep_merged()
     assert new.files() == before
     discard_old(new)
@@ -227,7 +229,7 @@ def test_first_cleanup_without_ids_sees_what_another_run_has_merged(tmp_path: Pa
     assert other is not None
     path = query.stores[1].metadata_path(CheckpointName(2))
     other.supersede(path, "f" * 16, query.stores[1].files.read(path))
-    query.stores[0].cleanup(CheckpointName(3), query.counted[-1][0].id, 3, 0)
+    discard_versions(query.stores[0], CheckpointName(3), query.counted[-1][0].id, 3, 0)
     assert (found := known.find(path)) is not None
     assert found.attempt_id == "f" * 16
 
@@ -236,7 +238,7 @@ WORDS = {f"word{number}": number for number in range(100)}
 """Counts whose snapshots are files."""
 
 
-def moved(directory: Path) -> tuple[StoredQuery, VersionStore]:
+def moved(directory: Path) -> tuple[StoredQuery, StoreDirectory]:
     """A query with one store, and that store in a process that has listed the merged files before it loads the newest version.
 
     Versions 4 to 6 build on a snapshot; the newest one, 8, has another one and a file of its own.
@@ -267,7 +269,9 @@ def test_store_that_moves_to_a_process_with_an_old_listing_keeps_versions(tmp_pa
         store.files.create(f"{directory}/6-savepoint", b"")
     shared = query.directory / "state/0/0/shared"
     assert sorted(file.name[0] for file in shared.iterdir()) == ["1", "3", "7"]
-    store.cleanup(CheckpointName(8, query.counted[-1][0].id), query.counted[-1][0].id, 8 if held else 5, 0)
+    discard_versions(
+        store, CheckpointName(8, query.counted[-1][0].id), query.counted[-1][0].id, 8 if held else 5, 0
+    )
     for batch in (5, 7) if held else range(4, 8):
         assert verify(query.url, batch).problems == ()
         assert state(query.url, batch) == query.left[batch]
@@ -287,14 +291,14 @@ def test_cleanup_and_gc_delete_nothing_while_a_merged_file_is_damaged(tmp_path: 
     store.load(name)
     refused = r"^nothing of operator 0, partition 0.* is deleted: .*_merged/4-4-0 .* Restore it from a backup"
     with pytest.raises(CorruptCheckpointError, match=refused):
-        store.cleanup(name, by, 4, 0)
+        discard_versions(store, name, by, 4, 0)
     found = gc(query.url, stopped=True)
     assert found.orphans == ()
     assert {problem.what for problem in found.skipped} == {"merged files"}
     assert {name: data for name, data in query.files().items() if "horizon" not in name} == before
     for file, data in whole.items():
         file.write_bytes(data)
-    assert store.cleanup(name, by, 4, 0) > 0
+    assert discard_versions(store, name, by, 4, 0) > 0
     for batch in range(3, 8):
         assert verify(query.url, batch).problems == ()
 
@@ -304,14 +308,14 @@ def test_cleanup_goes_on_beside_a_damaged_merged_file_of_expired_versions(tmp_pa
     (file,) = (file for file in merged(query) if file.name == "2-2-0")
     file.write_bytes(file.read_bytes()[:-30])
     by = query.counted[-1][0].id
-    assert store.cleanup(CheckpointName(8, by), by, 5, 0) > 0
+    assert discard_versions(store, CheckpointName(8, by), by, 5, 0) > 0
     for batch in range(4, 8):
         assert verify(query.url, batch).problems == ()
 
 
 def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
     merged: dict[str, MergedFiles] = {}
-    store = VersionStore(
+    store = StoreDirectory(
         StoreId(0, 0),
         str(tmp_path / "state/0/0"),
         StorageOptions(compression=None),
@@ -319,7 +323,7 @@ def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
     )
     for version, size in ((1, 10), (2, 2 << 20)):
         attempt = f"{version:016x}"
-        pending = store.begin(CheckpointName(version, attempt), attempt, named(), merge=True)
+        pending = begin_checkpoint(store, CheckpointName(version, attempt), attempt, named(), merge=True)
         pending.write(0, message({b"key": bytes(size)}))
         assert pending.publish(None, "0" * 16, None).merged is (version == 1)
     assert (tmp_path / f"state/0/0/chk-2_{2:016x}/_metadata").exists()
@@ -329,7 +333,7 @@ def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
 def test_directory_of_a_merged_store_is_kept_on_object_stores() -> None:
     url = f"memory://{uuid.uuid4()}/state/0/0"
     merged: dict[str, MergedFiles] = {}
-    store = VersionStore(
+    store = StoreDirectory(
         StoreId(0, 0),
         url,
         merged_of=lambda files, directory: merged.setdefault(directory, MergedFiles(files, directory)),
@@ -337,10 +341,12 @@ def test_directory_of_a_merged_store_is_kept_on_object_stores() -> None:
     )
     for version in (1, 2, 3):
         attempt = f"{version:016x}"
-        pending = store.begin(CheckpointName(version, attempt), attempt, named(), merge=version > 1)
+        pending = begin_checkpoint(
+            store, CheckpointName(version, attempt), attempt, named(), merge=version > 1
+        )
         pending.publish(None, None, None)
         store.publish_merged([])
-    store.cleanup(CheckpointName(3, f"{3:016x}"), f"{3:016x}", 3, 0)
+    discard_versions(store, CheckpointName(3, f"{3:016x}"), f"{3:016x}", 3, 0)
     store.sweep_merged()
     files, _ = open_file_system(url)
     found = {

@@ -11,6 +11,7 @@ import pytest
 from spark_statestore.query.verify import verify
 from spark_statestore.storage import CheckpointName, merged_index
 from spark_statestore.store import commit
+from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.holds import announce_holds, holds_directory_of
 from tests.unit.query.stored_query import Attempt, StoredQuery
 
@@ -91,7 +92,7 @@ class Cluster:
             if executor is not None and self.random.random() < 0.5:
                 name = self.name(partition)
                 retain_from = max(1, name.version - RETAINED + 1)
-                executor.stores[partition].cleanup(name, name.id or "", retain_from, 0)
+                discard_versions(executor.stores[partition], name, name.id or "", retain_from, 0)
 
     def change_holds(self) -> None:
         """Hold a retained version, as a pointer savepoint does, or remove a hold."""

@@ -15,7 +15,8 @@ from spark_statestore.errors import (
 )
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
 from tests.unit.query.test_operators import PROCESSOR
 from tests.unit.savepoints.written_query import QUERY_ID, STORES, WrittenQuery, content

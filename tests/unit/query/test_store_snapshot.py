@@ -13,11 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_statestore.errors import CorruptCheckpointError
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.query import QueryCheckpoint, StoreVersion
 from spark_statestore.query import store_snapshot as module
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
 from spark_statestore.storage import CheckpointName
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
+from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.lineage import apply
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from tests.support.effort import EFFORT
@@ -79,7 +81,7 @@ def commit_all(checkpoint: QueryCheckpoint, made: list[list[Change]]) -> Rows:
             ]
             batches.append((state, pa.record_batch(arrays, schema=CHANGE_SCHEMA)))
             apply(rows[state], batches[-1][1])
-        pending = store.begin(CheckpointName(version), f"{version:016x}", described(rows))
+        pending = begin_checkpoint(store, CheckpointName(version), f"{version:016x}", described(rows))
         for state, batch in batches:
             pending.write(FAMILIES.index(state), batch.serialize())
         handle = pending.publish(handle, None, None).handle

@@ -9,8 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
+from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.testing.stores import attempt_id
 from tests.unit.rows.encoder import encode
@@ -73,7 +75,7 @@ class TypedQuery(WrittenQuery):
             replace(COUNTS, rows=len(counts)),
             replace(LISTS, rows=len(lists), values=sum(map(len, lists.values()))),
         )
-        pending = instance.store.begin(instance.name, by, column_families)
+        pending = begin_checkpoint(instance.store, instance.name, by, column_families)
         for name, part in parts:
             pending.write(0 if name == COUNTS.name else 1, changes_of(part))
         instance.handle = pending.publish(instance.handle, instance.attempt_id, None).handle

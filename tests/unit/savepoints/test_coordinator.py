@@ -8,24 +8,28 @@ from concurrent.futures import CancelledError, wait
 import pytest
 
 from spark_statestore.errors import CheckpointNotFoundError, SavepointError
+from spark_statestore.query.savepoint import Savepoint
 from spark_statestore.savepoints import HeapStateStore, SavepointCoordinator
+
+SAVEPOINT = Savepoint("/target/a", "canonical", "query", 1, 2, "/source", "/target/a/state", "a", "0" * 16)
 
 
 class Job:
-    """A coordinator of savepoints that are texts, and the numbers that it triggered."""
+    """A coordinator that always takes the same savepoint, and the numbers that it triggered."""
 
     def __init__(self) -> None:
         self.triggered: list[int] = []
         self.pending_at_trigger: list[list[int]] = []
-        self.store: HeapStateStore[str] = HeapStateStore()
-        self.coordinator: SavepointCoordinator[str] = SavepointCoordinator()
+        self.store = HeapStateStore()
+        self.coordinator = SavepointCoordinator()
 
     def trigger(self, number: int) -> None:
         self.triggered.append(number)
         self.pending_at_trigger.append(self.coordinator.pending)
 
-    def write(self) -> str:
-        return self.store.put_state("savepoint")
+    def write(self) -> Savepoint:
+        self.store.put_state(SAVEPOINT)
+        return SAVEPOINT
 
 
 def test_coordinator_keeps_a_request_pending_until_its_acknowledgement() -> None:
@@ -36,14 +40,14 @@ def test_coordinator_keeps_a_request_pending_until_its_acknowledgement() -> None
     assert job.coordinator.is_pending(1)
     assert not promise.done()
     job.coordinator.acknowledge(1, job.write)
-    assert job.store.get_state(promise.result(timeout=5)) == "savepoint"
+    assert job.store.get_state(promise.result(timeout=5).path) == SAVEPOINT
     assert job.coordinator.pending == []
 
 
 def test_coordinator_accepts_an_acknowledgement_during_the_trigger() -> None:
     job = Job()
     promise = job.coordinator.trigger_savepoint(lambda n: job.coordinator.acknowledge(n, job.write))
-    assert promise.result(timeout=5) == "1"
+    assert promise.result(timeout=5) == SAVEPOINT
     assert job.coordinator.pending == []
 
 
@@ -53,8 +57,8 @@ def test_coordinator_writes_a_savepoint_once() -> None:
     for _ in range(2):
         job.coordinator.acknowledge(1, job.write)
     job.coordinator.fail(1, SavepointError("late"))
-    assert promise.result(timeout=5) == "1"
-    assert job.store.get_all() == ["savepoint"]
+    assert promise.result(timeout=5) == SAVEPOINT
+    assert job.store.get_all() == [SAVEPOINT]
 
 
 def test_coordinator_fails_a_request_whose_trigger_raises_and_uses_its_number() -> None:
@@ -83,7 +87,7 @@ def test_coordinator_keeps_the_kind_of_a_failure(error: Exception) -> None:
 def test_coordinator_fails_a_savepoint_that_cannot_be_stored() -> None:
     job = Job()
 
-    def write() -> str:
+    def write() -> Savepoint:
         raise OSError("no space left")
 
     promise = job.coordinator.trigger_savepoint(job.trigger)
@@ -104,8 +108,15 @@ def test_coordinator_cancels_a_request_until_it_is_acknowledged() -> None:
         promise.result(timeout=5)
     assert job.store.get_all() == []
     acknowledged = job.coordinator.trigger_savepoint(job.trigger)
-    job.coordinator.acknowledge(2, lambda: "done" if not acknowledged.cancel() else "cancelled")
-    assert acknowledged.result(timeout=5) == "done"
+    was_cancelled = []
+
+    def write() -> Savepoint:
+        was_cancelled.append(acknowledged.cancel())
+        return SAVEPOINT
+
+    job.coordinator.acknowledge(2, write)
+    assert acknowledged.result(timeout=5) == SAVEPOINT
+    assert was_cancelled == [False]
 
 
 def test_coordinator_numbers_requests_of_several_threads() -> None:

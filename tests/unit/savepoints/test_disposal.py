@@ -20,10 +20,12 @@ from spark_statestore.errors import (
     StateStoreError,
 )
 from spark_statestore.files import open_file_system
-from spark_statestore.query.savepoint import KINDS, Kind, open_checkpoint
+from spark_statestore.query.savepoint import KINDS, Kind
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.savepoints.savepoint_holds import held_while, list_holds
 from spark_statestore.store.holds import announce_holds
-from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import (
     SMALL,

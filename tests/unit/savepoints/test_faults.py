@@ -33,7 +33,8 @@ from spark_statestore.savepoints.api import (
 )
 from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.holds import is_temporary_hold
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LOSSES, LocalDisk, local_disk

@@ -29,13 +29,8 @@ from spark_statestore.savepoints.api import dispose_savepoint, list_savepoints, 
 from spark_statestore.savepoints.restore import clone, rescale, restore
 from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.testing.faults import (
-    CrashedError,
-    Durability,
-    Fault,
-    FaultInjectingFileSystem,
-    FaultKind,
-)
+from spark_statestore.testing.faults import Durability, FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault, FaultKind
 from tests.support.effort import EFFORT
 from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
 from tests.unit.savepoints.written_query import LARGE, Content, WrittenQuery, content, unique_name

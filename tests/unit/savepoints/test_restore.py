@@ -28,7 +28,8 @@ from spark_statestore.operator_state import MapStateDescriptor, QueryOperatorSta
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import Kind
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Fault
 from tests.unit.savepoints.written_query import QUERY_ID, SMALL, WrittenQuery, content
 
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])

@@ -19,7 +19,8 @@ from spark_statestore.errors import (
 from spark_statestore.savepoints.savepoint_holds import Hold, hold, list_holds
 from spark_statestore.store.holds import holds_directory_of
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import LARGE, STORES, WrittenQuery, content
 

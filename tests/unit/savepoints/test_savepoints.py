@@ -23,12 +23,14 @@ from spark_statestore.errors import (
 from spark_statestore.files import open_file_system
 from spark_statestore.formats.metadata import MetadataKind, encode_object
 from spark_statestore.query.rollback import rollback
-from spark_statestore.query.savepoint import KINDS, Kind, decode_savepoint, encode_savepoint, open_checkpoint
+from spark_statestore.query.savepoint import KINDS, Kind, decode_savepoint, encode_savepoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.savepoints.restore import restore
 from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.holds import announce_holds
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault, FaultKind
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import (
     LARGE,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from spark_statestore.errors import (
     OptionError,
     SavepointNotFoundError,
 )
-from spark_statestore.query.savepoint import open_checkpoint
+from spark_statestore.query.savepoint import Savepoint
+from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.savepoints import (
     FileSystemStateStore,
     HeapStateStore,
@@ -28,41 +29,31 @@ from spark_statestore.savepoints import (
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import OPERATORS, WrittenQuery, content
 
-State = dict[str, Any]
-
-
-def in_files(root: Path | str) -> FileSystemStateStore[State]:
-    return FileSystemStateStore(
-        str(root),
-        lambda state: f"{root}/{state['name']}",
-        lambda state: json.dumps(state).encode(),
-        lambda data, path, where: json.loads(data),
-        lambda name: name.startswith("savepoint-"),
-    )
-
-
-STORES: dict[str, Callable[[Path], StateStore[State]]] = {
+STORES: dict[str, Callable[[Path], StateStore]] = {
     "heap": lambda _: HeapStateStore(),
-    "heap-with-paths": lambda root: HeapStateStore(lambda state: f"{root}/{state['name']}"),
-    "files": in_files,
-    "url": lambda root: in_files(f"file://{root}"),
+    "files": lambda root: FileSystemStateStore(str(root)),
+    "url": lambda root: FileSystemStateStore(f"file://{root}"),
 }
 
 
 @pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> StateStore[State]:
-    return STORES[request.param](tmp_path / "savepoints")
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> StateStore:
+    return STORES[request.param](tmp_path)
 
 
-def state(number: int) -> State:
-    return {"name": f"savepoint-{number}"}
+def state(root: Path, number: int = 0, **changed: Any) -> Savepoint:
+    """A savepoint in a directory of its own."""
+    name, path = f"savepoint-abc-{number:012x}", f"file://{root}/savepoint-abc-{number:012x}"
+    made = Savepoint(path, "canonical", "abc", 1, 2, "source", f"{path}/state", name, f"{number:016x}")
+    return replace(made, **changed)
 
 
-def test_store_returns_a_state_until_it_is_disposed_of(store: StateStore[State]) -> None:
-    paths = [store.put_state(state(n)) for n in range(3)]
+def test_store_returns_a_state_until_it_is_disposed_of(store: StateStore, tmp_path: Path) -> None:
+    states = [state(tmp_path, n) for n in range(3)]
+    paths = [store.put_state(made) for made in states]
     assert len(set(paths)) == 3
-    assert [store.get_state(path) for path in paths] == [state(0), state(1), state(2)]
-    assert sorted(store.get_all(), key=str) == [state(0), state(1), state(2)]
+    assert [store.get_state(path) for path in paths] == states
+    assert sorted(store.get_all(), key=str) == states
     store.dispose_state(paths[1])
     assert [store.exists(path) for path in paths] == [True, False, True]
     for ask in (store.get_state, store.find, store.dispose_state):
@@ -70,21 +61,22 @@ def test_store_returns_a_state_until_it_is_disposed_of(store: StateStore[State])
             ask(paths[1])
         assert repr(paths[1]) in str(raised.value)
         assert raised.value.filename == paths[1]
-    assert store.get_state(paths[2]) == state(2)
+    assert store.get_state(paths[2]) == states[2]
 
 
-def test_store_resumes_a_disposal_and_cancels_it(store: StateStore[State]) -> None:
-    path = store.put_state(state(0))
+def test_store_resumes_a_disposal_and_cancels_it(store: StateStore, tmp_path: Path) -> None:
+    made = state(tmp_path)
+    path = store.put_state(made)
     for _ in range(2):
-        assert store.begin_disposal(path) == state(0)
+        assert store.begin_disposal(path) == made
         assert not store.exists(path)
         assert store.is_being_disposed(path)
-        assert store.find(path) == state(0)
+        assert store.find(path) == made
         assert store.get_all() == []
         with pytest.raises(SavepointNotFoundError):
             store.get_state(path)
-    store.cancel_disposal(state(0))
-    assert store.get_state(path) == state(0)
+    store.cancel_disposal(made)
+    assert store.get_state(path) == made
     assert not store.is_being_disposed(path)
     store.begin_disposal(path)
     store.end_disposal(path)
@@ -93,7 +85,7 @@ def test_store_resumes_a_disposal_and_cancels_it(store: StateStore[State]) -> No
 
 
 @pytest.mark.parametrize("path", ["/nowhere/savepoint-1", "/-1"])
-def test_store_raises_a_value_error_for_an_unknown_path(store: StateStore[State], path: str) -> None:
+def test_store_raises_a_value_error_for_an_unknown_path(store: StateStore, path: str) -> None:
     for ask in (store.get_state, store.dispose_state):
         with pytest.raises(ValueError, match="no savepoint exists under the path"):
             ask(path)
@@ -101,25 +93,24 @@ def test_store_raises_a_value_error_for_an_unknown_path(store: StateStore[State]
             ask(path)
 
 
-def test_store_refuses_none(store: StateStore[State]) -> None:
+def test_store_refuses_none(store: StateStore) -> None:
     with pytest.raises(TypeError, match="None"):
         store.put_state(None)
 
 
-def test_heap_store_numbers_states_of_several_threads_and_reuses_no_number() -> None:
-    store: HeapStateStore[int] = HeapStateStore()
+def test_heap_store_keeps_the_states_of_several_threads(tmp_path: Path) -> None:
+    store = HeapStateStore()
+    states = [state(tmp_path, n) for n in range(200)]
     with ThreadPoolExecutor(4) as pool:
-        paths = list(pool.map(store.put_state, range(200)))
-    assert sorted(map(int, paths)) == list(range(1, 201))
-    assert [store.get_state(path) for path in paths] == list(range(200))
-    store.dispose_state("200")
-    assert store.put_state(7) == "201"
+        paths = list(pool.map(store.put_state, states))
+    assert len(set(paths)) == 200
+    assert [store.get_state(path) for path in paths] == states
 
 
 def test_file_store_removes_only_its_own_files(tmp_path: Path) -> None:
-    store = in_files(tmp_path)
-    path = store.put_state(state(0))
-    notes = tmp_path / "savepoint-0" / "notes"
+    store = FileSystemStateStore(str(tmp_path))
+    path = store.put_state(state(tmp_path))
+    notes = tmp_path / state(tmp_path).name / "notes"
     notes.write_text("mine")
     store.dispose_state(path)
     assert [file for file in tmp_path.rglob("*") if file.is_file()] == [notes]
@@ -129,19 +120,20 @@ def test_file_store_removes_only_its_own_files(tmp_path: Path) -> None:
 
 
 def test_file_store_never_replaces_a_state(tmp_path: Path) -> None:
-    store = in_files(tmp_path)
-    store.put_state(state(0))
+    store = FileSystemStateStore(str(tmp_path))
+    store.put_state(state(tmp_path))
     before = files_below(tmp_path)
     with pytest.raises(CheckpointIOError, match="could not write"):
-        store.put_state(state(0) | {"other": 1})
+        store.put_state(state(tmp_path, batch=7))
     assert files_below(tmp_path) == before
 
 
 def test_file_store_names_what_cannot_be_written_or_listed(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointIOError, match=r"file/savepoint-0"):
-        in_files(tmp_path / "file").put_state(state(0))
-    assert in_files(tmp_path / "missing").get_all() == []
+    unwritable = state(tmp_path / "file")
+    with pytest.raises(CheckpointIOError, match=f"file/{unwritable.name}"):
+        FileSystemStateStore(str(tmp_path / "file")).put_state(unwritable)
+    assert FileSystemStateStore(str(tmp_path / "missing")).get_all() == []
 
 
 def test_factory_needs_a_target_or_the_option_savepoints_dir(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tests.unit.savepoints.written_query import content
 PROGRAM = """
 import logging, sys, threading, time
 from spark_statestore.savepoints import trigger
-from spark_statestore.storage.file_system_state_store import FileSystemStateStore
+from spark_statestore.query.state_store import FileSystemStateStore
 from tests.unit.savepoints.written_query import WrittenQuery
 
 directory, ends = sys.argv[1:]

@@ -13,9 +13,10 @@ from spark_statestore.query.logs import SHUFFLE_PARTITIONS
 from spark_statestore.query.store_snapshot import read_store
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.store.commit import Committed
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import Committed, begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import ColumnFamily, StoreId
-from spark_statestore.store.version_store import VersionStore
 from spark_statestore.testing.stores import attempt_id, message
 
 QUERY_ID = "f013e4c2-9d1b-4c1e-8a52-6f6f6a3d2c11"
@@ -49,7 +50,7 @@ Content = dict[StoreId, dict[bytes, bytes]]
 class Instance:
     """A store as one executor has it open: what it wrote or loaded last."""
 
-    store: VersionStore
+    store: StoreDirectory
     name: CheckpointName | None = None
     attempt_id: str | None = None
     handle: IncrementalStateHandle | None = None
@@ -114,7 +115,7 @@ class WrittenQuery:
     def open(self, store: StoreId) -> Instance:
         """Open a store anew."""
         directory = self.checkpoint.open(store).url
-        return Instance(VersionStore(store, directory, self.options))
+        return Instance(StoreDirectory(store, directory, self.options))
 
     def begin(self, *changed: StoreId, put: Rows | None = None, whole: bool = False) -> dict[StoreId, str]:
         """Run the next batch up to the entry in the commit log; returns the attempts.
@@ -151,7 +152,8 @@ class WrittenQuery:
         version = self.batch + 2
         put = {self.key(store, key): value for key, value in put.items()}
         rows = {**self.rows[store], **put}
-        pending = instance.store.begin(
+        pending = begin_checkpoint(
+            instance.store,
             CheckpointName(version, by if self.with_ids else None),
             by,
             (ColumnFamily("default", len(rows), self.key_schema, self.value_schema, "hash", 0),),
@@ -214,7 +216,9 @@ class WrittenQuery:
             instance = self.instances[store]
             if instance.name is not None and instance.attempt_id is not None:
                 retain_from = instance.name.version - keep
-                removed += instance.store.cleanup(instance.name, instance.attempt_id, retain_from, 0)
+                removed += discard_versions(
+                    instance.store, instance.name, instance.attempt_id, retain_from, 0
+                )
         return removed
 
 

@@ -13,8 +13,11 @@ from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointEr
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.store.version_store import VersionStore
-from spark_statestore.testing.faults import Call, CrashedError, Fault, FaultInjectingFileSystem, FaultKind
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Call, CrashedError, Fault, FaultKind
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import LocalDisk
@@ -108,12 +111,12 @@ class Bench:
         self.directory = f"{next(_numbers)}/0/3"
         self.store = self.instance()
 
-    def instance(self) -> VersionStore:
+    def instance(self) -> StoreDirectory:
         return open_store(self.fs.url(self.directory), self.model.options(self.storage))
 
     def commit(
         self, version: int, put: Rows, *, on: int | None = None, base: IncrementalStateHandle | None = None,
-        by: str | None = None, store: VersionStore | None = None,
+        by: str | None = None, store: StoreDirectory | None = None,
     ) -> None:  # fmt: skip
         """Commit a version, and record the outcomes that a crash may have, and the promised one."""
         by = by or attempt_id()
@@ -146,7 +149,7 @@ class Bench:
         for name in [name for name in self.promised if name.version < retain_from]:
             self.possible[name] = (self.promised.pop(name), ABSENT)
         name = self.names[newest]
-        self.store.cleanup(name, self.attempts[name], retain_from, most)
+        discard_versions(self.store, name, self.attempts[name], retain_from, most)
 
     def allow_torn_leftovers(self, since: int) -> None:
         """Accept partial versions: after a crash, removals of a cleanup may be undone, and those of the next one not."""
@@ -154,7 +157,7 @@ class Bench:
             if name.version < since:
                 self.possible[name] = (*outcomes, TORN)
 
-    def found(self, name: CheckpointName, store: VersionStore) -> Rows | str:
+    def found(self, name: CheckpointName, store: StoreDirectory) -> Rows | str:
         try:
             return rows_of(store, name)
         except CheckpointNotFoundError:
@@ -331,7 +334,7 @@ def two_chains(bench: Bench, orphan: bool = True) -> None:
     bench.commit(3, {b"c": b"3"} | LARGE)
     bench.commit(4, {b"d": b"4"}, on=3)
     if orphan:
-        zombie = bench.instance().begin_snapshot(2, named())
+        zombie = begin_snapshot(bench.instance(), 2, named())
         zombie.write(0, message(LARGE))
         zombie.finish()
 
@@ -377,7 +380,7 @@ def commits_with_a_base(bench: Bench, since: int | None = None) -> None:
         rows = bench.promised[bench.names[3]]
         if since is not None:
             rows = dict(rows.items() - bench.promised[bench.names[since]].items())
-        pending = bench.store.begin_snapshot(3, named(), since)
+        pending = begin_snapshot(bench.store, 3, named(), since)
         pending.write(0, message(rows))
         bench.base = pending.finish()
     bench.commit(4, {b"d": b"4"}, on=3, base=bench.base)
@@ -392,7 +395,7 @@ def commits_and_prepares(bench: Bench) -> None:
 def abandons(put: Rows) -> Callable[[Bench], None]:
     def operate(bench: Bench) -> None:
         by = attempt_id()
-        pending = bench.store.begin(CheckpointName(4, by if bench.ids else None), by, named())
+        pending = begin_checkpoint(bench.store, CheckpointName(4, by if bench.ids else None), by, named())
         pending.write(0, message(put))
         pending.write(0, message({b"d": b"4"}))
         pending.abandon()
@@ -401,7 +404,7 @@ def abandons(put: Rows) -> Callable[[Bench], None]:
 
 
 def abandons_a_snapshot(bench: Bench) -> None:
-    pending = bench.store.begin_snapshot(3, named())
+    pending = begin_snapshot(bench.store, 3, named())
     pending.write(0, message(HUGE))
     pending.abandon()
 

@@ -12,9 +12,10 @@ from spark_statestore.errors import StateStoreError
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.store.commit import Committed
-from spark_statestore.store.version_store import VersionStore
-from spark_statestore.testing.faults import Call, Fault, FaultInjectingFileSystem
+from spark_statestore.store.commit import Committed, begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Call, Fault
 from tests.support.effort import EFFORT
 from tests.unit.store.stores import STORE, attempt_id, message, named, rows_of
 
@@ -51,13 +52,13 @@ class World:
         self.fs.restart()
         self.directory = f"world-{next(_numbers)}"
 
-    def instance(self) -> VersionStore:
+    def instance(self) -> StoreDirectory:
         state = self.fs.url(f"{self.directory}/state/{STORE.operator}/{STORE.partition}")
-        return VersionStore(STORE, state, OPTIONS, commits=self.fs.url(f"{self.directory}/commits"))
+        return StoreDirectory(STORE, state, OPTIONS, commits=self.fs.url(f"{self.directory}/commits"))
 
     def commit(
         self,
-        store: VersionStore,
+        store: StoreDirectory,
         version: int,
         put: Rows,
         *,
@@ -71,7 +72,7 @@ class World:
         name = CheckpointName(version, by if self.with_ids else None)
         parent = None if whole or version == 1 else self.handles[self.attempts[self.names[version - 1]]]
         rows = put if version == 1 else self.rows[self.names[version - 1]] | put
-        pending = store.begin(name, by, named())
+        pending = begin_checkpoint(store, name, by, named())
         pending.write(0, message(rows if parent is None else put))
         oldest = 0 if retained is None else version - 1 - retained
         done = pending.publish(parent, None, base, oldest)
@@ -89,7 +90,7 @@ class World:
         self.names[name.version] = name
         self.found[name.version] = rows_of(self.instance(), name)
 
-    def batch(self, store: VersionStore, version: int, put: Rows, *, whole: bool = False) -> None:
+    def batch(self, store: StoreDirectory, version: int, put: Rows, *, whole: bool = False) -> None:
         """Run a batch of the query."""
         by = attempt_id()
         self.commit(store, version, put, by=by, whole=whole)

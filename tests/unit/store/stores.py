@@ -6,8 +6,8 @@ from pathlib import Path
 
 from spark_statestore.files import MemoryFileSystem
 from spark_statestore.options import StorageOptions
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from spark_statestore.testing.stores import attempt_id, commit, load, message, named, rows_of, snapshot
 
 __all__ = [
@@ -32,6 +32,6 @@ def open_store(
     options: StorageOptions = SMALL_FILES,
     memory: MemoryFileSystem | None = None,
     store: StoreId = STORE,
-) -> VersionStore:
+) -> StoreDirectory:
     """One instance of the store in a directory."""
-    return VersionStore(store, str(directory), options, memory or MemoryFileSystem())
+    return StoreDirectory(store, str(directory), options, memory or MemoryFileSystem())

@@ -13,7 +13,7 @@ from hypothesis import given
 
 from spark_statestore.errors import CorruptCheckpointError, ProtocolError, UnsupportedFormatError
 from spark_statestore.files import LocalFileSystem
-from spark_statestore.formats.change_batches import pack, read_change_batch
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack, read_change_batch
 from spark_statestore.formats.messages import message_layout
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle
@@ -21,13 +21,7 @@ from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream
 from spark_statestore.storage.memory_streams import MemoryCheckpointOutputStream
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
-from spark_statestore.store.changelog import (
-    CHANGE_FORMAT_VERSION,
-    CHANGE_SCHEMA,
-    ChangeStreamWriter,
-    compress,
-    read_changes,
-)
+from spark_statestore.store.changelog import CHANGE_FORMAT_VERSION, ChangeStreamWriter, compress, read_changes
 from tests.support.trees import files_below
 from tests.unit.damaged_bytes import without_offsets
 from tests.unit.store.stores import SMALL_FILES, commit, message, open_store, rows_of

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog, numbered
 from tests.support.effort import EFFORT
 

@@ -17,10 +17,12 @@ from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, InlineState
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.handle_codec import decode_handle
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint, begin_snapshot
 from spark_statestore.store.metadata import encode_metadata
 from tests.support.trees import files_below
 from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
-from tests.unit.store.test_version_store import LARGE, grow, v1
+from tests.unit.store.test_directory import LARGE, grow, v1
 
 # Cost that a commit reports
 
@@ -48,7 +50,7 @@ def test_commit_that_replaces_metadata_counts_the_copies(tmp_path: Path) -> None
 def test_commit_metadata_has_parent_time_and_package_version(tmp_path: Path) -> None:
     store, mine = open_store(tmp_path), attempt_id()
     first = commit(store, v1(1), {b"a": b"1"}, by=mine).handle
-    pending = store.begin(v1(2), attempt_id(), named())
+    pending = begin_checkpoint(store, v1(2), attempt_id(), named())
     pending.write(0, message(LARGE))
     done = pending.publish(first, mine, None)
     metadata = store.load(v1(2))
@@ -64,7 +66,7 @@ def test_commit_metadata_has_parent_time_and_package_version(tmp_path: Path) -> 
 
 def test_write_encoded_of_many_batches_writes_one_object(tmp_path: Path) -> None:
     store, mine = open_store(tmp_path, StorageOptions()), attempt_id()
-    pending = store.begin(v1(1), mine, named())
+    pending = begin_checkpoint(store, v1(1), mine, named())
     rows = [{bytes([i]): bytes([i]) * 100_000} for i in range(100)]
     encoded = [message(batch) for batch in rows]
     pending.write_encoded(("default", batch, zlib.crc32(batch)) for batch in encoded)
@@ -114,7 +116,7 @@ def test_commit_and_cleanup_list_nothing_in_steady_state(
 ) -> None:
     store, mine = open_store(tmp_path), attempt_id()
     third = grow(store, 3, by=mine)
-    store.cleanup(v1(3), mine, 1, 0)
+    discard_versions(store, v1(3), mine, 1, 0)
     calls: list[tuple[object, ...]] = []
 
     def noting(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -130,7 +132,7 @@ def test_commit_and_cleanup_list_nothing_in_steady_state(
     assert calls == [("make_directory", str(tmp_path / "chk-4"))]
     calls.clear()
     for version in (2, 3):
-        store.cleanup(v1(4), mine, version, 0)
+        discard_versions(store, v1(4), mine, version, 0)
     # One read of the attempt id of each version that could have been replaced, not of the whole metadata.
     look = ("read", str(tmp_path / "chk-4" / "_metadata"), 0, INLINE_STATE_OFFSET)
     assert calls == [look] * 3
@@ -149,7 +151,7 @@ def test_snapshot_without_rows_writes_no_file(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     first = commit(store, v1(1), {b"a": b"1"}).handle
     second = commit(store, v1(2), {}, [b"a"], parent=first).handle
-    base = store.begin_snapshot(2, named()).finish()
+    base = begin_snapshot(store, 2, named()).finish()
     assert not any((tmp_path / "shared").iterdir())
     done = commit(store, v1(3), {b"b": b"3"}, parent=second, base=base).handle
     assert done.base_version == 2
@@ -214,7 +216,7 @@ def test_read_error_of_a_damaged_stream_names_the_version(tmp_path: Path) -> Non
 
 def test_abandon_keeps_files_of_others(tmp_path: Path) -> None:
     store, mine = open_store(tmp_path), attempt_id()
-    pending = store.begin(CheckpointName(1, mine), mine, named())
+    pending = begin_checkpoint(store, CheckpointName(1, mine), mine, named())
     (tmp_path / f"chk-1_{mine}" / "notes").write_bytes(b"mine")
     pending.abandon()
     assert files_below(tmp_path) == {f"chk-1_{mine}/notes": b"mine"}

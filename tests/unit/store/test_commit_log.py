@@ -10,8 +10,11 @@ import pytest
 
 from spark_statestore.errors import CheckpointExistsError, CheckpointIOError
 from spark_statestore.storage import CheckpointName
-from spark_statestore.store.version_store import VersionStore
-from spark_statestore.testing.faults import Fault, FaultInjectingFileSystem
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import Fault
 from tests.unit.store.stores import SMALL_FILES, STORE, attempt_id, commit, named, rows_of, snapshot
 
 ONE, TWO, THREE, FOUR = (CheckpointName(version) for version in (1, 2, 3, 4))
@@ -26,9 +29,9 @@ class Query:
         self.commits = directory / "commits"
         self.commits.mkdir()
 
-    def instance(self, commits: str | None = None) -> VersionStore:
+    def instance(self, commits: str | None = None) -> StoreDirectory:
         state = f"{self.directory}/state/{STORE.operator}/{STORE.partition}"
-        return VersionStore(STORE, state, SMALL_FILES, commits=commits or str(self.commits))
+        return StoreDirectory(STORE, state, SMALL_FILES, commits=commits or str(self.commits))
 
     def log_commit(self, name: CheckpointName) -> None:
         """Write the commit log entry of the batch that made a version, as Spark does."""
@@ -146,11 +149,11 @@ def test_cleanup_of_an_instance_from_before_a_rollback_discards_nothing(query: Q
         query.log_commit(name)
     newest = names[-1]
     query.set_back_behind(1)
-    assert store.cleanup(newest, bys[newest], 3, 0) == 0
+    assert discard_versions(store, newest, bys[newest], 3, 0) == 0
     assert rows_of(query.instance(), names[0]) == {b"a": LARGE}
     # Of what counts still it may.
     query.log_commit(newest)
-    assert store.cleanup(newest, bys[newest], 3, 0) > 0
+    assert discard_versions(store, newest, bys[newest], 3, 0) > 0
 
 
 def test_cleanup_of_a_replaced_history_discards_nothing(query: Query) -> None:
@@ -159,7 +162,7 @@ def test_cleanup_of_a_replaced_history_discards_nothing(query: Query) -> None:
     names = [CheckpointName(v, attempt_id()) for v in (1, 2, 3)]
     first = commit(old, names[0], {b"a": LARGE})
     query.log_commit(names[0])
-    assert old.cleanup(names[0], str(names[0].id), 1, 0) == 0
+    assert discard_versions(old, names[0], str(names[0].id), 1, 0) == 0
     for name in names[1:]:
         commit(old, name, {b"b": LARGE})
         query.log_commit(name)
@@ -169,7 +172,7 @@ def test_cleanup_of_a_replaced_history_discards_nothing(query: Query) -> None:
     for name in again:
         handle = commit(new, name, {b"c": LARGE}, parent=handle).handle
         query.log_commit(name)
-    assert old.cleanup(names[2], str(names[2].id), 3, 0) == 0
+    assert discard_versions(old, names[2], str(names[2].id), 3, 0) == 0
     assert rows_of(query.instance(), again[1]) == {b"a": LARGE, b"c": LARGE}
 
 
@@ -178,7 +181,7 @@ def test_cleanup_below_the_range_of_the_log_discards_nothing(query: Query) -> No
     commit(store, ONE, {b"a": LARGE})
     commit(store, FOUR, {b"a": LARGE}, by=by)
     query.log_commit(CheckpointName(400))
-    assert store.cleanup(FOUR, by, 3, 0) == 0
+    assert discard_versions(store, FOUR, by, 3, 0) == 0
     assert rows_of(query.instance(), ONE) == {b"a": LARGE}
 
 
@@ -189,7 +192,7 @@ def test_cleanup_continues_despite_a_gap_in_the_log(query: Query) -> None:
     commit(store, FOUR, {b"a": LARGE}, by=by)
     query.log_commit(ONE)
     query.log_commit(CheckpointName(6))
-    assert store.cleanup(FOUR, by, 3, 0) > 0
+    assert discard_versions(store, FOUR, by, 3, 0) > 0
 
 
 def test_cleanup_discards_nothing_if_the_log_entry_is_damaged(query: Query) -> None:
@@ -199,9 +202,9 @@ def test_cleanup_discards_nothing_if_the_log_entry_is_damaged(query: Query) -> N
         commit(store, name, {b"a": LARGE})
         query.log_commit(name)
     (query.commits / "1").write_text("v2")
-    assert store.cleanup(names[1], str(names[1].id), 2, 0) == 0
+    assert discard_versions(store, names[1], str(names[1].id), 2, 0) == 0
     query.log_commit(names[1])
-    assert store.cleanup(names[1], str(names[1].id), 2, 0) > 0
+    assert discard_versions(store, names[1], str(names[1].id), 2, 0) > 0
 
 
 def test_commit_ignores_a_snapshot_older_than_others_retain(
@@ -213,7 +216,7 @@ def test_commit_ignores_a_snapshot_older_than_others_retain(
     base = snapshot(store, 2, {b"a": b"1", b"b": b"2"})
     handle = commit(store, THREE, {b"c": b"3"}, parent=handle).handle
     for oldest, taken in ((3, False), (2, True)):
-        pending = store.begin(FOUR, attempt_id(), named())
+        pending = begin_checkpoint(store, FOUR, attempt_id(), named())
         with caplog.at_level(logging.WARNING):
             done = pending.publish(handle, None, base, oldest)
         assert (base.entries[0] in done.handle.entries) == taken

@@ -19,9 +19,9 @@ from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, metadata_streams
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.commit import Committed
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.reader import stored_messages
-from spark_statestore.store.version_store import VersionStore
 from tests.support.damage import Damage, cuts, damaged, flips, others
 from tests.support.effort import EFFORT
 from tests.unit.store.stores import attempt_id, commit, open_store, rows_of, snapshot
@@ -33,13 +33,13 @@ DETECTED = (CorruptCheckpointError, CheckpointNotFoundError)
 REMEDY = re.compile(r"from a backup|[Uu]pgrade|[Ss]tart from|Check that")
 
 
-def _messages(store: VersionStore, name: CheckpointName) -> None:
+def _messages(store: StoreDirectory, name: CheckpointName) -> None:
     """Read a version as for a JVM, which decodes the messages itself."""
     for _ in stored_messages(store, name, store.load(name)):
         pass
 
 
-Reader = Callable[[VersionStore, CheckpointName], Rows | None]
+Reader = Callable[[StoreDirectory, CheckpointName], Rows | None]
 READERS: list[Reader] = [rows_of, _messages]
 
 
@@ -80,7 +80,7 @@ class Stored:
         add(6, {b"f": b"6"}, base=snapshot(self.open(), 5, since, since=2))
         assert [entry.since for entry in done[6].handle] == [None, 2, None]
 
-    def open(self) -> VersionStore:
+    def open(self) -> StoreDirectory:
         return open_store(self.directory, self.options, store=StoreId(0, self.partition))
 
     def metadata(self, version: int) -> Path:

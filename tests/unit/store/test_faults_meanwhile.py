@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.testing.faults import Fault
+from spark_statestore.testing.faults_plan import Fault
 from tests.support.effort import EFFORT
 from tests.support.figures import count
 from tests.unit.files.local_disk import local_disk

@@ -12,7 +12,7 @@ import pytest
 
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.commit import Committed
-from spark_statestore.testing.faults import Fault
+from spark_statestore.testing.faults_plan import Fault
 from tests.unit.store.fault_bench import LARGE, MODELS, Bench, Rows
 from tests.unit.store.stores import attempt_id, commit, rows_of
 

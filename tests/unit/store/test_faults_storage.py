@@ -19,7 +19,7 @@ from spark_statestore.storage import (
 from spark_statestore.storage.file_handles import discard_file
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStateOutputStream
-from spark_statestore.testing.faults import CrashedError
+from spark_statestore.testing.faults_plan import CrashedError
 from tests.unit.store.fault_bench import MODELS as ALL_MODELS
 from tests.unit.store.fault_bench import Model, faults_at
 

@@ -15,14 +15,14 @@ from spark_statestore.formats.messages import message_layout
 from spark_statestore.formats.metadata import METADATA_FORMAT_VERSION
 from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators
 from spark_statestore.options import StorageOptions
-from spark_statestore.query.savepoint import list_savepoints
+from spark_statestore.query.savepoint_lookup import list_savepoints
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.store.changelog import DELETE, read_messages
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.support.trees import files_below
 from tests.unit.store.stores import load
 from tests.unit.store.write_format_sample import describe_operators, describe_savepoint
@@ -34,9 +34,9 @@ VERSIONS = [
 ]
 
 
-def open_sample(store: str) -> VersionStore:
+def open_sample(store: str) -> StoreDirectory:
     operator, partition = map(int, store.split("/"))
-    return VersionStore(
+    return StoreDirectory(
         StoreId(operator, partition), str(SAMPLE / store), StorageOptions(), MemoryFileSystem()
     )
 

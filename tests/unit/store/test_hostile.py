@@ -31,6 +31,7 @@ from spark_statestore.storage.handle_codec import HANDLE_SCHEMA
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.store.changelog import ChangeStreamWriter, parts_of, read_changes
+from spark_statestore.store.cleanup import discard_versions
 from tests.fuzz.targets import reencoded
 from tests.support.trees import files_below
 from tests.unit.damaged_bytes import encoded
@@ -104,7 +105,8 @@ def test_metadata_with_foreign_paths_is_refused_and_nothing_is_removed(
         rows_of(store, CheckpointName(2))
     # A cleanup that reads it discards nothing.
     with pytest.raises(CheckpointError):
-        store.cleanup(
+        discard_versions(
+            store,
             CheckpointName(2),
             decode_object((store_path / "chk-2/_metadata").read_bytes(), "").attempt_id,
             2,

@@ -11,6 +11,7 @@ import pytest
 
 from spark_statestore.errors import CheckpointExistsError
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from tests.unit.store.interleaving import LARGE, Pair, Rows, World, interleavings
 from tests.unit.store.stores import attempt_id, rows_of, snapshot
@@ -84,8 +85,8 @@ def old_instance(world: World, *, knows_all: bool) -> Callable[[], int]:
     old.load(name)
     by = world.attempts[name]
     if knows_all:
-        old.cleanup(name, by, 1, 0)
-    return lambda: old.cleanup(name, by, 3 - RETAINED, 0)
+        discard_versions(old, name, by, 1, 0)
+    return lambda: discard_versions(old, name, by, 3 - RETAINED, 0)
 
 
 def three_batches(with_ids: bool, *, whole: int = 0) -> World:
@@ -115,7 +116,7 @@ def slow_snapshot(with_ids: bool, retained: int | None) -> Pair:
         world.commit(store, 5, {b"d": b"5"}, base=base, retained=retained, by=by)
         world.log_commit(CheckpointName(5, by if with_ids else None))
 
-    return Pair(world, lambda: other.cleanup(name, newest_by, 4 - RETAINED, 0), commits)
+    return Pair(world, lambda: discard_versions(other, name, newest_by, 4 - RETAINED, 0), commits)
 
 
 @both_formats
@@ -182,7 +183,9 @@ def test_concurrent_cleanups_keep_retained_versions(with_ids: bool) -> None:
         for version in (4, 5):
             world.batch(new, version, {b"n": LARGE}, whole=version == 5)
         newest = world.names[5]
-        return Pair(world, cleans, lambda: new.cleanup(newest, world.attempts[newest], 5 - RETAINED, 0))
+        return Pair(
+            world, cleans, lambda: discard_versions(new, newest, world.attempts[newest], 5 - RETAINED, 0)
+        )
 
     went_well(build, since=5 - RETAINED)
 

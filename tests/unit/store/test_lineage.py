@@ -13,9 +13,13 @@ import pytest
 from hypothesis import given, settings
 
 from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, IllegalStateError
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.store.changelog import CHANGE_SCHEMA, DELETE, MERGE, PUT
+from spark_statestore.store.changelog import DELETE, MERGE, PUT
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.lineage import (
     PastVersion,
     apply,
@@ -26,7 +30,7 @@ from spark_statestore.store.lineage import (
     replay,
 )
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily
-from spark_statestore.store.version_store import VersionStore
+from spark_statestore.store.reader import read_version
 from tests.support.effort import EFFORT
 from tests.unit.store.stores import attempt_id, open_store
 
@@ -98,7 +102,7 @@ def effective(rows: dict[bytes, list[bytes]], drafted: list[Change]) -> list[Cha
     return done
 
 
-def commit(store: VersionStore, parent: Version, step: Step, *, with_ids: bool) -> Version:
+def commit(store: StoreDirectory, parent: Version, step: Step, *, with_ids: bool) -> Version:
     number = parent.number + 1
     column_families: FamilyRows = {}
     created_at_version: dict[str, int] = {}
@@ -115,15 +119,18 @@ def commit(store: VersionStore, parent: Version, step: Step, *, with_ids: bool) 
     by = attempt_id()
     base = None
     if step.rebased and parent.handle is not None:
-        snapshot = store.begin_snapshot(
-            parent.number, described(parent.column_families, parent.created_at_version)
+        snapshot = begin_snapshot(
+            store, parent.number, described(parent.column_families, parent.created_at_version)
         )
         for i, rows in enumerate(parent.column_families.values()):
             if rows:
                 snapshot.write(i, batch(all_of(rows)).serialize())
         base = snapshot.finish()
-    pending = store.begin(
-        CheckpointName(number, by if with_ids else None), by, described(column_families, created_at_version)
+    pending = begin_checkpoint(
+        store,
+        CheckpointName(number, by if with_ids else None),
+        by,
+        described(column_families, created_at_version),
     )
     for i, found in enumerate(sent.values()):
         if found:
@@ -149,7 +156,7 @@ def described(column_families: FamilyRows, created_at_version: dict[str, int]) -
     )
 
 
-def write(store: VersionStore, history: list[Step], *, with_ids: bool) -> list[Version]:
+def write(store: StoreDirectory, history: list[Step], *, with_ids: bool) -> list[Version]:
     """Commit all steps; of several attempts the last one counts."""
     versions = [EMPTY]
     for step in history:
@@ -162,14 +169,14 @@ def name_of(version: Version, *, with_ids: bool) -> CheckpointName:
     return CheckpointName(version.number, version.attempt_id if with_ids else None)
 
 
-def rows_of(store: VersionStore, name: CheckpointName, metadata: CheckpointMetadata) -> FamilyRows:
+def rows_of(store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata) -> FamilyRows:
     found: FamilyRows = {state.name: {} for state in metadata.column_families}
-    for state, changed in store.read(name, metadata):
+    for state, changed in read_version(store, name, metadata):
         apply(found[state], changed)
     return found
 
 
-def after(store: VersionStore, version: PastVersion, before: FamilyRows) -> FamilyRows:
+def after(store: StoreDirectory, version: PastVersion, before: FamilyRows) -> FamilyRows:
     """Apply the changes of a commit to the rows before it."""
     names = {"default", "list", "never"}
     found: FamilyRows = {name: {k: list(v) for k, v in before.get(name, {}).items()} for name in names}
@@ -250,7 +257,7 @@ def test_lineage_error_names_the_version_that_is_not_retained(tmp_path: Path, wi
     )
     end = name_of(written[-1], with_ids=with_ids)
     store.load(end)
-    assert store.cleanup(end, str(written[-1].attempt_id), 3, 0) > 0
+    assert discard_versions(store, end, str(written[-1].attempt_id), 3, 0) > 0
     past = lineage(store, end, 3)
     for request in (
         lambda: lineage(store, end, 2),
@@ -352,7 +359,7 @@ def test_changes_of_a_full_snapshot_merge_to_keys_without_values(tmp_path: Path)
         (MERGE, b"new", b"2"),
     ]
     by = attempt_id()
-    pending = store.begin(CheckpointName(2), by, described({"default": rows}, {"default": 1}))
+    pending = begin_checkpoint(store, CheckpointName(2), by, described({"default": rows}, {"default": 1}))
     pending.write(0, batch(snapshot).serialize())
     pending.publish(None, parent.attempt_id, None)
     ((_, found),) = changes(store, past_version(store, CheckpointName(2)), ["default"])

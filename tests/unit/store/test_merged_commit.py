@@ -14,8 +14,9 @@ from spark_statestore.files.base import Buffer
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.store.commit import begin_checkpoint
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.unit.store.stores import load, message, named
 
 FIRST, SECOND = "1" * 16, "2" * 16
@@ -33,15 +34,17 @@ class Store:
         self.merged = MergedFiles(self.files, f"{root}/state")
         self.store = self.open(self.merged)
 
-    def open(self, merged: MergedFiles) -> VersionStore:
-        return VersionStore(
+    def open(self, merged: MergedFiles) -> StoreDirectory:
+        return StoreDirectory(
             StoreId(0, 0), f"{self.root}/state/0/0", StorageOptions(), merged_of=lambda *_: merged
         )
 
     def commit(self, attempt: str, *, merge: bool = False, hand_over: bool = False) -> bool:
         """Commit an attempt; return whether another request publishes it."""
         name = CheckpointName(2, attempt if self.ids else None)
-        pending = self.store.begin(name, attempt, named(), merge=merge or hand_over, hand_over=hand_over)
+        pending = begin_checkpoint(
+            self.store, name, attempt, named(), merge=merge or hand_over, hand_over=hand_over
+        )
         pending.write(0, message({b"attempt": attempt.encode()}))
         return pending.publish(None, None, None).merged
 

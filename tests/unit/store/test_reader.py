@@ -11,16 +11,16 @@ import pytest
 
 from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.files import LocalFileSystem
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, metadata_streams
-from spark_statestore.store.changelog import CHANGE_SCHEMA
-from spark_statestore.store.reader import is_read_newest_first, local_streams, stored_messages
-from spark_statestore.store.version_store import VersionStore
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
 from tests.unit.store.stores import commit, message, open_store, rows_of
 
 
-def chain(directory: Path) -> VersionStore:
+def chain(directory: Path) -> StoreDirectory:
     """Three versions: in a file, inside of the metadata, in a file."""
     store = open_store(directory)
     parent = commit(store, CheckpointName(1), {b"a": bytes(1_000)}).handle
@@ -165,7 +165,7 @@ def test_load_detects_damage_before_rows_are_used(large: Path) -> None:
         assert INLINE_STATE_OFFSET <= at < INLINE_STATE_OFFSET + metadata.handle.state_size
         unread += 1
         with pytest.raises((CorruptCheckpointError, UnsupportedFormatError)):
-            list(store.read(CheckpointName(1), metadata))
+            list(read_version(store, CheckpointName(1), metadata))
     assert unread >= len(state) / 40
 
 

@@ -19,7 +19,7 @@ from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
-from spark_statestore.testing.faults import Fault
+from spark_statestore.testing.faults_plan import Fault
 from spark_statestore.testing.version_machine import VersionStoreMachine
 from tests.support.effort import EFFORT
 from tests.unit.files.local_disk import LOSSES, LocalDisk, installed

@@ -42,9 +42,9 @@ from spark_statestore.storage.operator_handles import (
 )
 from spark_statestore.storage.stream_handles import StateObject, StreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope
-from spark_statestore.store.commit import PendingSnapshot
+from spark_statestore.store.commit import PendingSnapshot, begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import ColumnFamily, StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.unit.store.stores import message
 
 Content = dict[str, dict[bytes, bytes]]
@@ -60,7 +60,7 @@ class Sample:
 
     def __init__(self, directory: Path, partition: int, options: StorageOptions, *, with_ids: bool) -> None:
         path = directory / "0" / str(partition)
-        self._store = VersionStore(StoreId(0, partition), str(path), options, MemoryFileSystem())
+        self._store = StoreDirectory(StoreId(0, partition), str(path), options, MemoryFileSystem())
         self._with_ids = with_ids
         self._attempts = 0
         self._written_by: list[tuple[IncrementalStateHandle, str]] = []
@@ -101,7 +101,7 @@ class Sample:
         self._attempts += 1
         attempt_id = f"{self._attempts:016x}"
         name = CheckpointName(version, attempt_id if self._with_ids else None)
-        pending = self._store.begin(name, attempt_id, self.column_families(version, rows))
+        pending = begin_checkpoint(self._store, name, attempt_id, self.column_families(version, rows))
         self.write(pending, put, removed or [])
         parent_attempt_id = next((by for handle, by in self._written_by if handle is parent), None)
         handle = pending.publish(parent, parent_attempt_id, base).handle
@@ -116,7 +116,7 @@ class Sample:
         self, since: int | None, version: int, rows: Content, put: Content, removed: list[bytes]
     ) -> IncrementalStateHandle:
         """Upload the changes since a version, which make `rows` of that version's rows."""
-        pending = self._store.begin_snapshot(version, self.column_families(version, rows), since)
+        pending = begin_snapshot(self._store, version, self.column_families(version, rows), since)
         self.write(pending, put, removed)
         return pending.finish()
 

@@ -16,7 +16,8 @@ from fsspec.implementations.local import LocalFileSystem
 
 from spark_statestore.files import FsspecFileSystem, open_file_system
 from spark_statestore.testing import faults
-from spark_statestore.testing.faults import CrashedError, Fault, FaultInjectingFileSystem
+from spark_statestore.testing.faults import FaultInjectingFileSystem
+from spark_statestore.testing.faults_plan import CrashedError, Fault
 
 
 @pytest.fixture(params=["memory", "local"])

@@ -18,8 +18,10 @@ from spark_statestore.files import FileStatus, MemoryFileSystem
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.store.cleanup import discard_versions
+from spark_statestore.store.commit import begin_checkpoint, begin_snapshot
+from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.store.version_store import VersionStore
 from tests.support.trees import files_below
 from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
 
@@ -30,7 +32,7 @@ def v1(version: int) -> CheckpointName:
     return CheckpointName(version)
 
 
-def grow(store: VersionStore, versions: int, by: str | None = None) -> IncrementalStateHandle:
+def grow(store: StoreDirectory, versions: int, by: str | None = None) -> IncrementalStateHandle:
     """Versions 1 to n, each with a row of its own, and the first one in a shared file."""
     handle = None
     for version in range(1, versions + 1):
@@ -74,7 +76,7 @@ def test_two_concurrent_replacements_both_stay_readable(
 def test_cleanup_keeps_streams_of_a_version_another_instance_replaced(tmp_path: Path) -> None:
     one, mine = open_store(tmp_path), attempt_id()
     third = grow(one, 3, by=mine)
-    one.cleanup(v1(3), mine, 1, 0)
+    discard_versions(one, v1(3), mine, 1, 0)
     base = snapshot(one, 3, {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE)
     fourth = commit(one, v1(4), {b"k4": b"one"}, parent=third, base=base).handle
     # The batch runs again elsewhere, without that snapshot, and the next one here again.
@@ -83,7 +85,7 @@ def test_cleanup_keeps_streams_of_a_version_another_instance_replaced(tmp_path: 
     fifth = commit(one, v1(5), {b"k5": b"v"}, parent=fourth, by=mine).handle
     commit(one, v1(6), {b"k6": b"v"}, parent=fifth)
     before = rows_of(open_store(tmp_path), v1(4))
-    one.cleanup(v1(5), mine, 4, 0)
+    discard_versions(one, v1(5), mine, 4, 0)
     assert rows_of(open_store(tmp_path), v1(4)) == before
 
 
@@ -92,7 +94,7 @@ def test_cleanup_keeps_streams_of_a_replaced_attempt_with_children(tmp_path: Pat
     mine = grow(one, 2)
     commit(open_store(tmp_path), v1(2), {b"all": b"v"})
     fresh = open_store(tmp_path)
-    fresh.cleanup(v1(2), fresh.load(v1(2)).attempt_id, 2, 0)
+    discard_versions(fresh, v1(2), fresh.load(v1(2)).attempt_id, 2, 0)
     commit(one, v1(3), {b"k3": b"v"}, parent=mine)
     assert rows_of(open_store(tmp_path), v1(3)) == {b"k1": b"v", b"k2": b"v", b"k3": b"v"} | LARGE
 
@@ -100,12 +102,12 @@ def test_cleanup_keeps_streams_of_a_replaced_attempt_with_children(tmp_path: Pat
 def test_cleanup_discards_streams_of_an_expired_replaced_attempt(tmp_path: Path) -> None:
     one, mine = open_store(tmp_path), attempt_id()
     handle = grow(one, 3, by=mine)
-    one.cleanup(v1(3), mine, 1, 0)
+    discard_versions(one, v1(3), mine, 1, 0)
     commit(open_store(tmp_path), v1(4), LARGE)
     for version in (4, 5, 6):
         handle = commit(one, v1(version), {b"k%d" % version: b"v"}, parent=handle, by=mine).handle
     assert len(list(tmp_path.glob("shared/4-*"))) == 1
-    one.cleanup(v1(6), mine, 6, 0)
+    discard_versions(one, v1(6), mine, 6, 0)
     assert list(tmp_path.glob("shared/4-*")) == []
     assert len(rows_of(open_store(tmp_path), v1(6))) == 7
 
@@ -116,7 +118,7 @@ def test_cleanup_of_a_replaced_instance_discards_nothing(tmp_path: Path) -> None
     commit(one, v1(5), {b"k5": b"one"}, parent=handle, by=mine)
     commit(other, v1(5), {b"k5": b"other"}, parent=other.load(v1(4)).handle)
     before = files_below(tmp_path)
-    assert one.cleanup(v1(5), mine, 5, 0) == 0
+    assert discard_versions(one, v1(5), mine, 5, 0) == 0
     assert files_below(tmp_path) == before
 
 
@@ -158,23 +160,23 @@ def test_cleanup_discards_an_unused_snapshot(tmp_path: Path) -> None:
     base = snapshot(store, 2, {b"k1": b"v", b"k2": b"v"} | LARGE)
     whole = commit(store, v1(3), {b"all": b"v"}, by=by).handle
     # The first cleanup scans the directory; later ones rely on the index.
-    store.cleanup(v1(3), by, 1, 0)
+    discard_versions(store, v1(3), by, 1, 0)
     commit(store, v1(4), {b"k4": b"v"}, parent=whole, base=base, by=by)
     assert len(list((tmp_path / "shared").iterdir())) == 2
-    store.cleanup(v1(4), by, 3, 0)
+    discard_versions(store, v1(4), by, 3, 0)
     assert list((tmp_path / "shared").iterdir()) == []
 
 
 def test_cleanup_discards_orphans_of_a_repeated_commit(tmp_path: Path) -> None:
     store, by = open_store(tmp_path), attempt_id()
     grow(store, 1, by)
-    store.cleanup(v1(1), by, 1, 0)
+    discard_versions(store, v1(1), by, 1, 0)
     handle = commit(store, v1(2), LARGE, by=by).handle
     # The answer was lost.
     commit(store, v1(2), LARGE, by=by)
     commit(store, v1(3), {b"k": b"v"}, parent=handle, by=by)
     assert len(list((tmp_path / "shared").iterdir())) == 3
-    store.cleanup(v1(3), by, 3, 0)
+    discard_versions(store, v1(3), by, 3, 0)
     assert len(list((tmp_path / "shared").iterdir())) == 1
     assert rows_of(open_store(tmp_path), v1(3)) == {b"k": b"v"} | LARGE
 
@@ -189,7 +191,7 @@ def test_first_cleanup_discards_orphans_and_keeps_used_streams(tmp_path: Path) -
     fresh = open_store(tmp_path)
     attempt_id = fresh.load(v1(5)).attempt_id
     # The orphan, and the metadata of version 1, whose changes are in a shared file.
-    assert fresh.cleanup(v1(5), attempt_id, 4, 0) == 2
+    assert discard_versions(fresh, v1(5), attempt_id, 4, 0) == 2
     assert not orphan.exists()
     assert young.exists()
     assert len(rows_of(open_store(tmp_path), v1(4))) == 5
@@ -203,7 +205,7 @@ def test_cleanup_keeps_files_of_others(tmp_path: Path) -> None:
     for path in foreign:
         path.write_bytes(b"mine")
     fresh = open_store(tmp_path)
-    fresh.cleanup(v1(3), fresh.load(v1(3)).attempt_id, 3, 0)
+    discard_versions(fresh, v1(3), fresh.load(v1(3)).attempt_id, 3, 0)
     assert [path.read_bytes() for path in foreign] == [b"mine"] * 3
 
 
@@ -211,9 +213,9 @@ def test_cleanup_discards_at_most_the_given_number_oldest_first(tmp_path: Path) 
     store, mine = open_store(tmp_path), attempt_id()
     for version in range(1, 6):
         commit(store, v1(version), {b"a": b"%d" % version}, by=mine)
-    store.cleanup(v1(5), mine, 5, 2)
+    discard_versions(store, v1(5), mine, 5, 2)
     assert sorted(path.name for path in tmp_path.glob("chk-*")) == ["chk-3", "chk-4", "chk-5"]
-    store.cleanup(v1(5), mine, 5, 2)
+    discard_versions(store, v1(5), mine, 5, 2)
     assert sorted(path.name for path in tmp_path.glob("chk-*")) == ["chk-5"]
 
 
@@ -222,8 +224,8 @@ def test_expired_version_can_be_loaded_until_discarded(tmp_path: Path) -> None:
     grow(store, 2, by=mine)
     for version in (3, 4):
         commit(store, v1(version), {b"all": b"v"}, by=mine)
-    store.cleanup(v1(4), mine, 1, 0)
-    store.cleanup(v1(4), mine, 4, 1)
+    discard_versions(store, v1(4), mine, 1, 0)
+    discard_versions(store, v1(4), mine, 4, 1)
     assert not (tmp_path / "chk-1").exists()
     assert rows_of(open_store(tmp_path), v1(2)) == {b"k1": b"v", b"k2": b"v"} | LARGE
 
@@ -238,7 +240,7 @@ def test_cleanup_stops_at_a_damaged_retained_version(tmp_path: Path) -> None:
     # Every time, not only when it is found.
     for _ in range(2):
         with pytest.raises(CorruptCheckpointError, match="version 3"):
-            fresh.cleanup(v1(4), attempt_id, 3, 0)
+            discard_versions(fresh, v1(4), attempt_id, 3, 0)
         assert files_below(tmp_path) == before
 
 
@@ -263,14 +265,14 @@ def test_cleanup_is_unaffected_by_a_concurrent_load(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(store.files, "list_files", list_in_order)
     monkeypatch.setattr(store.files, "read", load_meanwhile)
-    store.cleanup(v1(5), attempt_id, 4, 0)
+    discard_versions(store, v1(5), attempt_id, 4, 0)
     monkeypatch.undo()
     assert loaded
     assert len(rows_of(open_store(tmp_path), v1(4))) == 5
     # The index of the concurrent load is not complete yet.
     orphan = tmp_path / "shared" / "2-00000000-0000-0000-0000-000000000000"
     orphan.write_bytes(b"left by an attempt that never committed")
-    assert store.cleanup(v1(5), attempt_id, 4, 0) == 1
+    assert discard_versions(store, v1(5), attempt_id, 4, 0) == 1
     assert not orphan.exists()
 
 
@@ -286,11 +288,11 @@ def test_cleanup_skips_files_that_another_cleanup_deletes(
     def delete_late(path: str) -> None:
         if "shared" in path and not met:
             store.retention.is_complete = False
-            met.append(store.cleanup(v1(2), mine, 2, 0))
+            met.append(discard_versions(store, v1(2), mine, 2, 0))
         delete(path)
 
     monkeypatch.setattr(store.files, "delete", delete_late)
-    store.cleanup(v1(2), mine, 2, 0)
+    discard_versions(store, v1(2), mine, 2, 0)
     assert met == [0]
     assert list((tmp_path / "shared").iterdir()) == []
 
@@ -298,7 +300,7 @@ def test_cleanup_skips_files_that_another_cleanup_deletes(
 @pytest.mark.parametrize("with_id", [False, True])
 def test_abandon_removes_everything_written(tmp_path: Path, with_id: bool) -> None:
     store, mine = open_store(tmp_path), attempt_id()
-    pending = store.begin(CheckpointName(1, mine if with_id else None), mine, named())
+    pending = begin_checkpoint(store, CheckpointName(1, mine if with_id else None), mine, named())
     pending.write(0, message(LARGE))
     pending.write(0, message({b"a": b"1"}))
     pending.abandon()
@@ -373,7 +375,7 @@ def test_begin_error_of_an_unwritable_directory_names_the_user(tmp_path: Path) -
     (tmp_path / "state").write_bytes(b"a file is in the way")
     for begin in (
         lambda: commit(open_store(tmp_path / "state"), v1(1), {b"a": b"1"}),
-        lambda: open_store(tmp_path / "state").begin_snapshot(1, named()),
+        lambda: begin_snapshot(open_store(tmp_path / "state"), 1, named()),
     ):
         with pytest.raises(CheckpointIOError, match=r"uid \d+") as raised:
             begin()
@@ -403,7 +405,7 @@ def test_memory_storage_loads_from_the_drivers_objects() -> None:
 
 
 def test_memory_storage_error_of_an_expired_version_lists_the_range() -> None:
-    store = VersionStore(
+    store = StoreDirectory(
         StoreId(0, 3), "/state", StorageOptions(storage="memory"), MemoryFileSystem(), (5, 9)
     )
     with pytest.raises(CheckpointNotFoundError, match=r"has the versions 5 to 9.*numRetained"):
