@@ -22,7 +22,7 @@ from tests.support.spark_versions import is_since
 
 pytest.register_assert_rewrite("tests.spark.golden")
 
-from tests.spark import golden  # noqa: E402
+from tests.spark import golden
 
 # Spark's Python workers would otherwise run the system's interpreter.
 os.environ["PYSPARK_PYTHON"] = sys.executable
