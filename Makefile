@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all test-storage test-kafka soak coverage test-spark mutation bench bench-quick bench-s3 lint format docs wheel clean
+.PHONY: help setup jar demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutation bench bench-quick bench-s3 lint format docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,8 +66,11 @@ TIER := all
 test: jar $(CLASSES) ## run the first tier: every part of the product, in five minutes
 	$(PY) -m pytest $(SHARED) -m 'not alone' --tier first
 
-test-all: jar $(CLASSES) ## run every test but the long ones, in twenty minutes; TIER=rest leaves out those of make test
+test-all: jar $(CLASSES) ## run every test but the long ones, in fifteen minutes; TIER=rest leaves out those of make test
 	$(PY) -m pytest $(SHARED) -m 'not alone' --tier $(TIER)
+	$(MAKE) test-alone
+
+test-alone: jar ## run the tests that measure time, with nothing beside them
 	$(PY) -m pytest -m alone
 
 # The tests of what Spark and the store ask of each other, with another Spark.
@@ -77,6 +80,11 @@ test-spark: $(READY) $(if $(filter $(NEWEST),$(SPARK)),,.spark/$(SPARK)/.ready) 
 	$(call with_spark,$(SPARK)) $(PY) jvm-shim/build_shim.py --tests
 	$(call with_spark,$(SPARK)) $(PY) -m tests.support.class_archive
 	$(call with_spark,$(SPARK)) $(PY) -m pytest $(SHARED) -m 'not alone' --tier spark
+
+golden: $(READY) $(if $(filter $(NEWEST),$(SPARK)),,.spark/$(SPARK)/.ready) ## record what queries return on Spark's own stores: SPARK=4.1
+	$(call with_spark,$(SPARK)) $(PY) jvm-shim/build_shim.py --tests
+	GOLDEN=record $(call with_spark,$(SPARK)) $(PY) -m pytest $(SHARED) -m 'soak or not soak' \
+	  --tier $(if $(filter $(NEWEST),$(SPARK)),all,spark)
 
 # Services of test-storage. They are kept in .services/; one that cannot be fetched in time is skipped.
 SERVICES := minio azurite hdfs

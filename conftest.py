@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,16 @@ from tests.support.paths import ROOT, TEST_JAR
 from tests.support.sessions import local_builder
 from tests.support.spark_versions import is_since
 
+pytest.register_assert_rewrite("tests.spark.golden")
+
+from tests.spark import golden
+
 # Spark's Python workers would otherwise run the system's interpreter.
 os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ.setdefault("JDK_JAVA_OPTIONS", SHORT_LIVED)
+# Recorded rows have timestamps, which PySpark returns in the local time zone.
+os.environ["TZ"] = "UTC"
+time.tzset()
 
 settings.register_profile(
     "default",
@@ -73,13 +81,11 @@ def is_first_tier(item: pytest.Item) -> bool:
 
 
 def is_spark_tier(item: pytest.Item) -> bool:
-    """Return whether `make test-spark` runs a test: those of the first tier with Spark, and those marked `spark`.
+    """Return whether `make test-spark` runs a test: those marked `spark`, as what they test differs by Spark's version.
 
-    The marker `spark` on a module includes all of its tests; on a test or a parameter it includes that one.
+    The marker on a module includes all of its tests; on a test or a parameter it includes that one.
     """
-    if item.get_closest_marker("spark") is not None:
-        return True
-    return is_first_tier(item) and item.path.is_relative_to(ROOT / "tests" / "spark")
+    return item.get_closest_marker("spark") is not None
 
 
 def is_in_tier(item: pytest.Item, tier: str) -> bool:
@@ -105,6 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     chosen = [
         item for item in items if is_in_tier(item, tier) and not any(map(item.get_closest_marker, unnamed))
     ]
+    if golden.RECORDS:
+        chosen = [item for item in chosen if "recordings" in getattr(item, "fixturenames", ())]
     left_out = set(items).difference(chosen)
     if left_out:
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])

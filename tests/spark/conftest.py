@@ -11,6 +11,7 @@ import pytest
 
 from tests.spark.counting import backend_pid
 from tests.spark.families import OURS, open_provider
+from tests.spark.golden import Recordings
 from tests.spark.harness import ROCKSDB, Open, Provider, Store
 from tests.support.slow import SlowStorage
 
@@ -38,6 +39,12 @@ def instance(spark: Any, tmp_path: Path, provider_class: str) -> Iterator[Open]:
 @pytest.fixture
 def store(instance: Open) -> Store:
     return instance().open(0)
+
+
+@pytest.fixture
+def recordings(request: pytest.FixtureRequest) -> Recordings:
+    """Return the recorded outcomes of Spark's own stores for the test's module."""
+    return Recordings(request.path.stem.removeprefix("test_"))
 
 
 @pytest.fixture

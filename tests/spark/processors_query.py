@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tests.spark.processors import EVENT_START
-from tests.spark.queries import Query, Rows, unload_all
+from tests.spark.queries import Output, Query, Rows, unload_all
 
 ROCKS = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -115,6 +115,9 @@ def batches(count: int, timers: Sequence[int] = (), rows: int = 30, *, large: bo
     return made
 
 
+Life = tuple[list[Output], list[list[list[int]]], Counter[str]]
+"""Output of each run, number of rows after each batch of each run, and final state."""
+
 # Builds a query from the stream of the input; the number is that of the run.
 Build = Callable[[Any, int], Any]
 
@@ -145,7 +148,7 @@ def in_scala(has: Sequence[str], gone: Sequence[str], ttl: Sequence[int], time: 
     return build
 
 
-def life_of(make: Callable[[Callable[[], int]], ProcessorQuery], parts: Sequence[Sequence[Rows]]) -> Any:
+def life_of(make: Callable[[Callable[[], int]], ProcessorQuery], parts: Sequence[Sequence[Rows]]) -> Life:
     """Return a query's output, its numbers of rows, and its final rows; one run for each part.
 
     The query is made by a function that receives the number of the run. The last run

@@ -14,7 +14,7 @@ import spark_statestore
 from tests.spark.families import LISTS, MAPS, TIMES, created, open_provider
 from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances
 
-pytestmark = pytest.mark.first
+pytestmark = [pytest.mark.first, pytest.mark.spark]
 
 A, B, C = ("a", 1), ("b", 1), ("c", 1)
 

@@ -18,7 +18,7 @@ from tests.spark.harness import ROCKSDB, Open, Provider, Store, instances
 from tests.spark.queries import OURS
 from tests.support.spark_versions import is_since
 
-pytestmark = pytest.mark.first
+pytestmark = [pytest.mark.first, pytest.mark.spark]
 
 A = ("a", 1)
 ONE = (1, "one")

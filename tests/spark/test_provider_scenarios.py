@@ -38,9 +38,13 @@ def value(number: int, text: str | int = "") -> Row:
 FILLING = {("fill", i): value(i, LARGE) for i in range(4)}
 
 
-@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
-def checkpoint_format(request: pytest.FixtureRequest) -> int:
-    return request.param
+# Commits, loads and retries differ by the format of Spark's checkpoints; what else a store does is the same.
+both_formats = pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+
+
+@pytest.fixture
+def checkpoint_format() -> int:
+    return 2
 
 
 @pytest.fixture
@@ -88,6 +92,7 @@ def metadata_files(tmp_path: Path) -> list[str]:
     return sorted(path.parent.name for path in tmp_path.rglob("chk-*/_metadata"))
 
 
+@both_formats
 def test_new_instance_loads_versions_of_another(instance: Open) -> None:
     first = commit(instance(), 0, None, {A: value(1), B: value(2)})
     second = commit(instance(), 1, first, {A: None, C: value(3)})
@@ -95,6 +100,7 @@ def test_new_instance_loads_versions_of_another(instance: Open) -> None:
     assert read(instance(), 1, first) == {A: value(1), B: value(2)}
 
 
+@both_formats
 def test_alternating_instances_commit_versions(instance: Open) -> None:
     one, two = instance(), instance()
     newest = None
@@ -108,6 +114,7 @@ def test_alternating_instances_commit_versions(instance: Open) -> None:
         assert sorted(rows) == [(f"k{version}", 0) for version in range(8)]
 
 
+@both_formats
 def test_older_version_can_be_committed_again(instance: Open) -> None:
     provider = instance()
     first = commit(provider, 0, None, {A: value(1)})
@@ -118,6 +125,7 @@ def test_older_version_can_be_committed_again(instance: Open) -> None:
     assert read(instance(), 2, other_second) == {A: value(1), C: value(4)}
 
 
+@both_formats
 def test_abort_leaves_no_changes_and_files(instance: Open, tmp_path: Path) -> None:
     provider = instance()
     first = commit(provider, 0, None, {A: value(1)})
@@ -131,7 +139,6 @@ def test_abort_leaves_no_changes_and_files(instance: Open, tmp_path: Path) -> No
     assert read(instance(), 2, again) == {A: value(1), C: value(3)}
 
 
-@pytest.mark.parametrize("checkpoint_format", [2], ids=["v2"])
 def test_checkpoint_id_identifies_the_attempt(instance: Open) -> None:
     ours, theirs = instance(), instance()
     first = commit(ours, 0, None, {A: value(1)})
@@ -155,6 +162,7 @@ def test_last_attempt_of_a_version_wins(instance: Open) -> None:
     assert read(instance(), 3, None) == {A: value(2), B: value(4)}
 
 
+@both_formats
 def test_snapshot_of_an_abandoned_version_is_not_used(instance: Open) -> None:
     provider = instance(**CHAINING)
     before, newest = commit_a_chain(provider)
@@ -168,6 +176,7 @@ def test_snapshot_of_an_abandoned_version_is_not_used(instance: Open) -> None:
     assert read(instance(**CHAINING), 9, newest) == wanted
 
 
+@both_formats
 def test_version_can_be_abandoned_during_its_snapshot(instance: Open) -> None:
     settings = {"backend__snapshotInterval": "1", "backend__compression": "none"}
     provider = instance(**settings)
@@ -286,6 +295,7 @@ def test_read_store_is_isolated_from_commits(instance: Open) -> None:
     assert read(provider, 2, second) == {A: value(2)}
 
 
+@both_formats
 def test_load_empty_drops_rows_and_keeps_the_version(instance: Open) -> None:
     provider = instance()
     commit(provider, 0, None, {A: value(1)})
@@ -332,6 +342,7 @@ def test_ended_store_rejects_operations(instance: Open, ending: str) -> None:
             use()
 
 
+@both_formats
 def test_discarded_version_error_names_retained_versions(instance: Open, tmp_path: Path) -> None:
     provider = instance(backend__numRetained="2")
     ids = [None]
@@ -410,6 +421,7 @@ def test_compaction_frees_memory(instance: Open) -> None:
     assert dict(provider.open(12, newest).rows()) == {(f"k{i}", 0): value(11, 30_000) for i in range(20)}
 
 
+@both_formats
 def test_killed_backend_is_restarted(instance: Open, spark: Any) -> None:
     provider = instance()
     first = commit(provider, 0, None, {A: value(1)})
@@ -446,6 +458,7 @@ def test_stores_commit_concurrently(spark: Any, tmp_path: Path) -> None:
         fresh.close()
 
 
+@both_formats
 def test_errors_name_the_store(instance: Open, tmp_path: Path) -> None:
     with pytest.raises(Py4JJavaError) as raised:
         instance().open(3, None if "v1" in str(tmp_path) else "0123456789abcdef")

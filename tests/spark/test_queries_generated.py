@@ -100,10 +100,9 @@ CASES = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
-    ("build", "mode", "timed", "examples"),
-    [pytest.param(*case, id=name, marks=[pytest.mark.soak] * case[2]) for name, case in CASES.items()],
+    ("build", "mode", "timed", "examples"), [pytest.param(*case, id=name) for name, case in CASES.items()]
 )
 def test_key_equality_of_every_type_equals_sparks_store(
     spark: Any, tmp_path_factory: pytest.TempPathFactory, build: Any, mode: str, timed: bool, examples: int

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.spark import events
+from tests.spark.golden import Recordings
 from tests.spark.queries import (
     JOIN_FORMAT,
     OURS,
@@ -106,20 +106,6 @@ def without_chance(state: Counter[str]) -> Counter[str]:
     return Counter(times.sub("", row) for row in rows)
 
 
-@pytest.fixture(scope="module")
-def on_sparks_store(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Life]:
-    known: dict[int, Life] = {}
-
-    def run(state_format: int) -> Life:
-        if state_format not in known:
-            provider, checkpoint_format, _ = STORES[state_format]
-            directory = tmp_path_factory.mktemp("spark")
-            known[state_format] = life_of(make(spark, directory, provider, state_format, checkpoint_format))
-        return known[state_format]
-
-    return run
-
-
 format_3 = since("4.1", "joins of state format 3")
 format_4 = since("4.3", "joins of state format 4")
 
@@ -139,18 +125,25 @@ format_4 = since("4.3", "joins of state format 4")
     ],
 )
 def test_join_output_equals_sparks_store(
-    spark: Any, tmp_path: Path, on_sparks_store: Any, state_format: int, checkpoint_format: int
+    spark: Any,
+    tmp_path_factory: pytest.TempPathFactory,
+    recordings: Recordings,
+    state_format: int,
+    checkpoint_format: int,
 ) -> None:
-    found = life_of(make(spark, tmp_path, STORES[state_format][2], state_format, checkpoint_format))
-    expected = on_sparks_store(state_format)
-    for ours, sparks in zip(found, expected, strict=True):
-        assert ours == sparks
-    outputs, older, newest, _ = expected
+    def live(provider: str, checkpoint_format: int) -> Life:
+        directory = tmp_path_factory.mktemp("joins")
+        return life_of(make(spark, directory, provider, state_format, checkpoint_format))
+
+    sparks_store, sparks_format, our_store = STORES[state_format]
+    ours = live(our_store, checkpoint_format)
+    outputs, older, newest, _ = ours
     kinds = ["inner", "left", "right", "full", "semi"]
     rows = Counter(row for output in outputs for _, batch in output for row in batch.elements())
     assert older
     assert newest
     assert [any(f"{kind}=Row(" in row for row in rows) for kind in kinds] == [True] * len(kinds)
+    recordings.compare(f"state format {state_format}", ours, lambda: live(sparks_store, sparks_format))
 
 
 # Spark 4.3 cannot write the schemas of an inner join's state in this format, and refuses outer joins.

@@ -22,8 +22,7 @@ STORED = {
 }
 
 
-@pytest.mark.spark
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("commit", ["task", "batch"])
 def test_query_is_exact_if_every_task_fails_once(built: Path, tmp_path: Path, commit: str) -> None:
     program = subprocess.run(

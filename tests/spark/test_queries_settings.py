@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.spark import events
+from tests.spark.golden import Recordings
 from tests.spark.queries import OURS, SPARKS, STATE_STORE, Output, Query, run_with_restarts, side_by_side
 
 pytestmark = pytest.mark.slow
@@ -48,20 +49,20 @@ def life_of(query: Query) -> tuple[list[Output], Counter[str]]:
     return run_with_restarts(query, [made[:2], made[2:]]), query.state()
 
 
-@pytest.fixture(scope="module")
-def expected(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Output], Counter[str]]:
-    """Return the output and state of the query on Spark's own store, with default settings."""
-    directory = tmp_path_factory.mktemp("spark")
-    return life_of(Query(spark, directory, counts_and_joins, "append", events.SCHEMA, provider=SPARKS))
-
-
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings_do_not_change_results(spark: Any, tmp_path: Path, expected: Any, name: str) -> None:
+def test_settings_do_not_change_results(
+    spark: Any, tmp_path: Path, recordings: Recordings, name: str
+) -> None:
+    def on_sparks_store() -> tuple[list[Output], Counter[str]]:
+        """Return the output and state of the query on Spark's own store, with default settings."""
+        directory = tmp_path / "spark"
+        return life_of(Query(spark, directory, counts_and_joins, "append", events.SCHEMA, provider=SPARKS))
+
     # Either format of checkpoints with some of them.
     checkpoint_format = 1 + list(SETTINGS).index(name) % 2
     query = Query(
         spark,
-        tmp_path,
+        tmp_path / "ours",
         counts_and_joins,
         "append",
         events.SCHEMA,
@@ -69,9 +70,7 @@ def test_settings_do_not_change_results(spark: Any, tmp_path: Path, expected: An
         checkpoint_format=checkpoint_format,
         confs=SETTINGS[name],
     )
-    outputs, state = life_of(query)
-    assert outputs == expected[0]
-    assert state == expected[1]
+    recordings.compare("counts and joins", life_of(query), on_sparks_store)
     # The last run's first batch always loads, the next one if nothing stays in memory.
     first, second = [
         sum(operator["customMetrics"]["checkpointLoadBytes"] for operator in progress["stateOperators"])

@@ -12,8 +12,9 @@ import pytest
 
 import spark_statestore
 from tests.spark.evolving_processor import LONGER, NARROW, SHORT, WIDE, Evolving
+from tests.spark.golden import Recordings
 from tests.spark.processors import DAY, OUTPUT
-from tests.spark.processors_query import NO_EMPTY_BATCHES, ROCKS, SCHEMA, Build, ProcessorQuery, life_of
+from tests.spark.processors_query import NO_EMPTY_BATCHES, ROCKS, SCHEMA, Build, Life, ProcessorQuery, life_of
 from tests.spark.queries import OURS, STATE_STORE, Rows, configured, unload_all
 from tests.spark.test_state_data_source_variables import states_of
 from tests.support.spark_versions import NEWEST_READABLE_FORMAT
@@ -79,16 +80,23 @@ def query_of(
     [
         pytest.param(in_python(NARROW, WIDE, SHORT), 1, id="python", marks=pytest.mark.slow),
         pytest.param(in_python(NARROW, WIDE, SHORT, ttl=DAY), 2, id="python, TTL", marks=pytest.mark.slow),
-        pytest.param(in_scala("narrow", "wide", "short"), 2, id="scala", marks=pytest.mark.first),
+        pytest.param(
+            in_scala("narrow", "wide", "short"), 2, id="scala", marks=[pytest.mark.first, pytest.mark.spark]
+        ),
         pytest.param(
             in_scala("narrow", "wide", "short", ttl=DAY), 1, id="scala, TTL", marks=pytest.mark.slow
         ),
     ],
 )
 def test_output_and_state_equal_rocksdb(
-    spark: Any, tmp_path: Path, build: Build, checkpoint_format: int
+    request: pytest.FixtureRequest,
+    spark: Any,
+    tmp_path: Path,
+    recordings: Recordings,
+    build: Build,
+    checkpoint_format: int,
 ) -> None:
-    def live(provider: str, checkpoint_format: int) -> Any:
+    def live(provider: str, checkpoint_format: int) -> Life:
         def make(run: Callable[[], int]) -> ProcessorQuery:
             return query_of(
                 spark, tmp_path / provider, build, run, provider, checkpoint_format=checkpoint_format
@@ -96,9 +104,9 @@ def test_output_and_state_equal_rocksdb(
 
         return life_of(make, PARTS)
 
-    expected = live(ROCKS, 1)
-    assert [number for output in expected[0] for number, _ in output] == [0, 1, 2, 3, 4]
-    assert live(OURS, min(checkpoint_format, NEWEST_READABLE_FORMAT)) == expected
+    ours = live(OURS, min(checkpoint_format, NEWEST_READABLE_FORMAT))
+    assert [number for output in ours[0] for number, _ in output] == [0, 1, 2, 3, 4]
+    recordings.compare(request.node.callspec.id, ours, lambda: live(ROCKS, 1))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +181,7 @@ def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
     ],
 )
 def test_interrupted_evolution_changes_no_result(
-    spark: Any, tmp_path: Path, kind: str, checkpoint_format: int
+    spark: Any, tmp_path: Path, recordings: Recordings, kind: str, checkpoint_format: int
 ) -> None:
     from pyspark.errors import StreamingQueryException
 
@@ -213,8 +221,8 @@ def test_interrupted_evolution_changes_no_result(
         outputs += query.run()
         return outputs, query.state()
 
-    expected = live(tmp_path / "rocks", ROCKS, interrupted=False)
-    assert live(tmp_path / "ours", OURS, interrupted=True) == expected
+    ours = live(tmp_path / "ours", OURS, interrupted=True)
+    recordings.compare(kind, ours, lambda: live(tmp_path / "rocks", ROCKS, interrupted=False))
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark.signatures import CLASSES, RECORDED, signatures
 
-pytestmark = pytest.mark.first
+pytestmark = [pytest.mark.first, pytest.mark.spark]
 
 
 def test_signatures_of_spark_are_the_recorded_ones(spark: Any) -> None:

@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.spark.golden import Recordings
 from tests.spark.processors import DAY, OUTPUT, Interpreter, Rebuilt, TimedInterpreter
 from tests.spark.processors_query import (
     NO_EMPTY_BATCHES,
     ROCKS,
     SCHEMA,
     Build,
+    Life,
     ProcessorQuery,
     batches,
     in_scala,
@@ -154,12 +156,14 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
-def test_transform_with_state_output_and_state_equal_rocksdb(spark: Any, tmp_path: Path, name: str) -> None:
+def test_transform_with_state_output_and_state_equal_rocksdb(
+    spark: Any, tmp_path: Path, recordings: Recordings, name: str
+) -> None:
     case = CASES[name]
     made = iter(batches(sum(case.parts), case.timers, large=case.large))
     parts = [[next(made) for _ in range(count)] for count in case.parts]
 
-    def live(directory: Path, provider: str, checkpoint_format: int) -> Any:
+    def live(directory: Path, provider: str, checkpoint_format: int) -> Life:
         def make(run: Callable[[], int]) -> ProcessorQuery:
             query = ProcessorQuery(
                 spark,
@@ -176,6 +180,6 @@ def test_transform_with_state_output_and_state_equal_rocksdb(spark: Any, tmp_pat
 
         return life_of(make, parts)
 
-    expected = live(tmp_path / "rocks", ROCKS, 1)
     checkpoint_format = min(case.checkpoint_format, NEWEST_READABLE_FORMAT)
-    assert live(tmp_path / "ours", OURS, checkpoint_format) == expected
+    ours = live(tmp_path / "ours", OURS, checkpoint_format)
+    recordings.compare(name, ours, lambda: live(tmp_path / "rocks", ROCKS, 1))

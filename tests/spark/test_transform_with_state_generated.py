@@ -59,7 +59,7 @@ def interpreted(stream: Any) -> Any:
     return rows.groupBy(*keys).transformWithState(Interpreter(value), OUTPUT, "update", "none")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_transform_with_state_of_every_type_equals_rocksdb(
     spark: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
