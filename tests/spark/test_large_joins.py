@@ -54,7 +54,7 @@ def with_checksum(batch: Any) -> list[tuple[int, int]]:
     return [(row[0], row[1] or 0)]
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("state_format", "provider", "checkpoint_format"), [(2, OURS, 1), (4, OURS_FOR_JOINS, 2)], ids=["2", "4"]
 )

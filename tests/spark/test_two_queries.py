@@ -114,7 +114,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return Place(tmp_path_factory.mktemp("two"))
 
 
-@pytest.fixture(scope="module", params=["task", "batch"])
+@pytest.fixture(scope="module", params=[pytest.param("task", marks=pytest.mark.soak), "batch"])
 def sessions(built: Path, place: Place, request: pytest.FixtureRequest) -> Iterator[tuple[Session, Session]]:
     where = place.directory, request.param
     with Session("first", *where) as first, Session("second", *where) as second:

@@ -26,6 +26,7 @@ AFTER = 20
 Events = dict[str, list[dict[str, Any]]]
 
 
+@pytest.mark.soak
 def test_state_is_exact_after_a_kill(built: Path, tmp_path: Path) -> None:
     asked = {"keys": 200_000, "fills": 2, "updates": 4_000, "memory": "512m"}
     before, after = filled_killed_and_continued(tmp_path, asked, 20)

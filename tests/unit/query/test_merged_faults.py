@@ -17,7 +17,8 @@ from tests.unit.query.hand_over_bench import HAND_OVERS
 from tests.unit.query.merged_bench import OPERATIONS, MergedBench, Operation, three_batches
 from tests.unit.store.fault_bench import KINDS, MODELS, Model, some
 
-STRIDE = 5
+# Soak takes every fault.
+STRIDE = 11
 
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 # On a cluster commits are handed over in format v2 alone.
@@ -31,7 +32,7 @@ every_model = pytest.mark.parametrize(
         pytest.param("objects", False, id="objects"),
         pytest.param("objects", True, id="objects-and-go-on", marks=pytest.mark.slow),
         pytest.param("disk", False, id="disk", marks=pytest.mark.slow),
-        pytest.param("disk", True, id="disk-and-go-on", marks=pytest.mark.slow),
+        pytest.param("disk", True, id="disk-and-go-on", marks=pytest.mark.soak),
     ],
 )
 
