@@ -56,8 +56,8 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
 def diff(out: Output, checkpoint: str, batch_a: int, batch_b: int, **state: Any) -> None:
     """List the rows that differ between BATCH_A and BATCH_B."""
     with out.progress("comparing"):
-        batches = diff_state(checkpoint, batch_a, batch_b, **state)
-    _print_rows(out, batches.to_pylist())
+        changes = diff_state(checkpoint, batch_a, batch_b, **state)
+    _print_rows(out, changes.to_pylist())
 
 
 def parse_key(text: str, type_: pa.DataType) -> dict[str, Any]:

@@ -33,7 +33,7 @@ _ROCKSDB_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog)")
 def state_bytes(source: Source) -> int | None:
     """Return the size of the files with the state of the batch; None if it is unknown."""
     if is_own(source.provider):
-        return sum(version.bytes for version in summarize(source.checkpoint, source.batch))
+        return sum(summary.bytes for summary in summarize(source.checkpoint, source.batch))
     files = source.checkpoint.files
     state = source.checkpoint.path(STATE)
     files_below: dict[str, dict[str, int]] = {}
@@ -87,7 +87,7 @@ def _table_bytes(archive: bytes, where: str) -> int:
     if len(metadata) > _LARGEST_METADATA:
         raise CorruptCheckpointError(
             f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of RocksDB's tables is. "
-            + restore_from_backup("the archive")
+            + restore_from_backup("the archive", "use an earlier batch")
         )
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         node: dict[str, Any] = parse_json(metadata.partition(b"\n")[2])

@@ -14,8 +14,12 @@ from spark_statestore.errors import (
 )
 from spark_statestore.files import FileSystem, join
 from spark_statestore.operator_state.backend import OperatorStateBackend
-from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators, encode_operators
-from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.metadata import (
+    OperatorsMetadata,
+    OperatorState,
+    decode_operators,
+    encode_operators,
+)
 from spark_statestore.operator_state.parts import MAX_PARALLELISM, StatePart
 from spark_statestore.options import DEFAULT_FILE_STATE_THRESHOLD
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName, FsCheckpointStorage

@@ -124,7 +124,7 @@ class _Malformed(Exception):
         what = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
         return CorruptCheckpointError(
             f"{what} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are damaged, or have another "
-            "schema. " + restore_from_backup("the state")
+            "schema. " + restore_from_backup("the state", "read an earlier batch")
         )
 
 

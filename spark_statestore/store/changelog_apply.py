@@ -33,10 +33,10 @@ def apply_changelog(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     op = changes["op"].to_numpy()
     if not changes.num_rows:
         return rows.cast(ROW_SCHEMA)
-    keys, keys_table = numbered(changes["key"])
+    keys, distinct = numbered(changes["key"])
     # Changes before the last put or delete of a key are superseded. NumPy keeps the last value of a repeated index.
     replacing = np.flatnonzero(op != MERGE)
-    last = np.full(len(keys_table), -1, np.int64)
+    last = np.full(len(distinct), -1, np.int64)
     last[keys[replacing]] = replacing
     is_current = (np.arange(len(op)) >= last[keys]) & (op != DELETE)
     if not is_current.all():

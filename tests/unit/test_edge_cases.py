@@ -15,8 +15,12 @@ from spark_statestore.errors import (
     UnsupportedFormatError,
 )
 from spark_statestore.files import LocalFileSystem
-from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators, encode_operators
-from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.metadata import (
+    OperatorsMetadata,
+    OperatorState,
+    decode_operators,
+    encode_operators,
+)
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream, FsCheckpointStreamFactory
 from spark_statestore.storage.handle_codec import HandleContext, decode_handle, encode_handle

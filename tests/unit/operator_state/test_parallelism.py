@@ -21,8 +21,7 @@ from spark_statestore.errors import (
 )
 from spark_statestore.files import LocalFileSystem
 from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
-from spark_statestore.operator_state.metadata import decode_operators, encode_operators
-from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.metadata import OperatorState, decode_operators, encode_operators
 from spark_statestore.operator_state.parts import StatePart, complete_parts
 from spark_statestore.operator_state.state_directory import OperatorStateDirectory
 from spark_statestore.storage import CheckpointName

@@ -22,8 +22,7 @@ from spark_statestore.errors import (
 )
 from spark_statestore.files import LocalFileSystem
 from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
-from spark_statestore.operator_state.metadata import decode_operators, encode_operators
-from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.metadata import OperatorState, decode_operators, encode_operators
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle

@@ -21,8 +21,12 @@ from spark_statestore.formats.metadata import (
     InlineState,
     attempt_id_of,
 )
-from spark_statestore.operator_state.metadata import OperatorsMetadata, decode_operators, encode_operators
-from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.metadata import (
+    OperatorsMetadata,
+    OperatorState,
+    decode_operators,
+    encode_operators,
+)
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.chains import extend_chain, start_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle

@@ -23,8 +23,7 @@ from spark_statestore.operator_state import (
     ListStateDescriptor,
     MapStateDescriptor,
 )
-from spark_statestore.operator_state.metadata import OperatorsMetadata, encode_operators
-from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.metadata import OperatorsMetadata, OperatorState, encode_operators
 from spark_statestore.options import StorageOptions
 from spark_statestore.query.savepoint import KINDS, Savepoint, encode_savepoint
 from spark_statestore.storage import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_statestore.operator_state.operator_state import OperatorState
+from spark_statestore.operator_state.metadata import OperatorState
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 
 
