@@ -20,7 +20,7 @@ from spark_statestore.formats.metadata import is_attempt_id
 
 __all__ = ["PROTOCOL_VERSION", "Frame", "FrameSocket", "Kind", "check_request"]
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Version of frames, requests and answers; both sides must have the same one."""
 
 _MAGIC: Final = 0x31545353
