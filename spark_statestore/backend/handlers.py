@@ -112,7 +112,8 @@ class Requests:
     def _check(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
         StorageOptions.parse(request["options"])
-        check_directories(request["options"])
+        if request["directories"]:
+            check_directories(request["options"])
         connection.send_json(Kind.CONTROL, _process_metrics())
         connection.send(Kind.END)
 

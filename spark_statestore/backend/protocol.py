@@ -390,7 +390,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
         {"objects": _is_list(_is_text), "discarded": _is_list(_is_text)},
     ),
     "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {"since": _is_count}),
-    "check": ({"options": _is_options}, {}),
+    "check": ({"options": _is_options, "directories": _is_flag}, {}),
     "close": ({"instances": _is_list(_is_text), "runs": _is_list(_is_text)}, {}),
     "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
     "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),

@@ -107,12 +107,11 @@ private[statestore] final class Backend private (python: String) extends Logging
   /** Runs one exchange, without a repetition if the connection breaks. */
   def exchangeOnce[T](timeout: RequestTimeout)(body: BackendConnection => T): T = once(timeout, body)
 
-  /** Validates options in the backend: its interpreter, and access to the directories that they name. */
-  def check(options: BackendOptions): Unit = {
-    val request = mapper.createObjectNode().put("op", "check")
+  /** Validates options in the backend, and with `directories` whether its interpreter can use those that they name. */
+  def check(options: BackendOptions, directories: Boolean): Unit = {
+    val request = mapper.createObjectNode().put("op", "check").put("directories", directories)
     options.addTo(request.putObject("options"))
-    val timeout = new RequestTimeout(options.storageTimeoutSeconds.getOrElse(RequestTimeout.DefaultSeconds))
-    exchange(timeout)(roundTrip(_, request))
+    exchange(new RequestTimeout(options.storageTimeoutSeconds))(roundTrip(_, request))
   }
 
   def stop(): Unit = synchronized {

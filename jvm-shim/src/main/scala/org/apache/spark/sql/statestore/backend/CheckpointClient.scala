@@ -27,7 +27,7 @@ private[statestore] final class CheckpointClient(
   private val compressed = store.path("options").path("compression").asText("zstd") == "zstd"
 
   private val timeout = new RequestTimeout(
-    store.path("options").path("storageTimeoutSeconds").asLong(RequestTimeout.DefaultSeconds))
+    math.max(1L, store.path("options").path("storageTimeoutSeconds").asLong(RequestTimeout.DefaultSeconds)))
 
   // Whether commits of this store were handed over to the driver.
   @volatile private var handsOver = false
