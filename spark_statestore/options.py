@@ -42,6 +42,9 @@ DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
 DEFAULT_INLINE_CHANGES = 32 * 1024 * 1024
 """Bytes of a changelog that a commit keeps inline in its metadata, by default."""
 
+DEFAULT_SNAPSHOT_INTERVAL = 10
+"""Deltas before a full snapshot or a run, where Spark does not say: its ``minDeltasForSnapshot``."""
+
 DEFAULT_STORAGE_RETRIES = 5
 """Retries of a transient failure of remote storage, by default."""
 

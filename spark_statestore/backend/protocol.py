@@ -354,7 +354,11 @@ _STORE: Final[_Fields] = {
     "name": _is_text,
     "options": _is_options,
 }
-_STORE_OPTIONAL: Final[_Fields] = {"commits": lambda value: value is None or _is_text(value), "run": _is_text}
+_STORE_OPTIONAL: Final[_Fields] = {
+    "commits": lambda value: value is None or _is_text(value),
+    "run": _is_text,
+    "snapshotInterval": _is_number,
+}
 
 _VERSION: Final[_Fields] = {"version": _is_count, "attemptId": is_attempt_id, "idInPath": _is_flag}
 _COLUMN_FAMILIES: Final[_Fields] = {"columnFamilies": _is_list(lambda value: isinstance(value, dict))}
@@ -381,6 +385,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
         {
             "parentAttemptId": lambda value: value is None or is_attempt_id(value),
             "oldestBaseVersion": _is_number,
+            "knownSince": _is_count,
             "merge": _is_flag,
             "handOver": _is_flag,
         },
