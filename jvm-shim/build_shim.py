@@ -121,21 +121,20 @@ def find_java() -> str:
 
 
 @functools.cache
-def option_table() -> str:
-    """Return the option table as JSON, from the package's sources."""
-    code = "from spark_statestore.options import as_json; print(as_json(), end='')"
+def option_names() -> str:
+    """Return the names of the options, with commas, from the package's sources."""
+    code = "from spark_statestore.options import OPTIONS; print(','.join(option.name for option in OPTIONS), end='')"
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode != 0:
-        sys.exit(f"the option table could not be read:\n{run.stderr}")
+        sys.exit(f"the options could not be read:\n{run.stderr}")
     return run.stdout
 
 
 def resources(spark: str) -> dict[str, str]:
     """Return the resources of the jar: name and content of each."""
-    properties = f"version={_VERSIONS['__version__']}\nspark={minor_of(spark)}\n"
+    properties = f"version={_VERSIONS['__version__']}\nspark={minor_of(spark)}\noptions={option_names()}\n"
     return {
         _PROPERTIES_ENTRY: properties,
-        "spark-statestore-options.json": option_table(),
         _HISTORY_ENTRY: "org.apache.spark.sql.statestore.driver.StateHistoryServerPlugin\n",
     }
 

@@ -8,7 +8,7 @@
     │   └── IncompatibleSparkError                       no jar for the installed Spark
     ├── BackendError                (RuntimeError)       between the JVM and its backend process
     │   ├── ProtocolError                                a message that cannot be read
-    │   ├── AuthenticationError     (PermissionError)    a connection without the token
+    │   ├── AuthenticationError     (PermissionError)    a connection of another user
     │   └── VersionMismatchError                         jar and package are of different versions
     ├── StorageError                                     a storage
     │   ├── StorageURLError         (ValueError)         a URL that names no usable storage
@@ -118,7 +118,7 @@ class ProtocolError(BackendError):
 
 
 class AuthenticationError(BackendError, PermissionError):
-    """Raised when a connection to the backend does not prove that it knows the token."""
+    """Raised when a process of another user connects to the backend, or could."""
 
 
 class VersionMismatchError(BackendError):

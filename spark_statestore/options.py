@@ -1,20 +1,28 @@
 """The table of all options.
 
-It validates what a user sets, is written into the jar so that the JVM validates the same, and is the README's
-table (`as_markdown`).
+It validates what a user sets, for `configure` and for the JVM, which asks a backend; and it is the README's table
+(`as_markdown`).
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Final, Literal
 
 from spark_statestore.errors import OptionError
 
-__all__ = ["OPTIONS", "OPTION_PREFIX", "PROVIDER_KEY", "Option", "StorageOptions", "check", "parse_size"]
+__all__ = [
+    "OPTIONS",
+    "OPTION_PREFIX",
+    "PASSWORD",
+    "PROVIDER_KEY",
+    "Option",
+    "StorageOptions",
+    "check",
+    "parse_size",
+]
 
 OPTION_PREFIX = "spark.sql.streaming.stateStore.backend."
 """Prefix of the options' keys: only keys below ``spark.sql.streaming.stateStore.`` reach a provider."""
@@ -34,6 +42,9 @@ DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
 DEFAULT_INLINE_CHANGES = 32 * 1024 * 1024
 """Bytes of a changelog that a commit keeps inline in its metadata, by default."""
 
+DEFAULT_SNAPSHOT_INTERVAL = 10
+"""Deltas before a full snapshot or a run, where Spark does not say: its ``minDeltasForSnapshot``."""
+
 DEFAULT_STORAGE_RETRIES = 5
 """Retries of a transient failure of remote storage, by default."""
 
@@ -45,6 +56,9 @@ _UNITS = {"b": 0, "k": 10, "m": 20, "g": 30}
 
 # A password before a host, in a value that may lack its scheme or its slashes: shown nowhere.
 _SECRET_PREFIX = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)?+[^@]*:(?!\d+/)[^@]*@")
+
+PASSWORD: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
+"""A scheme, a user, a colon and a password before the host of a URL; not a host, a port and a path."""
 
 _DIRECTORY_FORM = "an absolute path or a URL, such as s3://bucket/x (the scheme included) or file:///data/x (three slashes): "
 _REFUSED_DIRECTORIES = (
@@ -60,7 +74,7 @@ _REFUSED_DIRECTORIES = (
         "of its own",
     ),
 )
-"""Relative paths are refused: driver and executors have different working directories. Java uses the same patterns."""
+"""Relative paths are refused: driver and executors have different working directories."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,12 +274,17 @@ def check(name: str, value: object) -> str:
     option = _BY_NAME.get(name)
     if option is None:
         close = [n for n in _BY_NAME if n.lower() == name.replace("_", "").lower()]
-        hint = f"Did you mean {close[0]!r}? " if close else ""
+        hint = f"Did you mean {OPTION_PREFIX + close[0]!r}? " if close else ""
         raise OptionError(
-            f"{name!r} is not an option of spark-statestore. {hint}"
+            f"{OPTION_PREFIX + name!r} is not an option of spark-statestore. {hint}"
             f"The options are: {', '.join(sorted(_BY_NAME))}."
         )
     text = _as_text(option, value)
+    if option.type == "text" and PASSWORD.match(text):
+        raise OptionError(
+            f"{option.key!r} is a URL that contains a password. Spark shows its settings in its UI: take the password out. "
+            "Credentials come from the environment of the executors, or from fsspec's configuration files."
+        )
     problem = _problem(option, text)
     if problem:
         shown = (
@@ -364,23 +383,6 @@ class StorageOptions:
             storage_timeout=int(values.get("storageTimeoutSeconds", DEFAULT_STORAGE_TIMEOUT)),
             storage_retries=int(values.get("storageRetries", DEFAULT_STORAGE_RETRIES)),
         )
-
-
-def as_json(options: Iterable[Option] = OPTIONS) -> str:
-    """Return the table as JSON, for the jar."""
-    rows: list[dict[str, Any]] = []
-    for option in options:
-        row: dict[str, Any] = {"name": option.name, "type": option.type}
-        if option.choices:
-            row["choices"] = list(option.choices)
-        if option.least is not None:
-            row["least"] = option.least
-        if option.most is not None:
-            row["most"] = option.most
-        if option.refused:
-            row["refused"] = [{"pattern": pattern, "form": form} for pattern, form in option.refused]
-        rows.append(row)
-    return json.dumps(rows, indent=1)
 
 
 def as_markdown(options: Iterable[Option] = OPTIONS) -> str:

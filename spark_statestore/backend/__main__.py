@@ -1,6 +1,6 @@
 """``python -m spark_statestore.backend --listen <socket path>`` runs the backend process of a JVM.
 
-The first line of standard input is the token. Standard input ends with the JVM; then the backend exits.
+Standard input ends with the JVM; then the backend exits.
 """
 
 from __future__ import annotations
@@ -31,10 +31,6 @@ def main() -> None:
 
     # Ctrl-C in a terminal reaches the whole process group but is meant for the driver.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    token = sys.stdin.readline().strip()
-    if not token:
-        report({"error": "standard input has no token"})
-        sys.exit(2)
     keep_while_alive(os.path.dirname(arguments.listen))
     try:
         _import_pyarrow()
@@ -43,7 +39,7 @@ def main() -> None:
         report({"error": _missing(error)})
         sys.exit(1)
     threading.Thread(target=_follow_parent, args=(arguments.listen,), daemon=True).start()
-    run(arguments.listen, token, report)
+    run(arguments.listen, report)
 
 
 def _import_pyarrow() -> None:

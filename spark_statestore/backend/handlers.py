@@ -21,10 +21,11 @@ from spark_statestore.backend.supervision import LARGE_BYTES, Permit, Supervisor
 from spark_statestore.errors import ProtocolError
 from spark_statestore.files import MemoryFileSystem, check_directories, join
 from spark_statestore.files.request_context import take_retries
-from spark_statestore.options import StorageOptions
+from spark_statestore.options import DEFAULT_SNAPSHOT_INTERVAL, StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.handle_codec import decode_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
+from spark_statestore.storage.snapshot_plan import plan_snapshots
 from spark_statestore.store.changelog import EncodedBatch
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_snapshot, commit_version
@@ -77,7 +78,10 @@ class Requests:
             metadata = replay(store, CheckpointName(request["from"], request.get("fromId")), name)
         raw = bool(request.get("raw"))
         files = local_streams(store, name, metadata) if raw else None
-        answer = _describe(metadata.handle, metadata.attempt_id) | _process_metrics()
+        answer = _describe(
+            request, store, metadata.handle, metadata.attempt_id, _rows_of(metadata.column_families)
+        )
+        answer |= _process_metrics()
         if raw:
             answer["newestFirst"] = is_read_newest_first(metadata)
         answer["columnFamilies"] = [family.to_json() for family in metadata.column_families]
@@ -103,7 +107,8 @@ class Requests:
     def _check(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         connection.expect_end()
         StorageOptions.parse(request["options"])
-        check_directories(request["options"])
+        if request["directories"]:
+            check_directories(request["options"])
         _answer(connection, {})
 
     def _close(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
@@ -138,6 +143,7 @@ class Requests:
         store = self._stores.get(request["store"])
         attempt_id = request["attemptId"]
         column_families = _column_families(request)
+        rows = _rows_of(column_families)
         parent = self._receive_handle(connection, store) if request["hasParent"] else None
         base = self._receive_handle(connection, store) if request["hasBase"] else None
         changes = _ChangesReceiver(connection, permit, column_families)
@@ -157,7 +163,7 @@ class Requests:
         )
         if done.merged:
             self._stores.keep_unpublished(request["store"], store)
-        answer = _describe(done.handle, attempt_id)
+        answer = _describe(request, store, done.handle, attempt_id, rows)
         answer["merged"] = done.merged
         answer["storeNanos"] = time.perf_counter_ns() - start - changes.wait_nanos
         answer["bytesWritten"] = done.bytes_written
@@ -289,14 +295,37 @@ def _column_families(request: dict[str, Any]) -> tuple[ColumnFamily, ...]:
         ) from error
 
 
-def _describe(handle: IncrementalStateHandle, attempt_id: str) -> dict[str, Any]:
+def _rows_of(column_families: tuple[ColumnFamily, ...]) -> int:
+    return sum(family.stored_rows for family in column_families)
+
+
+def _describe(
+    request: dict[str, Any],
+    store: StoreDirectory,
+    handle: IncrementalStateHandle,
+    attempt_id: str,
+    rows: int,
+) -> dict[str, Any]:
+    plan = plan_snapshots(
+        handle,
+        rows,
+        request["store"].get("snapshotInterval", DEFAULT_SNAPSHOT_INTERVAL),
+        known_since=request.get("knownSince"),
+        background=store.options.storage != "memory",
+        is_remote=not store.is_local,
+    )
     return {
         "attemptId": attempt_id,
         "chainLength": len(handle),
         "baseVersion": handle.base_version,
-        "baseBytes": handle.base_size,
-        "baseRows": handle.base_rows,
-        "streams": [[entry.version, entry.state.state_size] for entry in handle.runs_and_deltas],
+        "streams": [entry.version for entry in handle.runs_and_deltas],
+        "plan": {
+            "inlineUpTo": plan.inline_up_to,
+            "fullUpTo": plan.full_up_to,
+            "upload": plan.upload,
+            "fullUpToAtTick": plan.full_up_to_at_tick,
+            "uploadAtTick": plan.upload_at_tick,
+        },
     }
 
 

@@ -1,59 +1,68 @@
-"""The handshake of a new connection is a mutual challenge-response; the token itself is never sent.
+"""A connection to the backend starts with a check of the peer's user and a comparison of versions.
 
-Each side sends a random challenge, and responds to the other's with an HMAC of both. A recorded handshake is therefore
-useless for another connection, and a process that impersonates the backend does not learn the token.
+The mode of the socket's directory keeps processes of other users out. The peer's user, which the kernel attests, is
+checked too: that holds if the mode was changed.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import os
-import re
-import secrets
 import socket
+import stat
 import struct
 import time
-from typing import Any, Final
+from typing import Final
 
 from spark_statestore._version import __version__
-from spark_statestore.backend.protocol import PROTOCOL_VERSION, Frame, FrameSocket, Kind
+from spark_statestore.backend.protocol import PROTOCOL_VERSION, FrameSocket, Kind
 from spark_statestore.errors import AuthenticationError, ProtocolError, VersionMismatchError
 
-__all__ = ["HANDSHAKE_TIMEOUT", "SHIM", "BACKEND", "handshake", "handshake_response", "require_own_user"]
+__all__ = ["HANDSHAKE_TIMEOUT", "handshake", "peer_user", "require_own_user", "require_private"]
 
 HANDSHAKE_TIMEOUT: Final = 10.0
 """Timeout of a whole handshake, in seconds."""
 
-SHIM: Final = "shim"
-"""Role of the JVM in `handshake_response`."""
-
-BACKEND: Final = "backend"
-"""Role of the backend in `handshake_response`."""
-
 _MAX_HANDSHAKE_BYTES: Final = 4096
-_CHALLENGE: Final = re.compile(r"[0-9a-f]{32,128}")
 
 # struct ucred of SO_PEERCRED: pid, uid and gid of the peer.
 _CREDENTIALS: Final = struct.Struct("iII")
 
 
-def handshake_response(token: str, role: str, shim_challenge: str, backend_challenge: str) -> str:
-    """Return the HMAC-SHA256, in hex, that proves knowledge of the token.
+def require_private(directory: str) -> None:
+    """Raise `AuthenticationError` if other users can access the directory of the socket."""
+    status = os.stat(directory)
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid() or mode & 0o077:
+        raise AuthenticationError(
+            f"the directory of the state store backend's socket, {directory}, belongs to user {status.st_uid} and has "
+            f"mode {mode:o}: other users could connect. It must belong to user {os.geteuid()} and have mode 700."
+        )
 
-    The role, `SHIM` or `BACKEND`, is part of the message, so that one side's response cannot be reflected.
-    """
-    message = f"{role}:{shim_challenge}:{backend_challenge}"
-    return hmac.new(token.encode(), message.encode(), hashlib.sha256).hexdigest()
+
+def peer_user(connection: socket.socket) -> int | None:
+    """Return the user id of the process at the other end; None on systems without ``SO_PEERCRED``, as macOS."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return None
+    _, user, _ = _CREDENTIALS.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
+    return int(user)
 
 
-def handshake(frames: FrameSocket, token: str) -> bool:
-    """Authenticate a new connection; return False if the peer closed it meanwhile.
+def require_own_user(user: int | None) -> None:
+    """Raise `AuthenticationError` if a peer's user, if it is known, is another one than that of this process."""
+    if user is not None and user != os.geteuid():
+        raise AuthenticationError(
+            f"a process of user {user} connected to the state store backend of user {os.geteuid()}; only the JVM "
+            "that started the backend may connect"
+        )
+
+
+def handshake(frames: FrameSocket) -> bool:
+    """Compare versions on a new connection; return False if the peer closed it meanwhile.
 
     Raises
     ------
-    AuthenticationError
-        If the peer does not know the token.
     VersionMismatchError
         If the peer has another version.
     ProtocolError
@@ -62,77 +71,22 @@ def handshake(frames: FrameSocket, token: str) -> bool:
         If it takes longer than `HANDSHAKE_TIMEOUT`.
     """
     frames.deadline = time.monotonic() + HANDSHAKE_TIMEOUT
-    opening = _receive(frames)
-    if opening is None:
+    frame = frames.receive(_MAX_HANDSHAKE_BYTES)
+    if frame is None:
         return False
+    if frame.kind is not Kind.CONTROL:
+        raise ProtocolError(f"a connection starts with a {frame.kind.name} frame instead of a handshake")
+    opening = frame.json()
+    end = frames.receive(0)
+    if end is None or end.kind is not Kind.END:
+        raise ProtocolError("unexpected frame after the end of the handshake")
     protocol, version = opening.get("protocol"), opening.get("version")
     if (protocol, version) != (PROTOCOL_VERSION, __version__):
         raise VersionMismatchError(
             f"the jar is version {version!r:.40} (protocol {protocol!r:.40}), the Python package is version "
             f"{__version__!r} (protocol {PROTOCOL_VERSION}): install the same version of both"
         )
-    challenge = opening.get("challenge")
-    if not isinstance(challenge, str) or not _CHALLENGE.fullmatch(challenge):
-        raise ProtocolError("a handshake without a challenge of 32 to 128 hex digits")
-    own_challenge = secrets.token_hex(32)
-    frames.send_json(
-        Kind.CONTROL,
-        {
-            "protocol": PROTOCOL_VERSION,
-            "version": __version__,
-            "pid": os.getpid(),
-            "challenge": own_challenge,
-            "response": handshake_response(token, BACKEND, challenge, own_challenge),
-        },
-    )
-    frames.send(Kind.END)
-    answer = _receive(frames)
-    if answer is None:
-        return False
-    response = answer.get("response")
-    expected = handshake_response(token, SHIM, challenge, own_challenge)
-    if not isinstance(response, str) or not hmac.compare_digest(
-        response.encode(errors="replace"), expected.encode()
-    ):
-        raise AuthenticationError(
-            "a connection to the state store backend was refused: its response does not match the token. Only the JVM that "
-            "started the backend may connect"
-        )
     frames.send_json(Kind.CONTROL, {})
     frames.send(Kind.END)
     frames.deadline = None
     return True
-
-
-def require_own_user(connection: socket.socket) -> None:
-    """Refuse a process of another user, on systems with ``SO_PEERCRED``.
-
-    The mode of the socket's directory keeps other users out already; this holds if that mode was changed.
-
-    Raises
-    ------
-    AuthenticationError
-        If the peer runs as another user.
-    """
-    if not hasattr(socket, "SO_PEERCRED"):
-        return
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, user, _ = _CREDENTIALS.unpack(credentials)
-    if user != os.geteuid():
-        raise AuthenticationError(
-            f"a process of user {user} connected to the state store backend of user {os.geteuid()}; only the JVM "
-            "that started the backend may connect"
-        )
-
-
-def _receive(frames: FrameSocket) -> dict[str, Any] | None:
-    frame: Frame | None = frames.receive(_MAX_HANDSHAKE_BYTES)
-    if frame is None:
-        return None
-    if frame.kind is not Kind.CONTROL:
-        raise ProtocolError(f"a connection starts with a {frame.kind.name} frame instead of a handshake")
-    node = frame.json()
-    end = frames.receive(0)
-    if end is None or end.kind is not Kind.END:
-        raise ProtocolError("unexpected frame after the end of the handshake")
-    return node

@@ -22,13 +22,13 @@ from spark_statestore.temporary import remove_abandoned
 _logger = logging.getLogger(__name__)
 
 
-def run(address: str, token: str, report: Callable[[dict[str, object]], None]) -> None:
+def run(address: str, report: Callable[[dict[str, object]], None]) -> None:
     """Listen, announce the socket with one JSON `report` to the JVM, and serve until the process ends."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # Each connection has a thread of its own; Arrow's threads would compete with them.
     pa.set_cpu_count(1)
     _disable_pandas()
-    listener = Listener(address, token)
+    listener = Listener(address)
     report(
         {
             "ready": True,

@@ -5,22 +5,27 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import stat
 import threading
 import time
 import traceback
 from typing import Final
 
 from spark_statestore.backend.handlers import Requests
-from spark_statestore.backend.handshake import HANDSHAKE_TIMEOUT, handshake, require_own_user
+from spark_statestore.backend.handshake import (
+    HANDSHAKE_TIMEOUT,
+    handshake,
+    peer_user,
+    require_own_user,
+    require_private,
+)
 from spark_statestore.backend.protocol import FrameSocket, Kind
-from spark_statestore.errors import AuthenticationError, ProtocolError, StateStoreError
+from spark_statestore.errors import ProtocolError, StateStoreError
 
 _logger = logging.getLogger(__name__)
 
 _SEND_BUFFER_BYTES = 1 << 20
 
-# Connections in their handshake at a time: bounds the threads that unauthenticated processes can occupy.
+# Connections in their handshake at a time: bounds the threads that silent processes can occupy.
 _MAX_HANDSHAKES: Final = 256
 
 # Longer error messages are cut.
@@ -28,16 +33,15 @@ _LONGEST_MESSAGE: Final = 64 << 10
 
 
 class Listener:
-    """A Unix domain socket that serves requests of connections which prove knowledge of a token.
+    """A Unix domain socket that serves requests of the own user's processes.
 
     The directory of the socket must have mode 0700.
     """
 
-    def __init__(self, address: str, token: str) -> None:
-        self._token = token
+    def __init__(self, address: str) -> None:
         self._requests = Requests()
         self._handshakes = threading.BoundedSemaphore(_MAX_HANDSHAKES)
-        _require_private(os.path.dirname(address) or ".")
+        require_private(os.path.dirname(address) or ".")
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.bind(address)
         os.chmod(address, 0o600)
@@ -68,10 +72,10 @@ class Listener:
         frames = FrameSocket(connection)
         try:
             try:
-                is_authenticated = self._handshake(connection, frames)
+                is_accepted = self._handshake(connection, frames)
             finally:
                 self._handshakes.release()
-            if is_authenticated:
+            if is_accepted:
                 connection.settimeout(None)
                 while self._serve_request(frames):
                     pass
@@ -88,8 +92,8 @@ class Listener:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         connection.settimeout(HANDSHAKE_TIMEOUT)
         try:
-            require_own_user(connection)
-            return handshake(frames, self._token)
+            require_own_user(peer_user(connection))
+            return handshake(frames)
         except StateStoreError as error:
             _logger.warning("refused a connection: %s", error)
             _send_error(frames, error)
@@ -120,16 +124,6 @@ class Listener:
             frames.drain()
             _send_error(frames, error)
         return True
-
-
-def _require_private(directory: str) -> None:
-    status = os.stat(directory)
-    if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
-        raise AuthenticationError(
-            f"the directory of the state store backend's socket, {directory}, belongs to user {status.st_uid} and has "
-            f"mode {stat.S_IMODE(status.st_mode):o}: other users could connect. It must belong to user {os.geteuid()} "
-            "and have mode 700."
-        )
 
 
 def _send_error(frames: FrameSocket, error: Exception) -> None:

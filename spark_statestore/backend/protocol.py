@@ -18,7 +18,7 @@ from spark_statestore.errors import ProtocolError
 from spark_statestore.files.request_context import RequestContext
 from spark_statestore.formats.metadata import is_attempt_id
 
-PROTOCOL_VERSION: Final = 1
+PROTOCOL_VERSION: Final = 2
 """Version of frames, requests and answers; both sides must have the same one."""
 
 _MAGIC: Final = 0x31545353
@@ -335,7 +335,11 @@ _STORE: Final[_Fields] = {
     "name": _is_text,
     "options": _is_options,
 }
-_STORE_OPTIONAL: Final[_Fields] = {"commits": lambda value: value is None or _is_text(value), "run": _is_text}
+_STORE_OPTIONAL: Final[_Fields] = {
+    "commits": lambda value: value is None or _is_text(value),
+    "run": _is_text,
+    "snapshotInterval": _is_number,
+}
 
 _VERSION: Final[_Fields] = {"version": _is_count, "attemptId": is_attempt_id, "idInPath": _is_flag}
 _COLUMN_FAMILIES: Final[_Fields] = {"columnFamilies": _is_list(lambda value: isinstance(value, dict))}
@@ -362,6 +366,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
         {
             "parentAttemptId": lambda value: value is None or is_attempt_id(value),
             "oldestBaseVersion": _is_number,
+            "knownSince": _is_count,
             "merge": _is_flag,
             "handOver": _is_flag,
         },
@@ -371,7 +376,7 @@ _FIELDS: Final[Mapping[str, tuple[_Fields, _Fields]]] = {
         {"objects": _is_list(_is_text), "discarded": _is_list(_is_text)},
     ),
     "snapshot": ({"version": _is_count, **_COLUMN_FAMILIES}, {"since": _is_count}),
-    "check": ({"options": _is_options}, {}),
+    "check": ({"options": _is_options, "directories": _is_flag}, {}),
     "close": ({"instances": _is_list(_is_text), "runs": _is_list(_is_text)}, {}),
     "readFile": ({**_FILE, "start": _is_count, "size": _is_count}, {}),
     "createFile": ({**_FILE, "overwrite": _is_flag, "repeated": _is_flag}, {}),

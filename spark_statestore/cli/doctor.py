@@ -198,13 +198,10 @@ def _backend(python: str) -> str:
             text=True,
             env=_environment(),
         )
-        # Send the token first: the backend exits at the end of its input only after the handshake line.
         timer = threading.Timer(_SECONDS, process.kill)
         timer.start()
         with process:
             assert process.stdin is not None and process.stdout is not None  # noqa: S101, PT018 - both are pipes
-            process.stdin.write(f"{secrets.token_hex()}\n")
-            process.stdin.flush()
             line = process.stdout.readline()
             process.stdin.close()
             process.wait()

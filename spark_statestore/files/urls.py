@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from spark_statestore.files.object_store_clients import ObjectStoreClients
 from spark_statestore.files.object_store_services import SERVICES, AzureClients
 from spark_statestore.files.remote import FsspecFileSystem
 from spark_statestore.files.retry import RetryingFileSystem
-from spark_statestore.options import DEFAULT_STORAGE_RETRIES, OPTION_PREFIX
+from spark_statestore.options import DEFAULT_STORAGE_RETRIES, OPTION_PREFIX, PASSWORD
 
 __all__ = ["check_directories", "check_url", "open_file_system", "split_url"]
 
@@ -38,9 +37,6 @@ _NOT_STORAGE = {"http", "https", "data", "reference", "git", "github", "jupyter"
 # a missing one. It also has one connection, which threads would share.
 _HIDING_ERRORS = {"ftp"}
 
-# A user, a colon and a password before the host; not a host, a port and a path.
-_PASSWORD = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
-
 _lock = threading.Lock()
 _opened: dict[tuple[str, bool, int], FileSystem] = {}
 
@@ -54,7 +50,7 @@ def split_url(url: str) -> tuple[str, str]:
         If the URL is empty, has no path, or has a password in it.
     """
     text = url.strip()
-    if secret := _PASSWORD.match(text):
+    if secret := PASSWORD.match(text):
         # The error must not show it either.
         raise StorageURLError(
             f"the URL {secret[1] + '...@' + text[secret.end() :]!r} contains a password, which logs, metadata and Spark's UI would "

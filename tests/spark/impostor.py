@@ -1,7 +1,7 @@
 """Fake backend process that answers with the bytes in a file. It is started like a backend: see `installed`.
 
-The file ``answer`` beside the script has the answer to the next request; if a file ``stranger`` exists,
-the process handshakes without knowing the token.
+The file ``answer`` beside the script has the answer to the next request. If a file ``stranger`` exists, the process opens
+the socket's directory to all, serves as another user, and appends what it receives to that file.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from pathlib import Path
 from tests.support.paths import ROOT
 
 __all__ = ["installed"]
+
+NOBODY = 65534
 
 
 def installed(directory: Path) -> str:
@@ -35,7 +37,13 @@ def main() -> None:
     from spark_statestore.backend.protocol import PROTOCOL_VERSION, FrameSocket, Kind
 
     directory, address = Path(sys.argv[1]), sys.argv[-1]
-    token = sys.stdin.readline().strip()
+    stranger = directory / "stranger"
+    received = stranger.open("ab", buffering=0) if stranger.exists() else None
+    if received is not None:
+        os.chmod(os.path.dirname(address), 0o777)
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
     listening.listen(64)
@@ -49,8 +57,10 @@ def main() -> None:
 
     def serve(connection: socket.socket) -> None:
         with connection:
+            if received is not None:
+                received.write(b"connected\n" + connection.recv(1 << 16))
             frames = FrameSocket(connection)
-            if not handshake(frames, "0" * 64 if (directory / "stranger").exists() else token):
+            if not handshake(frames):
                 return
             while (frame := frames.receive()) is not None:
                 if frame.kind is Kind.END:

@@ -52,7 +52,7 @@ def test_build_includes_a_changed_option(checkout: Path) -> None:
     run = build(checkout)
     assert run.returncode == 0, run.stderr
     assert f"compiling the shim for Spark {SPARK_MINOR}" in run.stderr
-    assert b'"numKept"' in zipfile.ZipFile(checkout / JAR).read("spark-statestore-options.json")
+    assert b",numKept," in zipfile.ZipFile(checkout / JAR).read("spark-statestore.properties")
 
 
 @pytest.mark.slow

@@ -1,10 +1,9 @@
-"""No output visible to users or other programs contains a storage password or the backend's token."""
+"""No output visible to users or other programs contains a storage password."""
 
 from __future__ import annotations
 
 import secrets
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,17 +21,6 @@ def directory() -> Iterator[Path]:
     made = Path(tempfile.mkdtemp(prefix="secret-", dir="/tmp"))
     yield made
     shutil.rmtree(made)
-
-
-def listening_in(directory: Path) -> Path:
-    """Create an interpreter that records the token before it runs the backend."""
-    script = directory / "python"
-    script.write_text(
-        f'#!/bin/sh\nread -r token\necho "$token" >> {directory}/token\n'
-        f'{{ echo "$token"; exec cat; }} | {sys.executable} "$@"\n'
-    )
-    script.chmod(0o755)
-    return script
 
 
 def client_of(endpoint: str) -> Any:
@@ -66,7 +54,6 @@ def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
         "spark.eventLog.dir": f"file:{seen}/events",
         "spark.local.dir": f"{seen}/tmp",
         "spark.driver.extraJavaOptions": f"-Djava.io.tmpdir={seen}/tmp",
-        "spark.sql.streaming.stateStore.backend.python": str(listening_in(directory)),
     }
     with s3_service() as endpoint:
         environment = {
@@ -92,9 +79,6 @@ def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
             program._errors.seek(0)
             logs = program._errors.read()
         objects = stored(endpoint)
-    tokens = (directory / "token").read_text().split()
-    assert tokens
-    assert all(len(token) == 64 for token in tokens)
     # The searched outputs exist.
     assert any("chk-" in name for name in objects)
     assert "spark.sql.shuffle.partitions" in output["pages"]["/environment/"]
@@ -113,13 +97,12 @@ def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
     assert any("/commits/" in name for name in files)
     assert any("/events/" in name for name in files)
     found = [
-        (place, secret)
-        for secret in (planted, *tokens)
+        place
         for place, content in (
             *objects.items(),
             *files.items(),
             *((k, v.encode()) for k, v in places.items()),
         )
-        if secret.encode() in content
+        if planted.encode() in content
     ]
     assert found == []

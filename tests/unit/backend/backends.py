@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import resource
-import secrets
 import signal
 import socket
 import struct
@@ -23,11 +22,8 @@ from typing import Any
 
 from spark_statestore._version import __version__
 from spark_statestore.backend.handlers import Requests
-from spark_statestore.backend.handshake import BACKEND, SHIM, handshake_response
 from spark_statestore.backend.protocol import PROTOCOL_VERSION, Frame, FrameSocket, Kind
 from spark_statestore.errors import StateStoreError
-
-TOKEN = "0123456789abcdef" * 4
 
 
 class Backend:
@@ -36,7 +32,6 @@ class Backend:
     def __init__(
         self,
         *,
-        token: str = TOKEN,
         memory: int | None = None,
         environment: dict[str, str] | None = None,
     ) -> None:
@@ -52,8 +47,6 @@ class Backend:
             # A background shell ignores SIGINT, which child processes inherit.
             preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), _limit(memory)),  # noqa: PLW1509
         )
-        self.process.stdin.write(f"{token}\n".encode())
-        self.process.stdin.flush()
         self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
 
     def connect(self) -> socket.socket:
@@ -110,16 +103,9 @@ class Client:
         self.socket = connection
         self.frames = FrameSocket(connection)
 
-    def handshake(self, *, token: str = TOKEN, **changes: Any) -> Answer:
-        """Show that the token is known, or say what else a handshake is to say."""
-        challenge = secrets.token_hex(32)
-        opening = {"challenge": challenge, "protocol": PROTOCOL_VERSION, "version": __version__} | changes
-        theirs = self.ask(opening)
-        if theirs.error is not None:
-            return theirs
-        other = theirs.control["challenge"]
-        assert theirs.control["response"] == handshake_response(TOKEN, BACKEND, challenge, other)
-        return self.ask({"response": handshake_response(token, SHIM, challenge, other)})
+    def handshake(self, **changes: Any) -> Answer:
+        """Send the versions of a handshake, with these changes."""
+        return self.ask({"protocol": PROTOCOL_VERSION, "version": __version__} | changes)
 
     def ask(self, request: dict[str, Any], *frames: tuple[Kind, bytes, int]) -> Answer:
         self.frames.send_json(Kind.CONTROL, request)

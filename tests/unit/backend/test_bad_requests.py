@@ -94,7 +94,11 @@ def requests_of(root: Path) -> list[dict[str, Any]]:
         commit(root, 2, "0123456789abcdef", idInPath=True, hasParent=True, hasBase=True),
         of | {"op": "snapshot", "columnFamilies": [state()]},
         named | {"op": "cleanup", "retainFrom": 1, "mostVersions": 0},
-        {"op": "check", "options": {"checkpointsDir": f"file:{root}", "storageRetries": "5"}},
+        {
+            "op": "check",
+            "directories": True,
+            "options": {"checkpointsDir": f"file:{root}", "storageRetries": "5"},
+        },
     ]
 
 

@@ -1,10 +1,8 @@
-"""The handshake of backend connections: the token, the peer's user, and timeouts."""
+"""The handshake of backend connections: the peer's user, versions, and timeouts."""
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import socket
 import stat
 import struct
@@ -15,19 +13,17 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from spark_statestore._version import __version__
 from spark_statestore.backend import handshake, listener
-from spark_statestore.backend.handshake import BACKEND, SHIM, handshake_response
+from spark_statestore.backend.handshake import peer_user, require_own_user
 from spark_statestore.backend.listener import Listener
-from spark_statestore.backend.protocol import PROTOCOL_VERSION, FrameSocket, Kind
+from spark_statestore.backend.protocol import PROTOCOL_VERSION, Kind
 from spark_statestore.errors import AuthenticationError
-from tests.unit.backend.backends import TOKEN, Backend, Client, commit
+from tests.unit.backend.backends import Backend, Client, commit
 from tests.unit.store.stores import attempt_id, message
 
 HEADER = struct.Struct("<BxHIQI")
@@ -44,110 +40,18 @@ def backend() -> Iterator[Backend]:
     assert running.stop() == 0
 
 
-def opening(challenge: str) -> dict[str, Any]:
-    return {"challenge": challenge, "protocol": PROTOCOL_VERSION, "version": __version__}
-
-
 def framed(node: bytes) -> bytes:
     head = HEADER.pack(Kind.CONTROL, 0, MAGIC, len(node), zlib.crc32(node))
     return head + node + HEADER.pack(Kind.END, 0, MAGIC, 0, 0)
 
 
-@contextmanager
-def stranger(backend: Backend) -> Iterator[Client]:
-    with backend.connect() as connection:
-        yield Client(connection)
-
-
-# Clients without the token
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {},
-        {"response": None},
-        {"response": 3},
-        {"response": []},
-        {"response": "ä\ud800"},
-        {"response": "0" * 64},
-    ],
-)
-def test_handshake_refuses_an_invalid_response(backend: Backend, answer: dict[str, Any]) -> None:
-    with stranger(backend) as client:
-        assert client.ask(opening("ab" * 32)).error is None
-        error = client.ask(answer).error
-        assert error["type"] == "AuthenticationError"
-        assert TOKEN not in error["message"]
-        assert client.is_closed()
-
-
 def test_listener_refuses_a_request_without_a_handshake(backend: Backend, tmp_path: Path) -> None:
-    request = commit(tmp_path, 1, attempt_id())
-    with stranger(backend) as client:
+    with backend.connect() as connection:
+        client = Client(connection)
+        request = commit(tmp_path, 1, attempt_id())
         assert client.ask(request, (Kind.DATA, message({b"a": b"1"}), 0)).error["type"] != ""
-    with stranger(backend) as client:
-        assert client.ask(opening("ab" * 32)).error is None
-        # Instead of a response.
-        client.frames.send_json(Kind.CONTROL, request)
-        client.frames.send(Kind.END)
-        assert client.answer().error["type"] == "AuthenticationError"
         assert client.is_closed()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_handshake_sends_no_token_and_cannot_be_replayed(backend: Backend) -> None:
-    def overheard(connection: socket.socket) -> tuple[bytes, list[Any]]:
-        """The bytes of a handshake that is welcome, and what was answered."""
-        sent = b""
-        answers = []
-        challenge = secrets.token_hex(32)
-        node: dict[str, Any] = opening(challenge)
-        frames = FrameSocket(connection)
-        for _ in range(2):
-            piece = framed(json.dumps(node).encode())
-            connection.sendall(piece)
-            sent += piece
-            answers.append(frames.receive())
-            assert frames.receive().kind is Kind.END
-            if "challenge" in answers[-1].json():
-                node = {
-                    "response": handshake_response(TOKEN, SHIM, challenge, answers[-1].json()["challenge"])
-                }
-        return sent, answers
-
-    with backend.connect() as connection:
-        sent, answers = overheard(connection)
-        assert [frame.kind for frame in answers] == [Kind.CONTROL] * 2
-        received = sent + b"".join(bytes(frame.payload) for frame in answers)
-        assert TOKEN.encode() not in received
-    with stranger(backend) as client:
-        client.socket.sendall(sent)
-        assert client.answer().error is None
-        assert client.answer().error["type"] == "AuthenticationError"
-        assert client.is_closed()
-
-
-def test_handshake_response_of_the_backend_cannot_be_reflected(backend: Backend) -> None:
-    with stranger(backend) as one, stranger(backend) as other:
-        challenge = one.ask(opening("ab" * 32)).control["challenge"]
-        # The second connection answers the challenge of the first one.
-        answered = other.ask(opening(challenge)).control
-        assert one.ask({"response": answered["response"]}).error["type"] == "AuthenticationError"
-        assert other.ask({"response": answered["response"]}).error["type"] == "AuthenticationError"
-
-
-def test_handshake_refuses_the_token_of_another_backend(backend: Backend) -> None:
-    other = Backend(token=secrets.token_hex(32))
-    try:
-        with stranger(other) as client:
-            theirs = client.ask(opening("ab" * 32)).control
-            # It cannot pass for the first one either.
-            assert theirs["response"] != handshake_response(TOKEN, BACKEND, "ab" * 32, theirs["challenge"])
-            shown = handshake_response(TOKEN, SHIM, "ab" * 32, theirs["challenge"])
-            assert client.ask({"response": shown}).error["type"] == "AuthenticationError"
-    finally:
-        other.stop()
 
 
 # Another user
@@ -191,19 +95,26 @@ def test_listener_refuses_a_process_of_another_user() -> None:
         # Also if the permissions of its directory were widened.
         directory.chmod(0o711)
         running.path.chmod(0o666)
-        challenge = ("ab" * 32).encode()
-        sent = framed(
-            b'{"challenge":"%s","protocol":%d,"version":"%s"}'
-            % (challenge, PROTOCOL_VERSION, __version__.encode())
-        )
-        answer = as_nobody(str(running.path), sent + framed(b'{"response":"%s"}' % challenge))
+        sent = framed(b'{"protocol":%d,"version":"%s"}' % (PROTOCOL_VERSION, __version__.encode()))
+        answer = as_nobody(str(running.path), sent)
         assert b"AuthenticationError" in answer
         assert f"user {NOBODY}".encode() in answer
-        assert TOKEN.encode() not in answer
         with running.client() as client:
             assert client.ask({"op": "explode"}).error["type"] == "ProtocolError"
     finally:
         assert running.stop() == 0
+
+
+def test_peer_user_is_the_user_of_the_other_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert peer_user(ours) == os.geteuid()
+
+
+def test_another_user_is_refused() -> None:
+    require_own_user(os.geteuid())
+    with pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid() + 1} connected"):
+        require_own_user(os.geteuid() + 1)
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o710, 0o701])
@@ -212,7 +123,7 @@ def test_listener_refuses_a_directory_that_other_users_can_enter(tmp_path: Path,
     directory.mkdir()
     directory.chmod(mode)
     with pytest.raises(AuthenticationError, match=f"mode {mode:o}: other users could connect"):
-        Listener(str(directory / "socket"), TOKEN)
+        Listener(str(directory / "socket"))
     assert list(directory.iterdir()) == []
 
 
@@ -226,7 +137,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(listener, "_MAX_HANDSHAKES", 2)
     with tempfile.TemporaryDirectory(prefix="sst-", dir="/tmp") as directory:
         address = f"{directory}/socket"
-        serving = Listener(address, TOKEN)
+        serving = Listener(address)
         threading.Thread(target=serving.serve_forever, daemon=True).start()
         yield address
 
@@ -241,7 +152,7 @@ def connect(address: str) -> socket.socket:
 def test_handshake_times_out_although_bytes_arrive(impatient: str) -> None:
     with connect(impatient) as slow:
         start = time.monotonic()
-        dripped = framed(b'{"challenge": "' + b"a" * 64 + b'"}')
+        dripped = framed(b'{"version": "' + b"a" * 64 + b'"}')
         ended = False
         for byte in dripped:
             try:

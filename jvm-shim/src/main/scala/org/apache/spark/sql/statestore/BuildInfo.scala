@@ -19,6 +19,9 @@ private[statestore] object BuildInfo {
   /** The Spark minor version that this jar was compiled against, as in "4.3". */
   val sparkMinor: String = properties.getProperty("spark", "unknown")
 
+  /** The names of the options of `BackendOptions`. */
+  def options: Seq[String] = properties.getProperty("options", "").split(',').toSeq
+
   /** Fails unless the running Spark is of the minor version that this jar was compiled against. */
   def requireSpark(running: String): Unit = {
     val minor = running.split('.').take(2).mkString(".")

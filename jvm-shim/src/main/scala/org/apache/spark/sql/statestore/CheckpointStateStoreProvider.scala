@@ -239,7 +239,7 @@ class CheckpointStateStoreProvider
         client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot, isFull,
         if (isFull) of.liveBytes else of.changedBytes(of.newest),
         of.families.map(family => (family, family.snapshot())).toSeq,
-        options.numRetained(conf.minVersionsToRetain), toString)
+        options.numRetained(conf.minVersionsToRetain), if (isFull) None else of.knownSince, toString)
     }
     store.counters.roundTrips += 1
     val byBatch = commitsByBatch
@@ -448,7 +448,8 @@ class CheckpointStateStoreProvider
   private def newClient(): CheckpointClient = {
     val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))
     backend.logUse(options.destination(id.checkpointRootLocation))
-    new CheckpointClient(backend, StoreLocation.describe(instance, id, options, hadoopConf, runId), driverStore)
+    new CheckpointClient(backend, StoreLocation.describe(
+      instance, id, options, hadoopConf, runId, maintenance.snapshotInterval), driverStore)
   }
 
   /** Runs a load, or a replay; converts its failures into Spark's, with their error condition. */

@@ -4,15 +4,15 @@ import org.apache.spark.{SPARK_VERSION, SparkContext}
 import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.statestore.driver.{CommitReportsRule, DriverCheckpointStore, QueryMonitor, QueryOptionsRule,
-  RealTimeSessions}
+import org.apache.spark.sql.statestore.driver.{CommitReportsRule, DriverCheckpointStore, OptionCheck, QueryMonitor,
+  QueryOptionsRule, RealTimeSessions}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 import org.apache.spark.sql.statestore.transform.TransformWithStateRule
 
 /**
  * Session extension, loaded through `spark.sql.extensions`. It lets transformWithState and queries in
  * real-time mode run on this package's providers, which Spark refuses, and validates the options of the state
- * store on the driver: their form when a streaming query is analysed, and what only a backend can check when
+ * store on the driver: names and values when a streaming query is analysed, and interpreter and directories when
  * its first batch is planned. It adds the tab "State" to the application's UI.
  *
  * Without it everything else still works, but an invalid option fails the first batch.
@@ -36,6 +36,7 @@ private[statestore] object StateStoreExtensions {
     if (plan.isStreaming && usesOurs(session.conf.getAll)) {
       // Also for stateless queries: the stateful operators are known only once a batch is planned.
       val options = BackendOptions.parse(session.conf.getAll)
+      OptionCheck.requireValid(session, options)
       if (options.isOnDriver) DriverCheckpointStore.require(session.sparkContext)
       if (options.isRealTimeMode) RealTimeSessions.prepare(session)
     }

@@ -29,7 +29,6 @@ class StateStorePlugin extends SparkPlugin {
 
     override def init(context: SparkContext, plugins: PluginContext): util.Map[String, String] = {
       application = context
-      BackendOptions.parse(context.getConf.getAll.toMap)
       util.Map.of()
     }
 

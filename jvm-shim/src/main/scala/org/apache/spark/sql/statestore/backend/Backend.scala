@@ -5,6 +5,8 @@ import java.nio.channels.{ClosedByInterruptException, SocketChannel}
 import java.util.concurrent.{ConcurrentHashMap, ConcurrentLinkedDeque}
 import java.util.concurrent.atomic.{AtomicBoolean, LongAdder}
 
+import jdk.net.ExtendedSocketOptions
+
 import scala.jdk.CollectionConverters._
 import scala.util.control.NonFatal
 
@@ -105,12 +107,11 @@ private[statestore] final class Backend private (python: String) extends Logging
   /** Runs one exchange, without a repetition if the connection breaks. */
   def exchangeOnce[T](timeout: RequestTimeout)(body: BackendConnection => T): T = once(timeout, body)
 
-  /** Validates options in the backend: its interpreter, and access to the directories that they name. */
-  def check(options: BackendOptions): Unit = {
-    val request = mapper.createObjectNode().put("op", "check")
+  /** Validates options in the backend, and with `directories` whether its interpreter can use those that they name. */
+  def check(options: BackendOptions, directories: Boolean): Unit = {
+    val request = mapper.createObjectNode().put("op", "check").put("directories", directories)
     options.addTo(request.putObject("options"))
-    val timeout = new RequestTimeout(options.storageTimeoutSeconds.getOrElse(RequestTimeout.DefaultSeconds))
-    exchange(timeout)(roundTrip(_, request))
+    exchange(new RequestTimeout(options.storageTimeoutSeconds))(roundTrip(_, request))
   }
 
   def stop(): Unit = synchronized {
@@ -177,7 +178,8 @@ private[statestore] final class Backend private (python: String) extends Logging
     try {
       channel.setOption[java.lang.Integer](StandardSocketOptions.SO_SNDBUF, SendBufferBytes)
       connection.connect(to.address)
-      handshake(connection, to.token)
+      to.requireOwnUser(channel.getOption(ExtendedSocketOptions.SO_PEERCRED).user)
+      handshake(connection)
       connection
     } catch {
       case e: Throwable =>
@@ -202,21 +204,9 @@ private[statestore] final class Backend private (python: String) extends Logging
     silent.kill()
   }
 
-  private def handshake(connection: BackendConnection, token: Token): Unit = {
-    val opening = mapper.createObjectNode()
-    val challenge = Token.newChallenge()
-    opening.put("protocol", Frames.ProtocolVersion)
-    opening.put("version", BuildInfo.version)
-    opening.put("challenge", challenge)
-    val theirs = roundTrip(connection, opening)
-    val other = theirs.path("challenge").asText
-    if (!token.isResponse(theirs.path("response").asText, "backend", challenge, other)) {
-      // Another process may have taken the socket of a dead backend; the retry detects the dead process.
-      throw new BackendConnectionException("the process at the socket of the state store backend failed " +
-        "the handshake: it is another process, without the backend's token")
-    }
-    roundTrip(connection, mapper.createObjectNode().put("response", token.response("shim", challenge, other)))
-  }
+  // The backend compares the versions.
+  private def handshake(connection: BackendConnection): Unit =
+    roundTrip(connection, mapper.createObjectNode().put("protocol", Frames.ProtocolVersion).put("version", BuildInfo.version))
 
   private def dropConnections(): Unit = {
     var connection = idle.poll()

@@ -4,7 +4,7 @@ import java.io.{BufferedReader, File, InputStreamReader}
 import java.net.UnixDomainSocketAddress
 import java.nio.charset.{Charset, StandardCharsets}
 import java.nio.file.{Files, Path}
-import java.nio.file.attribute.PosixFilePermissions
+import java.nio.file.attribute.{PosixFilePermissions, UserPrincipal}
 import java.util.concurrent.TimeUnit
 
 import com.fasterxml.jackson.core.JsonProcessingException
@@ -16,15 +16,16 @@ import org.apache.spark.sql.statestore.{BackendConnectionException, BackendStart
 /**
  * One running `python -m spark_statestore.backend` process.
  *
- * Guarantees: its socket is in a directory of mode 0700, and every connection must prove knowledge of a
- * token, which is passed over the process's standard input and never over its command line or a connection.
- * The process exits at the end of its standard input, so it cannot outlive this JVM, however the JVM ends.
+ * Guarantees: its socket is in a directory of mode 0700, and both ends of a connection refuse a peer of another
+ * user. The process exits at the end of its standard input, so it cannot outlive this JVM, however the JVM ends.
+ *
+ * @param user  the user of this JVM
  */
 private[statestore] final class BackendProcess private (
     process: Process,
     directory: Path,
+    user: UserPrincipal,
     val address: UnixDomainSocketAddress,
-    val token: Token,
     log: BackendLog) {
 
   def isAlive: Boolean = process.isAlive
@@ -33,6 +34,13 @@ private[statestore] final class BackendProcess private (
 
   /** Last lines of its standard error. */
   def stderrTail: String = log.stderrTail
+
+  /** Refuses a process of another user at the socket: its directory's mode may have been changed. */
+  def requireOwnUser(peer: UserPrincipal): Unit =
+    if (peer != user) {
+      throw new BackendConnectionException(s"the process at the socket of the state store backend $pid is of user $peer " +
+        s"instead of $user: it is another process. Check who can write in $directory")
+    }
 
   /** Kills the process. */
   def kill(): Unit = {
@@ -113,6 +121,8 @@ private[statestore] object BackendProcess extends Logging {
 
   private def start(python: String, pythonPath: Seq[String], directory: Path): BackendProcess = {
     val socket = directory.resolve("socket")
+    // Now it is this JVM's own.
+    val user = Files.getOwner(directory)
     val builder = new ProcessBuilder(python, "-m", "spark_statestore.backend", "--listen", socket.toString)
     val inherited = Option(builder.environment.get("PYTHONPATH")).filter(_.nonEmpty)
     val path = pythonPath ++ inherited
@@ -131,28 +141,17 @@ private[statestore] object BackendProcess extends Logging {
     }
     val log = new BackendLog(process)
     try {
-      val token = new Token
-      sendToken(process, token)
       val ready = firstLine(process, log, python)
       checkReady(ready, python)
       logInfo(s"started state store backend ${process.pid()}: $python, " +
         s"spark-statestore ${ready.path("version").asText}")
-      new BackendProcess(process, directory, UnixDomainSocketAddress.of(socket), token, log)
+      new BackendProcess(process, directory, user, UnixDomainSocketAddress.of(socket), log)
     } catch {
       case e: Throwable =>
         process.destroyForcibly()
         throw e
     }
   }
-
-  private def sendToken(process: Process, token: Token): Unit =
-    try {
-      val input = process.getOutputStream
-      input.write(token.line)
-      input.flush()
-    } catch {
-      case _: java.io.IOException => // the process has ended already, which `firstLine` reports
-    }
 
   private def firstLine(process: Process, log: BackendLog, python: String): JsonNode = {
     val answer = new java.util.concurrent.CompletableFuture[String]

@@ -27,7 +27,7 @@ private[statestore] final class CheckpointClient(
   private val compressed = store.path("options").path("compression").asText("zstd") == "zstd"
 
   private val timeout = new RequestTimeout(
-    store.path("options").path("storageTimeoutSeconds").asLong(RequestTimeout.DefaultSeconds))
+    math.max(1L, store.path("options").path("storageTimeoutSeconds").asLong(RequestTimeout.DefaultSeconds)))
 
   // Whether commits of this store were handed over to the driver.
   @volatile private var handsOver = false
@@ -154,6 +154,7 @@ private[statestore] final class CheckpointClient(
    * @param parentAttemptId  the attempt that wrote the previous version, also for a full snapshot
    * @param base           a snapshot of an earlier version to start the chain from
    * @param oldestBaseVersion oldest version whose snapshot may be the base: other executors may discard older ones
+   * @param knownSince     oldest version since which all changes are in memory, of which a run may be planned
    */
   def newCommit(
       version: Long,
@@ -163,6 +164,7 @@ private[statestore] final class CheckpointClient(
       parentAttemptId: Option[String],
       base: Option[SnapshotHandle],
       oldestBaseVersion: Long,
+      knownSince: Option[Long],
       families: Seq[FamilyChanges],
       by: Publication): CommitRequest = {
     val request = newRequest("commit")
@@ -173,6 +175,7 @@ private[statestore] final class CheckpointClient(
     parentAttemptId.foreach(request.put("parentAttemptId", _))
     request.put("hasBase", base.isDefined)
     if (base.isDefined) request.put("oldestBaseVersion", oldestBaseVersion)
+    knownSince.foreach(request.put("knownSince", _))
     if (by == Publication.Merged) request.put("merge", true)
     if (by == Publication.HandedOver) {
       request.put("handOver", true)
@@ -348,20 +351,20 @@ private[statestore] final class CheckpointClient(
     recordUsage(reply)
     // Jackson would read a missing field as 0.
     val streams = reply.path("streams")
+    val plan = reply.path("plan")
     if (!reply.path("attemptId").isTextual || !reply.path("chainLength").isInt || !reply.path("baseVersion").isNumber ||
-      !streams.isArray) {
+      !streams.isArray || PlanFields.exists(!plan.path(_).isNumber)) {
       throw new BackendException("Protocol",
-        "the backend described a version incompletely: attemptId, chainLength, baseVersion or streams is missing")
+        "the backend described a version incompletely: attemptId, chainLength, baseVersion, streams or plan is missing")
     }
+    val planned = PlanFields.map(plan.get(_).asLong)
     new StoredVersion(
       handle,
       reply.path("attemptId").asText,
       reply.path("chainLength").asInt,
       reply.path("baseVersion").asLong,
-      reply.path("baseBytes").asLong,
-      reply.path("baseRows").asLong(-1L),
-      Array.tabulate(streams.size)(streams.get(_).path(0).asLong),
-      Array.tabulate(streams.size)(streams.get(_).path(1).asLong))
+      Array.tabulate(streams.size)(streams.get(_).asLong),
+      new SnapshotPlan(planned(0), planned(1), planned(2), planned(3), planned(4)))
   }
 
   // Applies all changes that follow to the sink.
@@ -384,6 +387,8 @@ private[statestore] final class CheckpointClient(
 
 private[statestore] object CheckpointClient extends Logging {
   val mapper = new ObjectMapper
+
+  private val PlanFields = Array("inlineUpTo", "fullUpTo", "upload", "fullUpToAtTick", "uploadAtTick")
 
   /**
    * Sends requests of one backend one after the other, then reads the answers: fewer system calls and context switches.

@@ -8,31 +8,34 @@ import org.apache.spark.sql.statestore.families.FamilySnapshot
 import org.apache.spark.sql.statestore.table.LogScan
 
 /**
- * A version in storage: its handle, opaque to the shim, and the figures that plan snapshots.
+ * A version in storage: its handle, opaque to the shim, and what the backend plans next.
  *
  * @param bytes         the handle, one Arrow record batch message
  * @param attemptId     id of the commit attempt that wrote the version
  * @param chainLength   number of streams that a load reads: the base, and the runs and deltas on top of it
  * @param baseVersion   version of the newest full snapshot in the chain
- * @param baseBytes     bytes of that snapshot, as stored
- * @param baseRows      its rows, -1 if they are not known
  * @param versions      versions of the streams on top of it, oldest first; the changes of a stream begin after the
  *                      version of the one before
- * @param onTop         bytes of these streams, as stored
  */
 private[statestore] final class StoredVersion(
     val bytes: Array[Byte],
     val attemptId: String,
     val chainLength: Int,
     val baseVersion: Long,
-    val baseBytes: Long,
-    val baseRows: Long,
     val versions: Array[Long],
-    val onTop: Array[Long]) {
+    val plan: SnapshotPlan)
 
-  /** Returns the version that the changes of a stream on top of the base apply to. */
-  def before(stream: Int): Long = if (stream == 0) baseVersion else versions(stream - 1)
-}
+/**
+ * What a store does next with a version, as `SnapshotPlan` of spark_statestore/storage/snapshot_plan.py describes it.
+ *
+ * @param inlineUpTo       bytes of the largest state whose snapshots are in commits; those of larger ones are uploaded
+ * @param fullUpTo         bytes of the largest state of which the next commit writes everything
+ * @param upload           version since which changes are to be uploaded: 0 for a full snapshot, -1 for nothing
+ * @param fullUpToAtTick   as `fullUpTo`, once Spark's maintenance calls
+ * @param uploadAtTick     as `upload`, once Spark's maintenance calls
+ */
+private[statestore] final class SnapshotPlan(
+    val inlineUpTo: Long, val fullUpTo: Long, val upload: Long, val fullUpToAtTick: Long, val uploadAtTick: Long)
 
 /** Handle of an uploaded full snapshot that a later commit uses as its base, or of a run for it to use. */
 private[statestore] final class SnapshotHandle(val version: Long, val bytes: Array[Byte])

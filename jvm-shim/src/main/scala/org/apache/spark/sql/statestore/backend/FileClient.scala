@@ -20,7 +20,7 @@ import org.apache.spark.util.UninterruptibleThread
 private[statestore] final class FileClient(val backend: Backend, options: BackendOptions) {
   import FileClient._
 
-  private val timeout = new RequestTimeout(options.storageTimeoutSeconds.getOrElse(RequestTimeout.DefaultSeconds))
+  private val timeout = new RequestTimeout(options.storageTimeoutSeconds)
 
   /** Reads up to `size` bytes from an offset; fewer at the end of the file. */
   def read(path: Path, start: Long, size: Int): Array[Byte] = {

@@ -7,7 +7,7 @@ package org.apache.spark.sql.statestore.backend
  */
 private[statestore] object Frames {
   /** Version of frames, requests and answers; both sides must have the same one. */
-  final val ProtocolVersion = 1
+  final val ProtocolVersion = 2
 
   final val HeaderBytes = 20
   final val Magic = 0x31545353

@@ -27,7 +27,7 @@ private[statestore] final class QueryOptionsRule(session: SparkSession) extends 
     override def apply(plan: SparkPlan): SparkPlan = {
       if (RunningQuery.id(session).isDefined) {
         sinkOptions.foreach { case (key, value) => requireForSink(key, value) }
-        if (plan.exists(keepsState)) StorageCheck.require(session, BackendOptions.parse(session.conf.getAll))
+        if (plan.exists(keepsState)) OptionCheck.requireUsable(session, BackendOptions.parse(session.conf.getAll))
       }
       plan
     }

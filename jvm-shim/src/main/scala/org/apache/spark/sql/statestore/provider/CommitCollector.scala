@@ -78,7 +78,7 @@ private[statestore] object CommitCollector {
     }
     cancelled.foreach { commit =>
       commit.cancel()
-      if (commit.release()) forget(commit)
+      forgetEnded(commit)
     }
   }
 
@@ -86,7 +86,7 @@ private[statestore] object CommitCollector {
   private def leave(log: String, run: Run): Unit =
     if (!run.commits.isEmpty) leftovers.computeIfAbsent(log, _ => new JLinkedHashSet[PendingCommit]).addAll(run.commits)
 
-  private def forget(commit: PendingCommit): Unit = runs.synchronized {
+  private def forgetEnded(commit: PendingCommit): Unit = if (commit.release()) runs.synchronized {
     leftovers.values.removeIf { commits =>
       commits.remove(commit)
       commits.isEmpty
@@ -232,7 +232,7 @@ private[statestore] object CommitCollector {
     }
     earlier.foreach { commit =>
       commit.await()
-      if (commit.release()) forget(commit)
+      forgetEnded(commit)
     }
   }
 
@@ -243,11 +243,10 @@ private[statestore] object CommitCollector {
    * @throws InterruptedException  if the query is stopped, which cancels them
    */
   def barrier(log: String): Unit = {
-    val run = runs.synchronized(runs.get(log))
-    val commits = if (run == null) Seq.empty else runs.synchronized {
-      val commits = run.commits.asScala.toSeq
-      run.closedUntil = commits.iterator.map(_.version).maxOption.fold(run.closedUntil)(math.max(run.closedUntil, _))
-      commits
+    val (run, commits) = runs.synchronized {
+      val run = runs.getOrDefault(log, new Run("", ""))
+      run.commits.forEach(commit => run.closedUntil = math.max(run.closedUntil, commit.version))
+      (run, run.commits.asScala.toSeq)
     }
     flush()
     try commits.foreach(_.await()) catch {
@@ -256,7 +255,7 @@ private[statestore] object CommitCollector {
         commits.foreach(_.awaitUninterruptibly())
         throw e
     } finally {
-      if (run != null) runs.synchronized(commits.foreach(run.commits.remove))
+      runs.synchronized(commits.foreach(run.commits.remove))
     }
     commits.iterator.flatMap(_.failure).foreach(throw _)
     commits.filter(_.isMerged).groupBy(_.client.backend).values.foreach(publish)

@@ -109,10 +109,13 @@ private[statestore] final class LoadedState(
   /** Number of values of all keys: the rows of a snapshot. */
   def liveRows: Long = families.iterator.map(_.table.numValues).sum
 
-  /** Returns the oldest stream of the newest version from which on all changes are slices of the logs. */
-  def oldestSlice(of: StoredVersion): Int = slices.oldestOf(of)
+  /** The oldest version at which a stream of the newest version ends and since which all changes are slices of the logs. */
+  def knownSince: Option[Long] = newest.stored.flatMap(slices.knownSince)
 
-  /** Returns the net changes from the version before a stream of the newest version to that version. */
+  /** True if all changes since a version are slices of the logs. */
+  def knows(since: Long): Boolean = slices.isKnown(since)
+
+  /** Returns the net changes from a known version to the newest one. */
   def changesSince(version: Long): Seq[FamilyChanges] =
     newest.families.map(family => FamilyChanges.since(slices.tailOf(version, family.family), family))
 

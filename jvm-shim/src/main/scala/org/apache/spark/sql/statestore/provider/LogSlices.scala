@@ -31,12 +31,15 @@ private[provider] final class LogSlices {
     tails.headMap(newest, true).keySet.removeIf(version => !ends.contains(version))
   }
 
-  /** Returns the oldest stream on top of a version's base from which on all changes are known; as in `StoredVersion`. */
-  def oldestOf(stored: StoredVersion): Int = {
-    var oldest = stored.onTop.length
-    while (oldest > 0 && tails.containsKey(stored.before(oldest - 1))) oldest -= 1
-    oldest
+  /** Returns the oldest version at which a stream of a version ends and since which all changes are known. */
+  def knownSince(stored: StoredVersion): Option[Long] = {
+    val ends = stored.baseVersion +: stored.versions
+    var oldest = ends.length
+    while (oldest > 0 && isKnown(ends(oldest - 1))) oldest -= 1
+    ends.lift(oldest)
   }
+
+  def isKnown(version: Long): Boolean = tails.containsKey(version)
 
   /** Returns the tail of a family's log at a known version, the start of the log if the family was created later. */
   def tailOf(version: Long, family: ColumnFamily): Long =

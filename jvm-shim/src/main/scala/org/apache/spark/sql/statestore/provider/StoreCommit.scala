@@ -20,8 +20,9 @@ import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySnapshot}
  * @param base      an uploaded snapshot that it starts from, or a run that it uses
  * @param isFull    whether it writes everything rather than the changes
  * @param bytes     bytes of log records that it writes, at most
- * @param retained  number of versions before the newest that other executors retain
- * @param store     names the store in messages
+ * @param retained    number of versions before the newest that other executors retain
+ * @param knownSince  oldest version since which all changes are in memory
+ * @param store       names the store in messages
  */
 private[statestore] final class StoreCommit(
     val client: CheckpointClient,
@@ -34,6 +35,7 @@ private[statestore] final class StoreCommit(
     val bytes: Long,
     families: Seq[(ColumnFamily, FamilySnapshot)],
     retained: Int,
+    knownSince: Option[Long],
     store: String) {
 
   def publish(by: Publication): CommitReply =
@@ -62,6 +64,7 @@ private[statestore] final class StoreCommit(
       parent.stored.map(_.attemptId),
       if (everything) None else base,
       version - 1 - retained,
+      if (everything) None else knownSince,
       families.map { case (family, snapshot) => changes(family, snapshot, everything) },
       by)
 

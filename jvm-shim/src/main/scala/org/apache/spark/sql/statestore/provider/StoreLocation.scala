@@ -33,7 +33,8 @@ private[statestore] object StoreLocation {
 
   /** Describes an instance of a store to the backend, which keeps what it knows of the instance. */
   def describe(
-      instance: String, id: StateStoreId, options: BackendOptions, hadoopConf: Configuration, runId: String): ObjectNode = {
+      instance: String, id: StateStoreId, options: BackendOptions, hadoopConf: Configuration, runId: String,
+      snapshotInterval: Int): ObjectNode = {
     val store = CheckpointClient.mapper.createObjectNode()
     store.put("instance", instance)
     store.put("root", of(id, options, hadoopConf))
@@ -42,6 +43,7 @@ private[statestore] object StoreLocation {
     store.put("name", id.storeName)
     store.put("commits", commitLog(id))
     store.put("run", runId)
+    store.put("snapshotInterval", snapshotInterval)
     options.addTo(store.putObject("options"))
     store
   }

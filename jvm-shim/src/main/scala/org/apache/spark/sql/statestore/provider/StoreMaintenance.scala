@@ -5,7 +5,7 @@ import scala.util.control.NonFatal
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.StateStoreConf
 import org.apache.spark.sql.statestore.CheckpointStateStoreProvider
-import org.apache.spark.sql.statestore.backend.{CheckpointClient, FamilyChanges, StoredVersion}
+import org.apache.spark.sql.statestore.backend.{CheckpointClient, FamilyChanges, SnapshotPlan, StoredVersion}
 import org.apache.spark.sql.statestore.compat.Since41
 
 /**
@@ -30,9 +30,6 @@ private[statestore] final class StoreMaintenance(
   /** Number of deltas that a load reads beyond the base and the runs. */
   def snapshotInterval: Int = options.snapshotInterval(conf.minDeltasForSnapshot)
 
-  /** True if snapshots are uploaded in the background: with memory storage state is inside of metadata. */
-  def takesSnapshots: Boolean = !options.isMemory
-
   /** Writes a full snapshot of the newest version, or a run, if one is due. */
   def takeSnapshot(tick: Boolean): Unit = quietly("a snapshot")(uploadSnapshot(tick))
 
@@ -40,62 +37,49 @@ private[statestore] final class StoreMaintenance(
   def cleanUp(): Unit = quietly("a cleanup")(exclusive.synchronized(discardOld()))
 
   /** True if a commit writes everything; to be called under the provider's lock. */
-  def isFull(of: LoadedState, forced: Boolean): Boolean =
-    SnapshotPolicy.fullOnCommit(
-      of.newest.stored.fold(0)(_.chainLength), snapshotInterval, of.liveBytes, of.changedBytes(of.newest),
-      forced, of.snapshotOnCommit || isSmallBaseDue(of, tick = false), takesSnapshots, provider.isRemote)
-
-  /** True if a snapshot or run is to be uploaded; to be called under the provider's lock. */
-  def isDueInBackground(of: LoadedState): Boolean = inBackground(of) && planOf(of, tick = false).isDefined
-
-  private def inBackground(of: LoadedState): Boolean =
-    SnapshotPolicy.inBackground(of.liveBytes, provider.isRemote)
-
-  private def isSmallBaseDue(of: LoadedState, tick: Boolean): Boolean =
-    !inBackground(of) && uploadable(of).exists { stored =>
-      SnapshotPolicy.isSmallBaseDue(stored.chainLength, snapshotInterval, stored.baseBytes, stored.onTop.sum, tick)
-    }
-
-  // The newest version, if it is in storage and no upload is in progress or waits for a commit.
-  private def uploadable(of: LoadedState): Option[StoredVersion] =
-    if (takesSnapshots && of.isUsable && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty) of.newest.stored
-    else None
-
-  // The version since which the changes are to be merged into a run, None for a full snapshot; None if none is due.
-  private def planOf(of: LoadedState, tick: Boolean): Option[Option[Long]] = uploadable(of).flatMap { stored =>
-    val fresh = if (stored.baseRows > 0) (stored.baseBytes.toDouble * of.liveRows / stored.baseRows).toLong else 0L
-    if (stored.chainLength > 0 && SnapshotPolicy.isBaseDue(stored.baseBytes, fresh, stored.onTop, snapshotInterval)) {
-      Some(None)
-    } else {
-      val first = SnapshotPolicy.runFrom(stored.onTop, of.oldestSlice(stored), snapshotInterval, tick)
-      if (first < 0) None else Some(Some(stored.before(first)))
+  def isFull(of: LoadedState, forced: Boolean): Boolean = {
+    val state = of.liveBytes
+    forced || state <= of.changedBytes(of.newest) || of.newest.stored.forall { stored =>
+      state <= stored.plan.fullUpTo || of.snapshotOnCommit && state <= stored.plan.inlineUpTo
     }
   }
+
+  /** True if a snapshot or run is to be uploaded; to be called under the provider's lock. */
+  def isDueInBackground(of: LoadedState): Boolean = uploadOf(of, tick = false).isDefined
+
+  // What the backend planned for the newest version, if it is in storage and no upload is in progress or waits for a commit.
+  private def planOf(of: LoadedState): Option[SnapshotPlan] =
+    if (of.isUsable && of.snapshotInProgress.isEmpty && of.pendingSnapshot.isEmpty) of.newest.stored.map(_.plan) else None
+
+  // The version since which the changes are to be uploaded, 0 for a full snapshot. A run may be planned of changes that are
+  // not known any more since a compaction.
+  private def uploadOf(of: LoadedState, tick: Boolean): Option[Long] =
+    planOf(of).filter(of.liveBytes > _.inlineUpTo).map(plan => if (tick) plan.uploadAtTick else plan.upload)
+      .filter(since => since == 0L || since > 0L && of.knows(since))
 
   private def uploadSnapshot(tick: Boolean): Unit = {
     var of: LoadedState = null
     var version: CommittedVersion = null
-    var since: Option[Long] = None
+    var since = 0L
     var changes = Seq.empty[FamilyChanges]
     var endLease: () => Unit = null
     provider.synchronized {
       val content = provider.inMemory
-      if (content != null && !inBackground(content)) {
-        if (isSmallBaseDue(content, tick)) content.snapshotOnCommit = true
-      } else if (content != null) {
-        planOf(content, tick).foreach { plan =>
+      if (content != null) {
+        if (tick && planOf(content).exists(content.liveBytes <= _.fullUpToAtTick)) content.snapshotOnCommit = true
+        uploadOf(content, tick).foreach { upload =>
           of = content
           endLease = content.leaseInBackground()
           version = of.newest
-          since = plan
-          changes = since.fold(version.families.map(FamilyChanges.whole))(of.changesSince)
+          since = upload
+          changes = if (since == 0L) version.families.map(FamilyChanges.whole) else of.changesSince(since)
           of.snapshotInProgress = Some(version.version)
         }
       }
     }
     if (of != null) {
       try exclusive.synchronized {
-        val base = client.uploadSnapshot(version.version, since, changes)
+        val base = client.uploadSnapshot(version.version, if (since == 0L) None else Some(since), changes)
         // The version is still valid: `rewind` refuses to go behind a snapshot in progress.
         provider.synchronized { of.pendingSnapshot = Some(base) }
       } finally {

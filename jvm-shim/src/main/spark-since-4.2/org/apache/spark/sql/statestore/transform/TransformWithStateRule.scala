@@ -22,9 +22,9 @@ private[statestore] object TransformWithStateRule extends ColumnarRule {
 
     override def apply(plan: SparkPlan): SparkPlan = plan.transformUp {
       case scala: TransformWithStateExec if scala.isStreaming && isOurs(scala) =>
-        CheckpointTransformWithStateExec(scala)
+        new CheckpointTransformWithStateExec(scala)
       case python: TransformWithStateInPySparkExec if python.isStreaming && isOurs(python) =>
-        CheckpointTransformWithStateInPySparkExec(python)
+        new CheckpointTransformWithStateInPySparkExec(python)
     }
   }
 

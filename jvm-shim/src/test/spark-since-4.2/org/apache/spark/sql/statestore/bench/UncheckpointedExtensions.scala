@@ -24,7 +24,7 @@ private object UncheckpointedRule extends ColumnarRule {
       case python: TransformWithStateInPySparkExec
           if python.conf.getConf(SQLConf.STATE_STORE_PROVIDER_CLASS) ==
             classOf[UncheckpointedStateStoreProvider].getName =>
-        CheckpointTransformWithStateInPySparkExec(python)
+        new CheckpointTransformWithStateInPySparkExec(python)
     }
   }
 }
