@@ -58,7 +58,8 @@ demo: jar ## replay a year of flights as streams, kill the driver halfway, compa
 	$(PY) examples/flights_demo.py
 
 # Spark often waits, so two halves of the tests run concurrently; a file's tests stay together.
-SHARED := -n 2 --dist loadfile --no-loadscope-reorder
+WORKERS := 2
+SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # first: at most five minutes, every part of the product. rest: the other tests of test-all.
 TIER := all
@@ -68,7 +69,10 @@ test: jar $(CLASSES) ## run the first tier: every part of the product, in five m
 
 test-all: jar $(CLASSES) ## run every test but the long ones, in fifteen minutes; TIER=rest leaves out those of make test
 	$(PY) -m pytest $(SHARED) -m 'not alone' --tier $(TIER)
-	$(MAKE) test-alone
+	$(if $(ALONE),$(MAKE) $(ALONE))
+
+# What test-all runs after all else.
+ALONE := test-alone
 
 test-alone: jar ## run the tests that measure time, with nothing beside them
 	$(PY) -m pytest -m alone
