@@ -107,8 +107,8 @@ soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 	HYPOTHESIS_PROFILE=soak $(PY) -m pytest -m alone
 	$(MAKE) test-spark SPARK=4.1
 
-# Without Spark: the unit tests of the storage model.
-coverage: $(READY) ## lines and branches of the storage model that its unit tests reach
+# Without Spark, and without the processes that tests start.
+coverage: $(READY) ## lines and branches of the package that tests/unit reaches
 	$(PY) -m pytest tests/unit --cov --cov-report=term
 
 mutation: $(READY) ## mutate store/ and storage/, and list the mutants that survive the tests
