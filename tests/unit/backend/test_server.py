@@ -21,6 +21,7 @@ import pytest
 
 from spark_statestore._version import __version__
 from spark_statestore.backend.protocol import PROTOCOL_VERSION, Kind
+from spark_statestore.storage.snapshot_plan import SMALL_STATE
 from spark_statestore.store.metadata import ColumnFamily
 from tests.unit.backend.backends import Answer, Backend, Client, commit, open_files, state, store
 from tests.unit.store.stores import attempt_id, message
@@ -65,6 +66,27 @@ def test_load_returns_what_commits_wrote(backend: Backend, tmp_path: Path) -> No
         assert loaded.control["chainLength"] == 2
         assert loaded.control["columnFamilies"] == [ColumnFamily.from_json(state()).to_json()]
         assert len(loaded.of(Kind.DATA)) == 2
+
+
+def test_answers_have_the_plan_of_the_next_snapshot(backend: Backend, tmp_path: Path) -> None:
+    described = store(tmp_path) | {"snapshotInterval": 2}
+    rows = {"columnFamilies": [state(rows=1)], "store": described}
+    with backend.client() as client:
+        done = client.ask(commit(tmp_path, 1, attempt_id()) | rows, data({b"a": secrets.token_bytes(70_000)}))
+        plans = [done.control["plan"]]
+        for version in range(2, 6):
+            (handle,) = done.of(Kind.HANDLE)
+            parent = {"hasParent": True, "parentAttemptId": done.control["attemptId"], "knownSince": 2}
+            request = commit(tmp_path, version, attempt_id()) | rows | parent
+            done = client.ask(request, (Kind.HANDLE, handle, 0), data({b"a": b"1"}))
+            plans.append(done.control["plan"])
+        loaded = client.ask({"op": "load", "store": described, "version": 5}).control
+    assert done.control["streams"] == [2, 3, 4, 5]
+    assert [plan["fullUpTo"] for plan in plans] == [-1, -1, SMALL_STATE, SMALL_STATE, SMALL_STATE]
+    # Three streams whose changes the JVM has make a run.
+    assert [plan["uploadAtTick"] for plan in plans] == [-1, -1, -1, -1, 2]
+    # After a load it has none.
+    assert loaded["plan"] == plans[-1] | {"uploadAtTick": -1}
 
 
 def test_requests_sent_together_are_answered_in_order(backend: Backend, tmp_path: Path) -> None:
