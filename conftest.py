@@ -174,7 +174,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(f"{seconds:7.1f} s  {file}")
     for file in _too_slow:
         terminalreporter.line(
-            f"{file} took more than {_limit_of(file):.0f} s: mark its longest tests as slow, which moves them to the second tier",
+            f"{file} took more than {_limit_of(file):.0f} s: mark its longest tests as slow, which moves "
+            "them to the second tier",
             red=True,
         )
     for reports in terminalreporter.stats.values():

@@ -46,8 +46,8 @@ UNFORKED: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Spark's own stores, on local files without Hadoop's external programs.
 
-Whole queries are judged against the better of these and `PROVIDERS`. Groups of single operations list them, and their bounds
-are those of stock Spark, which is what users of local files run.
+Whole queries are judged against the better of these and `PROVIDERS`. Groups of single operations list them,
+and their bounds are those of stock Spark, which is what users of local files run.
 """
 
 UNFORKED_RIVALS = (f"{HDFS}, unforked", f"{CHANGELOG}, unforked")

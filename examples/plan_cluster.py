@@ -2,8 +2,8 @@
 
 python examples/plan_cluster.py --rows 1e9 --changed 1e6 --executors 20 --partitions 800
 
-Its constants were measured on one machine. docs/plan.md says where it stops being true, and tests/unit/test_plan.py compares it
-with the measurements.
+Its constants were measured on one machine. docs/plan.md says where it stops being true, and
+tests/unit/test_plan.py compares it with the measurements.
 """
 
 import argparse
@@ -102,7 +102,8 @@ class Cost:
     requests
         Requests to object storage in an hour, without deletions.
     stored
-        Most bytes of a base in storage; retained versions have up to `1 + retained versions x changed / (rows / 4)` of them.
+        Most bytes of a base in storage; retained versions have up to `1 + retained versions x changed / (rows
+        / 4)` of them.
     load_seconds
         Seconds until all executors have loaded their state after a start of the query.
     """

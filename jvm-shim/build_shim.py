@@ -7,8 +7,8 @@ runtime. Run as a script, or from the wheel's build hook:
     python jvm-shim/build_shim.py --tests    also the jar that tests and benchmarks use
     python jvm-shim/build_shim.py --lint     compile both, every warning an error, write nothing
 
-A jar fits one minor version of Spark: that of the PySpark which the interpreter finds. The wheel's hook also builds that of the
-PySpark in the environment that pip installs into.
+A jar fits one minor version of Spark: that of the PySpark which the interpreter finds. The wheel's hook also
+builds that of the PySpark in the environment that pip installs into.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def find_jars() -> tuple[Path, str]:
 def find_jars_of_environment(folders: Iterable[str] | None = None) -> tuple[Path, str] | None:
     """Return jars and version of the PySpark that an isolated build does not see, if the shim supports its other minor.
 
-    pip hides the packages of the environment that it installs into from the build, whose interpreter is that environment's.
-    A PySpark that the shim does not support may be replaced by the same installation, and `configure` refuses it.
+    pip hides the packages of the environment that it installs into from the build, whose interpreter is that
+    environment's. A PySpark that the shim does not support may be replaced by the same installation, and
+    `configure` refuses it.
 
     Parameters
     ----------

@@ -52,7 +52,8 @@ provider, and validates the options on the driver."""
 
 PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
 """For ``spark.plugins``: starts each executor's backend with the executor. On a cluster
-``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state, and so does ``commit=batch``, with
+``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state, and so does
+``commit=batch``, with
 which executors send their commits to the driver."""
 
 FILE_MANAGER_CLASS: Final = "org.apache.spark.sql.statestore.BackendCheckpointFileManager"
@@ -117,21 +118,25 @@ def jar_path(spark_version: str | None = None) -> str:
         )
     if version == "4.0.0":
         raise IncompatibleSparkError(
-            "Spark 4.0.0 lacks an interface of state stores that its patch releases have: use Spark 4.0.1 or later, "
+            "Spark 4.0.0 lacks an interface of state stores that its patch releases have: use Spark 4.0.1 or "
+            "later, "
             "which reads the same checkpoints (pip install 'pyspark>=4.0.1,<4.1')."
         )
     minor = minor_of(version)
     jar = jars.get(minor)
     if jar is None and minor in SUPPORTED_SPARK:
         raise IncompatibleSparkError(
-            f"this installation of spark-statestore {__version__} was built from sources, and has jars for Spark "
-            f"{shipped} alone, not for Spark {version}. Install a released wheel, which has all of them; or build the "
+            f"this installation of spark-statestore {__version__} was built from sources, and has jars for "
+            "Spark "
+            f"{shipped} alone, not for Spark {version}. Install a released wheel, which has all of them; or "
+            "build the "
             "jar with this Spark: pip install --no-build-isolation . in the checkout, or make wheel for all."
         )
     if jar is None:
         raise IncompatibleSparkError(
             f"spark-statestore {__version__} does not support Spark {version}, only Spark "
-            f"{', '.join(SUPPORTED_SPARK)}. Spark's state store interface differs between minor versions: install a "
+            f"{', '.join(SUPPORTED_SPARK)}. Spark's state store interface differs between minor versions: "
+            "install a "
             "release of spark-statestore for that Spark, or one of those Spark versions."
         )
     return jar
@@ -162,10 +167,10 @@ def configure(
     storage
         ``filesystem`` or ``memory``.
     spark_files
-        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits: the
-        ``backend`` of the driver, with which any fsspec URL is valid, or ``hadoop``, which needs a connector for the
-        URL. Either continues what the other wrote. A ``spark.sql.streaming.checkpointFileManagerClass`` that is set is
-        kept.
+        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits:
+        the ``backend`` of the driver, with which any fsspec URL is valid, or ``hadoop``, which needs a
+        connector for the URL. Either continues what the other wrote. A
+        ``spark.sql.streaming.checkpointFileManagerClass`` that is set is kept.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
         ``checkpoints_dir="s3://bucket/checkpoints"``.
@@ -212,7 +217,8 @@ def configure(
     for key, value in settings.items():
         if str(given.get(key, value)) != value:
             raise SessionError(
-                f"{key!r} is set to {given[key]!r} on this builder, and configure sets it to {value!r}: remove "
+                f"{key!r} is set to {given[key]!r} on this builder, and configure sets it to {value!r}: "
+                "remove "
                 "one of the two."
             )
         builder.config(key, value)
@@ -251,7 +257,8 @@ def attach(spark: SparkSession) -> None:
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         raise SessionError(
-            "this is a Spark Connect session, without access to the server's classes: check on the server, with "
+            "this is a Spark Connect session, without access to the server's classes: check on the server, "
+            "with "
             "spark_statestore.attach in a session of its own."
         )
     missing = []
@@ -265,7 +272,8 @@ def attach(spark: SparkSession) -> None:
             else ""
         )
         missing.append(
-            f"the jar is not on the class path{effect}. It cannot be added to a running JVM. Restart Python (in a "
+            f"the jar is not on the class path{effect}. It cannot be added to a running JVM. Restart Python "
+            "(in a "
             "notebook: the kernel), and before the session starts:\n"
             "    builder = spark_statestore.configure(SparkSession.builder)\n"
             f"or   spark-submit --jars {_jar_or_hint(spark.version)} ..."
@@ -278,7 +286,8 @@ def attach(spark: SparkSession) -> None:
         )
     if _needs_plugin(spark):
         missing.append(
-            "storage=memory without checkpointsDir keeps the state of all executors on the driver, to which they "
+            "storage=memory without checkpointsDir keeps the state of all executors on the driver, to which "
+            "they "
             "send it through a plugin. When the application starts:\n"
             f"    spark.plugins={PLUGIN_CLASS}"
         )
@@ -348,8 +357,8 @@ def _ship(builder: Builder, defaults: dict[str, str], key: str, flag: str, path:
     _append(builder, defaults, key, path)
 
 
-# The options that `configure` has set in this process. Spark keeps the settings of the session that launched the JVM as
-# defaults of the sessions after it.
+# The options that `configure` has set in this process. Spark keeps the settings of the session that launched
+# the JVM as defaults of the sessions after it.
 _configured: set[str] = set()
 
 
@@ -362,8 +371,10 @@ def _require_loadable_jar(settings: set[str]) -> None:
         if has_session or build is None or build.version() != __version__:
             raise SessionError(
                 "this Python process has a running Spark JVM, whose class path is fixed: call "
-                "spark_statestore.configure before the first session is built, or restart Python. If it has configured "
-                "the running session, stop that one first (spark.stop()). spark_statestore.attach(spark) checks the running session."
+                "spark_statestore.configure before the first session is built, or restart Python. If it has "
+                "configured "
+                "the running session, stop that one first (spark.stop()). spark_statestore.attach(spark) "
+                "checks the running session."
             )
         for key in _configured - settings:
             gateway.jvm.java.lang.System.clearProperty(key)
@@ -422,8 +433,10 @@ def _shipped_directory() -> Path:
         parent = tempfile.gettempdir()
         if _LIST_CHARACTERS.search(parent):
             raise SessionError(
-                f"the directory of temporary files, {parent}, has one of the characters {_LIST_CHARACTERS.pattern} in its "
-                "path, and Spark cannot be given files below it, which a session needs: set the environment variable TMPDIR "
+                f"the directory of temporary files, {parent}, has one of the characters "
+                f"{_LIST_CHARACTERS.pattern} in its "
+                "path, and Spark cannot be given files below it, which a session needs: set the environment "
+                "variable TMPDIR "
                 "to another directory."
             )
         remove_abandoned(parent)

@@ -1,7 +1,7 @@
 """A connection to the backend starts with a check of the peer's user and a comparison of versions.
 
-The mode of the socket's directory keeps processes of other users out. The peer's user, which the kernel attests, is
-checked too: that holds if the mode was changed.
+The mode of the socket's directory keeps processes of other users out. The peer's user, which the kernel
+attests, is checked too: that holds if the mode was changed.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ def require_private(directory: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.geteuid() or mode & 0o077:
         raise AuthenticationError(
-            f"the directory of the state store backend's socket, {directory}, belongs to user {status.st_uid} and has "
-            f"mode {mode:o}: other users could connect. It must belong to user {os.geteuid()} and have mode 700."
+            f"the directory of the state store backend's socket, {directory}, belongs to user "
+            f"{status.st_uid} and has "
+            f"mode {mode:o}: other users could connect. It must belong to user {os.geteuid()} and have mode "
+            "700."
         )
 
 
@@ -53,7 +55,8 @@ def require_own_user(user: int | None) -> None:
     """Raise `AuthenticationError` if a peer's user, if it is known, is another one than that of this process."""
     if user is not None and user != os.geteuid():
         raise AuthenticationError(
-            f"a process of user {user} connected to the state store backend of user {os.geteuid()}; only the JVM "
+            f"a process of user {user} connected to the state store backend of user {os.geteuid()}; only the "
+            "JVM "
             "that started the backend may connect"
         )
 

@@ -29,9 +29,9 @@ _RELEASE_SECONDS: Final = 10.0
 class OpenStores:
     """The stores that requests use, and the merged files of their runs. Thread-safe.
 
-    There is never a second object for a store or a run while the first one is in use: it would not have what the first one has in
-    memory alone. A store is in use by its requests, and cached after them; the merged files of a run are in use by its stores,
-    and kept after them while something in them is not published.
+    There is never a second object for a store or a run while the first one is in use: it would not have what
+    the first one has in memory alone. A store is in use by its requests, and cached after them; the merged
+    files of a run are in use by its stores, and kept after them while something in them is not published.
     """
 
     def __init__(self) -> None:

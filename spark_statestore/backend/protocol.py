@@ -403,7 +403,8 @@ def check_request(request: Mapping[str, Any]) -> None:
     _check(op, request, required, optional)
     if op == "cleanup" and request["retainFrom"] > request["version"]:
         raise ProtocolError(
-            f"the request 'cleanup' would discard the newest version, {request['version']}: it retains versions from "
+            f"the request 'cleanup' would discard the newest version, {request['version']}: it retains "
+            "versions from "
             f"{request['retainFrom']}"
         )
 

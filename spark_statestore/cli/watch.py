@@ -77,8 +77,8 @@ def watch(
 ) -> None:
     """Show the newest batch, and each later one when it is committed.
 
-    On a terminal this is one table, of the last ten batches, newest first. With --output json each batch is a line.
-    The snapshot age is the number of versions since the last full snapshot.
+    On a terminal this is one table, of the last ten batches, newest first. With --output json each batch is a
+    line. The snapshot age is the number of versions since the last full snapshot.
     """
     batches = itertools.islice(_batches(checkpoint, checkpoints_dir, interval), count)
     try:

@@ -48,17 +48,18 @@ def convert(
 ) -> Conversion:
     """Copy the checkpoint of a stopped query to a new location, with its state in another state store.
 
-    The unchanged query resumes from the target after the batch. Everything but the state and the name of its provider
-    is the same, the query's id included. The source is only read.
+    The unchanged query resumes from the target after the batch. Everything but the state and the name of its
+    provider is the same, the query's id included. The source is only read.
 
-    All rows of both sides are read after they were written, and compared, before the file is written that makes the
-    target a checkpoint. A conversion that failed leaves nothing; one that was killed is begun anew by the next call.
+    All rows of both sides are read after they were written, and compared, before the file is written that
+    makes the target a checkpoint. A conversion that failed leaves nothing; one that was killed is begun anew
+    by the next call.
 
     Parameters
     ----------
     spark
-        A session that `configure` made, with the jar of the source's state store. The conversion runs as its jobs, with a
-        task for each store and partition.
+        A session that `configure` made, with the jar of the source's state store. The conversion runs as its
+        jobs, with a task for each store and partition.
     source
         The query's ``checkpointLocation``.
     target
@@ -68,8 +69,8 @@ def convert(
     batch
         The last batch of the target, by default the newest one, which must be committed.
     partitions
-        Number of state partitions of every operator, by default unchanged. Aggregations without keys and limits keep
-        one.
+        Number of state partitions of every operator, by default unchanged. Aggregations without keys and
+        limits keep one.
     stopped
         The query is stopped: do not check its logs for activity before the conversion.
     dry_run
@@ -82,7 +83,8 @@ def convert(
     Raises
     ------
     ConversionError
-        If the target's store cannot hold the state, the newest batch is not committed, or the two sides differ.
+        If the target's store cannot hold the state, the newest batch is not committed, or the two sides
+        differ.
     QueryRunningError
         If the query seems to run.
     CheckpointNotFoundError
@@ -115,12 +117,14 @@ def convert(
     provider = provider_for(to, origin.operators, has_ids=origin.ids is not None)
     if is_own(origin.provider) and is_own(provider):
         raise ConversionError(
-            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. spark-statestore rescale changes its "
+            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. "
+            "spark-statestore rescale changes its "
             "number of partitions; nothing was changed."
         )
     if origin.provider == provider and partitions is None:
         raise ConversionError(
-            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. Pass partitions (--partitions) to "
+            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. Pass "
+            "partitions (--partitions) to "
             "change its number of partitions; nothing was changed."
         )
     require_classes(spark, origin.provider, provider)
@@ -155,7 +159,8 @@ def convert(
         states = run.compare(written)
         if added := activity.added():
             raise QueryRunningError(
-                f"the query of {origin.checkpoint.url} runs: it has written {', '.join(added)} during the conversion, which lacks "
+                f"the query of {origin.checkpoint.url} runs: it has written {', '.join(added)} during the "
+                "conversion, which lacks "
                 "them. Stop it, then try again; no checkpoint was made."
             )
         written.copy.write_logs()
@@ -244,8 +249,10 @@ class _Run:
                 operator, store, family, partition = where
                 raise ConversionError(
                     f"operator {operator}, store {store}, column family {family}"
-                    f"{f', partition {partition}' if same_partitions else ''}: the source has {here[where]}, but what was "
-                    f"written is {there[where]}. No checkpoint was made, and the source is unchanged. Please report this error."
+                    f"{f', partition {partition}' if same_partitions else ''}: the source has {here[where]}, "
+                    "but what was "
+                    f"written is {there[where]}. No checkpoint was made, and the source is unchanged. Please "
+                    "report this error."
                 )
         names = {operator.id: operator.name for operator in source.operators}
         return tuple(

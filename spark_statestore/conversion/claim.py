@@ -34,20 +34,23 @@ def remove_interrupted(target: str) -> bool:
     Raises
     ------
     CheckpointExistsError
-        If that conversion still runs, or ran on another machine, in another container, or before this machine restarted.
+        If that conversion still runs, or ran on another machine, in another container, or before this machine
+        restarted.
     """
     files, root = open_file_system(target, fsync=True)
     root = root.rstrip("/")
     if not _was_interrupted(files, root):
         return False
-    # The next conversion may begin as soon as one process has removed the files, which a second one must not remove.
+    # The next conversion may begin as soon as one process has removed the files, which a second one must not
+    # remove.
     lock = join(root, _REMOVING)
     with failing_to("write", files, lock):
         try:
             files.create(lock, b"")
         except FileExistsError as error:
             raise CheckpointExistsError(
-                f"another process removes the files of an interrupted conversion from {files.url(root)}, or was killed while it "
+                f"another process removes the files of an interrupted conversion from {files.url(root)}, or "
+                "was killed while it "
                 "did: then delete the directory. Nothing was changed."
             ) from error
     try:
@@ -71,14 +74,17 @@ def _was_interrupted(files: FileSystem, root: str) -> bool:
     where = files.url(root)
     if (marker["host"], marker["scope"]) != (_host(), _scope()):
         raise CheckpointExistsError(
-            f"{where} has the files of a conversion that began on {marker['host']}, on another machine, in another container or "
-            "before a restart, and is not complete. If it no longer runs there, delete the directory; nothing was changed."
+            f"{where} has the files of a conversion that began on {marker['host']}, on another machine, in "
+            "another container or "
+            "before a restart, and is not complete. If it no longer runs there, delete the directory; "
+            "nothing was changed."
         )
     for process in marker["processes"]:
         started = _started(process["pid"])
         if started is not None and started in (_UNKNOWN, process["started"]):
             raise CheckpointExistsError(
-                f"{where} is the target of a conversion that runs in process {process['pid']} on this machine. Wait for its end, or "
+                f"{where} is the target of a conversion that runs in process {process['pid']} on this "
+                "machine. Wait for its end, or "
                 "use another target; nothing was changed."
             )
     return True

@@ -97,7 +97,8 @@ def require_classes(spark: SparkSession, *providers: str) -> None:
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         raise SessionError(
-            "a Spark Connect client cannot convert a checkpoint: run the conversion in a session of its own on the server, or "
+            "a Spark Connect client cannot convert a checkpoint: run the conversion in a session of its own "
+            "on the server, or "
             "with the command spark-statestore convert."
         )
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
@@ -111,7 +112,8 @@ def require_classes(spark: SparkSession, *providers: str) -> None:
                     "spark_statestore.configure(SparkSession.builder). Nothing was changed."
                 ) from error
             raise ConversionError(
-                f"the checkpoint's state is in the state store {name}, whose class this session does not have. Start the session "
+                f"the checkpoint's state is in the state store {name}, whose class this session does not "
+                "have. Start the session "
                 "with the jar of that store (spark.jars); nothing was changed."
             ) from error
 

@@ -69,21 +69,25 @@ def access_error(error: BaseException, url: str) -> StorageAccessError | None:
         status, code = answer_of(cause)
         if any(kind.__name__ in _NO_CREDENTIALS for kind in type(cause).__mro__):
             return StorageAccessError(
-                f"no credentials were found for the {container} of {url} ({text}). To provide them, {remedy}. "
+                f"no credentials were found for the {container} of {url} ({text}). To provide them, "
+                f"{remedy}. "
                 f"{_EVERYWHERE}."
             )
         if (code or getattr(cause, "error_code", None)) in _NO_BUCKET:
             return StorageAccessError(
-                f"the {container} of {url} does not exist ({text}). Check the URL and the endpoint, or create it."
+                f"the {container} of {url} does not exist ({text}). Check the URL and the endpoint, or "
+                "create it."
             )
         if code == _WRONG_CLOCK:
             return StorageAccessError(
-                f"access to {url} is denied because the clock of this machine is wrong ({text}). Set it by a time service (NTP)."
+                f"access to {url} is denied because the clock of this machine is wrong ({text}). Set it by a "
+                "time service (NTP)."
             )
         if isinstance(cause, PermissionError) or status in _DENIED_STATUS:
             rights = f" (they need {_RIGHTS[scheme]})" if scheme in _RIGHTS else ""
             return StorageAccessError(
-                f"access to {url} is denied ({text}). Check which credentials are used, that they are valid, and their "
+                f"access to {url} is denied ({text}). Check which credentials are used, that they are valid, "
+                "and their "
                 f"permissions on the {container}{rights}; to use others, {remedy}. {_EVERYWHERE}."
             )
     return None

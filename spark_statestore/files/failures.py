@@ -22,7 +22,8 @@ def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise CheckpointIOError(
-            f"could not {do} {files.url(path)}: {error}. Check the permissions, and that the storage is reachable and "
+            f"could not {do} {files.url(path)}: {error}. Check the permissions, and that the storage is "
+            "reachable and "
             "has space; then try again."
         ) from error
 

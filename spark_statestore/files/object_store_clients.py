@@ -91,7 +91,8 @@ class ObjectStoreClients(ABC):
         missing = [name for module, name in cls.packages.items() if not _is_installed(module)]
         if missing:
             raise ImportError(
-                f"{', '.join(missing)} not found (pip install 'spark-statestore[{cls.extra}]'; executors need no more of it than "
+                f"{', '.join(missing)} not found (pip install 'spark-statestore[{cls.extra}]'; executors "
+                "need no more of it than "
                 f"{', '.join(cls.packages.values())})"
             )
 
@@ -101,13 +102,15 @@ class ObjectStoreClients(ABC):
         Raises
         ------
         OSError
-            If this process was forked from one that has used a client: obstore's threads are in that one, and calls hang.
+            If this process was forked from one that has used a client: obstore's threads are in that one, and
+            calls hang.
         StorageUnavailableError
             If obstore has no such option, or it has a wrong value.
         """
         if _used_by.setdefault("pid", os.getpid()) != os.getpid():
             raise OSError(
-                "object stores cannot be used in a process forked from one that has used them. Start it by multiprocessing's "
+                "object stores cannot be used in a process forked from one that has used them. Start it by "
+                "multiprocessing's "
                 "'spawn' method."
             )
         with self._lock:

@@ -42,9 +42,10 @@ _CONNECTION_STRING: Final = {
 class S3Clients(ObjectStoreClients):
     """Opens buckets of S3 and of services with its protocol.
 
-    botocore finds the credentials (environment, profile, single sign-on, roles, web identity, machine's role), the endpoint
-    and the region; a bucket in another region than configured is found by its first request. obstore's own search knows
-    no profiles, and its provider for boto3 does not renew temporary credentials in time.
+    botocore finds the credentials (environment, profile, single sign-on, roles, web identity, machine's
+    role), the endpoint and the region; a bucket in another region than configured is found by its first
+    request. obstore's own search knows no profiles, and its provider for boto3 does not renew temporary
+    credentials in time.
     """
 
     extra = "s3"
@@ -163,8 +164,9 @@ class S3Clients(ObjectStoreClients):
 class GcsClients(ObjectStoreClients):
     """Opens buckets of Google Cloud Storage.
 
-    google-auth finds the credentials: obstore's own search knows no federated identities, and its provider asks for no
-    scopes. With an option of obstore that names credentials, or for anonymous access, they are up to obstore.
+    google-auth finds the credentials: obstore's own search knows no federated identities, and its provider
+    asks for no scopes. With an option of obstore that names credentials, or for anonymous access, they are up
+    to obstore.
     """
 
     extra = "gcs"
@@ -200,15 +202,16 @@ class GcsClients(ObjectStoreClients):
 class AzureClients(ObjectStoreClients):
     """Opens containers of Azure Blob Storage.
 
-    obstore finds the credentials: the account's key, a shared access signature, a service principal, workload identity,
-    or the machine's managed identity.
+    obstore finds the credentials: the account's key, a shared access signature, a service principal, workload
+    identity, or the machine's managed identity.
 
     Parameters
     ----------
     options, retries
         As for `ObjectStoreClients`.
     host
-        The account's host in a URL such as ``abfss://container@account.dfs.core.windows.net``; else an empty string.
+        The account's host in a URL such as ``abfss://container@account.dfs.core.windows.net``; else an empty
+        string.
     """
 
     extra = "azure"

@@ -64,8 +64,8 @@ def _apply(zeros: tuple[tuple[int, ...], ...], checksum: int) -> int:
 class RunningChecksum:
     """CRC-32 of everything so far.
 
-    A checksum takes about as long as writing the same bytes to the page cache, and both release Python's global
-    lock: another thread computes it for large pieces while they are written.
+    A checksum takes about as long as writing the same bytes to the page cache, and both release Python's
+    global lock: another thread computes it for large pieces while they are written.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """Arrow record batch messages: a fast encoder for small batches, their layout, and verified reading.
 
-pyarrow takes most of a millisecond for a batch of a few rows and many columns. Batches of one schema differ only in the
-numbers of their metadata, so that a batch written by pyarrow serves as the template of all others.
+pyarrow takes most of a millisecond for a batch of a few rows and many columns. Batches of one schema differ
+only in the numbers of their metadata, so that a batch written by pyarrow serves as the template of all
+others.
 """
 
 from __future__ import annotations
@@ -164,8 +165,8 @@ class MessageLayout:
 def message_layout(message: pa.Buffer) -> MessageLayout:
     """Return the layout of a record batch message, without decompressing it.
 
-    Arrow allocates the uncompressed size that a buffer declares before it decompresses the buffer, so that the size must
-    be checked first.
+    Arrow allocates the uncompressed size that a buffer declares before it decompresses the buffer, so that
+    the size must be checked first.
 
     Raises
     ------

@@ -114,7 +114,8 @@ def encode_object(
     """
     if inline_state.size > LARGEST_STATE:
         raise StateTooLargeError(
-            f"{inline_state.size} bytes of state do not fit into a metadata object, which holds at most {LARGEST_STATE}. Use "
+            f"{inline_state.size} bytes of state do not fit into a metadata object, which holds at most "
+            f"{LARGEST_STATE}. Use "
             "storage=filesystem, which writes large commits to separate files, or more partitions."
         )
     described = json.dumps(properties, separators=(",", ":")).encode()
@@ -123,7 +124,8 @@ def encode_object(
     if len(described) > _LARGEST_PROPERTIES or size > LARGEST_BODY:
         raise CheckpointIOError(
             f"metadata of {size} bytes, {len(described)} of which are properties, exceeds the limits of "
-            f"{LARGEST_BODY} and {_LARGEST_PROPERTIES} bytes. Use more partitions, or a smaller snapshotInterval."
+            f"{LARGEST_BODY} and {_LARGEST_PROPERTIES} bytes. Use more partitions, or a smaller "
+            "snapshotInterval."
         )
     body = zlib.compress(
         b"".join([struct.pack(f"<{len(lengths)}I", *lengths), described, *handles]),
@@ -177,7 +179,8 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
     if version > METADATA_FORMAT_VERSION:
         raise UnsupportedFormatError(
             f"{where} has metadata format {version}, but this release reads formats up to "
-            f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was changed."
+            f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was "
+            "changed."
         )
     is_whole = len(data) == HEADER.size + inline_length + body_length + FOOTER.size
     if not is_whole and without_state:
@@ -220,7 +223,8 @@ def parse_json(text: str | bytes | bytearray | memoryview) -> Any:
     Raises
     ------
     ValueError
-        If it is not JSON, or nested so deeply that code which follows the nesting would exceed Python's recursion limit.
+        If it is not JSON, or nested so deeply that code which follows the nesting would exceed Python's
+        recursion limit.
     """
     data = bytes(text) if isinstance(text, memoryview) else text
     try:

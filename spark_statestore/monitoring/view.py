@@ -77,7 +77,8 @@ class StateView:
         # IPython in a terminal has no kernel.
         if not hasattr(get_ipython(), "kernel"):
             raise IllegalStateError(
-                "watch displays in a notebook, and this process is none: use spark_statestore.progress(query), or on "
+                "watch displays in a notebook, and this process is none: use "
+                "spark_statestore.progress(query), or on "
                 "the command line spark-statestore watch CHECKPOINT."
             )
         handle: Any = display(self, display_id=True)  # type: ignore[no-untyped-call]

@@ -122,7 +122,8 @@ def check_compatible(
         raise StateMigrationError(
             f"each {part} of {state} was written by {_short(previous)}, which {_short(serializer.snapshot)} "
             "cannot read. Declare the state as it was before, and copy what it holds to a state with another "
-            "name and the new type; or give a StateSerializer whose check_compatibility and migrate accept the "
+            "name and the new type; or give a StateSerializer whose check_compatibility and migrate accept "
+            "the "
             "previous one. The stored state is unchanged."
         )
     return compatibility is Compatibility.COMPATIBLE_AFTER_MIGRATION
@@ -142,7 +143,8 @@ def _decode(
         raise
     except Exception as error:
         raise CorruptCheckpointError(
-            f"{part} {data!r:.60} of {state} could not be read as {_short(serializer.snapshot)}: {error!r}. Either "
+            f"{part} {data!r:.60} of {state} could not be read as {_short(serializer.snapshot)}: {error!r}. "
+            "Either "
             "its bytes are damaged: restore an earlier checkpoint; or the serializer does not read what it "
             "calls compatible: correct it and restore again."
         ) from error

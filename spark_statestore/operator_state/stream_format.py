@@ -125,7 +125,8 @@ def decode_header(data: bytes, where: str) -> tuple[list[ListMetaInfo], list[Bro
     if version > OPERATOR_STATE_FORMAT_VERSION:
         raise UnsupportedFormatError(
             f"{where} has operator state format {version}, but this release reads formats up to "
-            f"{OPERATOR_STATE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was "
+            f"{OPERATOR_STATE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; "
+            "nothing was "
             "changed."
         )
     body = data[_HEADER.size : _HEADER.size + length]

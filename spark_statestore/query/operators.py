@@ -103,7 +103,8 @@ class StatefulOperator:
             return cls(info["operatorId"], info["operatorName"], stores, version, node)
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{where} does not describe a stateful operator: {error!r}. {restore_from_backup(otherwise=None)}"
+                f"{where} does not describe a stateful operator: {error!r}. "
+                f"{restore_from_backup(otherwise=None)}"
             ) from error
 
     def encode(self) -> bytes:

@@ -55,7 +55,8 @@ class CommittedAttempts:
     def is_uncommitted(self, name: CheckpointName, newest: int) -> bool:
         """Return True if a version belongs to the uncommitted batch of a stopped query.
 
-        If the newest version of the store is newer than that batch's, another query with a newer log uses the store.
+        If the newest version of the store is newer than that batch's, another query with a newer log uses the
+        store.
         """
         undecided = name.id not in self.rolled_back and name.version not in self.held
         return name.id is not None and undecided and name.version == newest == self.last + 1

@@ -56,7 +56,8 @@ class StoreVersion:
     name
         The version: the batch number plus one, and in checkpoint format v2 the committed checkpoint id.
     attempt_id
-        The attempt, for `StoreDirectory.metadata`, where a later one may have replaced it; None for the current one.
+        The attempt, for `StoreDirectory.metadata`, where a later one may have replaced it; None for the
+        current one.
     """
 
     store: StoreId
@@ -114,7 +115,8 @@ class QueryCheckpoint:
             data = read_file(self.files, path)
             if data == RESERVED:
                 raise CheckpointNotFoundError(
-                    f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is being written to it, or a "
+                    f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is "
+                    "being written to it, or a "
                     "process was killed while it did. Then delete the directory, and write it again."
                 )
             query_id = str(parse_json(data)["id"])
@@ -125,12 +127,14 @@ class QueryCheckpoint:
             raise
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                f"{self.url} is not a checkpoint location of a streaming query: it has no file {METADATA!r}. Check the path; it "
+                f"{self.url} is not a checkpoint location of a streaming query: it has no file {METADATA!r}. "
+                "Check the path; it "
                 "is the query's option checkpointLocation."
             ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{self.files.url(path)} has no id of a query: {error!r}. {restore_from_backup(otherwise=None)}"
+                f"{self.files.url(path)} has no id of a query: {error!r}. "
+                f"{restore_from_backup(otherwise=None)}"
             ) from error
 
     @property
@@ -153,7 +157,8 @@ class QueryCheckpoint:
     def _require_inside(self, names: Sequence[str]) -> None:
         if any("\0" in name or ".." in name.split("/") for name in names):
             raise CorruptCheckpointError(
-                f"a file of the checkpoint {self.url} names {'/'.join(names)!r:.200}, a path outside of it. The "
+                f"a file of the checkpoint {self.url} names {'/'.join(names)!r:.200}, a path outside of it. "
+                "The "
                 "checkpoint is damaged or was tampered with. " + restore_from_backup(otherwise=None)
             )
 
@@ -200,7 +205,8 @@ class QueryCheckpoint:
             return batches[-1]
         if batch not in batches:
             kept = (
-                f"it has the batches {ranges(batches)}. Use one of those; spark.sql.streaming.minBatchesToRetain sets the "
+                f"it has the batches {ranges(batches)}. Use one of those; "
+                "spark.sql.streaming.minBatchesToRetain sets the "
                 "number of retained batches."
                 if batches
                 else "no batch is committed yet. Let the query commit its first batch, or check the path."
@@ -241,7 +247,8 @@ class QueryCheckpoint:
                 data = read_file(self.files, path)
             except FileNotFoundError as error:
                 raise CheckpointNotFoundError(
-                    f"{self.files.url(path)} was deleted after it was listed: by the query's purge, or with the checkpoint. "
+                    f"{self.files.url(path)} was deleted after it was listed: by the query's purge, or with "
+                    "the checkpoint. "
                     "Try again if the checkpoint still exists."
                 ) from error
             yield path, StatefulOperator.decode(data, self.files.url(path))
@@ -252,7 +259,8 @@ class QueryCheckpoint:
         if not 0 <= number < len(operators):
             choices = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.url} has no stateful operator {number}, it has {choices or 'none'}. Use one of those."
+                f"the checkpoint {self.url} has no stateful operator {number}, it has {choices or 'none'}. "
+                "Use one of those."
             )
         return operators[number]
 
@@ -277,7 +285,8 @@ class QueryCheckpoint:
             ]
         except ValueError as error:
             raise ForeignCheckpointError(
-                f"the state of {self.url} was written by another state store provider: the versions in its commit log "
+                f"the state of {self.url} was written by another state store provider: the versions in its "
+                "commit log "
                 f"have another form ({error}). A query keeps the provider of its first batch."
             ) from error
         except (IndexError, TypeError) as error:
@@ -343,7 +352,8 @@ class QueryCheckpoint:
                 return
         at_batch = "" if batch is None else f" for batch {batch}"
         raise CorruptCheckpointError(
-            f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, but no metadata file in "
+            f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, "
+            "but no metadata file in "
             f"_metadata there{at_batch}. {restore_from_backup(otherwise='use a later batch')}"
         )
 
@@ -378,7 +388,8 @@ class QueryCheckpoint:
             return read_file(self.files, path), self.files.url(path)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.url} has no entry of batch {batch} in {log!r}: the batch is not committed, or no longer retained. "
+                f"the checkpoint {self.url} has no entry of batch {batch} in {log!r}: the batch is not "
+                "committed, or no longer retained. "
                 f"It has the batches {ranges(self.batches())}."
             ) from error
 

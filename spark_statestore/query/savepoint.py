@@ -38,8 +38,8 @@ class Savepoint:
     path
         URL of its directory.
     kind
-        ``canonical``: self-contained, can be copied and moved. ``pointer``: it has Spark's small files; the state
-        is in the source checkpoint, retained by a hold.
+        ``canonical``: self-contained, can be copied and moved. ``pointer``: it has Spark's small files; the
+        state is in the source checkpoint, retained by a hold.
     query_id
         The query's id.
     batch

@@ -105,7 +105,8 @@ def require_own_files(savepoint: Savepoint, checkpoint: QueryCheckpoint) -> None
         return
     if query_id != savepoint.query_id:
         raise CorruptCheckpointError(
-            f"{savepoint} is of the query {savepoint.query_id}, but its files are of the query {query_id}: files "
+            f"{savepoint} is of the query {savepoint.query_id}, but its files are of the query {query_id}: "
+            "files "
             "were moved or mixed up. " + restore_from_backup("the right ones", "use another savepoint")
         )
 

@@ -52,7 +52,8 @@ def find_state(
         )
     if partition is not None and not 0 <= partition < described.partitions:
         raise CheckpointNotFoundError(
-            f"operator {operator} ({described.name}) of {checkpoint.url} has no partition {partition}, it has "
+            f"operator {operator} ({described.name}) of {checkpoint.url} has no partition {partition}, it "
+            "has "
             f"{described.partitions}, from 0 on. Use one of those, or none to read all."
         )
     versions = [
@@ -121,8 +122,10 @@ class StateSource:
                     return state
                 columns[state.name] = None
         raise CheckpointNotFoundError(
-            f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no column family "
-            f"{self.family!r} in the store {self.versions[0].store.name!r}; it has {', '.join(columns)}. Use one of those."
+            f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no column "
+            "family "
+            f"{self.family!r} in the store {self.versions[0].store.name!r}; it has {', '.join(columns)}. Use "
+            "one of those."
         )
 
 

@@ -34,8 +34,8 @@ def create_savepoint(
 ) -> Savepoint:
     """Write a savepoint of a batch, by default the newest committed one, and publish it; the query may be running.
 
-    The savepoint records the query's option `checkpoints_dir`. `progress` is called with the number of stores that are copied
-    and their total. If it fails, no files of it remain.
+    The savepoint records the query's option `checkpoints_dir`. `progress` is called with the number of stores
+    that are copied and their total. If it fails, no files of it remain.
     """
     if checkpoints_dir is not None:
         check("checkpointsDir", checkpoints_dir)

@@ -34,7 +34,8 @@ def discard_file(files: FileSystem, path: str) -> None:
         except OSError:
             pass
         raise CheckpointIOError(
-            f"{files.url(path)} could not be deleted: {error}. The next cleanup retries; check the permissions, or "
+            f"{files.url(path)} could not be deleted: {error}. The next cleanup retries; check the "
+            "permissions, or "
             "delete the file by hand."
         ) from error
 
@@ -101,8 +102,8 @@ class SegmentFileStateHandle(StreamStateHandle):
     start, size
         Offset and length in bytes.
     attempt_id
-        The attempt that wrote the file. Checkpoint format v1 names metadata by version alone, so that another attempt
-        may have taken the name; the file is then ``<path>.<attempt_id>``.
+        The attempt that wrote the file. Checkpoint format v1 names metadata by version alone, so that another
+        attempt may have taken the name; the file is then ``<path>.<attempt_id>``.
     checksum
         CRC-32 of the segment.
     """
@@ -117,7 +118,8 @@ class SegmentFileStateHandle(StreamStateHandle):
     def __post_init__(self) -> None:
         if self.start < 0 or self.size < 0:
             raise ValueError(
-                f"a segment of {self.path!r} is {self.size} bytes from {self.start}, but neither can be negative"
+                f"a segment of {self.path!r} is {self.size} bytes from {self.start}, but neither can be "
+                "negative"
             )
 
     def open_input_stream(self) -> BinaryIO:

@@ -38,7 +38,8 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
     write_buffer_size
         Size of the write buffer in bytes; the threshold is its lower bound.
     name_prefix
-        Prefix of file names, which are random UUIDs otherwise. With the version as prefix a cleanup decides by name.
+        Prefix of file names, which are random UUIDs otherwise. With the version as prefix a cleanup decides
+        by name.
     """
 
     def __init__(
@@ -141,7 +142,8 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
             if isinstance(error, StorageAccessError):
                 raise
             raise CheckpointIOError(
-                f"could not write to the state file {self._url}: {error}. The file is removed; the batch fails and "
+                f"could not write to the state file {self._url}: {error}. The file is removed; the batch "
+                "fails and "
                 "Spark may retry it. Check the storage's free space."
             ) from error
         self._written += self._buffered
@@ -184,7 +186,8 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
             if isinstance(error, StorageAccessError):
                 raise
             raise CheckpointIOError(
-                f"could not finish the state file {self._url}: {error}. The file is removed; the batch fails and "
+                f"could not finish the state file {self._url}: {error}. The file is removed; the batch fails "
+                "and "
                 "Spark may retry it. Check the storage's free space and permissions."
             ) from error
         self._closed = True
@@ -226,6 +229,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 with contextlib.suppress(OSError):
                     self._files.delete(path)
         raise CheckpointIOError(
-            f"could not open a state file in {self._files.url(self._base_path)} in {_CREATE_ATTEMPTS} attempts: "
+            f"could not open a state file in {self._files.url(self._base_path)} in {_CREATE_ATTEMPTS} "
+            "attempts: "
             f"{failure}. Check that the directory exists and is writable."
         ) from failure

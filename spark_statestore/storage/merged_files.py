@@ -1,7 +1,8 @@
 """Merging of the metadata objects that many stores publish at once into one file, as FLIP-306 merges files of state.
 
 A *logical file* has the path that it would have in its store's directory. Its bytes are in a *physical file*,
-``_merged/<oldest version>-<newest version>-<number>``, followed by ``-copy`` if it was written to replace sparse ones, beside the operators' directories.
+``_merged/<oldest version>-<newest version>-<number>``, followed by ``-copy`` if it was written to replace
+sparse ones, beside the operators' directories.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ The flag tells that another attempt at the version is known.
 class MergedFiles(MergedLookup):
     """The merged files of one query, as one run of the query in this process sees them and adds to them.
 
-    On a cluster the driver's process publishes for all: those of executors hand their files over, and report what they
-    discard. What publishes raises the error of its guard, or `OSError` if the storage fails.
+    On a cluster the driver's process publishes for all: those of executors hand their files over, and report
+    what they discard. What publishes raises the error of its guard, or `OSError` if the storage fails.
 
     Attributes
     ----------
@@ -100,7 +101,8 @@ class MergedFiles(MergedLookup):
     def publish(self, attempts: Collection[str], guard: CommitGuard) -> tuple[list[str], int]:
         """Publish what was added and is not published yet.
 
-        If it raises an error, all of it may exist if the storage lost its answer, and none otherwise; `find` tells.
+        If it raises an error, all of it may exist if the storage lost its answer, and none otherwise; `find`
+        tells.
 
         Returns
         -------
@@ -123,7 +125,8 @@ class MergedFiles(MergedLookup):
     def settle(self, path: str, guard: CommitGuard) -> None:
         """Publish what was added at a path, or await its publication, before a file is written there.
 
-        Afterwards `find` returns only what is published there. What was handed over and is not published is withdrawn.
+        Afterwards `find` returns only what is published there. What was handed over and is not published is
+        withdrawn.
         """
         store, checkpoint = self._place_to_add(path)
         while True:
@@ -202,8 +205,9 @@ class MergedFiles(MergedLookup):
     def sweep(self) -> None:
         """Delete physical files whose logical files are discarded, and rewrite those with few others.
 
-        To be called after a publication: a run that has ended must delete nothing, since its query may have been rolled back to
-        a version that it discarded. If the storage fails, no logical file that is not discarded is lost.
+        To be called after a publication: a run that has ended must delete nothing, since its query may have
+        been rolled back to a version that it discarded. If the storage fails, no logical file that is not
+        discarded is lost.
         """
         if not self._sweeping.acquire(blocking=False):
             return

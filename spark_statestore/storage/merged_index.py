@@ -38,7 +38,8 @@ class PhysicalFile:
     live, live_bytes
         The logical files that are not discarded, in order, and their size.
     supersedes
-        Files with attempts that attempts in this one supersede. It is deleted after them: they would count again.
+        Files with attempts that attempts in this one supersede. It is deleted after them: they would count
+        again.
     """
 
     name: PhysicalName | None = None
@@ -164,7 +165,8 @@ class MergedIndex:
         """Return the error of a file that may have a version, or without ids a later attempt at it than the one found."""
         other = None if logical is None else logical.physical.name
         for name, error in self.damaged.items():
-            # What is copied is committed, so that no attempt followed it. While a copy is written, the originals are there.
+            # What is copied is committed, so that no attempt followed it. While a copy is written, the
+            # originals are there.
             is_older = other is not None and (
                 other.is_copy
                 or name.is_copy
@@ -208,7 +210,8 @@ class MergedIndex:
             assert place is not None  # noqa: S101 - decode_index has checked the path
             store, checkpoint, _ = place
             copy = self.find(store, checkpoint, entry.attempt_id)
-            # A rewrite, or a publication whose answer was lost, leaves two copies: every run prefers the same one.
+            # A rewrite, or a publication whose answer was lost, leaves two copies: every run prefers the same
+            # one.
             if copy is not None and copy.physical is not self.elsewhere:
                 other = copy.physical.name
                 if other is None or other > name:

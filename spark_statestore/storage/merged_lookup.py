@@ -42,10 +42,11 @@ class MergedUsage:
 class MergedLookup:
     """The merged files of one query, found and read below its state directory.
 
-    The directory is listed at the first use. An index is read when a version is looked for that the file's name covers, or
-    with all others for a listing. Thread-safe.
+    The directory is listed at the first use. An index is read when a version is looked for that the file's
+    name covers, or with all others for a listing. Thread-safe.
 
-    What reads raises `OSError` if the storage fails, and `UnsupportedFormatError` if an index is of a newer release.
+    What reads raises `OSError` if the storage fails, and `UnsupportedFormatError` if an index is of a newer
+    release.
     """
 
     def __init__(self, files: FileSystem, state_directory: str) -> None:
@@ -55,7 +56,8 @@ class MergedLookup:
         self._lock = threading.Lock()
         # Replaced as a whole: a thread works on with the one that it began with.
         self._index = MergedIndex()
-        # The newest version that is known to be committed, and when it was known, as a time of `time.monotonic`.
+        # The newest version that is known to be committed, and when it was known, as a time of
+        # `time.monotonic`.
         self._committed = (0, -math.inf)
         # Held by the one thread that reads the directory or indexes.
         self._reading = threading.Lock()
@@ -181,7 +183,8 @@ class MergedLookup:
     def publication_times(self, versions: Collection[int]) -> dict[int, float]:
         """Return when versions were published, in seconds since 1970, as exact as the storage's modification times.
 
-        A version that is not merged, whose physical file was rewritten since, or whose time is not known, is left out.
+        A version that is not merged, whose physical file was rewritten since, or whose time is not known, is
+        left out.
         """
         times: dict[int, float] = {}
         for version in versions:
@@ -276,10 +279,12 @@ class MergedLookup:
                 vanished = [name for name in names if not self._read_index(index, name, unread[name])]
                 if not vanished:
                     return
-                # Another process has deleted them, and copied what is not discarded to files that are not in this listing.
+                # Another process has deleted them, and copied what is not discarded to files that are not in
+                # this listing.
                 self._list(index)
         raise OSError(
-            f"{self.url}: {vanished[0]} is listed and cannot be found: the files change while they are read, or the listings of this "
+            f"{self.url}: {vanished[0]} is listed and cannot be found: the files change while they are read, "
+            "or the listings of this "
             "storage are outdated. Try again; nothing was changed."
         )
 
@@ -324,7 +329,8 @@ class MergedLookup:
         try:
             entries = self._files.read_index(name)
         except CorruptCheckpointError as error:
-            # An attempt whose machine lost power may have left a part of it. Reading a version that may be in it is an error.
+            # An attempt whose machine lost power may have left a part of it. Reading a version that may be in
+            # it is an error.
             _logger.warning("the versions in a file of a batch are not found: %s", error)
             damage = error
         if entries is None:

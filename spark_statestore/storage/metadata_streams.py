@@ -52,7 +52,8 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
     def _take(self) -> tuple[list[Buffer], int]:
         if self._closed:
             raise CheckpointIOError(
-                f"the stream of {self._where} has already been closed: its metadata was published or abandoned"
+                f"the stream of {self._where} has already been closed: its metadata was published or "
+                "abandoned"
             )
         parts, checksum = self._parts, self._checksum
         self.close()
@@ -76,8 +77,9 @@ def require_exclusive_metadata(files: FileSystem, path: str, parts: Sequence[Buf
 class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
     """A stream that publishes a checkpoint's metadata atomically in a file.
 
-    The target does not exist before it is published, and a failure leaves nothing behind; Flink leaves a partial file
-    where the file system has no atomic publishing, and its staging file where it has. An existing target is never replaced.
+    The target does not exist before it is published, and a failure leaves nothing behind; Flink leaves a
+    partial file where the file system has no atomic publishing, and its staging file where it has. An
+    existing target is never replaced.
     """
 
     def __init__(self, files: FileSystem, metadata_path: str) -> None:
@@ -92,7 +94,8 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
             require_exclusive_metadata(self._files, self._path, parts)
         except FileExistsError as error:
             raise CheckpointExistsError(
-                f"{self._where} exists already, and a checkpoint is never replaced. Use another number, or discard that "
+                f"{self._where} exists already, and a checkpoint is never replaced. Use another number, or "
+                "discard that "
                 "checkpoint first; nothing was changed."
             ) from error
         except CheckpointIOError:

@@ -50,8 +50,8 @@ class SharedStateRegistry:
     -----
     Differences from Flink, each of which keeps a file that is needed:
 
-    * Two handles with one `stream_state_handle_id` are one stream. Flink deletes "the other" one, and with it the
-      file.
+    * Two handles with one `stream_state_handle_id` are one stream. Flink deletes "the other" one, and with it
+      the file.
     * A stream that is pending deletion is kept if it is registered again before the deletion begins.
     * A stream is registered under its own id, so that another file never replaces it. Flink's keys are
       chosen by the backend, which needs confirmations and claim modes to tell which file to keep.
@@ -145,7 +145,8 @@ class SharedStateRegistry:
         name = handle.stream_state_handle_id
         if name in self._running:
             raise IllegalStateError(
-                f"checkpoint {checkpoint_id} uses the stream {name}, which is being deleted, since no checkpoint "
+                f"checkpoint {checkpoint_id} uses the stream {name}, which is being deleted, since no "
+                "checkpoint "
                 "used it any more. The task fails and Spark may retry it, which writes the state again."
             )
         self._pending_deletion.pop(name, None)

@@ -66,23 +66,23 @@ MergedFilesOf = Callable[[FileSystem, str], MergedFiles]
 class StoreDirectory:
     """The directory of a store, as one running instance of the store sees it.
 
-    A version exists once its metadata is published; a stream without metadata that refers to it is an orphan. Several
-    instances of a store may run at once, also on other machines: streams have unique names and are never changed,
-    and metadata is only replaced by that of another complete attempt at the same version, after both attempts'
-    metadata was stored under names of their own.
+    A version exists once its metadata is published; a stream without metadata that refers to it is an orphan.
+    Several instances of a store may run at once, also on other machines: streams have unique names and are
+    never changed, and metadata is only replaced by that of another complete attempt at the same version,
+    after both attempts' metadata was stored under names of their own.
 
     Parameters
     ----------
     driver_objects
-        The objects that a request needs of ``storage=memory`` without a directory: they are kept on the driver, which
-        takes new ones from `Committed.metadata`.
+        The objects that a request needs of ``storage=memory`` without a directory: they are kept on the
+        driver, which takes new ones from `Committed.metadata`.
     driver_range
         The oldest and the newest version on the driver, for messages.
     commits
         URL of Spark's commit log; None where there is none.
     merged_of
-        Returns the merged files of the query with a state directory, so that the stores of a query share one object. None
-        reads and writes this store's own files only.
+        Returns the merged files of the query with a state directory, so that the stores of a query share one
+        object. None reads and writes this store's own files only.
 
     Attributes
     ----------
@@ -180,7 +180,8 @@ class StoreDirectory:
             except CorruptCheckpointError:
                 if self.merged is None:
                     raise
-                # Another process may have merged the version since, beside a part of a file that a killed one left.
+                # Another process may have merged the version since, beside a part of a file that a killed one
+                # left.
                 self.merged.look_for_others(began, name.version)
                 return self._metadata(name, attempt_id)
         except FileNotFoundError as error:
@@ -189,7 +190,8 @@ class StoreDirectory:
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that uid "
+                f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that "
+                "uid "
                 f"{os.getuid()} may read it; Spark retries the batch, nothing was changed."
             ) from error
 
@@ -238,7 +240,8 @@ class StoreDirectory:
             name.id is not None and metadata.attempt_id != name.id
         ):
             raise CorruptCheckpointError(
-                f"{self.where(name)} has the metadata of {metadata.store}, version {metadata.version} (attempt "
+                f"{self.where(name)} has the metadata of {metadata.store}, version {metadata.version} "
+                "(attempt "
                 f"{metadata.attempt_id}): files were moved or mixed up. "
                 + restore_from_backup("the right ones")
             )
@@ -264,7 +267,8 @@ class StoreDirectory:
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"{self.where(name)} cannot be written: {error.__cause__ or error}. Check that the directory is writable "
+                f"{self.where(name)} cannot be written: {error.__cause__ or error}. Check that the directory "
+                "is writable "
                 f"for the user that runs the executors (uid {os.getuid()}) and that the storage has space."
             ) from error
 
@@ -281,7 +285,8 @@ class StoreDirectory:
         Parameters
         ----------
         handed_over
-            Metadata objects from the processes of executors, with their paths below the query's state directory.
+            Metadata objects from the processes of executors, with their paths below the query's state
+            directory.
         discarded
             Paths there of what these processes have discarded.
         version
@@ -311,8 +316,10 @@ class StoreDirectory:
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"{batch} is not committed: the versions that tasks handed over cannot be written to {self.merged.url}: "
-                f"{error.__cause__ or error}. None of them exists; Spark runs the batch again once the query is restarted. Check "
+                f"{batch} is not committed: the versions that tasks handed over cannot be written to "
+                f"{self.merged.url}: "
+                f"{error.__cause__ or error}. None of them exists; Spark runs the batch again once the query "
+                "is restarted. Check "
                 "that the directory is writable "
                 f"for the user that runs the driver (uid {os.getuid()}) and that the storage has space."
             ) from error
@@ -344,7 +351,10 @@ def _attempt_handed_over(path: str, data: bytes, batch: str) -> str:
     except CorruptCheckpointError as error:
         operator, partition = path.split("/")[:2]
         raise CorruptCheckpointError(
-            f"{batch} is not committed: the metadata of operator {operator}, partition {partition}, {path}, which an executor handed "
-            f"over, was damaged on its way to the driver ({error}). Nothing of the batch exists; Spark runs it again once the "
-            "query is restarted. If that does not help, set spark.sql.streaming.stateStore.backend.commit=task."
+            f"{batch} is not committed: the metadata of operator {operator}, partition {partition}, {path}, "
+            "which an executor handed "
+            f"over, was damaged on its way to the driver ({error}). Nothing of the batch exists; Spark runs "
+            "it again once the "
+            "query is restarted. If that does not help, set "
+            "spark.sql.streaming.stateStore.backend.commit=task."
         ) from error

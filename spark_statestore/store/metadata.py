@@ -76,8 +76,8 @@ class ColumnFamily:
     internal
         Whether the column family is internal to Spark, whose metrics do not count its keys.
     created_at_version
-        The version whose commit created it. Older entries of a chain may have changes of a removed column family of
-        the same name, which do not apply.
+        The version whose commit created it. Older entries of a chain may have changes of a removed column
+        family of the same name, which do not apply.
     """
 
     name: str

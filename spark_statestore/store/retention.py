@@ -60,8 +60,8 @@ def parse_listing(directory: str, listing: Iterable[FileStatus]) -> StoreListing
 class RetentionIndex:
     """The checkpoints that one instance of a store has tracked, and the streams that they use.
 
-    An instance tracks what it commits, so that a cleanup usually lists nothing; the first cleanup finds the objects
-    of other instances with one listing. Thread-safe: a task commits while maintenance discards.
+    An instance tracks what it commits, so that a cleanup usually lists nothing; the first cleanup finds the
+    objects of other instances with one listing. Thread-safe: a task commits while maintenance discards.
 
     Attributes
     ----------
@@ -72,7 +72,8 @@ class RetentionIndex:
     def __init__(self, files: FileSystem, directory: str) -> None:
         self._files = files
         self._directory = directory
-        # An object of its own, as a method of this one would be a reference cycle: the memory of closed stores is freed at once.
+        # An object of its own, as a method of this one would be a reference cycle: the memory of closed
+        # stores is freed at once.
         self._streams_removed = _StreamCount()
         self._registry = SharedStateRegistry(on_discarded=self._streams_removed.add)
         self._checkpoints: dict[CheckpointName, set[str]] = {}
@@ -94,8 +95,8 @@ class RetentionIndex:
     def unverified(self, version: int) -> list[tuple[CheckpointName, str]]:
         """Return the checkpoints up to a version that this instance published and others may have replaced.
 
-        In checkpoint format v1 a task that is retried elsewhere replaces the metadata, but only until Spark commits
-        the version, so one check after that is enough.
+        In checkpoint format v1 a task that is retried elsewhere replaces the metadata, but only until Spark
+        commits the version, so one check after that is enough.
         """
         with self._lock:
             return [
@@ -126,7 +127,8 @@ class RetentionIndex:
     def set_held(self, versions: Iterable[int]) -> None:
         """Set the held versions; a new one requires a scan of the directory.
 
-        Otherwise streams of it that this instance does not track, such as another attempt's, were discarded as orphans.
+        Otherwise streams of it that this instance does not track, such as another attempt's, were discarded
+        as orphans.
         """
         held = set(versions)
         if not held <= self._held:

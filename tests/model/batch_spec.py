@@ -23,9 +23,9 @@ Name = tuple[int, ...]
 class Attempt(NamedTuple):
     """One attempt at a version of a store.
 
-    `step` is "task" until its task hands it over, then "pending", until it is "published" or "failed". One that
-    was lost or refused before is "gone". `torn` means that its changes were truncated, or mixed with those of another
-    attempt. `owns` means that its task uses the state in memory, and not one of its own.
+    `step` is "task" until its task hands it over, then "pending", until it is "published" or "failed". One
+    that was lost or refused before is "gone". `torn` means that its changes were truncated, or mixed with
+    those of another attempt. `owns` means that its task uses the state in memory, and not one of its own.
     """
 
     step: str

@@ -15,8 +15,9 @@ NONE = -1
 class Attempt(NamedTuple):
     """One attempt at a version of a store, on an executor, for a run.
 
-    `step` is "task", then "pending" (the state in memory has moved on), then "received" by the driver of its run, and its task
-    ends. It is "lost" with its executor before that, or with the driver. `parent` is the attempt that it changes.
+    `step` is "task", then "pending" (the state in memory has moved on), then "received" by the driver of its
+    run, and its task ends. It is "lost" with its executor before that, or with the driver. `parent` is the
+    attempt that it changes.
     """
 
     store: int

@@ -1,7 +1,7 @@
 """Specification of a batch's publication: what the stores of a run add in memory of the backend is in storage before its entry.
 
-One version of each store of one run. The backend finds the run's merged files (an *object*) through a registry, and a store keeps the one
-that it was opened with. See INVARIANTS.md.
+One version of each store of one run. The backend finds the run's merged files (an *object*) through a
+registry, and a store keeps the one that it was opened with. See INVARIANTS.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Store(NamedTuple):
 class State(NamedTuple):
     """State of the stores, the registered object, the number of objects, and the batch.
 
-    `step` is "tasks", "barrier" (the first answer has arrived, `missing` is published alone), "failed" or "committed".
+    `step` is "tasks", "barrier" (the first answer has arrived, `missing` is published alone), "failed" or
+    "committed".
     """
 
     stores: tuple[Store, ...]
@@ -56,7 +57,8 @@ class PublicationSpec:
     retries
         Upper bound on tasks that run again and commit in a file of their own.
     answers
-        Upper bound on lost answers of publications: the request is repeated while its first one is in progress.
+        Upper bound on lost answers of publications: the request is repeated while its first one is in
+        progress.
     faults
         Injected protocol faults.
     """

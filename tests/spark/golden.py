@@ -1,7 +1,8 @@
 """Recorded outcomes of queries on Spark's own stores, for each minor version of Spark.
 
-A recording is a digest, so that thousands of rows take a line. Where a digest differs, the query runs on Spark's
-store as well, and the rows are compared. `make golden` records all; `make soak` runs both stores again.
+A recording is a digest, so that thousands of rows take a line. Where a digest differs, the query runs on
+Spark's store as well, and the rows are compared. `make golden` records all; `make soak` runs both stores
+again.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Recordings:
         Parameters
         ----------
         name
-            Name of the outcome, unique in the module; the format of this store's checkpoints is no part of it.
+            Name of the outcome, unique in the module; the format of this store's checkpoints is no part of
+            it.
         ours
             Outcome on this project's store: output, state, whatever the test compares.
         on_sparks_store
@@ -64,5 +66,6 @@ class Recordings:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._path.write_text(json.dumps(self._digests, indent=0, sort_keys=True) + "\n")
         assert self._digests.get(name) == digest(expected), (
-            f"both stores agree, but {self._path} differs for {name!r}: the query or Spark has changed; run make golden"
+            f"both stores agree, but {self._path} differs for {name!r}: the query or Spark has changed; run "
+            "make golden"
         )

@@ -13,8 +13,8 @@ def files_below(directory: Path) -> dict[str, bytes]:
 def retained_batches(checkpoint: Path, retained: int) -> list[int]:
     """Return the committed batches of a stopped query that Spark may return to, with its ``minBatchesToRetain``.
 
-    Spark removes the oldest offsets before their commits, and a kill in between leaves those commits. Every other commit
-    counts, also one whose offsets are lost.
+    Spark removes the oldest offsets before their commits, and a kill in between leaves those commits. Every
+    other commit counts, also one whose offsets are lost.
     """
     offsets, commits = (
         sorted(int(entry.name) for entry in (checkpoint / log).glob("[0-9]*"))

@@ -2,8 +2,9 @@
 
     python -m tests.spark.programs.foreach_batch --batches 1000 --master 'local[4,4]'
 
-Each batch is read in another way, see `READS`. Without ``--directory`` the checkpoints are in a temporary one. The last
-line is a summary, and the exit code 1 if a query failed, or a row or a state was not what the input makes it.
+Each batch is read in another way, see `READS`. Without ``--directory`` the checkpoints are in a temporary
+one. The last line is a summary, and the exit code 1 if a query failed, or a row or a state was not what the
+input makes it.
 """
 
 import argparse
@@ -43,7 +44,8 @@ SETTINGS = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     STATE_STORE + "maintenanceInterval": "2s",
     STATE_STORE + "minDeltasForSnapshot": "3",
-    # A store of RocksDB that another task has makes a task wait; some of Spark's own operators wait for themselves.
+    # A store of RocksDB that another task has makes a task wait; some of Spark's own operators wait for
+    # themselves.
     STATE_STORE + "rocksdb.lockAcquireTimeoutMs": "20000",
 }
 
@@ -86,7 +88,8 @@ class Life:
             surplus, missing = rows - expected, expected - rows
             some = [sorted(one)[:1] for one in (surplus, missing)]
             self.wrong.append(
-                f"{what}: {surplus.total()} rows too many, {missing.total()} missing; such as {some[0]}, {some[1]}"
+                f"{what}: {surplus.total()} rows too many, {missing.total()} missing; such as {some[0]}, "
+                f"{some[1]}"
             )
 
 

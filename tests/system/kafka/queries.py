@@ -165,8 +165,8 @@ def read_topic(spark: SparkSession, topics: Topics, topic: str) -> DataFrame:
 def assert_exact(expected: Mapping[str, str], rows: Rows, query: str) -> None:
     """Check the output of a sink that delivers at least once.
 
-    In append mode the distinct records are the answer: a batch that runs again writes the same ones. In update mode the last
-    value of each key is; no earlier one counts more events, nor fewer than one.
+    In append mode the distinct records are the answer: a batch that runs again writes the same ones. In
+    update mode the last value of each key is; no earlier one counts more events, nor fewer than one.
     """
     assert len(expected) > 300
     if query == "sessions":

@@ -1,11 +1,12 @@
 """Application with many counting queries, which start, end and start again until it is killed or told to finish.
 
-The only argument is a JSON object: ``directory``, ``queries`` (their number), ``seed``. Queries are in checkpoint formats
-v1 and v2, in pools of both scheduling modes, and of three kinds: small ones that run until they are stopped and started
-again as another run, small ones that run with ``availableNow`` again and again, and a few of two stateful operators, of
-which the second opens its stores long after the first one. Each event is a line of JSON: ``started``, ``runs`` with their
-number every 5 s, ``ran`` once each query has done a batch, ``failed`` and ``finished``. A line of input ends it: the result
-of each query is compared with the expected one.
+The only argument is a JSON object: ``directory``, ``queries`` (their number), ``seed``. Queries are in
+checkpoint formats v1 and v2, in pools of both scheduling modes, and of three kinds: small ones that run until
+they are stopped and started again as another run, small ones that run with ``availableNow`` again and again,
+and a few of two stateful operators, of which the second opens its stores long after the first one. Each event
+is a line of JSON: ``started``, ``runs`` with their number every 5 s, ``ran`` once each query has done a
+batch, ``failed`` and ``finished``. A line of input ends it: the result of each query is compared with the
+expected one.
 """
 
 from __future__ import annotations

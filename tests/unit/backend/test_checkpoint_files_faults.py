@@ -1,7 +1,7 @@
 """Faults and power losses at every call of the requests with which Spark's driver keeps its logs.
 
-The requests are those of a query's batches. After a fault the driver starts again as Spark does: it reads what is there,
-and writes what is missing.
+The requests are those of a query's batches. After a fault the driver starts again as Spark does: it reads
+what is there, and writes what is missing.
 """
 
 from __future__ import annotations

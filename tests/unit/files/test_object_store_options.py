@@ -148,7 +148,8 @@ def test_s3_profile_has_temporary_credentials_that_are_fetched_again(
     answer["Expiration"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     (tmp_path / "answer").write_text(json.dumps(answer))
     (tmp_path / "config").write_text(
-        f"[profile p]\nregion = eu-north-1\ncredential_process = cat {tmp_path}/answer\nendpoint_url = http://profile:1\n"
+        f"[profile p]\nregion = eu-north-1\ncredential_process = cat {tmp_path}/answer\nendpoint_url = "
+        "http://profile:1\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     for options, profile in (({"profile": "p"}, ""), ({}, "p")):

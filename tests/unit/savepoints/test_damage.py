@@ -97,7 +97,8 @@ def _may_be_taken_for_none(damage: Damage) -> bool:
 def _is_harmless(query: StoredQuery, damage: Damage) -> bool:
     path, data = damage.path, damage.data
     if path.suffix == ".crc":
-        # Hadoop takes a file without checksums for one that has none; of another file of the same bytes it has the same.
+        # Hadoop takes a file without checksums for one that has none; of another file of the same bytes it
+        # has the same.
         return data is None or data == path.read_bytes()
     # Attempts that do not count, and copies of attempts in case that one takes a name.
     counts = {attempt_id.id for batch in query.counted for attempt_id in batch}

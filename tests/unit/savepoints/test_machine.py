@@ -182,7 +182,8 @@ class SavepointMachine(RuleBasedStateMachine):
             try:
                 return savepoint(self.query.url, self.target, kind, batch=batch, **self.where)
             except SavepointError:
-                # Only versions that cleanups may be discarding are refused, after a rollback also the newest one.
+                # Only versions that cleanups may be discarding are refused, after a rollback also the newest
+                # one.
                 if number >= max(self.oldest, self.highest - self.keep):
                     raise
                 return True

@@ -188,7 +188,8 @@ def interleavings(build: Callable[[], Pair], step: int = 7) -> Iterator[tuple[Pa
     Parameters
     ----------
     step
-        Suspend the second one at one of so many calls, a different one for each call of the first; all calls in soak.
+        Suspend the second one at one of so many calls, a different one for each call of the first; all calls
+        in soak.
     """
     step = 1 if EFFORT > 1 else step
     alone = build()

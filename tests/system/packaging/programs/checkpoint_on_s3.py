@@ -2,8 +2,8 @@
 
     python checkpoint_on_s3.py CHECKPOINTS INPUT OUTPUT JAR [BATCHES]
 
-Each batch's output is a line of JSON in OUTPUT: the query, the batch, its rows. After that many lines the driver kills
-itself.
+Each batch's output is a line of JSON in OUTPUT: the query, the batch, its rows. After that many lines the
+driver kills itself.
 """
 
 import importlib.util
