@@ -67,11 +67,11 @@ def find_jars() -> tuple[Path, str]:
 
 
 def find_jars_of_environment(folders: Iterable[str] | None = None) -> tuple[Path, str] | None:
-    """Return jars and version of the PySpark that an isolated build does not see, if the shim supports its other minor.
+    """Return jars and version of the PySpark that an isolated build does not see.
 
-    pip hides the packages of the environment that it installs into from the build, whose interpreter is that
-    environment's. A PySpark that the shim does not support may be replaced by the same installation, and
-    `configure` refuses it.
+    Its minor version must be the other one that the shim supports. pip hides the packages of the environment
+    that it installs into from the build, whose interpreter is that environment's. A PySpark that the shim
+    does not support may be replaced by the same installation, and `configure` refuses it.
 
     Parameters
     ----------
@@ -124,7 +124,10 @@ def find_java() -> str:
 @functools.cache
 def option_names() -> str:
     """Return the names of the options, with commas, from the package's sources."""
-    code = "from spark_statestore.options import OPTIONS; print(','.join(option.name for option in OPTIONS), end='')"
+    code = (
+        "from spark_statestore.options import OPTIONS; "
+        "print(','.join(option.name for option in OPTIONS), end='')"
+    )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         sys.exit(f"the options could not be read:\n{run.stderr}")

@@ -53,7 +53,10 @@ class Size:
 
     queries: tuple[str, ...] = tuple(QUERIES)
     plans: Mapping[int, Plan] = field(default_factory=lambda: {8: Plan(2, 10), 200: Plan(2, 2)})
-    """Numbers of batches by shuffle partitions: with ten a store compacts the source's log, and makes snapshots, once."""
+    """Numbers of batches by shuffle partitions.
+
+    With ten a store compacts the source's log, and makes snapshots, once.
+    """
     delays: tuple[int, ...] = (0, 30)
     """Milliseconds for which each request is held back."""
     fill: int = 20_000
@@ -146,7 +149,7 @@ def traced(
     delay: int = 0,
     warmed: Callable[[], None] = lambda: None,
 ) -> Row:
-    """Compare the stores; return the batches that count, and the requests of each store in them to its bucket."""
+    """Compare the stores; return the batches that count, and each store's requests to its bucket."""
     begin = 0
 
     def begin_measurement() -> None:

@@ -229,7 +229,7 @@ class BatchSpec:
         return False
 
     def _is_awaited(self, state: State, attempt: Attempt) -> bool:
-        """Return whether a task may hand over: the barrier of its batch, of the run that began last, is to come."""
+        """Return whether a task may hand over: the barrier of the latest run's batch is to come."""
         run = state.runs[attempt.run]
         if attempt.run != len(state.runs) - 1 or run.step == "ended":
             return "ended runs hand over" in self.faults

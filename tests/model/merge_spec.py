@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 
 class Attempt(NamedTuple):
-    """The one attempt of a run at a version of a store; `chain` has the earlier ones that a load reads as well."""
+    """The only attempt of a run at a version of a store.
+
+    `chain` has the earlier ones that a load reads as well.
+    """
 
     store: int
     version: int
@@ -323,7 +326,7 @@ class MergeSpec:
                 yield f"discard below {horizon} in store {store} of run {number}", _with(of, number, after)
 
     def _on_executor(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
-        """Yield loads of stores in the run's other process, its listings, and the cleanups of these stores there."""
+        """Yield the loads and listings of stores in the run's other process, and their cleanups there."""
         last = len(run.committed)
         moved = run.moved or (0,) * self.stores
         stores = frozenset(store for store, version in enumerate(moved) if version)

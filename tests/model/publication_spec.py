@@ -1,7 +1,8 @@
-"""Specification of a batch's publication: what the stores of a run add in memory of the backend is in storage before its entry.
+"""Specification of a batch's publication.
 
-One version of each store of one run. The backend finds the run's merged files (an *object*) through a
-registry, and a store keeps the one that it was opened with. See INVARIANTS.md.
+What the stores of a run add in memory of the backend is in storage before the batch's entry. One version of
+each store of one run. The backend finds the run's merged files (an *object*) through a registry, and a store
+keeps the one that it was opened with. See INVARIANTS.md.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ NONE = -1
 
 
 class Attempt(NamedTuple):
-    """An attempt: in "memory" of an object, "taken" by a publication of that, in a "file", "lost", or "written" by itself."""
+    """An attempt, which is "lost", "written" by itself, or added to an object.
+
+    Then it is in "memory", "taken" by a publication of the object, or in a "file".
+    """
 
     place: str
     owner: int = NONE
 
 
 class Store(NamedTuple):
-    """A store: the object that it has, its attempts, and those in storage; without ids the last one counts."""
+    """A store: the object that it has, its attempts, and those in storage.
+
+    Without ids the last attempt counts.
+    """
 
     owner: int = NONE
     attempts: tuple[Attempt, ...] = ()

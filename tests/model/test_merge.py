@@ -1,4 +1,7 @@
-"""Merged files lose no state in any interleaving of publications, rewriting, retention and rollbacks of several runs."""
+"""Merged files lose no state in any interleaving of several runs.
+
+Runs publish, rewrite, apply retention and roll back.
+"""
 
 from __future__ import annotations
 

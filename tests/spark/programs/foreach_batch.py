@@ -1,4 +1,6 @@
-"""Test program: each stateful operator below ``foreachBatch``, which reads its batch in every way; rows and state are compared.
+"""Test program: each stateful operator below ``foreachBatch``, which reads its batch in every way.
+
+Rows and state are compared.
 
     python -m tests.spark.programs.foreach_batch --batches 1000 --master 'local[4,4]'
 
@@ -147,7 +149,10 @@ def in_one_action(life, batch, number):
 
 
 def in_one_task(life, batch, number):
-    """The same without a shuffle where the operator's key is the group's: one task opens a partition twice."""
+    """Do the same without a shuffle where the operator's key is the group's.
+
+    One task opens a partition twice.
+    """
     yield joined(batch, batch)
 
 
@@ -169,7 +174,10 @@ READS = {
     "one_action": in_one_action,
     "one_task": in_one_task,
 }
-"""Ways of reading a batch. That after `twice` reads once, so that what it loads is for the sake of the batch before."""
+"""Ways of reading a batch.
+
+That after `twice` reads once, so that what it loads is for the sake of the batch before.
+"""
 
 
 def live(spark, asked, directory, name, checkpoint_format, reads):
@@ -208,7 +216,7 @@ def live(spark, asked, directory, name, checkpoint_format, reads):
 
 
 def reason(query):
-    """Return the lines of a failed query's messages that name an error, without Spark's repetitions of them."""
+    """Return the lines of a failed query's messages that name an error, without repetitions."""
     lines = re.findall(
         r"^.*(?:Exception|Error|Caused by|\[[A-Z_.]+\]).*$", failure_of(query) or "", re.MULTILINE
     )

@@ -1,4 +1,4 @@
-"""Two stateful queries from a Kafka topic to two others, their input, and the batch answer over the same topic."""
+"""Two stateful queries from a Kafka topic to two others, their input, and the topic's batch answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Large state: a query that is filled, updated, killed, and continued: ``python -m tests.system.soak.large_state JSON``.
+"""Large state: a query that is filled, updated, killed, and continued.
+
+    python -m tests.system.soak.large_state JSON
 
 The only argument is a JSON object: ``root`` (a directory), ``keys``, ``fills`` (batches that put all keys),
 ``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end

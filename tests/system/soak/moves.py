@@ -1,4 +1,6 @@
-"""``python -m tests.system.soak.moves``: move stores between two executors, with pointer savepoints and rollbacks in between.
+"""Move stores between two executors, with pointer savepoints and rollbacks in between.
+
+Run it with ``python -m tests.system.soak.moves``.
 
 Two executors of one core each run a query with ``commit=batch``, checkpoint format v2. A job that sleeps
 occupies one of them, so that the query's tasks run on the other; a move is a second job there, and the end of
@@ -28,7 +30,10 @@ from tests.support.trees import retained_batches
 
 KEYS = 12_007
 ROWS = 4_000
-"""Rows of a large batch, of which each store gets more than 64 KiB of changes; others have one of twenty of them."""
+"""Rows of a large batch, of which each store gets more than 64 KiB of changes.
+
+Others have one of twenty of them.
+"""
 
 LARGE = 3
 

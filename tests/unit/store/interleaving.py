@@ -128,7 +128,7 @@ class Pair:
     calls: list[Call] = field(default_factory=list)
 
     def run(self, pause_first: int, pause_second: int) -> bool:
-        """Suspend the first one at a call, run the second one up to a call, then finish the first and the second one.
+        """Suspend the first at a call, run the second up to a call, then finish both in this order.
 
         Returns
         -------

@@ -1,4 +1,6 @@
-"""An aggregation, a join and transformWithState with their whole checkpoints at a URL, for an empty environment.
+"""An aggregation, a join and transformWithState with their whole checkpoints at a URL.
+
+It runs in an empty environment.
 
     python checkpoint_on_s3.py CHECKPOINTS INPUT OUTPUT JAR [BATCHES]
 
