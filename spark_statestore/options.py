@@ -61,7 +61,10 @@ _SECRET_PREFIX = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)?+[^@]*:(?!\d+/)[^@]*
 PASSWORD: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
 """A scheme, a user, a colon and a password before the host of a URL; not a host, a port and a path."""
 
-_DIRECTORY_FORM = "an absolute path or a URL, such as s3://bucket/x (the scheme included) or file:///data/x (three slashes): "
+_DIRECTORY_FORM = (
+    "an absolute path or a URL, such as s3://bucket/x (the scheme included) or file:///data/x "
+    "(three slashes): "
+)
 _REFUSED_DIRECTORIES = (
     (
         r"(?is)file://[^/].*",
@@ -71,8 +74,8 @@ _REFUSED_DIRECTORIES = (
     (
         r"(?is)(?!(file:)?/|(?!file:)[a-z][a-z0-9+.-]+(::[a-z0-9+.-]+)*://).+",
         _DIRECTORY_FORM
-        + "this one is relative to the working directory of each process, so each process would use a directory "
-        "of its own",
+        + "this one is relative to the working directory of each process, so each process would use a "
+        "directory of its own",
     ),
 )
 """Relative paths are refused: driver and executors have different working directories."""
@@ -149,8 +152,7 @@ OPTIONS: tuple[Option, ...] = (
         "size",
         "32m",
         "maximum size of a changelog that a commit stores inline in its metadata object; a larger one is "
-        "written "
-        "to a file of its own. The backend buffers up to this size in memory per concurrent commit",
+        "written to a file of its own. The backend buffers up to this size in memory per concurrent commit",
         least=0,
         most=MAX_FILE_STATE_THRESHOLD,
     ),
@@ -159,8 +161,7 @@ OPTIONS: tuple[Option, ...] = (
         "integer",
         "spark.sql.streaming.stateStore.minDeltasForSnapshot",
         "number of deltas of about one size that a load reads before they are merged into a run, or, of a "
-        "small state, "
-        "before the next full snapshot",
+        "small state, before the next full snapshot",
         least=1,
         most=1_000_000,
     ),
@@ -169,10 +170,8 @@ OPTIONS: tuple[Option, ...] = (
         "choice",
         "auto",
         "when a commit is durable: `task`: before its task ends; `batch`: before Spark's commit log gets the "
-        "batch, "
-        "in one object for all partitions; `auto`: `batch` with a local master and on storage other than "
-        "local files, where that is "
-        "possible, else `task`",
+        "batch, in one object for all partitions; `auto`: `batch` with a local master and on storage other "
+        "than local files, where that is possible, else `task`",
         choices=("auto", "task", "batch"),
     ),
     Option(
@@ -211,8 +210,7 @@ OPTIONS: tuple[Option, ...] = (
         "integer",
         "5",
         "retries of a transient storage failure (broken connection, HTTP 429, 500, 502, 503, 504), with "
-        "exponential "
-        "backoff from 0.1 s to 10 s. Calls on local files are not retried",
+        "exponential backoff from 0.1 s to 10 s. Calls on local files are not retried",
         least=0,
         most=20,
     ),
@@ -221,12 +219,9 @@ OPTIONS: tuple[Option, ...] = (
         "size",
         "half of the largest heap",
         "heap that all stores of a JVM may use together, indexes included, and a quarter more until rows "
-        "have been moved; beyond "
-        "it rows are moved to memory-mapped files in Spark's local directory, and indexes stay in the heap "
-        "as far as they fit. Spark "
-        "does not subtract it from its own memory. Per JVM: the last opened store wins, so set it alike for "
-        "all queries of an "
-        "application",
+        "have been moved; beyond it rows are moved to memory-mapped files in Spark's local directory, and "
+        "indexes stay in the heap as far as they fit. Spark does not subtract it from its own memory. Per "
+        "JVM: the last opened store wins, so set it alike for all queries of an application",
         least=0,
     ),
     Option(
@@ -247,8 +242,7 @@ OPTIONS: tuple[Option, ...] = (
         "boolean",
         "false",
         "for sessions that do not set `providerClass`: their queries use this store, in real-time mode, too. "
-        "Spark 4.3 "
-        "refuses real-time queries in a session that sets this store's class",
+        "Spark 4.3 refuses real-time queries in a session that sets this store's class",
     ),
 )
 

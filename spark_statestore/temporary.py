@@ -65,7 +65,7 @@ def remove(directory: str) -> None:
 
 
 def remove_abandoned(parent: str) -> list[str]:
-    """Remove the directories below one, such as ``/tmp``, whose processes have ended, and return their paths."""
+    """Remove directories below one, such as ``/tmp``, whose processes have ended; return their paths."""
     removed: list[str] = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]

@@ -200,9 +200,15 @@ def _message_of(supervised: _Supervised) -> str:
     request = supervised.request
     if "path" in request:
         what = f"the file {request['path']}"
-        outcome = "It may take effect later: the query fails, and its next start continues from the files that are there"
+        outcome = (
+            "It may take effect later: the query fails, and its next start continues from the files that are "
+            "there"
+        )
     elif request.get("op") == "publish":
-        what = f"the commits of all stores of batch {request['version'] - 1}, one of them at {request['store'].get('root')}"
+        what = (
+            f"the commits of all stores of batch {request['version'] - 1}, one of them at "
+            f"{request['store'].get('root')}"
+        )
         outcome = "The batch fails; the next start of the query runs it again"
     else:
         store = request.get("store")
@@ -210,14 +216,11 @@ def _message_of(supervised: _Supervised) -> str:
         which = f", version {request['version']}" if "version" in request else ""
         what = (
             f"operator {store.get('operator')}, partition {store.get('partition')}, store "
-            f"{store.get('name')}{which} at "
-            f"{store.get('root')}"
+            f"{store.get('name')}{which} at {store.get('root')}"
         )
         outcome = "It publishes nothing; a retried task starts from the previous version"
     return (
         f"storage did not answer within {supervised.context.limit:.0f} s, and the request "
-        f"{request.get('op')!r} of {what} was "
-        f"cancelled. {outcome}. Check that the storage is reachable; if its calls may take longer, raise the "
-        "option "
-        "storageTimeoutSeconds."
+        f"{request.get('op')!r} of {what} was cancelled. {outcome}. Check that the storage is reachable; if "
+        "its calls may take longer, raise the option storageTimeoutSeconds."
     )

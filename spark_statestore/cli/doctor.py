@@ -150,8 +150,7 @@ def _spark() -> str:
     except ImportError as error:
         raise _Failed(
             "PySpark is not installed in this interpreter: pip install 'spark-statestore[spark]'. State can "
-            "be read, and "
-            "savepoints can be taken, without it"
+            "be read, and savepoints can be taken, without it"
         ) from error
     return f"PySpark {version}"
 

@@ -144,8 +144,7 @@ def show(
     described = query.operator(operator, batch)
     raise CheckpointNotFoundError(
         f"operator {operator} ({described.name}) of {query.url} has no store {store!r} in a partition "
-        f"{partition}: it "
-        f"has {', '.join(described_store.name for described_store in described.stores)} in "
+        f"{partition}: it has {', '.join(described_store.name for described_store in described.stores)} in "
         f"{described.partitions} partitions."
     )
 

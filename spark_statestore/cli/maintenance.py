@@ -109,7 +109,10 @@ def gc(out: Output, checkpoint: str, older_than: float, dry_run: bool, **argumen
 
 def _verification(verification: Verification) -> list[str]:
     if verification.ok:
-        what = f"{verification.stores} stores, {verification.files} files and parts of files, {size(verification.bytes)}"
+        what = (
+            f"{verification.stores} stores, {verification.files} files and parts of files, "
+            f"{size(verification.bytes)}"
+        )
         return [f"batch {verification.batch} is intact: {what}"]
     return [
         f"batch {verification.batch} is not intact, problems: {len(verification.problems)}",

@@ -84,8 +84,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if repeated is not None:
         raise click.UsageError(
             f"the key names the field {repeated!r} twice. Where a key has several fields of one name, later "
-            "ones are called "
-            f"{repeated}_2 and so on, see `show`."
+            f"ones are called {repeated}_2 and so on, see `show`."
         )
     return dict(pairs)
 

@@ -53,8 +53,7 @@ def list_(out: Output, target: str) -> None:
         if not savepoints and not files.is_directory(path):
             raise CheckpointNotFoundError(
                 f"there is no directory {files.url(path)}, so no savepoint in it. Check the path: it is the "
-                "one that savepoints "
-                "were taken to, as --target or savepointsDir."
+                "one that savepoints were taken to, as --target or savepointsDir."
             )
     rows = [
         (listed.path, listed.kind, listed.query_id, listed.batch, when(listed.created_ms))

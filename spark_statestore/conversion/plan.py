@@ -71,8 +71,7 @@ class Source:
         if not operators:
             raise ConversionError(
                 f"the query of {self.checkpoint.url} has no stateful operator, so there is nothing to "
-                "convert: start it with "
-                "any state store. Nothing was changed."
+                "convert: start it with any state store. Nothing was changed."
             )
         return operators
 
@@ -87,8 +86,7 @@ class Source:
         if encoding.lower() != "unsaferow":
             raise ConversionError(
                 f"the query of {self.checkpoint.url} was started with {_ENCODING}={encoding}, whose rows "
-                "cannot be converted. Keep "
-                "its state store; nothing was changed."
+                "cannot be converted. Keep its state store; nothing was changed."
             )
 
     def partitions(self, operator: StatefulOperator) -> int:
@@ -102,9 +100,8 @@ class Source:
         if self._has_directory(operator, operator.partitions):
             raise CorruptCheckpointError(
                 f"operator {operator.id} ({operator.name}) of {self.checkpoint.url} has "
-                f"{operator.partitions} partitions by its "
-                f"metadata, but there is state of partition {operator.partitions}. "
-                + restore_from_backup("the metadata", otherwise=None)
+                f"{operator.partitions} partitions by its metadata, but there is state of partition "
+                f"{operator.partitions}. " + restore_from_backup("the metadata", otherwise=None)
             )
         return operator.partitions
 
@@ -120,23 +117,24 @@ class Source:
             open_ = sorted(number for number in begun if number > max(done))
             raise ConversionError(
                 f"the newest batch of {self.checkpoint.url} is not committed: it has begun {ranges(open_)}, "
-                "and committed "
-                f"{max(done)}. Start the query with its present store, stop it after a batch, then convert; "
-                "or pass "
-                f"batch={max(done)} (--batch {max(done)}) to leave the open batch out. Nothing was changed."
+                f"and committed {max(done)}. Start the query with its present store, stop it after a batch, "
+                f"then convert; or pass batch={max(done)} (--batch {max(done)}) to leave the open batch out. "
+                "Nothing was changed."
             )
         if begun and not done:
             raise CheckpointNotFoundError(
                 f"the checkpoint {self.checkpoint.url} has no committed batch. Let the query commit its "
-                "first batch, or start "
-                "it with the other store in a new location; nothing was changed."
+                "first batch, or start it with the other store in a new location; nothing was changed."
             )
 
 
 def side(
     source: Source, url: str, provider: str, partitions: Mapping[int, int], ids: _Ids | None
 ) -> dict[str, Any]:
-    """Return a side of the conversion, whose checkpoint location is `url`, as the JVM reads it: root, settings and stores."""
+    """Return a side of the conversion as the JVM reads it: root, settings and stores.
+
+    Its checkpoint location is `url`.
+    """
     pinned = {name: value for name, value in source.offsets.conf.items() if name.startswith(STORE_CONF)}
     conf: dict[str, str | None] = {
         **pinned,
@@ -174,7 +172,10 @@ def _store(
 
 
 def _schemas(source: Source, operator: StatefulOperator, store: str) -> Iterator[bytes]:
-    """Yield the content of the schema files, which need no file system of Hadoop's that way; the newest comes last."""
+    """Yield the content of the schema files; the newest comes last.
+
+    As content they need no file system of Hadoop's.
+    """
     checkpoint = source.checkpoint
     if not has_families(operator):
         below: list[tuple[str, ...]] = [(*StoreId(operator.id, 0, store).directories, "_metadata", "schema")]

@@ -33,12 +33,19 @@ _CONTAINERS: Final = {"s3": "bucket", "gcs": "bucket", "abfs": "container", "az"
 
 _CONFIGURATION: Final = "fsspec's configuration files (~/.config/fsspec)"
 _REMEDIES: Final = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment, or put the credentials into "
-    f"~/.aws/credentials or {_CONFIGURATION}, or give the machine an instance role",
-    "gcs": "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or run 'gcloud auth application-default login', or put the "
-    f"credentials into {_CONFIGURATION}, or give the machine a service account",
-    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING, in the "
-    f"environment, or put the credentials into {_CONFIGURATION}, or give the machine a managed identity",
+    "s3": (
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment, or put the "
+        f"credentials into ~/.aws/credentials or {_CONFIGURATION}, or give the machine an instance role"
+    ),
+    "gcs": (
+        "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or run 'gcloud auth application-default "
+        f"login', or put the credentials into {_CONFIGURATION}, or give the machine a service account"
+    ),
+    "abfs": (
+        "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING, "
+        f"in the environment, or put the credentials into {_CONFIGURATION}, or give the machine a managed "
+        "identity"
+    ),
 }
 _OTHER_REMEDY: Final = f"put the credentials into {_CONFIGURATION}"
 _EVERYWHERE: Final = "This is needed on the driver, on every executor, and where the command line runs"
@@ -87,7 +94,6 @@ def access_error(error: BaseException, url: str) -> StorageAccessError | None:
             rights = f" (they need {_RIGHTS[scheme]})" if scheme in _RIGHTS else ""
             return StorageAccessError(
                 f"access to {url} is denied ({text}). Check which credentials are used, that they are valid, "
-                "and their "
-                f"permissions on the {container}{rights}; to use others, {remedy}. {_EVERYWHERE}."
+                f"and their permissions on the {container}{rights}; to use others, {remedy}. {_EVERYWHERE}."
             )
     return None

@@ -121,7 +121,10 @@ class FileSystem(ABC):
 
     @abstractmethod
     def open_output(self, path: str) -> FileOutput:
-        """Open a new file for writing; raise `FileExistsError` where the file system detects an existing one."""
+        """Open a new file for writing.
+
+        Raise `FileExistsError` where the file system detects an existing one.
+        """
 
     @abstractmethod
     def create(self, path: str, data: Buffer) -> None:
@@ -170,7 +173,10 @@ class FileSystem(ABC):
         """
 
     def locate(self, path: str) -> tuple[str, int] | None:
-        """Return the file that has a path's bytes, and where they begin in it; None while they are in memory alone."""
+        """Return the file that has a path's bytes, and where they begin in it.
+
+        Return None while they are in memory alone.
+        """
         return path, 0
 
     @abstractmethod

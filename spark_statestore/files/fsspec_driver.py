@@ -122,7 +122,10 @@ def disable_cached_listings(fs: AbstractFileSystem) -> None:
 
 
 def finds_files_itself(fs: AbstractFileSystem) -> bool:
-    """Return whether a driver has a `find` of its own, rather than fsspec's, which omits directories that it cannot list."""
+    """Return whether a driver has a `find` of its own, rather than fsspec's.
+
+    The one of fsspec omits directories that it cannot list.
+    """
     from fsspec import AbstractFileSystem
     from fsspec.asyn import AsyncFileSystem
 
@@ -132,7 +135,10 @@ def finds_files_itself(fs: AbstractFileSystem) -> bool:
 
 
 def renames_files(fs: AbstractFileSystem) -> bool:
-    """Return whether a driver has an `mv` of its own, rather than fsspec's, which copies a file and then removes it."""
+    """Return whether a driver has an `mv` of its own, rather than fsspec's.
+
+    The one of fsspec copies a file and then removes it.
+    """
     from fsspec import AbstractFileSystem
 
     below = _driver_below(fs)
@@ -169,8 +175,7 @@ def warn_of_inexclusive_create(driver: str, scheme: str) -> None:
     """Log once for a driver that it cannot create files exclusively."""
     _logger.warning(
         "the fsspec driver %s of %s:// cannot create files exclusively: its pipe_file has no such mode. Of "
-        "two attempts that "
-        "commit the same version at the same time the later one wins. Upgrade the driver.",
+        "two attempts that commit the same version at the same time the later one wins. Upgrade the driver.",
         driver,
         scheme,
     )
@@ -181,9 +186,8 @@ def warn_of_replace_in_steps(driver: str, scheme: str) -> None:
     """Log once for a driver that it cannot replace a file in one step."""
     _logger.warning(
         "the fsspec driver %s of %s:// cannot replace a file in one step, by renaming another one to it. If "
-        "the process is "
-        "killed meanwhile, the file may be missing or incomplete. Use a storage that renames files, or an "
-        "object store.",
+        "the process is killed meanwhile, the file may be missing or incomplete. Use a storage that renames "
+        "files, or an object store.",
         driver,
         scheme,
     )

@@ -174,7 +174,6 @@ class _SyncedOutput(FileOutput):
 def _warn_of_unsynced_files(scheme: str) -> None:
     _logger.warning(
         "fsync has no effect on %s://: its driver cannot sync files. Use webhdfs://, or set "
-        "dfs.datanode.synconclose on the "
-        "data nodes.",
+        "dfs.datanode.synconclose on the data nodes.",
         scheme,
     )

@@ -45,7 +45,10 @@ def _make_directory(path: str) -> bool:
 
 
 def _mode_of(path: str) -> int | None:
-    """Return the mode of a file or directory; None if it does not exist. `os.path.exists` hides every error."""
+    """Return the mode of a file or directory; None if it does not exist.
+
+    `os.path.exists` hides every error.
+    """
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -436,10 +439,8 @@ class LocalFileSystem(FileSystem):
             lacking.add(_HARD_LINKS)
             _logger.warning(
                 "the file system of %s has no hard links, so that new files are not created atomically "
-                "there: if the process "
-                "is killed meanwhile, an incomplete file remains, also one of Spark's logs. Use another file "
-                "system for "
-                "checkpoints.",
+                "there: if the process is killed meanwhile, an incomplete file remains, also one of Spark's "
+                "logs. Use another file system for checkpoints.",
                 directory,
             )
 

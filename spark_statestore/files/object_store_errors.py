@@ -1,4 +1,7 @@
-"""Conversion of obstore's errors, which have their details in their text, into errors of this package and of the system."""
+"""Conversion of obstore's errors into errors of this package and of the system.
+
+The details of obstore's errors are in their text.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Clients of obstore for S3, Google Cloud Storage and Azure, with credentials where botocore and google-auth find them."""
+"""Clients of obstore for S3, Google Cloud Storage and Azure.
+
+Credentials come from where botocore and google-auth find them.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ _TRUE: Final = {"1", "on", "true", "y", "yes"}
 
 _GCS_SCOPE: Final = "https://www.googleapis.com/auth/devstorage.full_control"
 _GCS_CREDENTIALS: Final = {
-    "application_credentials", "bearer_token", "service_account", "service_account_key", "service_account_path",
-    "skip_signature",
+    "application_credentials", "bearer_token", "service_account", "service_account_key",
+    "service_account_path", "skip_signature",
 }  # fmt: skip
 
 _CONNECTION_STRING: Final = {
@@ -248,7 +251,10 @@ SERVICES: Final[Mapping[str, type[ObjectStoreClients]]] = {
 
 
 def _endpoint_of(client: Any, bucket: str) -> tuple[str, bool]:
-    """Return a bucket's endpoint for obstore by botocore's rules, and whether it contains the bucket; make no request."""
+    """Return a bucket's endpoint for obstore by botocore's rules, and whether it contains the bucket.
+
+    Make no request.
+    """
     urls: list[str] = []
 
     def answer(params: Mapping[str, Any], **_: Any) -> Any:

@@ -205,7 +205,10 @@ class FsspecFileSystem(FileSystem):
             raise
 
     def _replace_in_steps(self, staging: str, path: str) -> None:
-        """Rename a file to another one, which is kept until that is done: an error leaves the old one or the new one."""
+        """Rename a file to another one, which is kept until that is done.
+
+        An error leaves the old one or the new one.
+        """
         old = join(parent_of(path), f".inprogress.{uuid.uuid4()}")
         if self.exists(path):
             self._move(path, old)

@@ -243,7 +243,9 @@ class RetryingFileSystem(FileSystem):
 
 
 def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buffer]) -> None:
-    """Check once, with the first such file of a process, that storage does not replace a file that is created again.
+    """Check once that storage does not replace a file that is created again.
+
+    The check is made with the first such file of a process.
 
     A service that does not know conditional requests ignores the condition, without an error. To be called
     for files whose name several writers may choose, with one that this process has created: the first one has
@@ -262,11 +264,9 @@ def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buf
     else:
         raise CheckpointIOError(
             f"the storage of {files.url(path)} replaces a file that is created exclusively: of two queries "
-            "with one checkpoint "
-            "neither would notice the other, and either could replace state that the other one has "
-            "committed. Upgrade the "
-            "service to a version with conditional requests (If-None-Match), or use another one. With "
-            "configure(..., spark_files='hadoop', commit='task') and "
-            "spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends on it but the "
+            "with one checkpoint neither would notice the other, and either could replace state that the "
+            "other one has committed. Upgrade the service to a version with conditional requests "
+            "(If-None-Match), or use another one. With configure(..., spark_files='hadoop', commit='task') "
+            "and spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends on it but the "
             "detection of a second query."
         )

@@ -54,8 +54,8 @@ def split_url(url: str) -> tuple[str, str]:
         # The error must not show it either.
         raise StorageURLError(
             f"the URL {secret[1] + '...@' + text[secret.end() :]!r} contains a password, which logs, "
-            "metadata and Spark's UI would "
-            "show. Remove it: credentials come from the environment, or from fsspec's configuration files."
+            "metadata and Spark's UI would show. Remove it: credentials come from the environment, or from "
+            "fsspec's configuration files."
         )
     scheme, colon, rest = text.partition(":")
     if not colon or "/" in scheme or len(scheme) == 1:
@@ -91,10 +91,8 @@ def check_url(url: str) -> None:
     if scheme in _HIDING_ERRORS:
         raise StorageURLError(
             f"{url!r} cannot hold state: over {scheme.upper()}, a file or directory that cannot be read for "
-            "the moment is reported "
-            "as missing, and state would be taken for lost or be deleted. Use SFTP, another network file "
-            "system, or an object "
-            "store."
+            "the moment is reported as missing, and state would be taken for lost or be deleted. Use SFTP, "
+            "another network file system, or an object store."
         )
     service = _object_store(scheme)
     try:
@@ -105,8 +103,7 @@ def check_url(url: str) -> None:
     except ImportError as error:
         raise MissingDriverError(
             f"{url!r} needs the driver for {scheme!r}, which is not installed for the interpreter "
-            f"{sys.executable}: {error}. The "
-            "backend on every executor needs it too."
+            f"{sys.executable}: {error}. The backend on every executor needs it too."
         ) from error
 
 
@@ -174,7 +171,10 @@ def open_file_system(
 
 
 def _object_store(scheme: str) -> type[ObjectStoreClients] | None:
-    """Return the service that obstore reaches for a scheme; None if there is none, or a program has registered a driver."""
+    """Return the service that obstore reaches for a scheme.
+
+    Return None if there is none, or a program has registered a driver.
+    """
     service = SERVICES.get(scheme)
     if service is None:
         return None
@@ -221,8 +221,7 @@ def _through_fsspec(url: str, scheme: str, rest: str, *, fsync: bool) -> tuple[C
             raise refused from error
         raise StorageUnavailableError(
             f"the file system of {url!r} cannot be opened: {error}. Check the URL, what its driver needs, "
-            "and the credentials "
-            "in the environment or in fsspec's configuration files."
+            "and the credentials in the environment or in fsspec's configuration files."
         ) from error
     kind = HdfsFileSystem if scheme in HDFS_SCHEMES else FsspecFileSystem
     return lambda: kind(fs, scheme, fsync=fsync), path
@@ -242,10 +241,8 @@ def _local_path(url: str, rest: str) -> str:
     except UnicodeEncodeError as error:
         raise StorageURLError(
             f"{url!a} cannot be used: this process names files in {error.encoding}, because of its locale, "
-            "which lacks "
-            f"{path[error.start : error.end]!a}. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1 in the environment of "
-            "the driver, of every "
-            "executor, and where the command line runs."
+            f"which lacks {path[error.start : error.end]!a}. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1 in the "
+            "environment of the driver, of every executor, and where the command line runs."
         ) from error
     # Not unquoted: Hadoop does not escape paths in its URLs.
     return path

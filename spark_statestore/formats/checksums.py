@@ -35,7 +35,10 @@ def combine(first: int, second: int, size: int) -> int:
 
 @cache
 def _zeros(power: int) -> tuple[tuple[int, ...], ...]:
-    """Return the operator of `_FEW_ZEROS * 2**power` zeros as tables, one for each four bits of the checksum."""
+    """Return the operator of `_FEW_ZEROS * 2**power` zeros as tables.
+
+    There is a table for each four bits of the checksum.
+    """
     if power == 0:
         zeros = bytes(_FEW_ZEROS)
         nothing = zlib.crc32(zeros)

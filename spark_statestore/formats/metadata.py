@@ -74,7 +74,10 @@ class MetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class InlineState:
-    """State that is stored inside a metadata object, at `INLINE_STATE_OFFSET`: consecutive pieces, their size and CRC-32."""
+    """State that is stored inside a metadata object, at `INLINE_STATE_OFFSET`.
+
+    It has consecutive pieces, their size and their CRC-32.
+    """
 
     parts: Sequence[bytes | bytearray | memoryview] = ()
     size: int = 0
@@ -115,8 +118,8 @@ def encode_object(
     if inline_state.size > LARGEST_STATE:
         raise StateTooLargeError(
             f"{inline_state.size} bytes of state do not fit into a metadata object, which holds at most "
-            f"{LARGEST_STATE}. Use "
-            "storage=filesystem, which writes large commits to separate files, or more partitions."
+            f"{LARGEST_STATE}. Use storage=filesystem, which writes large commits to separate files, or more "
+            "partitions."
         )
     described = json.dumps(properties, separators=(",", ":")).encode()
     lengths = [len(described), len(handles), *map(len, handles)]
@@ -205,7 +208,10 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
 
 
 def matches_with_state(data: bytes, size: int, checksum: int) -> bool:
-    """Return whether an object that was decoded without its inline state matches its checksum with that state's."""
+    """Return whether an object that was decoded without its inline state matches its checksum.
+
+    The object's checksum covers that state, too; `size` and `checksum` are those of the state.
+    """
     *_, inline_length, body_length = HEADER.unpack_from(data)
     if len(data) != HEADER.size + body_length + FOOTER.size:
         # The object includes its state: decode_object verified the checksum.
@@ -279,7 +285,10 @@ def is_attempt_id(value: Any) -> bool:
 
 
 def attempt_id_of(data: bytes) -> str | None:
-    """Return the attempt that wrote a metadata object, given it or its first 40 bytes; None for other bytes."""
+    """Return the attempt that wrote a metadata object, given it or its first 40 bytes.
+
+    Return None for other bytes.
+    """
     if len(data) < HEADER.size or not data.startswith(METADATA_MAGIC):
         return None
     attempt_id: bytes = HEADER.unpack_from(data)[4]
@@ -300,7 +309,10 @@ def require_count(value: Any) -> None:
 
 
 def require_attempt_id(value: Any) -> None:
-    """Raise a `TypeError` or a `ValueError` unless a property is an attempt id, which becomes a part of paths."""
+    """Raise a `TypeError` or a `ValueError` unless a property is an attempt id.
+
+    It becomes a part of paths.
+    """
     require_type(value, str)
     if not is_attempt_id(value):
         raise ValueError(f"{value!r:.40} is no attempt id")

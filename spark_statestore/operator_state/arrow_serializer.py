@@ -90,8 +90,7 @@ class ArrowSerializer(StateSerializer[Any]):
         except (pa.ArrowException, OverflowError, TypeError, ValueError, struct.error) as error:
             raise TypeError(
                 f"{value!r:.{_SHOWN}} cannot be stored as {self.type}: {error or type(error).__name__}. "
-                f"Convert "
-                "it, or declare the state with a type that fits."
+                "Convert it, or declare the state with a type that fits."
             ) from error
 
     def deserialize(self, data: bytes) -> Any:
@@ -173,8 +172,7 @@ def _check_encodable(type_: pa.DataType, schema: pa.Schema) -> None:
     if not encodable:
         raise TypeError(
             f"values of the Arrow type {type_} have no encoding of their own. Use the type that is behind "
-            "it, or "
-            "write a StateSerializer."
+            "it, or write a StateSerializer."
         )
 
 

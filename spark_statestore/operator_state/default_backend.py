@@ -91,8 +91,7 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
         if self._lists or self._broadcasts:
             raise IllegalStateError(
                 f"this backend has the states {[*self._lists, *self._broadcasts]} already, and restored "
-                "state "
-                "would mix with them. Restore into a new backend, before any state is asked for."
+                "state would mix with them. Restore into a new backend, before any state is asked for."
             )
         operation = OperatorStateRestoreOperation()
         operation.restore(state)
@@ -129,16 +128,14 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
         if self._disposed:
             raise IllegalStateError(
                 "this backend was disposed of, so it has no state any more. Make a new one, and restore the "
-                "last "
-                "checkpoint into it."
+                "last checkpoint into it."
             )
 
 
 def _conflict(name: str, before: Mode, now: Mode) -> IllegalStateError:
     return IllegalStateError(
         f"state {name!r} is {before.name} and cannot be used as {now.name}: a name identifies one state. Ask "
-        "for "
-        "it as before, or choose another name for the new state."
+        "for it as before, or choose another name for the new state."
     )
 
 

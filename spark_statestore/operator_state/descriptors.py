@@ -63,8 +63,7 @@ class MapStateDescriptor(Generic[K, V]):
         if isinstance(self.key_serializer, ArrowSerializer) and self.key_serializer.is_nested:
             raise TypeError(
                 f"the keys of {name!r} are declared as {self.key_serializer.type}, whose values cannot be "
-                "keys of "
-                "a dict. Use a scalar type, for instance a string that is made of the parts."
+                "keys of a dict. Use a scalar type, for instance a string that is made of the parts."
             )
         self.serializer_snapshots: tuple[SerializerSnapshot, SerializerSnapshot] = (
             describe(self.key_serializer),

@@ -90,8 +90,7 @@ class PartitionableListState(ListState[T], ListContent):
         if values is None:
             raise TypeError(
                 f"list state {self.descriptor.name!r} cannot be updated with None. Give an iterable of "
-                "elements, "
-                "or call clear."
+                "elements, or call clear."
             )
         self._elements = [self._checked(value) for value in values]
 

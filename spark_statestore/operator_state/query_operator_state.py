@@ -162,8 +162,7 @@ class QueryOperatorState:
         if not self._in_use.acquire(blocking=False):
             raise IllegalStateError(
                 f"{self} is used by another batch at this moment: batches of a query come one after the "
-                "other. Give "
-                "each query, and each thread, an object and an operator name of its own."
+                "other. Give each query, and each thread, an object and an operator name of its own."
             )
         try:
             self._require_this_query(batch_id)
@@ -271,9 +270,10 @@ class QueryOperatorState:
         return StatePart(batch_id, 1 + max(earlier, default=0), self.subtask, self.parallelism)
 
     def _retain(self, listed: dict[StatePart, bool], part: StatePart) -> None:
-        """Discard this subtask's parts that are replaced, failed or too old; subtask 0 those of other parallelisms, too.
+        """Discard this subtask's parts that are replaced, failed or too old.
 
-        Parts of the same parallelism are left to their subtasks, which may be writing them.
+        Subtask 0 discards those of other parallelisms, too. Parts of the same parallelism are left to their
+        subtasks, which may be writing them.
         """
         published = _published(listed)
         batches = sorted({other.batch for other in published if other.batch < part.batch})
@@ -306,8 +306,7 @@ class QueryOperatorState:
                 return require_complete(batches[batch], str(self._directory))
         raise CheckpointNotFoundError(
             f"there is no state of {'any batch' if batch_id is None else f'batch {batch_id}'} in {self}; "
-            "there is "
-            f"of the batches {list(batches)}. Name one of those."
+            f"there is of the batches {list(batches)}. Name one of those."
         )
 
     def _is_committed(self, batch: int) -> bool:
@@ -339,15 +338,13 @@ class QueryOperatorState:
         if batch != str(batch_id):
             raise SessionError(
                 f"Spark runs batch {batch} in this thread, and the state of batch {batch_id} was asked for. "
-                "Pass the "
-                "batch id that foreachBatch gives."
+                "Pass the batch id that foreachBatch gives."
             )
         mine = self._query_id()
         if mine is not None and mine != query:
             raise SessionError(
                 f"{self} belongs to the query {mine}, and this batch is of the query {query}. Give each "
-                "query the "
-                "operator state of its own checkpointLocation."
+                "query the operator state of its own checkpointLocation."
             )
 
     def _query_id(self) -> str | None:
@@ -366,14 +363,12 @@ def _subtask_of(subtask: int | None, parallelism: int | None) -> tuple[int, int]
     if not isinstance(subtask, int) or not isinstance(parallelism, int):
         raise OptionError(
             f"subtask is {subtask!r} and parallelism {parallelism!r}, but both must be integers. Give both, "
-            "or neither "
-            "for state that is kept once for the query."
+            "or neither for state that is kept once for the query."
         )
     if not 0 <= subtask < parallelism <= MAX_PARALLELISM:
         raise OptionError(
             f"subtask is {subtask} and parallelism {parallelism}, but a subtask is from 0 to parallelism - "
-            "1, and "
-            f"parallelism at most {MAX_PARALLELISM}"
+            f"1, and parallelism at most {MAX_PARALLELISM}"
         )
     return subtask, parallelism
 

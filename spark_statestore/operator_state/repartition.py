@@ -85,8 +85,7 @@ class RoundRobinOperatorStateRepartitioner(OperatorStateRepartitioner):
         if len(previous) != old_parallelism:
             raise ValueError(
                 f"there are handles of {len(previous)} subtasks, but the operator had {old_parallelism}. "
-                "Give a list "
-                "for each old subtask, in their order; it may be empty."
+                "Give a list for each old subtask, in their order; it may be empty."
             )
         parts = _parts_by_mode_and_name(previous)
         if old_parallelism == new_parallelism:

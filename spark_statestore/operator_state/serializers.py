@@ -72,8 +72,7 @@ class StateSerializer(ABC, Generic[T]):
         """Return the value of bytes that a serializer wrote which is compatible after migration."""
         raise StateMigrationError(
             f"{type(self).__name__} declares the data of {dict(previous)} compatible after migration, but "
-            "does not "
-            "implement the method migrate. Implement it; the stored state is unchanged."
+            "does not implement the method migrate. Implement it; the stored state is unchanged."
         )
 
 
@@ -103,8 +102,7 @@ def describe(serializer: StateSerializer[Any]) -> SerializerSnapshot:
     except (TypeError, ValueError) as error:
         raise TypeError(
             f"the snapshot of {type(serializer).__name__} is no JSON object: {error}. Describe the "
-            "serializer with "
-            "strings, numbers, lists and dicts alone."
+            "serializer with strings, numbers, lists and dicts alone."
         ) from error
     if not isinstance(described.get("serializer"), str):
         raise TypeError(

@@ -71,8 +71,7 @@ class OperatorStateDirectory:
         except OSError as error:
             raise CheckpointIOError(
                 f"{self}, batch {part.batch}, cannot be written: {error}. Check that the directory is "
-                "writable for "
-                "the user that runs the driver and the executors."
+                "writable for the user that runs the driver and the executors."
             ) from error
         now = time.time_ns() // 1_000_000
         handle = None
@@ -115,8 +114,7 @@ class OperatorStateDirectory:
         ):
             raise CorruptCheckpointError(
                 f"{where} holds the state of {sorted(metadata.operator_states)} for batch "
-                f"{metadata.checkpoint_id}, "
-                f"attempt {metadata.attempt_id}: files were moved or mixed up. "
+                f"{metadata.checkpoint_id}, attempt {metadata.attempt_id}: files were moved or mixed up. "
                 + restore_from_backup("the right ones")
             )
         handle = state.subtasks.get(part.subtask)

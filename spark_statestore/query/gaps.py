@@ -20,7 +20,7 @@ _PAUSE_SECONDS: Final = 0.5
 
 
 def log_gaps(checkpoint: QueryCheckpoint, until: int | None = None) -> dict[str, list[int]]:
-    """List the batches that are missing in each of the two logs, in order, up to the newest one or `until`."""
+    """List the batches that are missing in each of the two logs, in order, up to the newest or `until`."""
     present: dict[str, set[int]] = {}
     for look in range(_LOOKS):
         if look:

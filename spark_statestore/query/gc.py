@@ -338,8 +338,7 @@ class _Collector:
         if self._before is None and self._checkpoint.logged_batches() != self._logged:
             raise QueryRunningError(
                 f"the query at {self._checkpoint.url} runs: its logs have changed during the collection. "
-                "Stop it, or omit "
-                "stopped=True (--stopped); nothing of this store was removed."
+                "Stop it, or omit stopped=True (--stopped); nothing of this store was removed."
             )
 
     def _scan(self) -> dict[str, str]:
@@ -351,8 +350,7 @@ class _Collector:
         else:
             raise CheckpointIOError(
                 f"the files of {self._store} at {self._files.url(self._directory)} change while they are "
-                "read: the query's own "
-                "cleanup runs. Try again; nothing of this store was removed."
+                "read: the query's own cleanup runs. Try again; nothing of this store was removed."
             )
         stopped = self._before is None
         reasons = orphans(store, self._decided, self._is_old, stopped=stopped)
@@ -376,8 +374,8 @@ class _Collector:
             # Its streams are needed once the metadata is restored.
             raise CheckpointNotFoundError(
                 f"{self._store} at {self._files.url(self._directory)} has no metadata of {self._newest}, the "
-                "version of the newest "
-                "batch. Restore it from a backup, or roll the query back; nothing of this store was removed."
+                "version of the newest batch. Restore it from a backup, or roll the query back; nothing of "
+                "this store was removed."
             )
         store.staging += [
             path for path in self._listing if path.rpartition("/")[2].startswith(STAGING_PREFIX)
@@ -397,10 +395,8 @@ class _Collector:
         if (metadata.store, metadata.version, metadata.attempt_id) != (self._store, name.version, attempt_id):
             raise CorruptCheckpointError(
                 f"{self._files.url(status.path)} holds the metadata of {metadata.store}, version "
-                f"{metadata.version} "
-                f"(attempt {metadata.attempt_id}): files were moved or mixed up. Restore the right ones from "
-                "a backup; "
-                "nothing of this store was removed."
+                f"{metadata.version} (attempt {metadata.attempt_id}): files were moved or mixed up. Restore "
+                "the right ones from a backup; nothing of this store was removed."
             )
         if key is not None:
             self._known[key] = metadata

@@ -85,8 +85,7 @@ def newest_operator_state(
     if parts and min(part.attempt for part in parts) > 1:
         raise CheckpointNotFoundError(
             f"the operator state at {where} is no longer retained for batch {batch}; the oldest one is of "
-            "batch "
-            f"{parts[0].batch}. Use a later batch; num_retained of QueryOperatorState sets the number of "
-            "retained batches."
+            f"batch {parts[0].batch}. Use a later batch; num_retained of QueryOperatorState sets the number "
+            "of retained batches."
         )
     return []

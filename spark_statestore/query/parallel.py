@@ -61,7 +61,10 @@ def parallel_iter(
 
 
 def _submit(pool: ThreadPoolExecutor, do: Callable[[Item], Result], item: Item) -> Future[Result]:
-    """Call a function for an item in a pool, or in this thread if the interpreter ends and starts no others."""
+    """Call a function for an item in a pool.
+
+    It is called in this thread if the interpreter ends and starts no other threads.
+    """
     try:
         return pool.submit(do, item)
     except RuntimeError:

@@ -34,7 +34,10 @@ _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 METADATA: Final = "metadata"
 RESERVED: Final = b'{"incomplete":"spark-statestore writes a checkpoint here, or was killed while it did"}'
-"""Content of the file `METADATA` of a location that is being written: Spark refuses to start a query there."""
+"""Content of the file `METADATA` of a location that is being written.
+
+Spark refuses to start a query there.
+"""
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
@@ -116,8 +119,8 @@ class QueryCheckpoint:
             if data == RESERVED:
                 raise CheckpointNotFoundError(
                     f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is "
-                    "being written to it, or a "
-                    "process was killed while it did. Then delete the directory, and write it again."
+                    "being written to it, or a process was killed while it did. Then delete the directory, "
+                    "and write it again."
                 )
             query_id = str(parse_json(data)["id"])
             if not _ID.fullmatch(query_id):
@@ -128,8 +131,7 @@ class QueryCheckpoint:
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
                 f"{self.url} is not a checkpoint location of a streaming query: it has no file {METADATA!r}. "
-                "Check the path; it "
-                "is the query's option checkpointLocation."
+                "Check the path; it is the query's option checkpointLocation."
             ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
@@ -147,9 +149,9 @@ class QueryCheckpoint:
         return join(self._checkpoints_dir, self.query_id.replace("-", ""))
 
     def path(self, *names: str) -> str:
-        """Return the path of a file or directory in the checkpoint location, refusing names that lead out of it.
+        """Return the path of a file or directory in the checkpoint location.
 
-        Some names are read from files of the checkpoint.
+        Names that lead out of it are refused. Some names are read from files of the checkpoint.
         """
         self._require_inside(names)
         return join(self.root, *names)
@@ -206,8 +208,7 @@ class QueryCheckpoint:
         if batch not in batches:
             kept = (
                 f"it has the batches {ranges(batches)}. Use one of those; "
-                "spark.sql.streaming.minBatchesToRetain sets the "
-                "number of retained batches."
+                "spark.sql.streaming.minBatchesToRetain sets the number of retained batches."
                 if batches
                 else "no batch is committed yet. Let the query commit its first batch, or check the path."
             )
@@ -217,7 +218,7 @@ class QueryCheckpoint:
         return batch
 
     def source_offsets(self, entry: OffsetEntry) -> dict[str, str]:
-        """Return each source's offset in an entry of the offset log, by the name of the source's directory."""
+        """Return each source's offset in a log entry, by the name of the source's directory."""
         with failing_to("look for", self.files, self.path(SOURCES)):
             return directories(entry, lambda name: self.files.is_directory(self.path(SOURCES, name)))
 
@@ -232,7 +233,10 @@ class QueryCheckpoint:
         return CommitEntry.decode(data, where)
 
     def operators(self, batch: int | None = None) -> list[StatefulOperator]:
-        """Return the stateful operators of the query at a batch, by default the newest one; none if it has no state."""
+        """Return the stateful operators of the query at a batch, by default the newest one.
+
+        There are none if it has no state.
+        """
         return [operator for _, operator in self.operator_files(batch)]
 
     def operator_files(self, batch: int | None = None) -> Iterator[tuple[str, StatefulOperator]]:
@@ -265,7 +269,10 @@ class QueryCheckpoint:
         return operators[number]
 
     def stores(self, batch: int | None = None, operator: int | None = None) -> list[StoreVersion]:
-        """Return the stores' versions committed by a batch, by default the newest one, of all operators or of one."""
+        """Return the stores' versions committed by a batch, by default the newest one.
+
+        The stores are those of all operators, or of one.
+        """
         batch = self.require_batch(batch)
         ids = self.commit(batch).state_ids
         chosen = self.operators(batch) if operator is None else [self.operator(operator, batch)]
@@ -286,8 +293,7 @@ class QueryCheckpoint:
         except ValueError as error:
             raise ForeignCheckpointError(
                 f"the state of {self.url} was written by another state store provider: the versions in its "
-                "commit log "
-                f"have another form ({error}). A query keeps the provider of its first batch."
+                f"commit log have another form ({error}). A query keeps the provider of its first batch."
             ) from error
         except (IndexError, TypeError) as error:
             raise CorruptCheckpointError(
@@ -331,7 +337,10 @@ class QueryCheckpoint:
         return StoreDirectory(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
 
     def open_state(self, *, fsync: bool = False) -> tuple[FileSystem, str]:
-        """Return the file system of the stores with merged files at their stores' paths, and the stores' directory."""
+        """Return the file system of the stores, and the stores' directory.
+
+        The file system has merged files at their stores' paths.
+        """
         files, directory = open_file_system(self.state_url, fsync=fsync)
         state = directory.rstrip("/")
         return MergedFileSystem(files, self._merged_of(files, state)), state
@@ -353,8 +362,8 @@ class QueryCheckpoint:
         at_batch = "" if batch is None else f" for batch {batch}"
         raise CorruptCheckpointError(
             f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, "
-            "but no metadata file in "
-            f"_metadata there{at_batch}. {restore_from_backup(otherwise='use a later batch')}"
+            f"but no metadata file in _metadata there{at_batch}. "
+            f"{restore_from_backup(otherwise='use a later batch')}"
         )
 
     def operator_history(self, operator: int, batch: int) -> Iterator[StatefulOperator]:

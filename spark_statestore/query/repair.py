@@ -116,10 +116,9 @@ def repair(
     first = broken[0].problems[0]
     raise CorruptCheckpointError(
         f"no batch of {checkpoint.url} is intact; the newest one, {broken[0].batch}, has "
-        f"{len(broken[0].problems)} problems, "
-        f"such as {first.what}: {first.message} If the state is in another directory, pass the query's "
-        "checkpointsDir; "
-        "else restore a savepoint or a backup. Nothing was changed."
+        f"{len(broken[0].problems)} problems, such as {first.what}: {first.message} If the state is in "
+        "another directory, pass the query's checkpointsDir; else restore a savepoint or a backup. Nothing "
+        "was changed."
     )
 
 

@@ -171,8 +171,7 @@ class _Plan:
             # histories.
             raise QueryRunningError(
                 f"{what}. It was started before the rollback ended, and has rewritten {again[0]}. {stop}, "
-                "and verify "
-                f"it; the moved files are in {where}."
+                f"and verify it; the moved files are in {where}."
             )
         undo_rollback(self._checkpoint, time)
         raise QueryRunningError(f"{what}. The moved files were moved back. {stop}.")
@@ -302,7 +301,10 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
 
 
 def find_rollback(checkpoint: QueryCheckpoint, gaps: Mapping[str, Sequence[int]]) -> str | None:
-    """Return the directory in ``rolled-back`` of the rollback that moved exactly the missing entries of each log."""
+    """Return the directory of the rollback that moved exactly the missing entries of each log.
+
+    The directory is in ``rolled-back``.
+    """
     start = checkpoint.path(ROLLED_BACK)
     moved: dict[str, dict[str, set[int]]] = {}
     for path in _below(checkpoint, start):
@@ -331,8 +333,7 @@ def _created(checkpoint: QueryCheckpoint, path: str) -> list[str]:
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
             f"{checkpoint.files.url(path)} is not a list of the files that a rollback created: {error}. Copy "
-            "the files beside it "
-            "back by hand."
+            "the files beside it back by hand."
         ) from error
     return names
 

@@ -117,7 +117,10 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 
 
 def decode_savepoint(data: bytes, path: str, where: str) -> Savepoint:
-    """Decode and validate the metadata object of a savepoint in the directory `path`; `where` is for messages."""
+    """Decode and validate the metadata object of a savepoint in the directory `path`.
+
+    `where` is for messages.
+    """
     decoded = decode_object(data, where)
     properties = decoded.properties
     with reading(where):

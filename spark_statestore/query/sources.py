@@ -56,9 +56,8 @@ def directories(entry: OffsetEntry, exists: Callable[[str], bool]) -> dict[str, 
     if len(possible) > 1:
         raise CorruptCheckpointError(
             f"the {len(entry.sources)} offsets of a batch cannot be assigned to its sources, one of which "
-            "the query reads "
-            f"several times: {', '.join(entry.sources)}. Use another batch, whose offsets differ; nothing "
-            "was changed."
+            f"the query reads several times: {', '.join(entry.sources)}. Use another batch, whose offsets "
+            "differ; nothing was changed."
         )
     # Without an assignment, a directory is missing; the caller that reads it raises the error.
     return {str(number): line for lines in possible for number, line in enumerate(lines)} or numbered
@@ -112,7 +111,10 @@ def is_file_source(log: Sequence[str], read: Callable[[str], bytes]) -> bool:
 
 
 def position(offset: str) -> int | None:
-    """Return the last log entry that a batch has read, -1 for none; None if it is not a file source's offset."""
+    """Return the last log entry that a batch has read, -1 for none.
+
+    Return None if it is not a file source's offset.
+    """
     if offset == _NOTHING:
         return -1
     try:

@@ -144,8 +144,7 @@ class HeapStateStore(StateStore):
             raise _not_found(
                 path,
                 "it was disposed of, or was in the memory of a process that has ended. Use a target "
-                "directory in a "
-                "file system to keep savepoints.",
+                "directory in a file system to keep savepoints.",
             )
         return savepoints[path]
 
@@ -182,9 +181,8 @@ class FileSystemStateStore(StateStore):
             raise _not_found(
                 path,
                 f"its file {METADATA_FILE_NAME!r} does not exist. It was disposed of or moved, is being "
-                "written, or a "
-                "process was killed while writing it. Check the path; list_savepoints(directory) lists "
-                "savepoints.",
+                "written, or a process was killed while writing it. Check the path; "
+                "list_savepoints(directory) lists savepoints.",
             ) from error
 
     def get_all(self) -> list[Savepoint]:
@@ -248,7 +246,10 @@ class FileSystemStateStore(StateStore):
 
 
 def locate(path: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
-    """Return the file system and the directory of a savepoint, given the URL of either directory or metadata."""
+    """Return the file system and the directory of a savepoint.
+
+    `path` is the URL of its directory or of its metadata.
+    """
     files, directory = open_file_system(path, fsync=fsync)
     directory = directory.rstrip("/")
     if directory.rpartition("/")[2] == METADATA_FILE_NAME:

@@ -72,16 +72,14 @@ def require_streams(checkpoint: QueryCheckpoint, version: StoreVersion) -> Check
         except FileNotFoundError as error:
             raise CorruptCheckpointError(
                 f"{versions.where(version.name)} needs the state stream {stream.stream_state_handle_id}, "
-                "which is "
-                "missing. Use another batch; nothing was changed."
+                "which is missing. Use another batch; nothing was changed."
             ) from error
         except StorageAccessError:
             raise
         except OSError as error:
             raise CheckpointIOError(
                 f"{versions.where(version.name)}: {stream.stream_state_handle_id} cannot be accessed: "
-                f"{error}. Nothing "
-                "was changed; try again."
+                f"{error}. Nothing was changed; try again."
             ) from error
     return metadata
 

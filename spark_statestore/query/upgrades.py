@@ -91,8 +91,7 @@ def _limits_of(
         if columns > _ORDERED_SET:
             reason = (
                 f"{which} has {columns} key columns in the order of the query, but Spark before 4.3 orders "
-                "more than "
-                f"{_ORDERED_SET} by their hashes, and would not find the rows"
+                f"more than {_ORDERED_SET} by their hashes, and would not find the rows"
             )
             yield _since("4.3"), reason
     if operator.name == "transformWithStateInPySparkExec":

@@ -155,12 +155,18 @@ class Verifier:
     def verify(
         self, batch: int | None = None, progress: Progress | None = None, *, begun: bool = True
     ) -> Verification:
-        """Verify one batch, see `verify`; an uncommitted batch is a part of the newest one if it has `begun`."""
+        """Verify one batch, see `verify`.
+
+        An uncommitted batch is a part of the newest one if it has `begun`.
+        """
         batch = self.checkpoint.require_batch(batch)
         return _BatchVerification(self, batch, begun=begun).result(progress)
 
     def read_stream(self, stream: OperatorStreamStateHandle, where: str) -> None:
-        """Read a stream to its end; a broken one raises the same error for each version that references it."""
+        """Read a stream to its end.
+
+        A broken one raises the same error for each version that references it.
+        """
         name = stream.stream_state_handle_id
         with self._lock:
             is_known = name in self._streams
@@ -245,10 +251,8 @@ class _BatchVerification:
         batches = f"batch{'es' if len(missing) > 1 else ''} {ranges(missing)}"
         return (
             f"{self._url(log)} has no entry of {batches}, and has entries of earlier and later batches. "
-            "Spark leaves no gaps: "
-            "entries were removed by hand, or the query ran while it was rolled back. Stop the query and "
-            "repair it, or restore the "
-            "entries from a backup."
+            "Spark leaves no gaps: entries were removed by hand, or the query ran while it was rolled back. "
+            "Stop the query and repair it, or restore the entries from a backup."
         )
 
     def _check_sources(self, offsets: OffsetEntry | None) -> None:
@@ -342,9 +346,8 @@ class _BatchVerification:
         if named != operator.partitions and not (named == 1 and operator.may_be_single):
             raise CorruptCheckpointError(
                 f"the commit log of {self._checkpoint.url} has state of {named} partitions of operator "
-                f"{operator.id} "
-                f"({operator.name}) for batch {self._batch}, but the operator has {operator.partitions}. "
-                + restore_from_backup("the right files")
+                f"{operator.id} ({operator.name}) for batch {self._batch}, but the operator has "
+                f"{operator.partitions}. " + restore_from_backup("the right files")
             )
 
     def _check_store(self, version: StoreVersion) -> None:

@@ -94,8 +94,7 @@ def partition_key(
     if key is None:
         raise RescaleError(
             f"operator {operator.id} ({operator.name}), store {store}: this release does not know the "
-            "partitioning of the "
-            f"rows of its state {state.name!r}, so it cannot redistribute them. Upgrade "
+            f"partitioning of the rows of its state {state.name!r}, so it cannot redistribute them. Upgrade "
             "spark-statestore, or keep the number of partitions. No copy was made."
         )
     return key

@@ -40,7 +40,9 @@ _STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 def rescaled(
     checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, partitions: int
 ) -> Iterator[StoreSnapshot]:
-    """Yield the content of an operator's stores with another number of partitions, also of those without rows.
+    """Yield the content of an operator's stores with another number of partitions.
+
+    Stores without rows are yielded, too.
 
     One store of the operator is read at a time and spooled to a temporary file, which exists as long as a
     snapshot of the store does. Its rows must be in the partitions that Spark's partitioning gives them at
@@ -49,9 +51,8 @@ def rescaled(
     if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
         raise RescaleError(
             f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have "
-            "partitioned rows by other "
-            "columns than those of their keys, and does not record by which. Keep the number of partitions. "
-            "No copy was made."
+            "partitioned rows by other columns than those of their keys, and does not record by which. Keep "
+            "the number of partitions. No copy was made."
         )
     by_name: dict[str, list[StoreVersion]] = {}
     for version in checkpoint.stores(batch, operator.id):
@@ -138,10 +139,9 @@ def _check(
     if wrong:
         raise RescaleError(
             f"{version.store}: {wrong} of the {len(hashes)} rows of the state {state.name!r} of operator "
-            f"{operator.name} are "
-            f"not in the partition that Spark gives their keys among {partitions}, so their new partition is "
-            "unknown. Files of another partition or query may have been copied there. Keep the number of "
-            "partitions. No copy was made."
+            f"{operator.name} are not in the partition that Spark gives their keys among {partitions}, so "
+            "their new partition is unknown. Files of another partition or query may have been copied there. "
+            "Keep the number of partitions. No copy was made."
         )
 
 

@@ -93,8 +93,7 @@ def _by_column(names: list[str], columns: Sequence[str]) -> dict[str, list[str] 
         if name not in names or (dot and name == PARTITION):
             raise OptionError(
                 f"there is no column {column!r}; there are {', '.join(names)}. Use one of those, or a field "
-                "of one, such as "
-                "value.count."
+                "of one, such as value.count."
             )
         if not dot:
             wanted[name] = None

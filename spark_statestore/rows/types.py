@@ -223,8 +223,7 @@ def _require_known(kind: SparkType) -> None:
     if not (kind.children or kind.name in KNOWN or kind.name in ("struct", "decimal")):
         raise UnsupportedFormatError(
             f"the state has a column of Spark's type {kind.name!r}, which this release cannot decode. Leave "
-            "the column out "
-            "(columns=...), or upgrade spark-statestore."
+            "the column out (columns=...), or upgrade spark-statestore."
         )
     for child in kind.children:
         _require_known(child)

@@ -121,7 +121,10 @@ class CheckpointCopy:
         self._put(self._commit.encode(), COMMITS, str(self._batch))
 
     def publish(self, *, reserved: bool = False) -> None:
-        """Write the file without which the location is no checkpoint, last of all; replace that of a reserved location."""
+        """Write the file without which the location is no checkpoint, last of all.
+
+        The file of a reserved location is replaced.
+        """
         data = json.dumps({"id": self._query_id}, separators=(",", ":")).encode()
         if not reserved:
             self._put(data, METADATA)
@@ -194,9 +197,8 @@ class CheckpointCopy:
         if set(itertools.chain(*wanted)) != attempts.keys():
             raise IllegalStateError(
                 f"operator {moved.id} ({moved.name}) has {moved.partitions} partitions of "
-                f"{len(moved.stores)} stores, but "
-                f"{len(attempts)} stores were written. Please report this error; delete the new checkpoint, "
-                "which is unusable."
+                f"{len(moved.stores)} stores, but {len(attempts)} stores were written. Please report this "
+                "error; delete the new checkpoint, which is unusable."
             )
         return [[attempts[store] for store in stores] for stores in wanted]
 
@@ -270,8 +272,7 @@ class CheckpointCopy:
             # Following links would leak files into the copy.
             raise CorruptCheckpointError(
                 f"{self._source.files.url(path)} is a symbolic link, or below one. Replace the link by the "
-                "file; nothing was "
-                "changed."
+                "file; nothing was changed."
             )
         return self._source.files.read(path)
 

@@ -141,16 +141,14 @@ def _status(
             if not is_mounted:
                 return "unknown", (
                     f"{holder} cannot be checked, as this machine has no directory {target}. Run the command "
-                    "where it is "
-                    "mounted, or create the directory if it does not exist any more"
+                    "where it is mounted, or create the directory if it does not exist any more"
                 )
         except StateStoreError as error:
             return "unknown", f"its savepoint cannot be checked: {error}"
     if modified is None or now() - modified < DAY:
-        return (
-            "young",
+        return "young", (
             f"it is less than a day old, and {holder or 'its holder'} may still be written. Try again when "
-            "it is older",
+            "it is older"
         )
     if is_temporary:
         return "unneeded", "the process that made the copy has ended"

@@ -45,11 +45,12 @@ def restore(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Restore a savepoint to a new checkpoint location, from which the query resumes after the savepoint's batch.
+    """Restore a savepoint to a new checkpoint location.
 
-    The checkpoint is a complete copy, which shares no file with the savepoint. Start the query with it as its
-    ``checkpointLocation``. A sink that identifies batches by number and query id, as Delta Lake does, treats
-    them as another query's unless the query keeps its id.
+    The query resumes from it after the savepoint's batch. The checkpoint is a complete copy, which shares no
+    file with the savepoint. Start the query with it as its ``checkpointLocation``. A sink that identifies
+    batches by number and query id, as Delta Lake does, treats them as another query's unless the query keeps
+    its id.
 
     Parameters
     ----------
@@ -267,8 +268,7 @@ def _copy(
         if activity is not None and (added := activity.added()):
             raise QueryRunningError(
                 f"the query of {source.url} runs: it has written {', '.join(added)} during the copy, which "
-                "lacks "
-                "them. Stop it, then try again; no copy was made."
+                "lacks them. Stop it, then try again; no copy was made."
             )
         copy.publish(reserved=True)
 
@@ -323,7 +323,10 @@ def _reserve(files: FileSystem, directory: str, name: str, data: bytes) -> None:
 def _unused_locations(
     source: QueryCheckpoint, url: str, state_url: str | None
 ) -> list[tuple[FileSystem, str]]:
-    """Return the directories of a new checkpoint and its state; raise if one has files or is in the source."""
+    """Return the directories of a new checkpoint and its state.
+
+    Raise an error if one has files or is in the source.
+    """
     files, root = open_file_system(url, fsync=True)
     root = root.rstrip("/")
     if source.files.url(root).startswith(f"{source.url}/"):
@@ -379,7 +382,10 @@ def _remove_marker(files: FileSystem, directory: str) -> None:
 
 
 def is_reserved(files: FileSystem, root: str) -> bool:
-    """Return True if a location is reserved for a checkpoint that is not complete, so that no query can be started there."""
+    """Return True if a location is reserved for a checkpoint that is not complete.
+
+    No query can be started there.
+    """
     try:
         return files.read(join(root, METADATA)) == RESERVED
     except FileNotFoundError:

@@ -59,7 +59,10 @@ class Hold:
         return self.files.url(self.path)
 
     def holder(self) -> str | None:
-        """Return the URL of the savepoint or copy that needs it; None if the hold is gone or does not name one."""
+        """Return the URL of the savepoint or copy that needs it.
+
+        Return None if the hold is gone or does not name one.
+        """
         try:
             return str(parse_json(read_file(self.files, self.path))["holder"])
         except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -125,8 +128,7 @@ def own_hold_of(savepoint: Savepoint) -> Hold | None:
         return made
     _logger.warning(
         "the hold %s of %s stays: %s is at another location, so it was copied, moved or forged. Of a "
-        "savepoint that was "
-        "moved, remove the hold with spark-statestore holds --remove.",
+        "savepoint that was moved, remove the hold with spark-statestore holds --remove.",
         made.url,
         holder,
         savepoint,
@@ -192,14 +194,12 @@ def _remedy(checkpoint: QueryCheckpoint, oldest: int) -> str:
     if oldest > (newest := checkpoint.newest_batch()):
         return (
             f"The batches after {newest} were rolled back, and a cleanup that began before that may still "
-            "run. Take a "
-            f"canonical savepoint, which copies the state, or a pointer to batch {oldest} once the query has "
-            "committed it."
+            f"run. Take a canonical savepoint, which copies the state, or a pointer to batch {oldest} once "
+            "the query has committed it."
         )
     return (
         f"The query retains the state of batch {oldest} and later ones. Take the savepoint of one of those, "
-        "or "
-        "a canonical one, which copies the state."
+        "or a canonical one, which copies the state."
     )
 
 

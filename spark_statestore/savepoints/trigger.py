@@ -44,8 +44,7 @@ class Running:
         if jvm_query is None:
             raise SavepointError(
                 f"{query!r} has no checkpoint location: Spark Connect does not provide it. Pass savepoint() "
-                "the query's "
-                "checkpointLocation, and its option checkpointsDir if it was set."
+                "the query's checkpointLocation, and its option checkpointsDir if it was set."
             )
         execution = jvm_query.streamingQuery()
         settings = execution.sparkSessionForStream().conf()
@@ -59,9 +58,8 @@ class Running:
         if self._is_on_driver:
             raise SavepointError(
                 f"the state of the query at {self.location} is on the driver, not in files, so that no "
-                "savepoint of it "
-                f"can be taken. Start the query with the option {OPTION_PREFIX}checkpointsDir, or with "
-                "storage=filesystem."
+                "savepoint of it can be taken. Start the query with the option "
+                f"{OPTION_PREFIX}checkpointsDir, or with storage=filesystem."
             )
         return QueryCheckpoint(self.location, checkpoints_dir=self.checkpoints_dir)
 
@@ -179,8 +177,7 @@ def _next_batch(
         if not threading.main_thread().is_alive():
             message = (
                 f"there is no savepoint of {checkpoint.url}: the program ends, and no batch was committed "
-                "since the request. Wait "
-                "for the result() of the future that trigger_savepoint returned."
+                "since the request. Wait for the result() of the future that trigger_savepoint returned."
             )
             # Nothing waits for the future any more.
             _logger.warning(message)
@@ -194,8 +191,7 @@ def _next_batch(
         if deadline is not None and time.monotonic() >= deadline:
             raise SavepointError(
                 f"there is no savepoint of {checkpoint.url}: no batch was committed in time. Pass a longer "
-                "timeout, or "
-                "take a savepoint of the newest batch: savepoint(checkpoint_location, target)."
+                "timeout, or take a savepoint of the newest batch: savepoint(checkpoint_location, target)."
             )
         time.sleep(wait if deadline is None else max(0.0, min(wait, deadline - time.monotonic())))
         wait = min(wait * 1.2, longest)

@@ -35,8 +35,7 @@ def discard_file(files: FileSystem, path: str) -> None:
             pass
         raise CheckpointIOError(
             f"{files.url(path)} could not be deleted: {error}. The next cleanup retries; check the "
-            "permissions, or "
-            "delete the file by hand."
+            "permissions, or delete the file by hand."
         ) from error
 
 
@@ -95,7 +94,9 @@ class FileStateHandle(StreamStateHandle):
 
 @dataclass(eq=False)
 class SegmentFileStateHandle(StreamStateHandle):
-    """State in a segment of a file: the inline changes of a version, inside its metadata object, which owns the file.
+    """State in a segment of a file: the inline changes of a version.
+
+    The segment is inside the version's metadata object, which owns the file.
 
     Attributes
     ----------
@@ -147,6 +148,6 @@ class SegmentFileStateHandle(StreamStateHandle):
 
     def __repr__(self) -> str:
         return (
-            f"SegmentFileStateHandle({self.files.url(self.path)!r}, "
-            f"bytes {self.start} to {self.start + self.size} of attempt {self.attempt_id})"
+            f"SegmentFileStateHandle({self.files.url(self.path)!r}, bytes {self.start} to "
+            f"{self.start + self.size} of attempt {self.attempt_id})"
         )

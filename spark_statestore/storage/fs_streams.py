@@ -79,7 +79,9 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
 
 
 class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
-    """A stream that keeps state in memory up to a threshold, and writes larger state to a uniquely named file.
+    """A stream that keeps state in memory up to a threshold.
+
+    Larger state is written to a uniquely named file.
 
     Parameters
     ----------
@@ -143,8 +145,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 raise
             raise CheckpointIOError(
                 f"could not write to the state file {self._url}: {error}. The file is removed; the batch "
-                "fails and "
-                "Spark may retry it. Check the storage's free space."
+                "fails and Spark may retry it. Check the storage's free space."
             ) from error
         self._written += self._buffered
         self._buffered = 0
@@ -187,8 +188,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 raise
             raise CheckpointIOError(
                 f"could not finish the state file {self._url}: {error}. The file is removed; the batch fails "
-                "and "
-                "Spark may retry it. Check the storage's free space and permissions."
+                "and Spark may retry it. Check the storage's free space and permissions."
             ) from error
         self._closed = True
         size, checksum = self._written, self._checksum.value

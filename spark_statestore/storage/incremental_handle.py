@@ -54,7 +54,9 @@ class ChainEntry:
 
 
 class IncrementalStateHandle(StateObject):
-    """The chain of streams that together are one version. A `SharedStateRegistry` decides when they are discarded.
+    """The chain of streams that together are one version.
+
+    A `SharedStateRegistry` decides when they are discarded.
 
     Parameters
     ----------

@@ -150,14 +150,20 @@ class MergedFileSystem(FileSystem):
             raise FileExistsError(self.url(path))
 
     def _hidden_name(self, path: str) -> str | None:
-        """Return the path of the file that is shown with its attempt behind the name; None if there is none."""
+        """Return the path of the file that is shown with its attempt behind the name.
+
+        Return None if there is none.
+        """
         name, _, attempt_id = path.rpartition(".")
         if not name or self._merged.find(name) is None or self._attempt_below(name) != attempt_id:
             return None
         return name
 
     def _with(self, path: str, merged: Callable[[LogicalFile], T], below: Callable[[str], T]) -> T:
-        """Return a function's result for the merged file at a path, or another one's for the path if there is none."""
+        """Return a function's result for the merged file at a path.
+
+        If there is none, return the result of `below` for the path.
+        """
         began = time.monotonic()
         if (logical := self._merged.find(path)) is None:
             try:

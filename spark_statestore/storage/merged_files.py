@@ -1,4 +1,4 @@
-"""Merging of the metadata objects that many stores publish at once into one file, as FLIP-306 merges files of state.
+"""Merging of the metadata objects that many stores publish at once into one file, as in FLIP-306.
 
 A *logical file* has the path that it would have in its store's directory. Its bytes are in a *physical file*,
 ``_merged/<oldest version>-<newest version>-<number>``, followed by ``-copy`` if it was written to replace
@@ -25,7 +25,10 @@ LARGEST_MERGED: Final = 1 << 20
 """Bytes up to which a metadata object is worth merging: a larger one is written while other tasks go on."""
 
 LARGEST_HANDED_OVER: Final = 64 << 10
-"""Bytes up to which an executor hands a metadata object over: the driver holds those of all stores until the batch ends."""
+"""Bytes up to which an executor hands a metadata object over.
+
+The driver holds those of all stores until the batch ends.
+"""
 
 # Bytes from which on a physical file is published before its batch ends.
 _LARGE: Final = 4 << 20
@@ -37,9 +40,10 @@ _OWNED_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 1.0
 
 CommitGuard = Callable[[LogicalFile, bool], None]
-"""Called before a logical file without a checkpoint id is published; raises an error if Spark has committed its version.
+"""Called before a logical file without a checkpoint id is published.
 
-The flag tells that another attempt at the version is known.
+It raises an error if Spark has committed the file's version. The flag tells that another attempt at the
+version is known.
 """
 
 
@@ -89,7 +93,10 @@ class MergedFiles(MergedLookup):
             self._publish(index, full, guard)
 
     def hand_over(self, path: str, attempt_id: str, size: int) -> None:
-        """Add a version's metadata that another process publishes; it is read from the storage once that is done."""
+        """Add a version's metadata that another process publishes.
+
+        It is read from the storage once that is done.
+        """
         store, checkpoint = self._place_to_add(path)
         with self._lock:
             index = self._index
@@ -171,7 +178,9 @@ class MergedFiles(MergedLookup):
         self._publish(index, pending, lambda *_: None)
 
     def discard(self, path: str) -> bool:
-        """Discard a logical file; `sweep` deletes its physical file once all in it are discarded. False if there is none.
+        """Discard a logical file; return False if there is none.
+
+        `sweep` deletes its physical file once all in it are discarded.
 
         It is not recorded: a later run finds what was discarded again in the physical files that remain.
         """
@@ -187,7 +196,10 @@ class MergedFiles(MergedLookup):
         return True
 
     def discard_reported(self, paths: Iterable[str]) -> None:
-        """Discard the logical files that another process has discarded, by their paths below the state directory."""
+        """Discard the logical files that another process has discarded.
+
+        Their paths are relative to the state directory.
+        """
         for path in paths:
             self.discard(join(self._state, path))
 

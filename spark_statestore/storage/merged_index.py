@@ -1,4 +1,7 @@
-"""The index of merged files in memory: which physical file has a version's metadata. No I/O, and no lock of its own."""
+"""The index of merged files in memory: which physical file has a version's metadata.
+
+It does no I/O, and has no lock of its own.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +151,10 @@ class MergedIndex:
     def find(
         self, store: str, checkpoint: CheckpointName, attempt_id: str | None = None
     ) -> LogicalFile | None:
-        """Return the logical file that counts for a version, or that of one attempt; None if there is none."""
+        """Return the logical file that counts for a version, or that of one attempt.
+
+        Return None if there is none.
+        """
         attempts = self._stores.get(store, {}).get(checkpoint, ())
         return next(
             (logical for logical in reversed(attempts) if attempt_id in (None, logical.attempt_id)), None
@@ -162,7 +168,10 @@ class MergedIndex:
     def damage(
         self, checkpoint: CheckpointName, logical: LogicalFile | None
     ) -> CorruptCheckpointError | None:
-        """Return the error of a file that may have a version, or without ids a later attempt at it than the one found."""
+        """Return the error of a damaged file that may have a version.
+
+        Without checkpoint ids, return also that of a file that may have a later attempt than `logical`.
+        """
         other = None if logical is None else logical.physical.name
         for name, error in self.damaged.items():
             # What is copied is committed, so that no attempt followed it. While a copy is written, the
@@ -241,7 +250,10 @@ class MergedIndex:
                 self.remove(logical)
 
     def rank(self, objects: Iterable[LogicalFile]) -> bool:
-        """Rank new files after those at their paths; return True if another attempt is published at one of them."""
+        """Rank new files after those at their paths.
+
+        Return True if another attempt is published at one of them.
+        """
         is_known = False
         for logical in objects:
             attempts = self._stores[logical.store][logical.checkpoint]
@@ -313,7 +325,9 @@ class MergedIndex:
         return empty
 
     def sparse(self, version: int) -> list[PhysicalFile]:
-        """Return the files to rewrite, so that all together take at most about twice the bytes that are not discarded.
+        """Return the files to rewrite.
+
+        After that, all files together take at most about twice the bytes that are not discarded.
 
         Parameters
         ----------

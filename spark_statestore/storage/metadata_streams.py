@@ -68,7 +68,10 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
 
 
 def require_exclusive_metadata(files: FileSystem, path: str, parts: Sequence[Buffer]) -> None:
-    """Check that storage does not replace metadata without a checkpoint id, which several attempts may publish."""
+    """Check that storage does not replace metadata without a checkpoint id.
+
+    Several attempts may publish such metadata.
+    """
     checkpoint = CheckpointName.parse(path.split("/")[-2])
     if checkpoint is not None and checkpoint.id is None:
         require_exclusive_creation(files, path, parts)
@@ -95,8 +98,7 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
         except FileExistsError as error:
             raise CheckpointExistsError(
                 f"{self._where} exists already, and a checkpoint is never replaced. Use another number, or "
-                "discard that "
-                "checkpoint first; nothing was changed."
+                "discard that checkpoint first; nothing was changed."
             ) from error
         except CheckpointIOError:
             raise
@@ -141,7 +143,10 @@ def read_without_state(files: FileSystem, path: str) -> bytes:
 
 
 def _read_start(files: FileSystem, path: str) -> tuple[bytes, tuple[int, int] | None]:
-    """Read an object's start and the lengths of its inline state and body; None if there is no more to read."""
+    """Read an object's start and the lengths of its inline state and body.
+
+    The lengths are None if there is no more to read.
+    """
     start = files.read(path, 0, _FIRST_READ)
     if len(start) < _FIRST_READ or start[: len(METADATA_MAGIC)] != METADATA_MAGIC:
         return start, None

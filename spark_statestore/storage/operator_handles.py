@@ -87,4 +87,5 @@ class OperatorStreamStateHandle(StreamStateHandle):
         return hash(self.delegate_state_handle)
 
     def __repr__(self) -> str:
-        return f"OperatorStreamStateHandle({list(self.state_name_to_partition_offsets)}, {self.delegate_state_handle!r})"
+        names = list(self.state_name_to_partition_offsets)
+        return f"OperatorStreamStateHandle({names}, {self.delegate_state_handle!r})"

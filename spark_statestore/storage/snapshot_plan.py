@@ -1,4 +1,4 @@
-"""The plan when a store writes a full snapshot or a run next is a pure function of the sizes of its version's streams.
+"""The plan of a store's next full snapshot or run is a pure function of the sizes of its streams.
 
 The chain of a version is a base, which is a full snapshot, and runs and deltas on top of it; a run has the
 net changes of several deltas. For states above `SMALL_STATE`, while uploads keep up with the batches:
@@ -32,7 +32,10 @@ __all__ = [
 ]
 
 NOTHING: Final = -1
-"""A plan's `SnapshotPlan.upload` if nothing is due, and its `SnapshotPlan.full_up_to` if no state is small enough."""
+"""A plan's `SnapshotPlan.upload` if nothing is due.
+
+It is also a plan's `SnapshotPlan.full_up_to` if no state is small enough.
+"""
 
 WHOLE: Final = 0
 """A plan's `SnapshotPlan.upload` if a full snapshot is due."""
@@ -192,7 +195,9 @@ def is_base_due(base_bytes: int, fresh_bytes: int, on_top: Sequence[int], interv
 
 
 def run_from(on_top: Sequence[int], first: int, interval: int, *, tick: bool) -> int | None:
-    """Return the position of the oldest stream that a run is to merge, with all newer ones; None if none is due.
+    """Return the position of the oldest stream that a run is to merge, with all newer ones.
+
+    Return None if none is due.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Changelog streams contain Arrow record batches of puts, deletes and merges, in the order in which they apply.
+"""Changelog streams contain Arrow record batches of puts, deletes and merges in order of application.
 
 A stream is a 16-byte header and record batch messages, each of one column family. The format version fixes
 their layout; see docs/format.md.
@@ -46,7 +46,10 @@ _LARGEST_READ: Final = 64 << 20
 
 
 def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
-    """Compress a record batch message, without offsets if possible; return it unchanged if that saves nothing."""
+    """Compress a record batch message, without offsets if possible.
+
+    Return it unchanged if that saves nothing.
+    """
     batch = read_change_batch(message, full=True)
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
@@ -169,7 +172,10 @@ def parts_of(handle: OperatorStreamStateHandle, where: str) -> list[StreamPart]:
 
 
 def read_messages(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[StreamPart, bytes]]:
-    """Yield the messages of a stream without decoding them; see `read_changes` for errors and the checksum."""
+    """Yield the messages of a stream without decoding them.
+
+    See `read_changes` for errors and the checksum.
+    """
     parts = parts_of(handle, where)
     with handle.open_input_stream() as stream:
         header = stream.read(_HEADER.size)
@@ -212,10 +218,8 @@ def _check_header(header: bytes, where: str, handle: OperatorStreamStateHandle) 
     if version > CHANGE_FORMAT_VERSION:
         raise UnsupportedFormatError(
             f"{where}: {handle.stream_state_handle_id} has stream format {version}, but this release reads "
-            "formats "
-            f"up to {CHANGE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing "
-            "was "
-            "changed."
+            f"formats up to {CHANGE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; "
+            "nothing was changed."
         )
 
 

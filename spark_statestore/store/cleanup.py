@@ -45,8 +45,7 @@ def discard_versions(
     except OSError as error:
         raise CheckpointIOError(
             f"versions of {store.store} at {store.files.url(store.directory)} before {retain_from} could not "
-            "be "
-            f"discarded: {error}. The next cleanup retries it; no retained version was changed."
+            f"be discarded: {error}. The next cleanup retries it; no retained version was changed."
         ) from error
 
 
@@ -96,9 +95,8 @@ def _scan_directory(
         if (damage := store.merged.damage_in(range(retain_from, newest.version + 1), held)) is not None:
             raise CorruptCheckpointError(
                 f"nothing of {store.store} at {store.files.url(store.directory)} is deleted: a version that "
-                "is retained or held may be in "
-                f"a damaged file of a batch: {damage} Cleanups go on once the file is restored, or all of "
-                "its versions have expired."
+                f"is retained or held may be in a damaged file of a batch: {damage} Cleanups go on once the "
+                "file is restored, or all of its versions have expired."
             ) from damage
     statuses = list(store.files.list_files(store.directory))
     store.keep_directory(statuses)

@@ -1,4 +1,4 @@
-"""Commits, snapshots and runs of one state store are written here, up to the publication of their metadata."""
+"""Commits, snapshots and runs of one state store are written here, up to publishing their metadata."""
 
 from __future__ import annotations
 
@@ -237,7 +237,10 @@ class PendingCheckpoint(PendingSnapshot):
         return join(self._store.directory, CheckpointName(self._version + 1).directory)
 
     def _publish_metadata(self, metadata: EncodedObject) -> tuple[int, bytes | None]:
-        """Publish the metadata; return the number of objects written, and the metadata if it is in no file."""
+        """Publish the metadata; return the number of objects written.
+
+        The second result is the metadata if it is in no file, else None.
+        """
         if self._merged is not None:
             if self._hands_over and metadata.size <= LARGEST_HANDED_OVER:
                 self._merged.hand_over(self._metadata_path, self._attempt_id, metadata.size)
@@ -321,8 +324,7 @@ class PendingCheckpoint(PendingSnapshot):
         if base.version < oldest:
             _logger.warning(
                 "the snapshot of version %d of %s is not used in version %d: its upload took so long that "
-                "other "
-                "executors may discard it, since they retain versions from %d. Raise "
+                "other executors may discard it, since they retain versions from %d. Raise "
                 "spark.sql.streaming.stateStore.backend.numRetained.",
                 base.version, self._store.store, self._version, oldest,
             )  # fmt: skip

@@ -62,14 +62,15 @@ class CommitLog:
     def already_committed(
         self, where: str, version: int, present_id: str | None, attempt_id: str
     ) -> CheckpointExistsError:
-        """Build the error for an attempt at a version of which Spark has committed another one, `present_id` if it is known."""
+        """Build the error for an attempt at a version of which Spark has committed another one.
+
+        `present_id` is the other one, if it is known.
+        """
         return CheckpointExistsError(
             f"{where} is not committed again: Spark's commit log {self.url} contains batch {version - 1}, "
-            "with the state of "
-            f"{f'attempt {present_id}' if present_id else 'another attempt'}. This attempt, {attempt_id}, "
-            "has changed nothing. If its task was cancelled and retried "
-            "elsewhere, nothing is to be done. If two queries run with one checkpointLocation, stop one of "
-            "them and "
+            f"with the state of {f'attempt {present_id}' if present_id else 'another attempt'}. This "
+            f"attempt, {attempt_id}, has changed nothing. If its task was cancelled and retried elsewhere, "
+            "nothing is to be done. If two queries run with one checkpointLocation, stop one of them and "
             "restart it with another checkpointLocation."
         )
 
@@ -84,7 +85,10 @@ class CommitLog:
             return None
 
     def _range(self) -> tuple[int, int] | None:
-        """Return the oldest and the newest batch with an entry; None if there is none or the log cannot be read."""
+        """Return the oldest and the newest batch with an entry.
+
+        Return None if there is none or the log cannot be read.
+        """
         if (opened := self._open()) is None:
             return None
         files, directory = opened

@@ -172,7 +172,10 @@ class StoreDirectory:
         return metadata
 
     def metadata(self, name: CheckpointName, attempt_id: str | None = None) -> CheckpointMetadata:
-        """Return the metadata of a version, or of one attempt at it, as `load` without restarting retention."""
+        """Return the metadata of a version, or of one attempt at it.
+
+        As `load`, but without restarting retention.
+        """
         began = time.monotonic()
         try:
             try:
@@ -191,8 +194,7 @@ class StoreDirectory:
         except OSError as error:
             raise CheckpointIOError(
                 f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that "
-                "uid "
-                f"{os.getuid()} may read it; Spark retries the batch, nothing was changed."
+                f"uid {os.getuid()} may read it; Spark retries the batch, nothing was changed."
             ) from error
 
     def _metadata(self, name: CheckpointName, attempt_id: str | None) -> CheckpointMetadata:
@@ -226,7 +228,10 @@ class StoreDirectory:
                 self.files.create(path, b"The versions of this store are in merged files.\n")
 
     def require_uncommitted(self, logical: LogicalFile, is_known: bool) -> None:
-        """Raise `CheckpointExistsError` if a version without an id must not be published in merged files, see `CommitGuard`."""
+        """Raise `CheckpointExistsError` if a version must not be published in merged files.
+
+        This is for versions without an id, see `CommitGuard`.
+        """
         version, log = logical.checkpoint.version, self.commit_log
         if log is not None and (log.has_committed(version) if is_known else log.has_entry(version)):
             state = state_directory_of(self.directory, self.store) or ""
@@ -234,21 +239,26 @@ class StoreDirectory:
             raise log.already_committed(where, version, None, logical.attempt_id)
 
     def decode(self, data: bytes, name: CheckpointName, *, without_state: bool = False) -> CheckpointMetadata:
-        """Decode a version's metadata; raise `CorruptCheckpointError` unless it is of this store and version."""
+        """Decode a version's metadata.
+
+        Raise `CorruptCheckpointError` unless it is of this store and version.
+        """
         metadata = decode_metadata(data, self.context, self.where(name), without_state=without_state)
         if (metadata.store, metadata.version) != (self.store, name.version) or (
             name.id is not None and metadata.attempt_id != name.id
         ):
             raise CorruptCheckpointError(
                 f"{self.where(name)} has the metadata of {metadata.store}, version {metadata.version} "
-                "(attempt "
-                f"{metadata.attempt_id}): files were moved or mixed up. "
+                f"(attempt {metadata.attempt_id}): files were moved or mixed up. "
                 + restore_from_backup("the right ones")
             )
         return metadata
 
     def _without_reading_state(self, name: CheckpointName) -> CheckpointMetadata | None:
-        """Return the verified metadata without reading inline state; None if verifying needs the state, or fails."""
+        """Return the verified metadata without reading inline state.
+
+        Return None if verifying needs the state, or fails.
+        """
         path = self.metadata_path(name)
         try:
             data = read_without_state(self.files, path)
@@ -260,7 +270,10 @@ class StoreDirectory:
 
     @contextmanager
     def writing(self, name: CheckpointName) -> Iterator[None]:
-        """Convert errors of the storage while a version is written into a `CheckpointIOError` that names the version."""
+        """Convert errors of the storage while a version is written into a `CheckpointIOError`.
+
+        The error names the version.
+        """
         try:
             yield
         except (CheckpointExistsError, StorageAccessError):
@@ -268,8 +281,8 @@ class StoreDirectory:
         except OSError as error:
             raise CheckpointIOError(
                 f"{self.where(name)} cannot be written: {error.__cause__ or error}. Check that the directory "
-                "is writable "
-                f"for the user that runs the executors (uid {os.getuid()}) and that the storage has space."
+                f"is writable for the user that runs the executors (uid {os.getuid()}) and that the storage "
+                "has space."
             ) from error
 
     def publish_merged(
@@ -280,7 +293,9 @@ class StoreDirectory:
         *,
         version: int | None = None,
     ) -> tuple[list[str], int]:
-        """Publish the merged files of the store's query, see `MergedFiles.publish` for `attempts` and the result.
+        """Publish the merged files of the store's query.
+
+        See `MergedFiles.publish` for `attempts` and the result.
 
         Parameters
         ----------
@@ -317,11 +332,9 @@ class StoreDirectory:
         except OSError as error:
             raise CheckpointIOError(
                 f"{batch} is not committed: the versions that tasks handed over cannot be written to "
-                f"{self.merged.url}: "
-                f"{error.__cause__ or error}. None of them exists; Spark runs the batch again once the query "
-                "is restarted. Check "
-                "that the directory is writable "
-                f"for the user that runs the driver (uid {os.getuid()}) and that the storage has space."
+                f"{self.merged.url}: {error.__cause__ or error}. None of them exists; Spark runs the batch "
+                "again once the query is restarted. Check that the directory is writable for the user that "
+                f"runs the driver (uid {os.getuid()}) and that the storage has space."
             ) from error
 
     def sweep_merged(self) -> None:
@@ -352,9 +365,7 @@ def _attempt_handed_over(path: str, data: bytes, batch: str) -> str:
         operator, partition = path.split("/")[:2]
         raise CorruptCheckpointError(
             f"{batch} is not committed: the metadata of operator {operator}, partition {partition}, {path}, "
-            "which an executor handed "
-            f"over, was damaged on its way to the driver ({error}). Nothing of the batch exists; Spark runs "
-            "it again once the "
-            "query is restarted. If that does not help, set "
+            f"which an executor handed over, was damaged on its way to the driver ({error}). Nothing of the "
+            "batch exists; Spark runs it again once the query is restarted. If that does not help, set "
             "spark.sql.streaming.stateStore.backend.commit=task."
         ) from error

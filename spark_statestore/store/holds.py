@@ -80,13 +80,19 @@ class Holds:
 
 
 def holds_directory_of(store_directory: str, store: StoreId) -> str | None:
-    """Return the directory of holds of a store's query; None for a store outside a query's state directory."""
+    """Return the directory of holds of a store's query.
+
+    Return None for a store outside a query's state directory.
+    """
     state = state_directory_of(store_directory, store)
     return None if state is None else join(state, HOLDS_DIRECTORY)
 
 
 def temporary_hold_name() -> str:
-    """Return a new name of a temporary hold, which is removed at the end of the operation that uses the version."""
+    """Return a new name of a temporary hold.
+
+    Such a hold is removed at the end of the operation that uses the version.
+    """
     return f"in-use-{secrets.token_hex(6)}"
 
 
@@ -115,13 +121,19 @@ def read_holds(files: FileSystem, directory: str) -> Holds:
 
 
 def announce_holds(files: FileSystem, directory: str) -> None:
-    """Create the file that makes every later cleanup list the holds, before one is written; no hold may be written if it fails."""
+    """Create the file that makes every later cleanup list the holds, before one is written.
+
+    No hold may be written if it fails.
+    """
     files.make_directory(directory)
     _create(files, join(directory, _HELD), b"Holds have been used here: every cleanup lists them.\n")
 
 
 class CleanupHolds:
-    """The holds of a query, as the cleanups of one instance of a store read them; see `holds_directory_of`."""
+    """The holds of a query, as the cleanups of one instance of a store read them.
+
+    See `holds_directory_of`.
+    """
 
     def __init__(self, files: FileSystem, directory: str | None) -> None:
         self._files = files
@@ -131,7 +143,9 @@ class CleanupHolds:
         self._looked = 0.0
 
     def versions_to_keep(self, horizon: int) -> frozenset[int]:
-        """Return the held versions, after publishing how many versions before the newest one the cleanup keeps.
+        """Return the held versions, after publishing the cleanup's horizon.
+
+        The horizon is how many versions before the newest one the cleanup keeps.
 
         If it raises an error, nothing may be discarded.
         """

@@ -50,7 +50,9 @@ def past_version(store: StoreDirectory, name: CheckpointName, attempt_id: str | 
 
 
 def lineage(store: StoreDirectory, newest: CheckpointName, oldest: int) -> list[PastVersion]:
-    """Return a version's ancestors from `oldest` on and itself, each as the attempt that the next one builds on.
+    """Return a version's ancestors from `oldest` on and itself.
+
+    Each is the attempt that the next one builds on.
 
     Raises
     ------
@@ -75,16 +77,15 @@ def column_family_of(store: StoreDirectory, past: list[PastVersion], wanted: str
     names = sorted({family.name for version in past for family in version.metadata.column_families})
     raise CheckpointNotFoundError(
         f"{store.where(past[-1].name)} and the {len(past) - 1} versions before it have no column family "
-        f"{wanted!r}, only "
-        f"{', '.join(names)}. Check the name, and that the operator had it in these batches."
+        f"{wanted!r}, only {', '.join(names)}. Check the name, and that the operator had it in these batches."
     )
 
 
 def replay(store: StoreDirectory, start: CheckpointName, end: CheckpointName) -> CheckpointMetadata:
-    """Return the metadata of a version with the chain of an earlier version and the changes of each later commit.
+    """Return a version's metadata with the chain of an earlier version and all changes since.
 
-    Snapshots that were uploaded in the background are not used. A full snapshot of a commit replaces the
-    chain.
+    The changes are those of each later commit. Snapshots that were uploaded in the background are not used. A
+    full snapshot of a commit replaces the chain.
 
     Raises
     ------
@@ -95,8 +96,7 @@ def replay(store: StoreDirectory, start: CheckpointName, end: CheckpointName) ->
     if start.id is not None and start.id != first.name.id:
         raise CheckpointNotFoundError(
             f"{store.where(end)} does not build on {start}, but on {first.name}: Spark has committed another "
-            "attempt at "
-            "the batch. Start from the id that Spark's commit log has for that batch."
+            "attempt at the batch. Start from the id that Spark's commit log has for that batch."
         )
     base = first.metadata.handle.base_version
     entries = list(first.metadata.handle)

@@ -41,7 +41,10 @@ def read_version(
 
 
 def is_read_newest_first(metadata: CheckpointMetadata) -> bool:
-    """Return True if a version may be read newest stream first: each change of a key supersedes all older ones."""
+    """Return True if a version may be read newest stream first.
+
+    It may if each change of a key supersedes all older ones.
+    """
     return not any(family.has_multiple_values for family in metadata.column_families)
 
 
@@ -143,6 +146,5 @@ def _reading(store: StoreDirectory, name: CheckpointName, entry: ChainEntry) -> 
     except OSError as error:
         raise CheckpointIOError(
             f"{store.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}. Check that "
-            "the storage "
-            "is reachable; Spark retries the batch, nothing was changed."
+            "the storage is reachable; Spark retries the batch, nothing was changed."
         ) from error

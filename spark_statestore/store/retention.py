@@ -85,7 +85,10 @@ class RetentionIndex:
     def track(
         self, name: CheckpointName, handle: IncrementalStateHandle, *, attempt_id: str | None = None
     ) -> None:
-        """Track a checkpoint and its streams; `attempt_id` is given if this instance has just published it."""
+        """Track a checkpoint and its streams.
+
+        `attempt_id` is given if this instance has just published it.
+        """
         with self._lock:
             self._checkpoints.setdefault(name, {METADATA_FILE_NAME})
             if attempt_id is not None and name.id is None:
@@ -114,7 +117,10 @@ class RetentionIndex:
             self._checkpoints.setdefault(name, set()).update(files)
 
     def track_orphan(self, path: str, version: int) -> None:
-        """Track a shared file that no tracked checkpoint uses, to be deleted with the checkpoints below a version."""
+        """Track a shared file that no tracked checkpoint uses.
+
+        It is deleted with the checkpoints below a version.
+        """
         orphan = FileStateHandle(self._files, path, -1)
         with self._lock:
             self._registry.register_orphan(orphan, version - 1)
@@ -136,7 +142,9 @@ class RetentionIndex:
         self._held = held
 
     def discard_before(self, version: int, most: int, held: Collection[int] = ()) -> int:
-        """Discard the checkpoints below a version, and the streams that no later one uses; return the number of objects removed.
+        """Discard the checkpoints below a version, and the streams that no later one uses.
+
+        Return the number of objects removed.
 
         Metadata is deleted first, so that a partly discarded checkpoint is not found.
 
