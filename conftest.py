@@ -57,7 +57,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--tier",
         choices=["first", "rest", "spark", "all"],
         default="all",
-        help="first: what `make test` runs; rest: what `make test-all` runs beyond it; spark: what `make test-spark` runs",
+        help="first: what `make test` runs; rest: what `make test-all` runs beyond it; "
+        "spark: what `make test-spark` runs",
     )
 
 
@@ -81,9 +82,10 @@ def is_first_tier(item: pytest.Item) -> bool:
 
 
 def is_spark_tier(item: pytest.Item) -> bool:
-    """Return whether `make test-spark` runs a test: those marked `spark`, as what they test differs by Spark's version.
+    """Return whether `make test-spark` runs a test: those marked `spark`.
 
-    The marker on a module includes all of its tests; on a test or a parameter it includes that one.
+    What they test differs by Spark's version. The marker on a module includes all of its tests; on a test or
+    a parameter it includes that one.
     """
     return item.get_closest_marker("spark") is not None
 
@@ -102,7 +104,10 @@ def is_in_tier(item: pytest.Item, tier: str) -> bool:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of a tier, without those that run only if their marker is named; long files come first."""
+    """Keep the tests of a tier; long files come first.
+
+    Tests with an opt-in marker run only if that marker is named.
+    """
     tier = config.getoption("--tier")
     unnamed = [marker for marker in ("kafka", "soak", "storage") if marker not in config.getoption("-m")]
     slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
@@ -129,7 +134,10 @@ FIRST_TIER_SECONDS_WITH_SPARK = 40
 """The same for files below tests/spark or tests/system, whose first queries compile code in each session."""
 
 FIRST_TIER_TOTAL_SECONDS = 400
-"""Seconds of all files together on the machine that those limits are for; on a slower one each file may take longer."""
+"""Seconds of all files together on the machine that those limits are for.
+
+On a slower one each file may take longer.
+"""
 
 _seconds: Counter[str] = Counter()
 
@@ -174,7 +182,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(f"{seconds:7.1f} s  {file}")
     for file in _too_slow:
         terminalreporter.line(
-            f"{file} took more than {_limit_of(file):.0f} s: mark its longest tests as slow, which moves them to the second tier",
+            f"{file} took more than {_limit_of(file):.0f} s: mark its longest tests as slow, which moves "
+            "them to the second tier",
             red=True,
         )
     for reports in terminalreporter.stats.values():

@@ -1,7 +1,7 @@
 """Measure the store beside Spark's own: ``python -m benchmarks``.
 
-Every part prints its tables; at the end follows one table with every bound that the product promises. The exit code is 1 if a
-part fails, or if a miss of a bound is not explained in docs/performance.md.
+Every part prints its tables; at the end follows one table with every bound that the product promises. The
+exit code is 1 if a part fails, or if a miss of a bound is not explained in docs/performance.md.
 """
 
 from __future__ import annotations

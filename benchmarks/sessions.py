@@ -1,4 +1,4 @@
-"""Spark sessions in processes of their own, so that stores share no garbage collector and no compiled code."""
+"""Spark sessions in processes of their own: stores share no garbage collector and no compiled code."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _start(scratch: Path, settings: SessionSettings) -> None:
 
 
 def _with_trace(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function, and raise its error as text, since errors of the JVM cannot be sent to another process."""
+    """Call a function, and raise its error as text: a JVM's error cannot be sent to another process."""
     try:
         return function(*arguments)
     except Exception as error:  # noqa: BLE001 - raised again

@@ -46,16 +46,19 @@ UNFORKED: dict[str, tuple[str, dict[str, str]]] = {
 }
 """Spark's own stores, on local files without Hadoop's external programs.
 
-Whole queries are judged against the better of these and `PROVIDERS`. Groups of single operations list them, and their bounds
-are those of stock Spark, which is what users of local files run.
+Whole queries are judged against the better of these and `PROVIDERS`. Groups of single operations list them,
+and their bounds are those of stock Spark, which is what users of local files run.
 """
 
 UNFORKED_RIVALS = (f"{HDFS}, unforked", f"{CHANGELOG}, unforked")
-"""Those of `UNFORKED` that take part in whole queries; RocksDB's defaults commit in ten times as long as its changelog."""
+"""Those of `UNFORKED` that take part in whole queries.
 
-ABOUT_UNFORKED = """Hadoop without its native library, which PySpark does not bring along, starts programs (`chmod`,
-`readlink`) several times in each commit to local files; a store that is *unforked* has local files without that, and is
-not judged here, but in whole queries."""
+A commit of RocksDB with defaults takes ten times as long as with changelog.
+"""
+
+ABOUT_UNFORKED = """Hadoop without its native library, which PySpark does not bring along, starts programs
+(`chmod`, `readlink`) several times in each commit to local files; a store that is *unforked* has local files
+without that, and is not judged here, but in whole queries."""
 
 BY_TASK = f"{OURS}, commit=task"
 """Name of this store with commits that tasks publish; by default those of a batch are published together."""
@@ -67,7 +70,10 @@ LIMIT_PROVIDER = f"{_BENCH}UncheckpointedStateStoreProvider"
 """Class of that store."""
 
 LIMIT_EXTENSIONS = f"{_BENCH}UncheckpointedExtensions"
-"""For ``spark.sql.extensions``: allows that store for Python's transformWithState, which Spark restricts to RocksDB."""
+"""For ``spark.sql.extensions``: allows that store for Python's transformWithState.
+
+Spark restricts that to RocksDB.
+"""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")

@@ -75,7 +75,10 @@ class Batch:
     milliseconds: float
     """From trigger to trigger."""
     steps: dict[str, float] = field(default_factory=dict)
-    """Milliseconds of its parts. Those of operators are sums over partitions, so more than the batch's own time."""
+    """Milliseconds of its parts.
+
+    Those of operators are sums over partitions, so more than the batch's own time.
+    """
     rows: int = 0
     """Rows of state."""
     input_rows: int = 0
@@ -109,7 +112,10 @@ class Plan:
     seconds: float = float("inf")
     """Time in which batches beyond `least` begin."""
     far_behind: float = float("inf")
-    """A store whose best of the `least` batches took so many times as long as the first store's worst runs no more."""
+    """Factor at which a store runs no more than the `least` batches.
+
+    It compares its best of them with the first store's worst.
+    """
     rewarm: int = 0
     """Further warm-up batches of the others, after which alone batches count for them."""
 
@@ -123,7 +129,7 @@ def config_of(name: str) -> StoreConfig:
 
 
 def sessions_of(stores: Iterable[str]) -> dict[str, SessionSettings]:
-    """Return the session of each compared store: ours as `configure` sets it, Spark's as they come or unforked."""
+    """Return each store's session: ours as `configure` sets it, Spark's as they come or unforked."""
     return {
         name: SessionSettings(
             # Small, as each store has a heap of its own at the same time.

@@ -1,4 +1,4 @@
-"""A comparison times the same batches on every store, compares their answers, and drops stores that are far behind."""
+"""A comparison times the same batches on every store, compares answers, and drops stores far behind."""
 
 from __future__ import annotations
 

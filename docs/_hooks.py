@@ -101,7 +101,8 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
         missing = sorted(name for name in public_names() if f'id="{name}"' not in output)
         if missing:
             raise PluginError(
-                f"the API page has no entry for {', '.join(missing)}: their modules need a section in docs/_hooks.py."
+                f"the API page has no entry for {', '.join(missing)}: their modules need a section in "
+                "docs/_hooks.py."
             )
     return output
 
@@ -142,7 +143,8 @@ def with_table(page: str, table: str) -> str:
 def options_page(readme: str) -> str:
     """Return the page of the options."""
     entries = [
-        f"### `{option.name}`\n\n- Meaning: {option.meaning}\n- Default: {option.default}\n- Valid: {valid(option)}\n"
+        f"### `{option.name}`\n\n- Meaning: {option.meaning}\n- Default: {option.default}\n- Valid: "
+        f"{valid(option)}\n"
         f"- Key: `{option.key}`\n\n"
         for option in OPTIONS
     ]
@@ -198,8 +200,8 @@ def metrics_page(readme: str) -> str:
 def cli_page() -> str:
     """Return the page of the commands, with their arguments and options."""
     return (
-        "# Commands and their options\n\nThe help of each command. [The command line](../cli.md) has examples.\n\n"
-        + ("\n".join(command_entries(app, None)))
+        "# Commands and their options\n\nThe help of each command. [The command line](../cli.md) has "
+        "examples.\n\n" + ("\n".join(command_entries(app, None)))
     )
 
 

@@ -2,7 +2,8 @@
 
 python examples/kafka_sessions.py localhost:9092 clicks visits --checkpoint /data/checkpoints/visits
 
-The values of both topics are JSON. With --sample it first writes clicks. A second run reads only what came since.
+The values of both topics are JSON. With --sample it first writes clicks. A second run reads only what came
+since.
 """
 
 import argparse

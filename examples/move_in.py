@@ -1,7 +1,7 @@
 """Move a running query from Spark's RocksDB store to this one, halfway through a year of real flights.
 
-The query begins on RocksDB. It is stopped after half of the year, its checkpoint converted, and the unchanged query started
-with the new location. Its result must equal the batch answer on the same files.
+The query begins on RocksDB. It is stopped after half of the year, its checkpoint converted, and the unchanged
+query started with the new location. Its result must equal the batch answer on the same files.
 
     pip install 'spark-statestore[demo]'
     python examples/move_in.py

@@ -1,7 +1,7 @@
 """Move a running query from this store to Spark's RocksDB store, halfway through a year of real flights.
 
-The way back of `move_in.py`: after it the query needs nothing of this package. Its result must equal the batch answer on
-the same files.
+The way back of `move_in.py`: after it the query needs nothing of this package. Its result must equal the
+batch answer on the same files.
 
     pip install 'spark-statestore[demo]'
     python examples/move_out.py

@@ -2,8 +2,8 @@
 
 python examples/plan_cluster.py --rows 1e9 --changed 1e6 --executors 20 --partitions 800
 
-Its constants were measured on one machine. docs/plan.md says where it stops being true, and tests/unit/test_plan.py compares it
-with the measurements.
+Its constants were measured on one machine. docs/plan.md says where it stops being true, and
+tests/unit/test_plan.py compares it with the measurements.
 """
 
 import argparse
@@ -17,7 +17,10 @@ INDEX_LOAD = 0.45
 """Mean share of the index that is in use: segments are 0.3 to 0.6 full."""
 
 MARK = 4
-"""Bytes of the mark of a superseded record, of which a page in a mapped file has one for each smallest record that fits."""
+"""Bytes of the mark of a superseded record.
+
+A page in a mapped file has a mark for each smallest record that fits.
+"""
 
 GARBAGE = 1.25
 """Mean size of the log to that of its live rows: compaction begins at 2."""
@@ -26,22 +29,31 @@ MOST_ON_TOP = 0.25
 """Share of the state that changes until a base is written again (`SnapshotPolicy.MostOnTop`)."""
 
 FAN_OUT, LEAST_DELTAS = 8, 5
-"""Runs of one size that are merged into one (`SnapshotPolicy.FanOut`), and deltas below which none is written."""
+"""Runs of one size that are merged into one (`SnapshotPolicy.FanOut`).
+
+The second is the number of deltas below which none is written.
+"""
 
 COMMIT_REQUESTS = 4
-"""Requests of a batch with `commit=batch`: the source's log, offsets, the commits of all stores, the commit log."""
+"""Requests of a batch with `commit=batch`: source log, offsets, the commits of all stores, commit log."""
 
 UPLOAD_REQUESTS = 2
 """A base or a run is put, and looked for when a commit uses it first."""
 
 SMALL_STATE = 1 << 20
-"""Bytes of a partition's state up to which its bases are in the commits' object (`SnapshotPolicy.inBackground`)."""
+"""Bytes of a partition's state up to which its bases are in the commits' object.
+
+See `SnapshotPolicy.inBackground`.
+"""
 
 DELTAS_OF_A_RUN = 10
 """Default of `snapshotInterval`: a run is written after more deltas."""
 
 LOADED_ROWS = 7_000_000
-"""Rows that one core loads in a second into the heap, up to 10,000,000 keys (`python -m benchmarks --only amplification`)."""
+"""Rows that one core loads in a second into the heap, up to 10,000,000 keys.
+
+Measured by `python -m benchmarks --only amplification`.
+"""
 
 LOADED_ROWS_MAPPED = 2_000_000
 """The same where most of the state is in mapped files (`tests/system/soak/test_large_state.py`)."""
@@ -102,7 +114,8 @@ class Cost:
     requests
         Requests to object storage in an hour, without deletions.
     stored
-        Most bytes of a base in storage; retained versions have up to `1 + retained versions x changed / (rows / 4)` of them.
+        Most bytes of a base in storage; retained versions have up to `1 + retained versions x changed / (rows
+        / 4)` of them.
     load_seconds
         Seconds until all executors have loaded their state after a start of the query.
     """
@@ -153,7 +166,10 @@ def bytes_of_log(row_bytes: float) -> float:
 
 
 def bytes_of_marks(row_bytes: float, key_bytes: float) -> float:
-    """Return the bytes of heap for the marks of a row whose log page is in a file; the smallest record is a removed key."""
+    """Return the bytes of heap for the marks of a row whose log page is in a file.
+
+    The smallest record is a removed key.
+    """
     return MARK * bytes_of_log(row_bytes) / (HEADER + key_bytes)
 
 
@@ -168,7 +184,9 @@ def levels(batches: float) -> float:
 
 
 def bytes_of_a_batch(of: Workload, batches: float = math.inf) -> float:
-    """Return the mean of the bytes that a batch and the background write: a delta, runs, and its part of the next base.
+    """Return the mean of the bytes that a batch and the background write.
+
+    They are a delta, runs, and the batch's part of the next base.
 
     Parameters
     ----------

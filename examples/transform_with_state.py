@@ -17,7 +17,10 @@ import spark_statestore
 
 # A file is a batch. The last reading moves the watermark, and with it the timers' clock.
 FILES = [
-    "attic,north,2025-01-01 09:00,19.5\nattic,south,2025-01-01 09:10,21.0\ncellar,door,2025-01-01 09:10,8.0\n",
+    (
+        "attic,north,2025-01-01 09:00,19.5\nattic,south,2025-01-01 09:10,21.0\n"
+        "cellar,door,2025-01-01 09:10,8.0\n"
+    ),
     "cellar,door,2025-01-01 09:35,7.5\nattic,north,2025-01-01 09:20,20.0\n",
     "cellar,door,2025-01-01 10:05,7.0\n",
 ]

@@ -7,8 +7,8 @@ runtime. Run as a script, or from the wheel's build hook:
     python jvm-shim/build_shim.py --tests    also the jar that tests and benchmarks use
     python jvm-shim/build_shim.py --lint     compile both, every warning an error, write nothing
 
-A jar fits one minor version of Spark: that of the PySpark which the interpreter finds. The wheel's hook also builds that of the
-PySpark in the environment that pip installs into.
+A jar fits one minor version of Spark: that of the PySpark which the interpreter finds. The wheel's hook also
+builds that of the PySpark in the environment that pip installs into.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def find_jars() -> tuple[Path, str]:
 
 
 def find_jars_of_environment(folders: Iterable[str] | None = None) -> tuple[Path, str] | None:
-    """Return jars and version of the PySpark that an isolated build does not see, if the shim supports its other minor.
+    """Return jars and version of the PySpark that an isolated build does not see.
 
-    pip hides the packages of the environment that it installs into from the build, whose interpreter is that environment's.
-    A PySpark that the shim does not support may be replaced by the same installation, and `configure` refuses it.
+    Its minor version must be the other one that the shim supports. pip hides the packages of the environment
+    that it installs into from the build, whose interpreter is that environment's. A PySpark that the shim
+    does not support may be replaced by the same installation, and `configure` refuses it.
 
     Parameters
     ----------
@@ -123,7 +124,10 @@ def find_java() -> str:
 @functools.cache
 def option_names() -> str:
     """Return the names of the options, with commas, from the package's sources."""
-    code = "from spark_statestore.options import OPTIONS; print(','.join(option.name for option in OPTIONS), end='')"
+    code = (
+        "from spark_statestore.options import OPTIONS; "
+        "print(','.join(option.name for option in OPTIONS), end='')"
+    )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     if run.returncode != 0:
         sys.exit(f"the options could not be read:\n{run.stderr}")

@@ -61,8 +61,8 @@ else:
             if not (error.name or "").startswith(__name__):
                 raise
             raise ModuleNotFoundError(
-                f"spark_statestore.{name} is not part of the archive that spark_statestore.configure ships: Spark's "
-                f"Python workers have the backend and operator state only. Call it on the driver.",
+                f"spark_statestore.{name} is not part of the archive that spark_statestore.configure ships: "
+                "Spark's Python workers have the backend and operator state only. Call it on the driver.",
                 name=error.name,
             ) from None
         return getattr(module, name)

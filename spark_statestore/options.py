@@ -1,7 +1,7 @@
 """The table of all options.
 
-It validates what a user sets, for `configure` and for the JVM, which asks a backend; and it is the README's table
-(`as_markdown`).
+It validates what a user sets, for `configure` and for the JVM, which asks a backend; and it is the README's
+table (`as_markdown`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ PROVIDER_KEY = "spark.sql.streaming.stateStore.providerClass"
 MAX_FILE_STATE_THRESHOLD = 256 * 1024 * 1024
 """Upper bound of ``fileStateThreshold`` in bytes; Flink's is 1 MiB.
 
-Flink's metadata goes through one coordinator. Here each store has its own, and one object is cheaper than two.
+Flink's metadata goes through one coordinator. Here each store has its own, and one object is cheaper than
+two.
 """
 
 DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
@@ -60,7 +61,10 @@ _SECRET_PREFIX = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)?+[^@]*:(?!\d+/)[^@]*
 PASSWORD: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/@:]*:(?!\d+/)[^@]*@")
 """A scheme, a user, a colon and a password before the host of a URL; not a host, a port and a path."""
 
-_DIRECTORY_FORM = "an absolute path or a URL, such as s3://bucket/x (the scheme included) or file:///data/x (three slashes): "
+_DIRECTORY_FORM = (
+    "an absolute path or a URL, such as s3://bucket/x (the scheme included) or file:///data/x "
+    "(three slashes): "
+)
 _REFUSED_DIRECTORIES = (
     (
         r"(?is)file://[^/].*",
@@ -70,8 +74,8 @@ _REFUSED_DIRECTORIES = (
     (
         r"(?is)(?!(file:)?/|(?!file:)[a-z][a-z0-9+.-]+(::[a-z0-9+.-]+)*://).+",
         _DIRECTORY_FORM
-        + "this one is relative to the working directory of each process, so each process would use a directory "
-        "of its own",
+        + "this one is relative to the working directory of each process, so each process would use a "
+        "directory of its own",
     ),
 )
 """Relative paths are refused: driver and executors have different working directories."""
@@ -147,8 +151,8 @@ OPTIONS: tuple[Option, ...] = (
         "fileStateThreshold",
         "size",
         "32m",
-        "maximum size of a changelog that a commit stores inline in its metadata object; a larger one is written "
-        "to a file of its own. The backend buffers up to this size in memory per concurrent commit",
+        "maximum size of a changelog that a commit stores inline in its metadata object; a larger one is "
+        "written to a file of its own. The backend buffers up to this size in memory per concurrent commit",
         least=0,
         most=MAX_FILE_STATE_THRESHOLD,
     ),
@@ -156,8 +160,8 @@ OPTIONS: tuple[Option, ...] = (
         "snapshotInterval",
         "integer",
         "spark.sql.streaming.stateStore.minDeltasForSnapshot",
-        "number of deltas of about one size that a load reads before they are merged into a run, or, of a small state, "
-        "before the next full snapshot",
+        "number of deltas of about one size that a load reads before they are merged into a run, or, of a "
+        "small state, before the next full snapshot",
         least=1,
         most=1_000_000,
     ),
@@ -165,9 +169,9 @@ OPTIONS: tuple[Option, ...] = (
         "commit",
         "choice",
         "auto",
-        "when a commit is durable: `task`: before its task ends; `batch`: before Spark's commit log gets the batch, "
-        "in one object for all partitions; `auto`: `batch` with a local master and on storage other than local files, where that is "
-        "possible, else `task`",
+        "when a commit is durable: `task`: before its task ends; `batch`: before Spark's commit log gets the "
+        "batch, in one object for all partitions; `auto`: `batch` with a local master and on storage other "
+        "than local files, where that is possible, else `task`",
         choices=("auto", "task", "batch"),
     ),
     Option(
@@ -195,7 +199,8 @@ OPTIONS: tuple[Option, ...] = (
         "storageTimeoutSeconds",
         "integer",
         "120",
-        "timeout in seconds of one storage call or backend response; the task then fails and Spark may retry it. "
+        "timeout in seconds of one storage call or backend response; the task then fails and Spark may retry "
+        "it. "
         "It must suffice to write the largest file",
         least=1,
         most=86_400,
@@ -204,8 +209,8 @@ OPTIONS: tuple[Option, ...] = (
         "storageRetries",
         "integer",
         "5",
-        "retries of a transient storage failure (broken connection, HTTP 429, 500, 502, 503, 504), with exponential "
-        "backoff from 0.1 s to 10 s. Calls on local files are not retried",
+        "retries of a transient storage failure (broken connection, HTTP 429, 500, 502, 503, 504), with "
+        "exponential backoff from 0.1 s to 10 s. Calls on local files are not retried",
         least=0,
         most=20,
     ),
@@ -213,10 +218,10 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "heap that all stores of a JVM may use together, indexes included, and a quarter more until rows have been moved; beyond "
-        "it rows are moved to memory-mapped files in Spark's local directory, and indexes stay in the heap as far as they fit. Spark "
-        "does not subtract it from its own memory. Per JVM: the last opened store wins, so set it alike for all queries of an "
-        "application",
+        "heap that all stores of a JVM may use together, indexes included, and a quarter more until rows "
+        "have been moved; beyond it rows are moved to memory-mapped files in Spark's local directory, and "
+        "indexes stay in the heap as far as they fit. Spark does not subtract it from its own memory. Per "
+        "JVM: the last opened store wins, so set it alike for all queries of an application",
         least=0,
     ),
     Option(
@@ -229,14 +234,15 @@ OPTIONS: tuple[Option, ...] = (
         "driverPython",
         "text",
         "the interpreter that calls `configure`, else that of `python`",
-        "Python interpreter of the driver's backend, which reads and writes Spark's own files of a checkpoint",
+        "Python interpreter of the driver's backend, which reads and writes Spark's own files of a "
+        "checkpoint",
     ),
     Option(
         "realTimeMode",
         "boolean",
         "false",
-        "for sessions that do not set `providerClass`: their queries use this store, in real-time mode, too. Spark 4.3 "
-        "refuses real-time queries in a session that sets this store's class",
+        "for sessions that do not set `providerClass`: their queries use this store, in real-time mode, too. "
+        "Spark 4.3 refuses real-time queries in a session that sets this store's class",
     ),
 )
 
@@ -282,7 +288,8 @@ def check(name: str, value: object) -> str:
     text = _as_text(option, value)
     if option.type == "text" and PASSWORD.match(text):
         raise OptionError(
-            f"{option.key!r} is a URL that contains a password. Spark shows its settings in its UI: take the password out. "
+            f"{option.key!r} is a URL that contains a password. Spark shows its settings in its UI: take the "
+            "password out. "
             "Credentials come from the environment of the executors, or from fsspec's configuration files."
         )
     problem = _problem(option, text)

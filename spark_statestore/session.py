@@ -40,8 +40,8 @@ PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStorePro
 """For ``spark.sql.streaming.stateStore.providerClass``."""
 
 JOIN_PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointJoinStateStoreProvider"
-"""The same store, for queries with stream-stream joins of state format 3 or 4: Spark 4.3 takes
-those only for a class that extends its RocksDB provider, and uses format 2 otherwise."""
+"""The same store, for queries with stream-stream joins of state format 3 or 4: Spark 4.3 takes those only
+for a class that extends its RocksDB provider, and uses format 2 otherwise."""
 
 PROVIDER_CLASSES: Final = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
 """The classes of this store."""
@@ -52,12 +52,12 @@ provider, and validates the options on the driver."""
 
 PLUGIN_CLASS: Final = "org.apache.spark.sql.statestore.StateStorePlugin"
 """For ``spark.plugins``: starts each executor's backend with the executor. On a cluster
-``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state, and so does ``commit=batch``, with
-which executors send their commits to the driver."""
+``storage=memory`` without ``checkpointsDir`` requires it, as the driver then keeps the state, and so does
+``commit=batch``, with which executors send their commits to the driver."""
 
 FILE_MANAGER_CLASS: Final = "org.apache.spark.sql.statestore.BackendCheckpointFileManager"
-"""For ``spark.sql.streaming.checkpointFileManagerClass``: Spark's own files of a checkpoint, its logs and metadata,
-are read and written by the driver's backend, as state is."""
+"""For ``spark.sql.streaming.checkpointFileManagerClass``: Spark's own files of a checkpoint, its logs and
+metadata, are read and written by the driver's backend, as state is."""
 
 _SHIPPED: Final = ("backend", "files", "formats", "operator_state", "storage", "store")
 """Subpackages in the archive for executors: those that the backend and `QueryOperatorState` import."""
@@ -117,22 +117,23 @@ def jar_path(spark_version: str | None = None) -> str:
         )
     if version == "4.0.0":
         raise IncompatibleSparkError(
-            "Spark 4.0.0 lacks an interface of state stores that its patch releases have: use Spark 4.0.1 or later, "
-            "which reads the same checkpoints (pip install 'pyspark>=4.0.1,<4.1')."
+            "Spark 4.0.0 lacks an interface of state stores that its patch releases have: use Spark 4.0.1 or "
+            "later, which reads the same checkpoints (pip install 'pyspark>=4.0.1,<4.1')."
         )
     minor = minor_of(version)
     jar = jars.get(minor)
     if jar is None and minor in SUPPORTED_SPARK:
         raise IncompatibleSparkError(
-            f"this installation of spark-statestore {__version__} was built from sources, and has jars for Spark "
-            f"{shipped} alone, not for Spark {version}. Install a released wheel, which has all of them; or build the "
-            "jar with this Spark: pip install --no-build-isolation . in the checkout, or make wheel for all."
+            f"this installation of spark-statestore {__version__} was built from sources, and has jars for "
+            f"Spark {shipped} alone, not for Spark {version}. Install a released wheel, which has all of "
+            "them; or build the jar with this Spark: pip install --no-build-isolation . in the checkout, or "
+            "make wheel for all."
         )
     if jar is None:
         raise IncompatibleSparkError(
             f"spark-statestore {__version__} does not support Spark {version}, only Spark "
-            f"{', '.join(SUPPORTED_SPARK)}. Spark's state store interface differs between minor versions: install a "
-            "release of spark-statestore for that Spark, or one of those Spark versions."
+            f"{', '.join(SUPPORTED_SPARK)}. Spark's state store interface differs between minor versions: "
+            "install a release of spark-statestore for that Spark, or one of those Spark versions."
         )
     return jar
 
@@ -162,10 +163,10 @@ def configure(
     storage
         ``filesystem`` or ``memory``.
     spark_files
-        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits: the
-        ``backend`` of the driver, with which any fsspec URL is valid, or ``hadoop``, which needs a connector for the
-        URL. Either continues what the other wrote. A ``spark.sql.streaming.checkpointFileManagerClass`` that is set is
-        kept.
+        What writes Spark's own files below a ``checkpointLocation``, such as its logs of offsets and commits:
+        the ``backend`` of the driver, with which any fsspec URL is valid, or ``hadoop``, which needs a
+        connector for the URL. Either continues what the other wrote. A
+        ``spark.sql.streaming.checkpointFileManagerClass`` that is set is kept.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
         ``checkpoints_dir="s3://bucket/checkpoints"``.
@@ -212,8 +213,8 @@ def configure(
     for key, value in settings.items():
         if str(given.get(key, value)) != value:
             raise SessionError(
-                f"{key!r} is set to {given[key]!r} on this builder, and configure sets it to {value!r}: remove "
-                "one of the two."
+                f"{key!r} is set to {given[key]!r} on this builder, and configure sets it to {value!r}: "
+                "remove one of the two."
             )
         builder.config(key, value)
     if spark_files == "backend" and _FILE_MANAGER_KEY not in given | defaults:
@@ -251,8 +252,8 @@ def attach(spark: SparkSession) -> None:
     jvm = getattr(spark, "_jvm", None)
     if jvm is None:
         raise SessionError(
-            "this is a Spark Connect session, without access to the server's classes: check on the server, with "
-            "spark_statestore.attach in a session of its own."
+            "this is a Spark Connect session, without access to the server's classes: check on the server, "
+            "with spark_statestore.attach in a session of its own."
         )
     missing = []
     build = _build_info(jvm)
@@ -265,8 +266,8 @@ def attach(spark: SparkSession) -> None:
             else ""
         )
         missing.append(
-            f"the jar is not on the class path{effect}. It cannot be added to a running JVM. Restart Python (in a "
-            "notebook: the kernel), and before the session starts:\n"
+            f"the jar is not on the class path{effect}. It cannot be added to a running JVM. Restart Python "
+            "(in a notebook: the kernel), and before the session starts:\n"
             "    builder = spark_statestore.configure(SparkSession.builder)\n"
             f"or   spark-submit --jars {_jar_or_hint(spark.version)} ..."
         )
@@ -278,8 +279,8 @@ def attach(spark: SparkSession) -> None:
         )
     if _needs_plugin(spark):
         missing.append(
-            "storage=memory without checkpointsDir keeps the state of all executors on the driver, to which they "
-            "send it through a plugin. When the application starts:\n"
+            "storage=memory without checkpointsDir keeps the state of all executors on the driver, to which "
+            "they send it through a plugin. When the application starts:\n"
             f"    spark.plugins={PLUGIN_CLASS}"
         )
     if missing:
@@ -348,13 +349,16 @@ def _ship(builder: Builder, defaults: dict[str, str], key: str, flag: str, path:
     _append(builder, defaults, key, path)
 
 
-# The options that `configure` has set in this process. Spark keeps the settings of the session that launched the JVM as
-# defaults of the sessions after it.
+# The options that `configure` has set in this process. Spark keeps the settings of the session that launched
+# the JVM as defaults of the sessions after it.
 _configured: set[str] = set()
 
 
 def _require_loadable_jar(settings: set[str]) -> None:
-    """Raise an error if there is a JVM without this jar, or a session runs in it; prepare it for a next session."""
+    """Raise an error if there is a JVM without this jar, or a session runs in it.
+
+    Prepare the JVM for a next session.
+    """
     context = sys.modules.get("pyspark.core.context")
     if context is not None and (gateway := context.SparkContext._gateway) is not None:
         build = _build_info(gateway.jvm)
@@ -362,8 +366,9 @@ def _require_loadable_jar(settings: set[str]) -> None:
         if has_session or build is None or build.version() != __version__:
             raise SessionError(
                 "this Python process has a running Spark JVM, whose class path is fixed: call "
-                "spark_statestore.configure before the first session is built, or restart Python. If it has configured "
-                "the running session, stop that one first (spark.stop()). spark_statestore.attach(spark) checks the running session."
+                "spark_statestore.configure before the first session is built, or restart Python. If it has "
+                "configured the running session, stop that one first (spark.stop()). "
+                "spark_statestore.attach(spark) checks the running session."
             )
         for key in _configured - settings:
             gateway.jvm.java.lang.System.clearProperty(key)
@@ -422,9 +427,9 @@ def _shipped_directory() -> Path:
         parent = tempfile.gettempdir()
         if _LIST_CHARACTERS.search(parent):
             raise SessionError(
-                f"the directory of temporary files, {parent}, has one of the characters {_LIST_CHARACTERS.pattern} in its "
-                "path, and Spark cannot be given files below it, which a session needs: set the environment variable TMPDIR "
-                "to another directory."
+                f"the directory of temporary files, {parent}, has one of the characters "
+                f"{_LIST_CHARACTERS.pattern} in its path, and Spark cannot be given files below it, which a "
+                "session needs: set the environment variable TMPDIR to another directory."
             )
         remove_abandoned(parent)
         directory = _shipped_directories[process] = Path(tempfile.mkdtemp(prefix=PREFIX))
@@ -447,7 +452,10 @@ def _remove_shipped(directory: Path, process: int) -> None:
 
 
 def _shippable_jar() -> str:
-    """Return the path of the jar, or that of a copy if Spark would take its path for a list, pattern or fragment."""
+    """Return the path of the jar.
+
+    It is that of a copy if Spark would take the path for a list, pattern or fragment.
+    """
     jar = jar_path()
     if _LIST_CHARACTERS.search(jar) is None:
         return jar
@@ -458,9 +466,10 @@ def _shippable_jar() -> str:
 
 
 def _package_archive() -> str:
-    """Zip the part of this package that executors need: the modules at its top, and the packages of `_SHIPPED`.
+    """Zip the part of this package that executors need.
 
-    All sessions of a process ship one archive, as Spark keeps its path with the JVM.
+    It has the modules at the top, and the packages of `_SHIPPED`. All sessions of a process ship one archive,
+    as Spark keeps its path with the JVM.
     """
     root = Path(__file__).parent
     archive = _shipped_directory() / f"spark_statestore-{__version__}.zip"

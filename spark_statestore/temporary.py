@@ -1,12 +1,12 @@
 """Temporary directories that the next start removes if the process that uses them was killed.
 
-A process that uses a directory locks the file ``lock`` in it until the process ends. It is a lock of the kernel
-(``flock``): it works between containers and namespaces that share the directory, and does not depend on process ids,
-which are reused.
+A process that uses a directory locks the file ``lock`` in it until the process ends. It is a lock of the
+kernel (``flock``): it works between containers and namespaces that share the directory, and does not depend
+on process ids, which are reused.
 
-A directory is removed only if it is this user's own and of mode 0700, has a name and content of this package, and has
-a lock file that no process has locked. The file is locked before it is renamed into place: a directory without it is
-ignored.
+A directory is removed only if it is this user's own and of mode 0700, has a name and content of this package,
+and has a lock file that no process has locked. The file is locked before it is renamed into place: a
+directory without it is ignored.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def remove(directory: str) -> None:
 
 
 def remove_abandoned(parent: str) -> list[str]:
-    """Remove the directories below one, such as ``/tmp``, whose processes have ended, and return their paths."""
+    """Remove directories below one, such as ``/tmp``, whose processes have ended; return their paths."""
     removed: list[str] = []
     with contextlib.suppress(OSError), os.scandir(parent) as entries:
         names = [entry.name for entry in entries if _NAME.fullmatch(entry.name)]

@@ -1,11 +1,12 @@
 """Daemon that forks Spark's Python workers and keeps loaded modules out of their garbage collections.
 
-PySpark's daemon collects all garbage after each task of a worker that is reused. With pandas and pyarrow loaded that takes
-more processor time than a task with few rows does. With this daemon the objects
-of modules are frozen after the task that loads them, and later collections pass over them. Garbage of tasks is collected as before.
+PySpark's daemon collects all garbage after each task of a worker that is reused. With pandas and pyarrow
+loaded that takes more processor time than a task with few rows does. With this daemon the objects of modules
+are frozen after the task that loads them, and later collections pass over them. Garbage of tasks is collected
+as before.
 
-To use it, set ``spark.python.daemon.module`` to ``spark_statestore.worker_daemon`` before the session starts. The package must be
-installed in the interpreter of the workers (``spark.pyspark.python``), on every executor.
+To use it, set ``spark.python.daemon.module`` to ``spark_statestore.worker_daemon`` before the session starts.
+The package must be installed in the interpreter of the workers (``spark.pyspark.python``), on every executor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The groups of the benchmark: each has parts, which are modules with ``run(scratch: Path, quick: bool) -> Result``."""
+"""The groups of the benchmark.
+
+Each has parts, which are modules with ``run(scratch: Path, quick: bool) -> Result``.
+"""
 
 from __future__ import annotations
 

@@ -40,16 +40,18 @@ FRESH = "fresh snapshot"
 FULL = ((200_000, 1_000_000, 5_000_000, 10_000_000), (2_000, 10_000), 200)
 QUICK = ((20_000,), (1_000,), 20)
 
-ABOUT = """One store in a JVM of its own is filled with keys, warms up, ends that with a full snapshot, and runs {batches} batches of random
-updates of one size, with maintenance after every tenth; Spark's stores run fewer if those take more than {seconds} seconds. *Written* is
-what the JVM and its backend gave to the file system (`write_bytes` of both processes), divided by the bytes of the changed keys and
-values ({row} for each update). *Stored* is the size of the checkpoint at the end, with Spark's default of 100 retained versions, in
-bytes. p50 and p99 are those of a batch, in milliseconds. Background work goes on beside the batches, as long as one maintenance lets
-it."""
+ABOUT = """One store in a JVM of its own is filled with keys, warms up, ends that with a full snapshot, and
+runs {batches} batches of random updates of one size, with maintenance after every tenth; Spark's stores run
+fewer if those take more than {seconds} seconds. *Written* is what the JVM and its backend gave to the file
+system (`write_bytes` of both processes), divided by the bytes of the changed keys and values ({row} for each
+update). *Stored* is the size of the checkpoint at the end, with Spark's default of 100 retained versions, in
+bytes. p50 and p99 are those of a batch, in milliseconds. Background work goes on beside the batches, as long
+as one maintenance lets it."""
 
-ABOUT_LOADS = """After the last batch spark-statestore's newest version is loaded by a new instance, median of {loads}; then a commit writes a full
-snapshot, and that is loaded likewise: MiB that a load reads, and its milliseconds. Bases, runs and deltas are the streams in MiB of which
-the newest {versions} versions consist; what else is stored are older versions, which Spark has deleted in groups."""
+ABOUT_LOADS = """After the last batch spark-statestore's newest version is loaded by a new instance, median of
+{loads}; then a commit writes a full snapshot, and that is loaded likewise: MiB that a load reads, and its
+milliseconds. Bases, runs and deltas are the streams in MiB of which the newest {versions} versions consist;
+what else is stored are older versions, which Spark has deleted in groups."""
 
 Cell = tuple[str, int, int]
 Measured = dict[str, float]
@@ -146,7 +148,7 @@ def written_bytes(jvm: int) -> int:
 
 
 def judge(cells: dict[Cell, Measured]) -> list[Criterion]:
-    """Bound what our store writes, stores and loads, its p99, and the growth of what it writes with the state."""
+    """Bound what our store writes, stores and loads, its p99, and the growth of its writes with the state."""
     criteria = []
     ours = {(keys, changed): cell for (name, keys, changed), cell in cells.items() if name == OURS}
     for (keys, changed), cell in ours.items():

@@ -1,4 +1,4 @@
-"""Processor time in which the stores of a query discard a version that is in merged files, by the number of stores."""
+"""Processor time of cleanups that discard a version in merged files, by the number of stores of a query."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ MOST = 2.0
 FULL = (200, 2_000, 10_000)
 QUICK = (20, 40)
 
-ABOUT = """Each store has one row and writes it whole in each batch, so that a cleanup discards the version before; all are in one process, on local files, without a
-JVM. The first cleanup of a store lists its directory. *Processor time* is that of all stores, and *per store* in microseconds."""
+ABOUT = """Each store has one row and writes it whole in each batch, so that a cleanup discards the version
+before; all are in one process, on local files, without a JVM. The first cleanup of a store lists its
+directory. *Processor time* is that of all stores, and *per store* in microseconds."""
 
 
 def run(scratch: Path, quick: bool) -> Result:

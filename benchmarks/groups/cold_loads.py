@@ -13,12 +13,13 @@ from benchmarks.stores import OURS, PROVIDERS, better
 
 MOST_OF_BUILT_IN = 1 / 5
 
-ABOUT = """A state of {keys:,} rows (key two longs, value three) is committed as a snapshot, {deltas} batches change
-{operations:,} of its rows each, and no other snapshot is taken, but by RocksDB without changelog, which takes one with
-every commit. Before and after that a new instance of the store loads the newest version: {loads} times in changing
-order, after each store, in a JVM of its own, did so by itself for {warmup:g} seconds. Its first 1,000 rows are compared with what
-was put. Files are in the page cache. HDFSBacked and spark-statestore have the whole state in memory then, RocksDB has opened its
-files. {unforked} Times in milliseconds."""
+ABOUT = """A state of {keys:,} rows (key two longs, value three) is committed as a snapshot, {deltas} batches
+change {operations:,} of its rows each, and no other snapshot is taken, but by RocksDB without changelog,
+which takes one with every commit. Before and after that a new instance of the store loads the newest version:
+{loads} times in changing order, after each store, in a JVM of its own, did so by itself for {warmup:g}
+seconds. Its first 1,000 rows are compared with what was put. Files are in the page cache. HDFSBacked and
+spark-statestore have the whole state in memory then, RocksDB has opened its files. {unforked} Times in
+milliseconds."""
 
 
 @dataclass(frozen=True)

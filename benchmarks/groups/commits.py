@@ -14,12 +14,13 @@ from benchmarks.stores import OURS, PROVIDERS, better
 
 MOST_OF_BUILT_IN = 1 / 8
 
-ABOUT = """A batch puts a number of distinct keys out of {keys:,} existing ones, and commits. {batches} batches of each store in
-changing order, after each ran such batches by itself for {warmup:g} seconds; each store has a JVM of its own.
-The times, in milliseconds, are those of commit() alone, and of getStore and all puts before it. HDFSBacked, and RocksDB with
-changelog, compress and write each row while it is put, which is not in the time of their commit; so both times together are
-judged too. Bytes and objects are those of the files that a commit added, without the checksum files that Hadoop's local file
-system keeps beside them. No file is synced. {unforked}"""
+ABOUT = """A batch puts a number of distinct keys out of {keys:,} existing ones, and commits. {batches}
+batches of each store in changing order, after each ran such batches by itself for {warmup:g} seconds; each
+store has a JVM of its own. The times, in milliseconds, are those of commit() alone, and of getStore and all
+puts before it. HDFSBacked, and RocksDB with changelog, compress and write each row while it is put, which is
+not in the time of their commit; so both times together are judged too. Bytes and objects are those of the
+files that a commit added, without the checksum files that Hadoop's local file system keeps beside them. No
+file is synced. {unforked}"""
 
 
 @dataclass(frozen=True)

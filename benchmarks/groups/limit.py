@@ -25,7 +25,10 @@ SECOND = ", second JVM"
 """Suffix of the name of a store's second participant."""
 
 TWICE = (OURS, LIMIT)
-"""Stores that take part with two JVMs, and are judged by the batches of both: medians of two JVMs differ by 3 % and more."""
+"""Stores that take part with two JVMs, and are judged by the batches of both.
+
+The medians of two JVMs differ by 3 % and more.
+"""
 
 MOST_P50 = {8: 1.05, 200: 1.10}
 """Largest p50 as a share of the limit's, by the number of partitions."""
@@ -35,14 +38,16 @@ MOST_P99 = 1.2
 START = datetime(2024, 1, 1, tzinfo=UTC)
 COLUMNS = pa.schema([("k", pa.int64()), ("ts", pa.timestamp("us", tz="UTC")), ("v", pa.int64())])
 
-ABOUT = """A count by key in windows of ten minutes, in update mode. All events have one time, so that the state keeps its number of
-keys, and each batch looks for expired windows. A batch has events of random keys, after one with every key. The limit is the store that
-*{limit}*: a map in memory, which writes nothing and cannot recover. It and this store have Spark's own files written by the backend
-(`spark_files="backend"`); this store also takes part with `commit=task`. Spark's stores have them written by Hadoop as PySpark comes,
-or *unforked*: without the programs that Hadoop starts for each local file. All of Spark's are judged. Each store has its own JVM, this
-store's default and the limit two; they take turns, batch by batch in changing order. A store that took {far_behind:g} times as long as ours
-in each of the first batches has only those; the others may warm up for more batches then. No maintenance in the background. Times in
-milliseconds, from trigger to trigger; of few batches, p99 is the longest."""
+ABOUT = """A count by key in windows of ten minutes, in update mode. All events have one time, so that the
+state keeps its number of keys, and each batch looks for expired windows. A batch has events of random keys,
+after one with every key. The limit is the store that *{limit}*: a map in memory, which writes nothing and
+cannot recover. It and this store have Spark's own files written by the backend (`spark_files="backend"`);
+this store also takes part with `commit=task`. Spark's stores have them written by Hadoop as PySpark comes, or
+*unforked*: without the programs that Hadoop starts for each local file. All of Spark's are judged. Each store
+has its own JVM, this store's default and the limit two; they take turns, batch by batch in changing order. A
+store that took {far_behind:g} times as long as ours in each of the first batches has only those; the others
+may warm up for more batches then. No maintenance in the background. Times in milliseconds, from trigger to
+trigger; of few batches, p99 is the longest."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ def of_both(by_jvm: Batches) -> Batches:
 
 
 def judge(results: dict[Work, Batches]) -> list[Criterion]:
-    """Require each row to beat both of Spark's stores, as they come and unforked, and to be near the limit."""
+    """Require each row to beat Spark's stores, as they come and unforked, and to be near the limit."""
     criteria = []
     for work, by_jvm in results.items():
         batches = of_both(by_jvm)

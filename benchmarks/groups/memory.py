@@ -19,11 +19,11 @@ MOST_OF_HDFS = 1 / 3
 MIB = 2**20
 BATCHES = 5
 
-ABOUT = """One store in a JVM of its own is filled with rows (key two longs, value three), and runs {batches} batches of
-10,000 rows and its maintenance. Heap and buffers are what is in use after full collections more than before the store was
-there; the backend's memory is what is resident of its process in all. RocksDB keeps its rows outside of the heap and on
-local disk; the native memory that it reports is in the column memoryUsedBytes. MiB, and bytes for each row; the fastest
-batch in milliseconds."""
+ABOUT = """One store in a JVM of its own is filled with rows (key two longs, value three), and runs {batches}
+batches of 10,000 rows and its maintenance. Heap and buffers are what is in use after full collections more
+than before the store was there; the backend's memory is what is resident of its process in all. RocksDB keeps
+its rows outside of the heap and on local disk; the native memory that it reports is in the column
+memoryUsedBytes. MiB, and bytes for each row; the fastest batch in milliseconds."""
 
 Measured = dict[str, float]
 

@@ -18,10 +18,11 @@ INTERVAL = "2s"
 FULL = tuple(Work(8, 50_000, keys, Plan(warmup=20, batches=200)) for keys in (1_000_000, 5_000_000))
 QUICK = (Work(8, 100, 1_000, Plan(warmup=0, batches=2)),)
 
-ABOUT = """The count by key of `limit`, with Spark's maintenance every {interval}: runs, snapshots and cleanups go on beside the batches.
-Each store has its own JVM of 4 GiB, and runs all its batches before the other one does, so that a merge slows down no batch but its own
-query's. The limit is the store that *{limit}*, and has nothing to do in the background. *Merges* is the number of full snapshots and
-runs of which the newest {versions} versions of all partitions consist. Times in milliseconds, from trigger to trigger."""
+ABOUT = """The count by key of `limit`, with Spark's maintenance every {interval}: runs, snapshots and
+cleanups go on beside the batches. Each store has its own JVM of 4 GiB, and runs all its batches before the
+other one does, so that a merge slows down no batch but its own query's. The limit is the store that
+*{limit}*, and has nothing to do in the background. *Merges* is the number of full snapshots and runs of which
+the newest {versions} versions of all partitions consist. Times in milliseconds, from trigger to trigger."""
 
 
 def run(scratch: Path, quick: bool) -> Result:

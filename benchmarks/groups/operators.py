@@ -1,4 +1,7 @@
-"""Whole queries, one for each kind of stateful operator, on every store that supports it: Spark's as they come, and unforked."""
+"""Whole queries, one for each kind of stateful operator, on every store that supports it.
+
+Spark's stores take part as they come, and unforked.
+"""
 
 from __future__ import annotations
 
@@ -24,15 +27,17 @@ STEPS = {
     "addBatch": "addBatch",
 }
 
-ABOUT = """Each query runs on all stores at once, each in its own JVM, and gets the input of at most {batches} batches of {rows:,} Nexmark
-events, after one of {fill:,} that fills the state and {warmup} to warm up (Python: {python_rows:,} and {python_fill:,}), with {partitions}
-partitions; batch by batch in turn, in changing order, while the others wait. A store that took {far_behind:g} times as long as ours in each
-of the first {least} has only those. After each batch the answers of all stores are compared. Checkpoints on a local file system, ours as
-`configure` sets it (`spark_files="backend"`). For each file of the built-in stores, and of Spark's own, Hadoop starts programs there as
-Spark comes; *unforked*, it starts none. Both are judged. No maintenance in the background. Times in milliseconds, from trigger to
-trigger, of a batch and the batch without data that may follow it; of few batches, p99 is the longest. CPU is the processor time of all
-processes in half of the batches, which other programs on the machine hardly change. Updates, removals and commit are sums over the
-partitions, two of which work at once."""
+ABOUT = """Each query runs on all stores at once, each in its own JVM, and gets the input of at most {batches}
+batches of {rows:,} Nexmark events, after one of {fill:,} that fills the state and {warmup} to warm up
+(Python: {python_rows:,} and {python_fill:,}), with {partitions} partitions; batch by batch in turn, in
+changing order, while the others wait. A store that took {far_behind:g} times as long as ours in each of the
+first {least} has only those. After each batch the answers of all stores are compared. Checkpoints on a local
+file system, ours as `configure` sets it (`spark_files="backend"`). For each file of the built-in stores, and
+of Spark's own, Hadoop starts programs there as Spark comes; *unforked*, it starts none. Both are judged. No
+maintenance in the background. Times in milliseconds, from trigger to trigger, of a batch and the batch
+without data that may follow it; of few batches, p99 is the longest. CPU is the processor time of all
+processes in half of the batches, which other programs on the machine hardly change. Updates, removals and
+commit are sums over the partitions, two of which work at once."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,10 @@ def comparisons(size: Size, partitions: int) -> list[Comparison]:
 
 
 def _in_format_4(store: StoreConfig) -> StoreConfig:
-    """Return the configuration of a store for joins with state of format 4, which Spark permits for a class of RocksDB."""
+    """Return the configuration of a store for joins with state of format 4.
+
+    Spark permits it for a class of RocksDB.
+    """
     provider = spark_statestore.JOIN_PROVIDER_CLASS if store.name == OURS else store.provider
     return StoreConfig(store.name, provider, store.settings, {JOIN_FORMAT: "4"})
 
@@ -104,7 +112,10 @@ def per_second(batches: list[Batch]) -> float:
 
 
 def judge(results: dict[str, Batches]) -> list[Criterion]:
-    """Require each query to beat every built-in, as it comes and unforked: in half of its batches, in nearly all, and over all."""
+    """Require each query to beat every built-in store, as it comes and unforked.
+
+    It must be faster in half of its batches, in nearly all, and over all.
+    """
     criteria = []
     for name, batches in results.items():
         rivals = [store for store in batches if store != OURS]

@@ -27,11 +27,11 @@ OPERATIONS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...], float]] = {
 """Kind of store, stores, rivals, and bound as a share of the better rival, of each operation."""
 
 ABOUT = """Each operation runs on a committed state of {count:,} rows (key two longs, value three), which is
-opened before and aborted after it, neither in the time. Every row is met once, in an order that is no store's own:
-10 values are merged into each of a tenth as many keys, and a prefix or range scan gives 100 rows. The results are
-checked. {rounds} rounds in changing order, after each store did the operation by itself for {warmup:g} seconds; each
-store has a JVM of its own. RocksDB, which loads again after every abort, has a turn in each third round. Medians in microseconds
-for all rows together, and the least."""
+opened before and aborted after it, neither in the time. Every row is met once, in an order that is no store's
+own: 10 values are merged into each of a tenth as many keys, and a prefix or range scan gives 100 rows. The
+results are checked. {rounds} rounds in changing order, after each store did the operation by itself for
+{warmup:g} seconds; each store has a JVM of its own. RocksDB, which loads again after every abort, has a turn
+in each third round. Medians in microseconds for all rows together, and the least."""
 
 Times = dict[tuple[str, str], list[float]]
 """Microseconds by operation and store."""

@@ -53,7 +53,10 @@ class Size:
 
     queries: tuple[str, ...] = tuple(QUERIES)
     plans: Mapping[int, Plan] = field(default_factory=lambda: {8: Plan(2, 10), 200: Plan(2, 2)})
-    """Numbers of batches by shuffle partitions: with ten a store compacts the source's log, and makes snapshots, once."""
+    """Numbers of batches by shuffle partitions.
+
+    With ten a store compacts the source's log, and makes snapshots, once.
+    """
     delays: tuple[int, ...] = (0, 30)
     """Milliseconds for which each request is held back."""
     fill: int = 20_000
@@ -146,7 +149,7 @@ def traced(
     delay: int = 0,
     warmed: Callable[[], None] = lambda: None,
 ) -> Row:
-    """Compare the stores; return the batches that count, and the requests of each store in them to its bucket."""
+    """Compare the stores; return the batches that count, and each store's requests to its bucket."""
     begin = 0
 
     def begin_measurement() -> None:
@@ -207,16 +210,25 @@ def about(size: Size) -> str:
     """Describe the measurement."""
     plans = size.plans.values()
     return (
-        "Each store has its whole checkpoint in a bucket of its own of one MinIO on this machine, and a JVM of its own with "
-        f"8 task threads: ours, with both modes of the option `commit`, and the store that *{LIMIT}*, a map in memory, without "
+        "Each store has its whole checkpoint in a bucket of its own of one MinIO on this machine, and a JVM "
+        "of its own with "
+        f"8 task threads: ours, with both modes of the option `commit`, and the store that *{LIMIT}*, a map "
+        "in memory, without "
         'hadoop-aws (`spark_files="backend"`), Spark\'s own through s3a of hadoop-aws with '
-        f"`AbortableStreamBasedCheckpointFileManager` ({stores.CLOUD}), uploads buffered in memory, and no wait before an upload "
-        "(`fs.s3a.connection.expect.continue=false`). With a delay, a relay holds back for so long what clients send. "
-        f"{' or '.join(str(plan.batches) for plan in plans)} batches of {size.rows:,} Nexmark events (Python: a fifth), with "
-        f"{' or '.join(map(str, size.plans))} partitions, after one of {size.fill:,} and {next(iter(plans)).warmup} to warm up without "
-        "delay and all stores at once; batch by batch in turn, in changing order. Two batches are retained, so "
-        "that old files are removed in each. No maintenance, and no batches without data. The join has state format 4, on HDFSBacked and "
-        "the map 2. Times in milliseconds from trigger to trigger; of few batches, p99 is the longest. Requests and bytes (both ways, with "
+        f"`AbortableStreamBasedCheckpointFileManager` ({stores.CLOUD}), uploads buffered in memory, and no "
+        "wait before an upload "
+        "(`fs.s3a.connection.expect.continue=false`). With a delay, a relay holds back for so long what "
+        "clients send. "
+        f"{' or '.join(str(plan.batches) for plan in plans)} batches of {size.rows:,} Nexmark events "
+        "(Python: a fifth), with "
+        f"{' or '.join(map(str, size.plans))} partitions, after one of {size.fill:,} and "
+        f"{next(iter(plans)).warmup} to warm up without "
+        "delay and all stores at once; batch by batch in turn, in changing order. Two batches are retained, "
+        "so "
+        "that old files are removed in each. No maintenance, and no batches without data. The join has state "
+        "format 4, on HDFSBacked and "
+        "the map 2. Times in milliseconds from trigger to trigger; of few batches, p99 is the longest. "
+        "Requests and bytes (both ways, with "
         "headers) are of one batch, from MinIO's own trace; a DELETE may name many objects."
     )
 

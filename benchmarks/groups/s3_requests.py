@@ -1,4 +1,7 @@
-"""Requests of a batch with the whole checkpoint on S3, by the number of partitions: one process, and a cluster."""
+"""Requests of a batch with the whole checkpoint on S3, by the number of partitions.
+
+Measured in one process, and on a cluster.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from benchmarks.streaming import Plan
 from tests.spark.counting import cluster_environment
 from tests.support.services import Service, minio
 
-ABOUT = """This store alone, as in `s3_queries`, without a delay: with tasks in the driver's process, and on a cluster of two executors
-(`local-cluster`), which hand their commits over to the driver."""
+ABOUT = """This store alone, as in `s3_queries`, without a delay: with tasks in the driver's process, and on a
+cluster of two executors (`local-cluster`), which hand their commits over to the driver."""
 
 MASTERS: dict[str, tuple[int, dict[str, str]]] = {
     "one process": (1, {"spark.master": "local[8]"}),

@@ -16,10 +16,11 @@ LARGE = 1_000_000
 MOST_OF_BUILT_IN = 1 / 20
 MOST_GROWTH = 1.3
 
-ABOUT = """One batch is getStore, a number of times get and put on random existing keys, and commit: {batches} of each store,
-interleaved in changing order, after each ran such batches by itself for {warmup:g} seconds; each store has a JVM of its own. Key two
-longs, value three longs, files on a local file system. Maintenance, and what a store does in the background after its commit, runs
-between the batches and is not in their times. {unforked} Times in milliseconds."""
+ABOUT = """One batch is getStore, a number of times get and put on random existing keys, and commit: {batches}
+of each store, interleaved in changing order, after each ran such batches by itself for {warmup:g} seconds;
+each store has a JVM of its own. Key two longs, value three longs, files on a local file system. Maintenance,
+and what a store does in the background after its commit, runs between the batches and is not in their times.
+{unforked} Times in milliseconds."""
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Generator:
 
 
 def input_table(fill: int, rows: int, batch: int) -> pa.Table:
-    """Return the events of a batch: some in the first one, which fills the state, and others in each further one."""
+    """Return the events of a batch: `fill` in the first one, which fills the state, then `rows`."""
     # Persons and auctions already exist.
     first = _FIRST_EVENT if batch == 0 else _FIRST_EVENT + fill + (batch - 1) * rows
     return Generator().table(first, rows if batch else fill)

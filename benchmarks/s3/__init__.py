@@ -1,1 +1,1 @@
-"""Whole queries with checkpoints on S3: the service, its requests, a delay before it, and the stores' settings."""
+"""Whole queries with checkpoints on S3: the service, its requests and delay, and the stores' settings."""

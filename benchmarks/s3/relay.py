@@ -1,7 +1,7 @@
 """A relay before a server that holds back what clients send: ``python -m benchmarks.s3.relay HOST PORT``.
 
-It prints its own port, reads the delay in milliseconds from its standard input, a line for each change, and ends with
-that input. The order of the bytes stays as it is, and what the server sends is passed on at once.
+It prints its own port, reads the delay in milliseconds from its standard input, a line for each change, and
+ends with that input. The order of the bytes stays as it is, and what the server sends is passed on at once.
 """
 
 from __future__ import annotations

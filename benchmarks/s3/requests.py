@@ -36,7 +36,10 @@ _SETTLED_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Request:
-    """A request: one of `KINDS`, its bucket, and the bytes that the server received and sent, with headers."""
+    """A request: one of `KINDS`, its bucket, and the bytes that the server received and sent.
+
+    The bytes include headers.
+    """
 
     kind: str
     bucket: str
@@ -55,7 +58,10 @@ class Trace:
         self._seen.append(parse(json.loads(line)))
 
     def mark(self) -> int:
-        """Wait until background work of the last batch is over, and return the number of requests up to then."""
+        """Wait until the last batch's background work is over; return the number of requests.
+
+        It is that of the requests up to then.
+        """
         while True:
             before = len(self._seen)
             time.sleep(_SETTLED_SECONDS)

@@ -1,4 +1,4 @@
-"""Spark driver of the demo: runs the queries to the end of the input and compares them with the batch answer."""
+"""Spark driver of the demo: runs the queries to the input's end, and compares with the batch answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests for the files that Spark writes itself: logs of offsets and commits, metadata of queries and operators."""
+"""Requests for the files that Spark writes itself: its logs, and the metadata of queries and operators."""
 
 from __future__ import annotations
 
@@ -83,8 +83,9 @@ def _create_exclusively(files: FileSystem, path: str, data: memoryview, *, is_re
         # A backend that ended before its answer may have written it for this very request.
         if not is_repeated or files.read(path) != data:
             raise CheckpointExistsError(
-                f"{files.url(path)} exists already, and was not changed: another query, or another run of this one, "
-                "writes to the same checkpoint. Stop one of them, or give each query a checkpointLocation of its own."
+                f"{files.url(path)} exists already, and was not changed: another query, or another run of "
+                "this one, writes to the same checkpoint. Stop one of them, or give each query a "
+                "checkpointLocation of its own."
             ) from error
         _make_durable(files, path)
     else:
@@ -163,8 +164,12 @@ def _missing(files: FileSystem, path: str) -> CheckpointNotFoundError:
 
 
 def _make_durable(files: FileSystem, path: str) -> None:
-    """Sync a file that a process may have written that ended before it synced: the driver relies on what it finds."""
-    # Objects and files of HDFS are durable once they can be seen; other drivers of fsspec could only write the file again.
+    """Sync a file whose writer may have ended before it synced.
+
+    The driver relies on what it finds.
+    """
+    # Objects and files of HDFS are durable once they can be seen; other drivers of fsspec could only write
+    # the file again.
     if isinstance(files, LocalFileSystem):
         files.make_durable(path)
 

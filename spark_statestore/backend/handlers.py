@@ -338,9 +338,10 @@ def _process_metrics() -> dict[str, Any]:
 
 
 class _ChangesReceiver:
-    """The changes that follow a request, received as they are iterated; a permit is acquired if they are large.
+    """The changes that follow a request, received as they are iterated.
 
-    The nanoseconds `wait_nanos` were spent on waiting for frames and for the permit.
+    A permit is acquired if they are large. The nanoseconds `wait_nanos` were spent on waiting for frames and
+    for the permit.
     """
 
     def __init__(

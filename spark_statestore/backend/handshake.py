@@ -1,7 +1,7 @@
 """A connection to the backend starts with a check of the peer's user and a comparison of versions.
 
-The mode of the socket's directory keeps processes of other users out. The peer's user, which the kernel attests, is
-checked too: that holds if the mode was changed.
+The mode of the socket's directory keeps processes of other users out. The peer's user, which the kernel
+attests, is checked too: that holds if the mode was changed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,17 @@ def require_private(directory: str) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid != os.geteuid() or mode & 0o077:
         raise AuthenticationError(
-            f"the directory of the state store backend's socket, {directory}, belongs to user {status.st_uid} and has "
-            f"mode {mode:o}: other users could connect. It must belong to user {os.geteuid()} and have mode 700."
+            f"the directory of the state store backend's socket, {directory}, belongs to user "
+            f"{status.st_uid} and has mode {mode:o}: other users could connect. It must belong to user "
+            f"{os.geteuid()} and have mode 700."
         )
 
 
 def peer_user(connection: socket.socket) -> int | None:
-    """Return the user id of the process at the other end; None on systems without ``SO_PEERCRED``, as macOS."""
+    """Return the user id of the process at the other end.
+
+    It is None on systems without ``SO_PEERCRED``, as macOS.
+    """
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     _, user, _ = _CREDENTIALS.unpack(
@@ -50,11 +54,11 @@ def peer_user(connection: socket.socket) -> int | None:
 
 
 def require_own_user(user: int | None) -> None:
-    """Raise `AuthenticationError` if a peer's user, if it is known, is another one than that of this process."""
+    """Raise `AuthenticationError` if a peer's user is known, and is not the user of this process."""
     if user is not None and user != os.geteuid():
         raise AuthenticationError(
-            f"a process of user {user} connected to the state store backend of user {os.geteuid()}; only the JVM "
-            "that started the backend may connect"
+            f"a process of user {user} connected to the state store backend of user {os.geteuid()}; only the "
+            "JVM that started the backend may connect"
         )
 
 

@@ -59,9 +59,9 @@ class _NoPandas(MetaPathFinder):
 def _disable_pandas() -> None:
     """Make pyarrow's one import of pandas fail.
 
-    pyarrow imports pandas when it first converts Python objects, and caches the outcome. The backend does not use
-    pandas, whose import takes 200 ms and tens of megabytes, in the first commit. Later imports by other packages, such
-    as a file system's driver, are not affected.
+    pyarrow imports pandas when it first converts Python objects, and caches the outcome. The backend does not
+    use pandas, whose import takes 200 ms and tens of megabytes, in the first commit. Later imports by other
+    packages, such as a file system's driver, are not affected.
     """
     finder = _NoPandas()
     sys.meta_path.insert(0, finder)

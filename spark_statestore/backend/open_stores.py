@@ -29,9 +29,9 @@ _RELEASE_SECONDS: Final = 10.0
 class OpenStores:
     """The stores that requests use, and the merged files of their runs. Thread-safe.
 
-    There is never a second object for a store or a run while the first one is in use: it would not have what the first one has in
-    memory alone. A store is in use by its requests, and cached after them; the merged files of a run are in use by its stores,
-    and kept after them while something in them is not published.
+    There is never a second object for a store or a run while the first one is in use: it would not have what
+    the first one has in memory alone. A store is in use by its requests, and cached after them; the merged
+    files of a run are in use by its stores, and kept after them while something in them is not published.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,10 @@ class OpenStores:
         return store
 
     def keep_unpublished(self, node: dict[str, Any], store: StoreDirectory) -> None:
-        """Keep the merged files of a store's run from now on if something in them is not published, and else no longer."""
+        """Keep the merged files of a store's run from now on if something in them is not published.
+
+        Otherwise they are no longer kept for that.
+        """
         if (merged := store.merged) is None:
             return
         with self._lock:
@@ -71,7 +74,10 @@ class OpenStores:
                 self._unpublished.discard(merged)
 
     def close(self, instances: Iterable[str], runs: Iterable[str]) -> None:
-        """Drop stores that are closed, and what is kept of runs that have ended. A late request opens its store again."""
+        """Drop stores that are closed, and what is kept of runs that have ended.
+
+        A late request opens its store again.
+        """
         runs = frozenset(runs)
         with self._lock:
             for run in runs:

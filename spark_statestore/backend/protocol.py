@@ -1,4 +1,7 @@
-"""Frames carry the messages between the JVM and the backend, and requests have known fields; see docs/format.md."""
+"""Frames carry the messages between the JVM and the backend, and requests have known fields.
+
+See docs/format.md.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,9 @@ class FrameSocket:
         self._taken_over = False
 
     def receive(self, most: int | None = None) -> Frame | None:
-        """Read a frame with a payload of at most `most` bytes; return None if the peer closed the connection between frames.
+        """Read a frame with a payload of at most `most` bytes.
+
+        Return None if the peer closed the connection between frames.
 
         Raises
         ------
@@ -161,7 +166,10 @@ class FrameSocket:
             self.receive()
 
     def send(self, kind: Kind, payload: bytes | memoryview | pa.Buffer = b"", column_family: int = 0) -> None:
-        """Queue a frame; it leaves at the latest with the end of the message, or once the next request was received."""
+        """Queue a frame.
+
+        It leaves at the latest with the end of the message, or once the next request was received.
+        """
         view = memoryview(payload).cast("B")
         self._waiting += [_HEADER.pack(kind, column_family, _MAGIC, len(view), zlib.crc32(view)), view]
         self._waiting_bytes += len(view)
@@ -403,8 +411,8 @@ def check_request(request: Mapping[str, Any]) -> None:
     _check(op, request, required, optional)
     if op == "cleanup" and request["retainFrom"] > request["version"]:
         raise ProtocolError(
-            f"the request 'cleanup' would discard the newest version, {request['version']}: it retains versions from "
-            f"{request['retainFrom']}"
+            f"the request 'cleanup' would discard the newest version, {request['version']}: it retains "
+            f"versions from {request['retainFrom']}"
         )
 
 

@@ -28,8 +28,9 @@ _DRAIN_SECONDS = 60.0
 class Permit:
     """One request's permit of the admission semaphore, once acquired.
 
-    The semaphore bounds the memory of commits while storage is slow: it would else grow with the number of tasks,
-    each with up to the option ``fileStateThreshold``. A request has at most one permit, so no two wait for each other.
+    The semaphore bounds the memory of commits while storage is slow: it would else grow with the number of
+    tasks, each with up to the option ``fileStateThreshold``. A request has at most one permit, so no two wait
+    for each other.
     """
 
     def __init__(self, semaphore: threading.BoundedSemaphore, context: RequestContext) -> None:
@@ -62,8 +63,9 @@ class Permit:
 class Supervisor:
     """A supervisor of the requests of all connections, with one watchdog thread.
 
-    A request that waits for storage longer than its timeout is cancelled: another thread answers with an error, and
-    the hung thread publishes nothing if its call returns. Until then it occupies a thread and a connection.
+    A request that waits for storage longer than its timeout is cancelled: another thread answers with an
+    error, and the hung thread publishes nothing if its call returns. Until then it occupies a thread and a
+    connection.
     """
 
     def __init__(self, permits: int = _PERMITS) -> None:
@@ -119,7 +121,8 @@ class Supervisor:
             try:
                 threading.Thread(target=_answer, args=(supervised, taken[0]), daemon=True).start()
             except RuntimeError:
-                # Thread limit reached. The client sends the request again if its connection ends without an answer.
+                # Thread limit reached. The client sends the request again if its connection ends without an
+                # answer.
                 _logger.exception("could not answer a hung request")
                 taken[0].close()
 
@@ -197,21 +200,27 @@ def _message_of(supervised: _Supervised) -> str:
     request = supervised.request
     if "path" in request:
         what = f"the file {request['path']}"
-        outcome = "It may take effect later: the query fails, and its next start continues from the files that are there"
+        outcome = (
+            "It may take effect later: the query fails, and its next start continues from the files that are "
+            "there"
+        )
     elif request.get("op") == "publish":
-        what = f"the commits of all stores of batch {request['version'] - 1}, one of them at {request['store'].get('root')}"
+        what = (
+            f"the commits of all stores of batch {request['version'] - 1}, one of them at "
+            f"{request['store'].get('root')}"
+        )
         outcome = "The batch fails; the next start of the query runs it again"
     else:
         store = request.get("store")
         store = store if isinstance(store, dict) else {}
         which = f", version {request['version']}" if "version" in request else ""
         what = (
-            f"operator {store.get('operator')}, partition {store.get('partition')}, store {store.get('name')}{which} at "
-            f"{store.get('root')}"
+            f"operator {store.get('operator')}, partition {store.get('partition')}, store "
+            f"{store.get('name')}{which} at {store.get('root')}"
         )
         outcome = "It publishes nothing; a retried task starts from the previous version"
     return (
-        f"storage did not answer within {supervised.context.limit:.0f} s, and the request {request.get('op')!r} of {what} was "
-        f"cancelled. {outcome}. Check that the storage is reachable; if its calls may take longer, raise the option "
-        "storageTimeoutSeconds."
+        f"storage did not answer within {supervised.context.limit:.0f} s, and the request "
+        f"{request.get('op')!r} of {what} was cancelled. {outcome}. Check that the storage is reachable; if "
+        "its calls may take longer, raise the option storageTimeoutSeconds."
     )

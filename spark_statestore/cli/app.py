@@ -28,8 +28,8 @@ _SHELLS: Final = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete
 def app() -> None:
     """Inspect and maintain checkpoints and savepoints of spark-statestore.
 
-    Checkpoints, savepoints and targets are directories: local paths, or fsspec URLs (s3://, gs://, abfss://, hdfs://
-    and others). Neither Spark nor Java is needed, except by convert.
+    Checkpoints, savepoints and targets are directories: local paths, or fsspec URLs (s3://, gs://, abfss://,
+    hdfs:// and others). Neither Spark nor Java is needed, except by convert.
 
     Exit codes: 0 success, 1 failure or finding, 2 wrong usage.
     """

@@ -46,8 +46,8 @@ def convert(
 ) -> None:
     """Copy a stopped query's checkpoint SOURCE to TARGET, with its state in another state store.
 
-    Runs in a Spark session of its own, and needs Java. All rows are read back and compared before TARGET becomes a
-    checkpoint; SOURCE is only read.
+    Runs in a Spark session of its own, and needs Java. All rows are read back and compared before TARGET
+    becomes a checkpoint; SOURCE is only read.
     """
     # Raises before Spark starts.
     Source(source, arguments["batch"], arguments["checkpoints_dir"])
@@ -74,7 +74,8 @@ def _session(master: str, conf: tuple[str, ...]) -> SparkSession:
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SessionError(
-            "the conversion runs in Spark, and PySpark is not installed in this interpreter: pip install pyspark"
+            "the conversion runs in Spark, and PySpark is not installed in this interpreter: pip install "
+            "pyspark"
         ) from error
 
     builder = SparkSession.builder.master(master).appName("spark-statestore convert")

@@ -45,7 +45,8 @@ _SECONDS: Final = 60
 
 _IMPORTS: Final = (
     "import json, sys, pyarrow, fsspec, numpy, spark_statestore; "
-    "print(json.dumps([sys.version.split()[0], pyarrow.__version__, fsspec.__version__, spark_statestore.__version__]))"
+    "print(json.dumps([sys.version.split()[0], pyarrow.__version__, fsspec.__version__, "
+    "spark_statestore.__version__]))"
 )
 
 
@@ -79,9 +80,9 @@ def doctor(
 ) -> None:
     """Check Java, Spark, the jar, the interpreter of the backend, a storage, and a query's checkpoint.
 
-    STORAGE is a directory or URL for state, such as a checkpointLocation or checkpointsDir: a test state is written
-    below it, read and deleted. The default is a temporary directory. For a checkpointLocation, list the Spark
-    versions that can continue the query. The exit code is 1 if a check fails.
+    STORAGE is a directory or URL for state, such as a checkpointLocation or checkpointsDir: a test state is
+    written below it, read and deleted. The default is a temporary directory. For a checkpointLocation, list
+    the Spark versions that can continue the query. The exit code is 1 if a check fails.
     """
     interpreter = python or os.environ.get("PYSPARK_PYTHON") or sys.executable
     checks: list[tuple[str, Callable[[], str]]] = [
@@ -148,8 +149,8 @@ def _spark() -> str:
         from pyspark.version import __version__ as version
     except ImportError as error:
         raise _Failed(
-            "PySpark is not installed in this interpreter: pip install 'spark-statestore[spark]'. State can be read, and "
-            "savepoints can be taken, without it"
+            "PySpark is not installed in this interpreter: pip install 'spark-statestore[spark]'. State can "
+            "be read, and savepoints can be taken, without it"
         ) from error
     return f"PySpark {version}"
 
@@ -161,7 +162,8 @@ def _jar() -> str:
     match = re.search(r"^version=(.+)$", properties, re.MULTILINE)
     if match is None or match[1].strip() != __version__:
         raise _Failed(
-            f"{path} is of spark-statestore {match[1].strip() if match else 'unknown'}, but this package is {__version__}: "
+            f"{path} is of spark-statestore {match[1].strip() if match else 'unknown'}, but this package is "
+            f"{__version__}: "
             "install the package again"
         )
     return path

@@ -143,8 +143,9 @@ def show(
             return
     described = query.operator(operator, batch)
     raise CheckpointNotFoundError(
-        f"operator {operator} ({described.name}) of {query.url} has no store {store!r} in a partition {partition}: it "
-        f"has {', '.join(described_store.name for described_store in described.stores)} in {described.partitions} partitions."
+        f"operator {operator} ({described.name}) of {query.url} has no store {store!r} in a partition "
+        f"{partition}: it has {', '.join(described_store.name for described_store in described.stores)} in "
+        f"{described.partitions} partitions."
     )
 
 

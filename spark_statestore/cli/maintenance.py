@@ -85,9 +85,9 @@ def repair(out: Output, checkpoint: str, dry_run: bool, **arguments: Any) -> Non
 def gc(out: Output, checkpoint: str, older_than: float, dry_run: bool, **arguments: Any) -> None:
     """Remove orphaned files.
 
-    Orphans are state streams that no metadata references, unpublished versions, uncommitted attempts and partial
-    files. Versions with a retention hold are kept. The exit code is 1 if a store was skipped because some of its
-    files cannot be read.
+    Orphans are state streams that no metadata references, unpublished versions, uncommitted attempts and
+    partial files. Versions with a retention hold are kept. The exit code is 1 if a store was skipped because
+    some of its files cannot be read.
     """
     with out.progress("collecting") as progress:
         done = collect(checkpoint, dry_run, older_than=older_than * 3600, progress=progress, **arguments)
@@ -109,7 +109,10 @@ def gc(out: Output, checkpoint: str, older_than: float, dry_run: bool, **argumen
 
 def _verification(verification: Verification) -> list[str]:
     if verification.ok:
-        what = f"{verification.stores} stores, {verification.files} files and parts of files, {size(verification.bytes)}"
+        what = (
+            f"{verification.stores} stores, {verification.files} files and parts of files, "
+            f"{size(verification.bytes)}"
+        )
         return [f"batch {verification.batch} is intact: {what}"]
     return [
         f"batch {verification.batch} is not intact, problems: {len(verification.problems)}",

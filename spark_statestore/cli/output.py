@@ -92,7 +92,10 @@ class Output:
 
     @contextmanager
     def progress(self, what: str) -> Iterator[Report]:
-        """Show a progress bar on standard error, if that is a terminal; it is indeterminate until the first report."""
+        """Show a progress bar on standard error, if that is a terminal.
+
+        The bar is indeterminate until the first report.
+        """
         console = _console(sys.stderr)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -103,7 +106,10 @@ class Output:
 
 
 def with_output(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options ``--output`` and ``--debug`` to a command, pass an `Output`, and turn errors into exit codes."""
+    """Add the options ``--output`` and ``--debug`` to a command, and pass an `Output` to it.
+
+    Errors become exit codes.
+    """
 
     @functools.wraps(command)
     def run(*args: Any, form: str, debug: bool, **kwargs: Any) -> None:

@@ -99,8 +99,9 @@ def sizes_by_partition(stores: Sequence[StoreSummary]) -> list[PartitionSize]:
 def plot(out: Output, checkpoint: str, file: str, batches: int, checkpoints_dir: str | None) -> None:
     """Draw a PNG into FILE: state by batch, commit time by batch, state by partition.
 
-    The commit time is the time from a batch's start until the state of the first and of the last partition was
-    committed, and until all of it was durable if commits are merged. Partitions that are much larger than others show skew.
+    The commit time is the time from a batch's start until the state of the first and of the last partition
+    was committed, and until all of it was durable if commits are merged. Partitions that are much larger than
+    others show skew.
     """
     require_matplotlib("plot")
     import matplotlib as mpl

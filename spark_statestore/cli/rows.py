@@ -28,7 +28,8 @@ def get(out: Output, checkpoint: str, key: str, **state: Any) -> None:
 
     KEY is JSON: an object with the key's columns, or some of them, as in '{"user": "ann", "window": {"start":
     "2026-01-01T00:00:00Z"}}'; or the value alone if the key has one column, as in 7 or '"ann"'. Later columns
-    of one name are called user_2, user_3. Binary values are hex digits. The exit code is 1 if there is no such row.
+    of one name are called user_2, user_3. Binary values are hex digits. The exit code is 1 if there is no
+    such row.
     """
     parse_json(key)
     matching: list[dict[str, Any]] = []
@@ -82,8 +83,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     repeated = next((name for name in names if names.count(name) > 1), None)
     if repeated is not None:
         raise click.UsageError(
-            f"the key names the field {repeated!r} twice. Where a key has several fields of one name, later ones are called "
-            f"{repeated}_2 and so on, see `show`."
+            f"the key names the field {repeated!r} twice. Where a key has several fields of one name, later "
+            f"ones are called {repeated}_2 and so on, see `show`."
         )
     return dict(pairs)
 

@@ -52,8 +52,8 @@ def list_(out: Output, target: str) -> None:
         files, path = open_file_system(target)
         if not savepoints and not files.is_directory(path):
             raise CheckpointNotFoundError(
-                f"there is no directory {files.url(path)}, so no savepoint in it. Check the path: it is the one that savepoints "
-                "were taken to, as --target or savepointsDir."
+                f"there is no directory {files.url(path)}, so no savepoint in it. Check the path: it is the "
+                "one that savepoints were taken to, as --target or savepointsDir."
             )
     rows = [
         (listed.path, listed.kind, listed.query_id, listed.batch, when(listed.created_ms))
@@ -157,7 +157,8 @@ def holds(
 ) -> None:
     """List the holds that exclude versions of the state from cleanups, or remove one that nothing needs.
 
-    A pointer savepoint has a hold, and so has a running copy. A process that is killed while it writes one leaves its hold.
+    A pointer savepoint has a hold, and so has a running copy. A process that is killed while it writes one
+    leaves its hold.
     """
     if remove is not None:
         with out.progress("removing the hold"):

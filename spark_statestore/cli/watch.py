@@ -37,7 +37,10 @@ _COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class WatchedStore:
-    """A store of an operator after a batch, over all partitions; without the `damaged` ones, whose metadata cannot be read."""
+    """A store of an operator after a batch, over all partitions.
+
+    The `damaged` partitions, whose metadata cannot be read, are left out.
+    """
 
     operator: int
     name: str
@@ -77,8 +80,8 @@ def watch(
 ) -> None:
     """Show the newest batch, and each later one when it is committed.
 
-    On a terminal this is one table, of the last ten batches, newest first. With --output json each batch is a line.
-    The snapshot age is the number of versions since the last full snapshot.
+    On a terminal this is one table, of the last ten batches, newest first. With --output json each batch is a
+    line. The snapshot age is the number of versions since the last full snapshot.
     """
     batches = itertools.islice(_batches(checkpoint, checkpoints_dir, interval), count)
     try:
@@ -98,7 +101,10 @@ def watch(
 
 
 def _batches(checkpoint: str, checkpoints_dir: str | None, interval: float) -> Iterator[WatchedBatch]:
-    """Yield the newest committed batch, then later ones; a batch whose state is removed before it is read is omitted."""
+    """Yield the newest committed batch, then later ones.
+
+    A batch whose state is removed before it is read is omitted.
+    """
     last = None
     while True:
         # Another one each time: it caches the index of merged files.

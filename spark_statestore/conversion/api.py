@@ -48,17 +48,18 @@ def convert(
 ) -> Conversion:
     """Copy the checkpoint of a stopped query to a new location, with its state in another state store.
 
-    The unchanged query resumes from the target after the batch. Everything but the state and the name of its provider
-    is the same, the query's id included. The source is only read.
+    The unchanged query resumes from the target after the batch. Everything but the state and the name of its
+    provider is the same, the query's id included. The source is only read.
 
-    All rows of both sides are read after they were written, and compared, before the file is written that makes the
-    target a checkpoint. A conversion that failed leaves nothing; one that was killed is begun anew by the next call.
+    All rows of both sides are read after they were written, and compared, before the file is written that
+    makes the target a checkpoint. A conversion that failed leaves nothing; one that was killed is begun anew
+    by the next call.
 
     Parameters
     ----------
     spark
-        A session that `configure` made, with the jar of the source's state store. The conversion runs as its jobs, with a
-        task for each store and partition.
+        A session that `configure` made, with the jar of the source's state store. The conversion runs as its
+        jobs, with a task for each store and partition.
     source
         The query's ``checkpointLocation``.
     target
@@ -68,8 +69,8 @@ def convert(
     batch
         The last batch of the target, by default the newest one, which must be committed.
     partitions
-        Number of state partitions of every operator, by default unchanged. Aggregations without keys and limits keep
-        one.
+        Number of state partitions of every operator, by default unchanged. Aggregations without keys and
+        limits keep one.
     stopped
         The query is stopped: do not check its logs for activity before the conversion.
     dry_run
@@ -82,7 +83,8 @@ def convert(
     Raises
     ------
     ConversionError
-        If the target's store cannot hold the state, the newest batch is not committed, or the two sides differ.
+        If the target's store cannot hold the state, the newest batch is not committed, or the two sides
+        differ.
     QueryRunningError
         If the query seems to run.
     CheckpointNotFoundError
@@ -115,13 +117,13 @@ def convert(
     provider = provider_for(to, origin.operators, has_ids=origin.ids is not None)
     if is_own(origin.provider) and is_own(provider):
         raise ConversionError(
-            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. spark-statestore rescale changes its "
-            "number of partitions; nothing was changed."
+            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. "
+            "spark-statestore rescale changes its number of partitions; nothing was changed."
         )
     if origin.provider == provider and partitions is None:
         raise ConversionError(
-            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. Pass partitions (--partitions) to "
-            "change its number of partitions; nothing was changed."
+            f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. Pass "
+            "partitions (--partitions) to change its number of partitions; nothing was changed."
         )
     require_classes(spark, origin.provider, provider)
     counts = {operator.id: origin.partitions(operator) for operator in origin.operators}
@@ -155,8 +157,8 @@ def convert(
         states = run.compare(written)
         if added := activity.added():
             raise QueryRunningError(
-                f"the query of {origin.checkpoint.url} runs: it has written {', '.join(added)} during the conversion, which lacks "
-                "them. Stop it, then try again; no checkpoint was made."
+                f"the query of {origin.checkpoint.url} runs: it has written {', '.join(added)} during the "
+                "conversion, which lacks them. Stop it, then try again; no checkpoint was made."
             )
         written.copy.write_logs()
         written.copy.publish(reserved=True)
@@ -202,7 +204,10 @@ class _Run:
         return self._convert(self._source, self._target, self._provider, self._counts)
 
     def write_rescaled(self, partitions: int) -> _Written:
-        """Write all files but the logs and the last, by way of this store, which knows Spark's partitioning."""
+        """Write all files but the logs and the last, by way of this store.
+
+        This store knows Spark's partitioning.
+        """
         own = self._source
         own_provider = provider_for("statestore", own.operators, has_ids=own.ids is not None)
         if not is_own(own.provider):
@@ -243,9 +248,10 @@ class _Run:
             if here[where] != there[where]:
                 operator, store, family, partition = where
                 raise ConversionError(
-                    f"operator {operator}, store {store}, column family {family}"
-                    f"{f', partition {partition}' if same_partitions else ''}: the source has {here[where]}, but what was "
-                    f"written is {there[where]}. No checkpoint was made, and the source is unchanged. Please report this error."
+                    f"operator {operator}, store {store}, column family "
+                    f"{family}{f', partition {partition}' if same_partitions else ''}: the source has "
+                    f"{here[where]}, but what was written is {there[where]}. No checkpoint was made, and the "
+                    "source is unchanged. Please report this error."
                 )
         names = {operator.id: operator.name for operator in source.operators}
         return tuple(
@@ -312,14 +318,20 @@ class _Total:
 
     def __str__(self) -> str:
         order = f", in the order {self.ordered[0]}" if self.ordered and self.ordered[0] else ""
-        return f"{self.keys} keys with {self.values} values of {self.bytes} bytes, checksum {self.checksum}{order}"
+        return (
+            f"{self.keys} keys with {self.values} values of {self.bytes} bytes, checksum {self.checksum}"
+            f"{order}"
+        )
 
 
 _Where = tuple[int, str, str, int]
 
 
 def _added_up(digests: Sequence[Mapping[str, Any]], *, by_partition: bool) -> defaultdict[_Where, _Total]:
-    """Return digests by operator, store, column family and partition, or without the partition, which then is -1."""
+    """Return digests by operator, store, column family and partition.
+
+    Without `by_partition`, those of all partitions are added up, and the partition is -1.
+    """
     totals: defaultdict[_Where, _Total] = defaultdict(_Total)
     for digest in digests:
         where = (

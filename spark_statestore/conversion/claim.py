@@ -34,21 +34,23 @@ def remove_interrupted(target: str) -> bool:
     Raises
     ------
     CheckpointExistsError
-        If that conversion still runs, or ran on another machine, in another container, or before this machine restarted.
+        If that conversion still runs, or ran on another machine, in another container, or before this machine
+        restarted.
     """
     files, root = open_file_system(target, fsync=True)
     root = root.rstrip("/")
     if not _was_interrupted(files, root):
         return False
-    # The next conversion may begin as soon as one process has removed the files, which a second one must not remove.
+    # The next conversion may begin as soon as one process has removed the files, which a second one must not
+    # remove.
     lock = join(root, _REMOVING)
     with failing_to("write", files, lock):
         try:
             files.create(lock, b"")
         except FileExistsError as error:
             raise CheckpointExistsError(
-                f"another process removes the files of an interrupted conversion from {files.url(root)}, or was killed while it "
-                "did: then delete the directory. Nothing was changed."
+                f"another process removes the files of an interrupted conversion from {files.url(root)}, or "
+                "was killed while it did: then delete the directory. Nothing was changed."
             ) from error
     try:
         if is_interrupted := _was_interrupted(files, root):
@@ -61,7 +63,10 @@ def remove_interrupted(target: str) -> bool:
 
 
 def _was_interrupted(files: FileSystem, root: str) -> bool:
-    """Return True if a location has the files of a conversion whose processes have ended; raise if they may run."""
+    """Return True if a location has the files of a conversion whose processes have ended.
+
+    Raise an error if they may run.
+    """
     marker = _read(files, join(root, IN_PROGRESS))
     if marker is None:
         return False
@@ -71,15 +76,16 @@ def _was_interrupted(files: FileSystem, root: str) -> bool:
     where = files.url(root)
     if (marker["host"], marker["scope"]) != (_host(), _scope()):
         raise CheckpointExistsError(
-            f"{where} has the files of a conversion that began on {marker['host']}, on another machine, in another container or "
-            "before a restart, and is not complete. If it no longer runs there, delete the directory; nothing was changed."
+            f"{where} has the files of a conversion that began on {marker['host']}, on another machine, in "
+            "another container or before a restart, and is not complete. If it no longer runs there, delete "
+            "the directory; nothing was changed."
         )
     for process in marker["processes"]:
         started = _started(process["pid"])
         if started is not None and started in (_UNKNOWN, process["started"]):
             raise CheckpointExistsError(
-                f"{where} is the target of a conversion that runs in process {process['pid']} on this machine. Wait for its end, or "
-                "use another target; nothing was changed."
+                f"{where} is the target of a conversion that runs in process {process['pid']} on this "
+                "machine. Wait for its end, or use another target; nothing was changed."
             )
     return True
 
@@ -102,7 +108,10 @@ def _host() -> str:
 
 
 def _scope() -> list[str]:
-    """Return what tells process ids of this kernel and container from those of others, also of one host name."""
+    """Return what tells process ids of this kernel and container from those of others.
+
+    A host name does not: several may have the same one.
+    """
     ids = []
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
         ids.append(file.read().strip())
@@ -112,9 +121,10 @@ def _scope() -> list[str]:
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process of this machine started, which distinguishes it from later ones of its id; None if it ended.
+    """Return when a process of this machine started; None if it ended.
 
-    The time is "unknown" if the system does not show it.
+    The time distinguishes the process from later ones of its id. It is "unknown" if the system does not show
+    it.
     """
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 Progress = Callable[[str, int, int, int, int], None]
-"""Called with the phase, the numbers of tasks done and of all, and the numbers of rows and bytes processed."""
+"""Called with the phase, the numbers of tasks done and of all, and the numbers of rows and bytes."""
 
 _POLL_SECONDS: Final = 0.5
 
@@ -43,7 +43,10 @@ class Job:
         self._progress = progress
 
     def copy(self) -> Ids | None:
-        """Copy all stores, and return their checkpoint ids by operator, partition and store; None in format 1."""
+        """Copy all stores, and return their checkpoint ids by operator, partition and store.
+
+        Return None in format 1, which has no ids.
+        """
         written = json.loads(self._run("copying", self._conversion.copy))
         written_ids = {
             (copied["operator"], copied["partition"], copied["store"]): copied["id"] for copied in written
@@ -60,7 +63,10 @@ class Job:
         return dict(ids)
 
     def digests(self, side: str) -> list[dict[str, Any]]:
-        """Read all rows of a side, and return count and checksum of each family of each store and partition."""
+        """Read all rows of a side, and digest each family of each store and partition.
+
+        A digest has count and checksum.
+        """
         digests: list[dict[str, Any]] = json.loads(
             self._run(f"reading the {side} back", lambda: self._conversion.digest(side))
         )
@@ -97,8 +103,8 @@ def require_classes(spark: SparkSession, *providers: str) -> None:
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         raise SessionError(
-            "a Spark Connect client cannot convert a checkpoint: run the conversion in a session of its own on the server, or "
-            "with the command spark-statestore convert."
+            "a Spark Connect client cannot convert a checkpoint: run the conversion in a session of its own "
+            "on the server, or with the command spark-statestore convert."
         )
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
     for name in (_CLASS, *providers):
@@ -111,8 +117,8 @@ def require_classes(spark: SparkSession, *providers: str) -> None:
                     "spark_statestore.configure(SparkSession.builder). Nothing was changed."
                 ) from error
             raise ConversionError(
-                f"the checkpoint's state is in the state store {name}, whose class this session does not have. Start the session "
-                "with the jar of that store (spark.jars); nothing was changed."
+                f"the checkpoint's state is in the state store {name}, whose class this session does not "
+                "have. Start the session with the jar of that store (spark.jars); nothing was changed."
             ) from error
 
 

@@ -59,8 +59,8 @@ class Source:
         provider = self.offsets.conf.get(PROVIDER_KEY)
         if not provider:
             raise CorruptCheckpointError(
-                f"the offset log of {self.checkpoint.url} does not name a state store provider for batch {self.batch}. "
-                + restore_from_backup("the entry", "use another batch")
+                f"the offset log of {self.checkpoint.url} does not name a state store provider for batch "
+                f"{self.batch}. " + restore_from_backup("the entry", "use another batch")
             )
         return provider
 
@@ -70,8 +70,8 @@ class Source:
         operators = self.checkpoint.operators(self.batch)
         if not operators:
             raise ConversionError(
-                f"the query of {self.checkpoint.url} has no stateful operator, so there is nothing to convert: start it with "
-                "any state store. Nothing was changed."
+                f"the query of {self.checkpoint.url} has no stateful operator, so there is nothing to "
+                "convert: start it with any state store. Nothing was changed."
             )
         return operators
 
@@ -85,8 +85,8 @@ class Source:
         encoding = self.offsets.conf.get(_ENCODING, "unsaferow")
         if encoding.lower() != "unsaferow":
             raise ConversionError(
-                f"the query of {self.checkpoint.url} was started with {_ENCODING}={encoding}, whose rows cannot be converted. Keep "
-                "its state store; nothing was changed."
+                f"the query of {self.checkpoint.url} was started with {_ENCODING}={encoding}, whose rows "
+                "cannot be converted. Keep its state store; nothing was changed."
             )
 
     def partitions(self, operator: StatefulOperator) -> int:
@@ -99,9 +99,9 @@ class Source:
             return 1
         if self._has_directory(operator, operator.partitions):
             raise CorruptCheckpointError(
-                f"operator {operator.id} ({operator.name}) of {self.checkpoint.url} has {operator.partitions} partitions by its "
-                f"metadata, but there is state of partition {operator.partitions}. "
-                + restore_from_backup("the metadata", otherwise=None)
+                f"operator {operator.id} ({operator.name}) of {self.checkpoint.url} has "
+                f"{operator.partitions} partitions by its metadata, but there is state of partition "
+                f"{operator.partitions}. " + restore_from_backup("the metadata", otherwise=None)
             )
         return operator.partitions
 
@@ -116,21 +116,25 @@ class Source:
         if begun and done and max(begun) > max(done):
             open_ = sorted(number for number in begun if number > max(done))
             raise ConversionError(
-                f"the newest batch of {self.checkpoint.url} is not committed: it has begun {ranges(open_)}, and committed "
-                f"{max(done)}. Start the query with its present store, stop it after a batch, then convert; or pass "
-                f"batch={max(done)} (--batch {max(done)}) to leave the open batch out. Nothing was changed."
+                f"the newest batch of {self.checkpoint.url} is not committed: it has begun {ranges(open_)}, "
+                f"and committed {max(done)}. Start the query with its present store, stop it after a batch, "
+                f"then convert; or pass batch={max(done)} (--batch {max(done)}) to leave the open batch out. "
+                "Nothing was changed."
             )
         if begun and not done:
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.checkpoint.url} has no committed batch. Let the query commit its first batch, or start "
-                "it with the other store in a new location; nothing was changed."
+                f"the checkpoint {self.checkpoint.url} has no committed batch. Let the query commit its "
+                "first batch, or start it with the other store in a new location; nothing was changed."
             )
 
 
 def side(
     source: Source, url: str, provider: str, partitions: Mapping[int, int], ids: _Ids | None
 ) -> dict[str, Any]:
-    """Return a side of the conversion, whose checkpoint location is `url`, as the JVM reads it: root, settings and stores."""
+    """Return a side of the conversion as the JVM reads it: root, settings and stores.
+
+    Its checkpoint location is `url`.
+    """
     pinned = {name: value for name, value in source.offsets.conf.items() if name.startswith(STORE_CONF)}
     conf: dict[str, str | None] = {
         **pinned,
@@ -168,7 +172,10 @@ def _store(
 
 
 def _schemas(source: Source, operator: StatefulOperator, store: str) -> Iterator[bytes]:
-    """Yield the content of the schema files, which need no file system of Hadoop's that way; the newest comes last."""
+    """Yield the content of the schema files; the newest comes last.
+
+    As content they need no file system of Hadoop's.
+    """
     checkpoint = source.checkpoint
     if not has_families(operator):
         below: list[tuple[str, ...]] = [(*StoreId(operator.id, 0, store).directories, "_metadata", "schema")]
@@ -177,7 +184,8 @@ def _schemas(source: Source, operator: StatefulOperator, store: str) -> Iterator
         names = [operator.below_its_schemas(file) for file in operator.schema_files]
         if None in names or not names:
             raise CorruptCheckpointError(
-                f"the metadata of operator {operator.id} ({operator.name}) names schema files outside of the operator's directory: "
+                f"the metadata of operator {operator.id} ({operator.name}) names schema files outside of the "
+                "operator's directory: "
                 f"{', '.join(operator.schema_files) or 'none'}. {restore_from_backup(otherwise=None)}"
             )
         below = [(str(operator.id), SCHEMAS, name) for name in names if name is not None]

@@ -53,8 +53,8 @@ def require_known(operators: Sequence[StatefulOperator]) -> None:
     for operator in operators:
         if operator.name not in _OPERATORS:
             raise ConversionError(
-                f"operator {operator.id} ({operator.name}) is unknown to this release of spark-statestore, which might miss a "
-                "part of its state. Upgrade spark-statestore; nothing was changed."
+                f"operator {operator.id} ({operator.name}) is unknown to this release of spark-statestore, "
+                "which might miss a part of its state. Upgrade spark-statestore; nothing was changed."
             )
 
 
@@ -69,12 +69,12 @@ def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: boo
     for operator in operators:
         if has_families(operator):
             raise ConversionError(
-                f"operator {operator.id} ({operator.name}) keeps several column families in one store, which Spark's "
-                "HDFSBackedStateStoreProvider cannot. Convert to rocksdb; nothing was changed."
+                f"operator {operator.id} ({operator.name}) keeps several column families in one store, which "
+                "Spark's HDFSBackedStateStoreProvider cannot. Convert to rocksdb; nothing was changed."
             )
     if has_ids:
         raise ConversionError(
-            "the query has state checkpoint format 2, which Spark's HDFSBackedStateStoreProvider does not support, and a query "
-            "keeps its format. Convert to rocksdb; nothing was changed."
+            "the query has state checkpoint format 2, which Spark's HDFSBackedStateStoreProvider does not "
+            "support, and a query keeps its format. Convert to rocksdb; nothing was changed."
         )
     return _HDFS

@@ -69,7 +69,8 @@ def require_space(target: str, size: int | None) -> None:
     free = shutil.disk_usage(directory).free
     if free < size:
         raise ConversionError(
-            f"the state takes {size} bytes, but {directory} has {free} bytes free. Free space there, or use another target; "
+            f"the state takes {size} bytes, but {directory} has {free} bytes free. Free space there, or use "
+            "another target; "
             "nothing was changed."
         )
 
@@ -86,8 +87,8 @@ def _table_bytes(archive: bytes, where: str) -> int:
                 metadata = file.read(_LARGEST_METADATA + 1)
     if len(metadata) > _LARGEST_METADATA:
         raise CorruptCheckpointError(
-            f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of RocksDB's tables is. "
-            + restore_from_backup("the archive", "use an earlier batch")
+            f"the file metadata in {where} is more than {_LARGEST_METADATA} bytes, which no list of "
+            "RocksDB's tables is. " + restore_from_backup("the archive", "use an earlier batch")
         )
     with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
         node: dict[str, Any] = parse_json(metadata.partition(b"\n")[2])

@@ -33,12 +33,19 @@ _CONTAINERS: Final = {"s3": "bucket", "gcs": "bucket", "abfs": "container", "az"
 
 _CONFIGURATION: Final = "fsspec's configuration files (~/.config/fsspec)"
 _REMEDIES: Final = {
-    "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment, or put the credentials into "
-    f"~/.aws/credentials or {_CONFIGURATION}, or give the machine an instance role",
-    "gcs": "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or run 'gcloud auth application-default login', or put the "
-    f"credentials into {_CONFIGURATION}, or give the machine a service account",
-    "abfs": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING, in the "
-    f"environment, or put the credentials into {_CONFIGURATION}, or give the machine a managed identity",
+    "s3": (
+        "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in the environment, or put the "
+        f"credentials into ~/.aws/credentials or {_CONFIGURATION}, or give the machine an instance role"
+    ),
+    "gcs": (
+        "set GOOGLE_APPLICATION_CREDENTIALS in the environment, or run 'gcloud auth application-default "
+        f"login', or put the credentials into {_CONFIGURATION}, or give the machine a service account"
+    ),
+    "abfs": (
+        "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or AZURE_STORAGE_CONNECTION_STRING, "
+        f"in the environment, or put the credentials into {_CONFIGURATION}, or give the machine a managed "
+        "identity"
+    ),
 }
 _OTHER_REMEDY: Final = f"put the credentials into {_CONFIGURATION}"
 _EVERYWHERE: Final = "This is needed on the driver, on every executor, and where the command line runs"
@@ -69,21 +76,24 @@ def access_error(error: BaseException, url: str) -> StorageAccessError | None:
         status, code = answer_of(cause)
         if any(kind.__name__ in _NO_CREDENTIALS for kind in type(cause).__mro__):
             return StorageAccessError(
-                f"no credentials were found for the {container} of {url} ({text}). To provide them, {remedy}. "
+                f"no credentials were found for the {container} of {url} ({text}). To provide them, "
+                f"{remedy}. "
                 f"{_EVERYWHERE}."
             )
         if (code or getattr(cause, "error_code", None)) in _NO_BUCKET:
             return StorageAccessError(
-                f"the {container} of {url} does not exist ({text}). Check the URL and the endpoint, or create it."
+                f"the {container} of {url} does not exist ({text}). Check the URL and the endpoint, or "
+                "create it."
             )
         if code == _WRONG_CLOCK:
             return StorageAccessError(
-                f"access to {url} is denied because the clock of this machine is wrong ({text}). Set it by a time service (NTP)."
+                f"access to {url} is denied because the clock of this machine is wrong ({text}). Set it by a "
+                "time service (NTP)."
             )
         if isinstance(cause, PermissionError) or status in _DENIED_STATUS:
             rights = f" (they need {_RIGHTS[scheme]})" if scheme in _RIGHTS else ""
             return StorageAccessError(
-                f"access to {url} is denied ({text}). Check which credentials are used, that they are valid, and their "
-                f"permissions on the {container}{rights}; to use others, {remedy}. {_EVERYWHERE}."
+                f"access to {url} is denied ({text}). Check which credentials are used, that they are valid, "
+                f"and their permissions on the {container}{rights}; to use others, {remedy}. {_EVERYWHERE}."
             )
     return None

@@ -46,8 +46,8 @@ class FileStatus:
 class FileOutput(ABC):
     """A new file that is being written.
 
-    Readers see the whole file once `close` has returned; until then a file system may show nothing or a part. `abandon`
-    removes what was written.
+    Readers see the whole file once `close` has returned; until then a file system may show nothing or a part.
+    `abandon` removes what was written.
     """
 
     @abstractmethod
@@ -92,8 +92,8 @@ def write_whole(output: FileOutput, data: Buffer) -> None:
 class FileSystem(ABC):
     """A file system.
 
-    Paths are strings without a scheme. A missing file raises `FileNotFoundError`, every other failure an `OSError`.
-    Implementations are safe to use from several threads.
+    Paths are strings without a scheme. A missing file raises `FileNotFoundError`, every other failure an
+    `OSError`. Implementations are safe to use from several threads.
 
     Attributes
     ----------
@@ -121,13 +121,17 @@ class FileSystem(ABC):
 
     @abstractmethod
     def open_output(self, path: str) -> FileOutput:
-        """Open a new file for writing; raise `FileExistsError` where the file system detects an existing one."""
+        """Open a new file for writing.
+
+        Raise `FileExistsError` where the file system detects an existing one.
+        """
 
     @abstractmethod
     def create(self, path: str, data: Buffer) -> None:
         """Write a whole new file; raise `FileExistsError` if it exists.
 
-        The file appears atomically, also if the process is killed meanwhile, unless a subclass documents an exception.
+        The file appears atomically, also if the process is killed meanwhile, unless a subclass documents an
+        exception.
         """
 
     def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:
@@ -169,7 +173,10 @@ class FileSystem(ABC):
         """
 
     def locate(self, path: str) -> tuple[str, int] | None:
-        """Return the file that has a path's bytes, and where they begin in it; None while they are in memory alone."""
+        """Return the file that has a path's bytes, and where they begin in it.
+
+        Return None while they are in memory alone.
+        """
         return path, 0
 
     @abstractmethod

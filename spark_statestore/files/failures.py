@@ -12,9 +12,10 @@ from spark_statestore.files.base import FileSystem
 
 @contextmanager
 def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
-    """Convert errors of a file system into a `CheckpointIOError` that names the path, and what "could not" be done.
+    """Convert errors of a file system into a `CheckpointIOError`.
 
-    Errors of this package, such as `StorageAccessError`, pass unchanged.
+    It names the path, and what "could not" be done. Errors of this package, such as `StorageAccessError`,
+    pass unchanged.
     """
     try:
         yield
@@ -22,13 +23,16 @@ def failing_to(do: str, files: FileSystem, path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise CheckpointIOError(
-            f"could not {do} {files.url(path)}: {error}. Check the permissions, and that the storage is reachable and "
-            "has space; then try again."
+            f"could not {do} {files.url(path)}: {error}. Check the permissions, and that the storage is "
+            "reachable and has space; then try again."
         ) from error
 
 
 def read_file(files: FileSystem, path: str, read: Callable[[FileSystem, str], bytes] | None = None) -> bytes:
-    """Read a whole file with a function, by default as bytes; a missing file stays a `FileNotFoundError`, for the caller to explain."""
+    """Read a whole file with a function, by default as bytes.
+
+    A missing file stays a `FileNotFoundError`, for the caller to explain.
+    """
     with failing_to("read", files, path):
         try:
             return files.read(path) if read is None else read(files, path)

@@ -24,7 +24,8 @@ _logger = logging.getLogger(__name__)
 # Object stores: directories are prefixes of names, and making one costs a request.
 _OBJECT_STORES: Final = {"s3", "gs", "gcs", "abfs", "abfss", "az", "oci", "oss", "cos", "r2"}
 
-# Errors of drivers' libraries for a missing file, by class name or error code: ResourceNotFoundError, NoSuchKey.
+# Errors of drivers' libraries for a missing file, by class name or error code: ResourceNotFoundError,
+# NoSuchKey.
 _ABSENT: Final = re.compile(r"not_?found|no_?such|not_?exist", re.IGNORECASE)
 # The text of libhdfs's error, which has no more than that.
 _ABSENT_TEXT: Final = "does not exist"
@@ -35,8 +36,8 @@ _ABSENT_STATUS: Final = {HTTPStatus.NOT_FOUND, HTTPStatus.GONE}
 def as_os_errors(url: str) -> Iterator[None]:
     """Convert errors of drivers and of their libraries into `OSError`, and into its class by number.
 
-    A `FileNotFoundError` means that the file is missing: one that a driver raises because of another error is converted
-    into an error that does not.
+    A `FileNotFoundError` means that the file is missing: one that a driver raises because of another error is
+    converted into an error that does not.
     """
     try:
         yield
@@ -46,7 +47,8 @@ def as_os_errors(url: str) -> Iterator[None]:
         if isinstance(error, FileNotFoundError):
             if (cause := _other_cause(error)) is not None:
                 raise OSError(
-                    f"the driver calls {url} missing because of another error: {type(cause).__name__}: {cause}"
+                    f"the driver calls {url} missing because of another error: {type(cause).__name__}: "
+                    f"{cause}"
                 ) from cause
             raise
         if isinstance(error, OSError):
@@ -120,7 +122,10 @@ def disable_cached_listings(fs: AbstractFileSystem) -> None:
 
 
 def finds_files_itself(fs: AbstractFileSystem) -> bool:
-    """Return whether a driver has a `find` of its own, rather than fsspec's, which omits directories that it cannot list."""
+    """Return whether a driver has a `find` of its own, rather than fsspec's.
+
+    The one of fsspec omits directories that it cannot list.
+    """
     from fsspec import AbstractFileSystem
     from fsspec.asyn import AsyncFileSystem
 
@@ -130,7 +135,10 @@ def finds_files_itself(fs: AbstractFileSystem) -> bool:
 
 
 def renames_files(fs: AbstractFileSystem) -> bool:
-    """Return whether a driver has an `mv` of its own, rather than fsspec's, which copies a file and then removes it."""
+    """Return whether a driver has an `mv` of its own, rather than fsspec's.
+
+    The one of fsspec copies a file and then removes it.
+    """
     from fsspec import AbstractFileSystem
 
     below = _driver_below(fs)
@@ -155,7 +163,8 @@ def creates_exclusively(fs: AbstractFileSystem) -> bool:
     parameters = inspect.signature(fs.pipe_file).parameters
     if "mode" in parameters:
         return True
-    # A driver that forwards all arguments, such as fsspec's DirFileSystem, does what the driver below it does.
+    # A driver that forwards all arguments, such as fsspec's DirFileSystem, does what the driver below it
+    # does.
     below = _driver_below(fs)
     forwards = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     return forwards and below is not None and creates_exclusively(below)
@@ -165,8 +174,8 @@ def creates_exclusively(fs: AbstractFileSystem) -> bool:
 def warn_of_inexclusive_create(driver: str, scheme: str) -> None:
     """Log once for a driver that it cannot create files exclusively."""
     _logger.warning(
-        "the fsspec driver %s of %s:// cannot create files exclusively: its pipe_file has no such mode. Of two attempts that "
-        "commit the same version at the same time the later one wins. Upgrade the driver.",
+        "the fsspec driver %s of %s:// cannot create files exclusively: its pipe_file has no such mode. Of "
+        "two attempts that commit the same version at the same time the later one wins. Upgrade the driver.",
         driver,
         scheme,
     )
@@ -176,8 +185,9 @@ def warn_of_inexclusive_create(driver: str, scheme: str) -> None:
 def warn_of_replace_in_steps(driver: str, scheme: str) -> None:
     """Log once for a driver that it cannot replace a file in one step."""
     _logger.warning(
-        "the fsspec driver %s of %s:// cannot replace a file in one step, by renaming another one to it. If the process is "
-        "killed meanwhile, the file may be missing or incomplete. Use a storage that renames files, or an object store.",
+        "the fsspec driver %s of %s:// cannot replace a file in one step, by renaming another one to it. If "
+        "the process is killed meanwhile, the file may be missing or incomplete. Use a storage that renames "
+        "files, or an object store.",
         driver,
         scheme,
     )

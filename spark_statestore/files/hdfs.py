@@ -28,10 +28,11 @@ _WEB = "webhdfs"
 class HdfsFileSystem(FsspecFileSystem):
     """Files of HDFS.
 
-    HDFS shows a file from its first byte, and its drivers replace existing files. `create` and `replace` therefore write
-    a staging file and rename it: HDFS renames in one step, and to an existing file only if that is asked for. So
-    `create` is atomic and exclusive, and `replace` is atomic over WebHDFS. The driver for libhdfs can only rename the
-    old file first; a process that is killed in between leaves none of that name.
+    HDFS shows a file from its first byte, and its drivers replace existing files. `create` and `replace`
+    therefore write a staging file and rename it: HDFS renames in one step, and to an existing file only if
+    that is asked for. So `create` is atomic and exclusive, and `replace` is atomic over WebHDFS. The driver
+    for libhdfs can only rename the old file first; a process that is killed in between leaves none of that
+    name.
 
     Parameters
     ----------
@@ -40,8 +41,8 @@ class HdfsFileSystem(FsspecFileSystem):
     scheme
         URL scheme of its files: hdfs or webhdfs.
     fsync
-        Whether data nodes sync a file's blocks before it counts as finished. The driver for libhdfs cannot ask for that,
-        which is logged as a warning.
+        Whether data nodes sync a file's blocks before it counts as finished. The driver for libhdfs cannot
+        ask for that, which is logged as a warning.
     """
 
     _creates_by_rename = True
@@ -172,7 +173,7 @@ class _SyncedOutput(FileOutput):
 @cache
 def _warn_of_unsynced_files(scheme: str) -> None:
     _logger.warning(
-        "fsync has no effect on %s://: its driver cannot sync files. Use webhdfs://, or set dfs.datanode.synconclose on the "
-        "data nodes.",
+        "fsync has no effect on %s://: its driver cannot sync files. Use webhdfs://, or set "
+        "dfs.datanode.synconclose on the data nodes.",
         scheme,
     )

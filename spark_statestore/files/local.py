@@ -45,7 +45,10 @@ def _make_directory(path: str) -> bool:
 
 
 def _mode_of(path: str) -> int | None:
-    """Return the mode of a file or directory; None if it does not exist. `os.path.exists` hides every error."""
+    """Return the mode of a file or directory; None if it does not exist.
+
+    `os.path.exists` hides every error.
+    """
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -104,10 +107,10 @@ _MAX_REMEMBERED = 4096
 class PreallocatedFile:
     """At most one open unnamed file, which leaves no trace if it is never used.
 
-    Where many files were removed within the last minutes, ext4 takes ten times as long to create a file as to write it:
-    it skips their inodes one by one. The next file is therefore created off the critical path: of 50 stores with 24
-    versions each, cleanups between them and ext4, the median commit took 1.6 ms without `LocalFileSystem.prepare`, 1.2
-    with the directory alone, and 0.5 with this file.
+    Where many files were removed within the last minutes, ext4 takes ten times as long to create a file as to
+    write it: it skips their inodes one by one. The next file is therefore created off the critical path: of
+    50 stores with 24 versions each, cleanups between them and ext4, the median commit took 1.6 ms without
+    `LocalFileSystem.prepare`, 1.2 with the directory alone, and 0.5 with this file.
     """
 
     def __init__(self) -> None:
@@ -148,8 +151,8 @@ def _close_preallocated(file: list[tuple[int, int]]) -> None:
 class DirectoryFsync:
     """Makes the name of a directory durable by syncing its parent directory, up to the root of the mount.
 
-    This includes directories that exist already: the process that made one may have been killed before it synced
-    the name. Parents are synced once per process.
+    This includes directories that exist already: the process that made one may have been killed before it
+    synced the name. Parents are synced once per process.
     """
 
     def __init__(self) -> None:
@@ -217,9 +220,9 @@ class _LocalOutput(FileOutput):
 class LocalFileSystem(FileSystem):
     """Files of a file system that the operating system mounts.
 
-    `create` and `replace` write an unnamed or hidden file and then link it to its name, so that it appears whole or
-    not at all. On a device without hard links, `create` writes in place: a crash can then leave a partial file, which
-    readers detect by its checksum. This is logged as a warning.
+    `create` and `replace` write an unnamed or hidden file and then link it to its name, so that it appears
+    whole or not at all. On a device without hard links, `create` writes in place: a crash can then leave a
+    partial file, which readers detect by its checksum. This is logged as a warning.
 
     Parameters
     ----------
@@ -435,9 +438,9 @@ class LocalFileSystem(FileSystem):
         if _HARD_LINKS not in lacking:
             lacking.add(_HARD_LINKS)
             _logger.warning(
-                "the file system of %s has no hard links, so that new files are not created atomically there: if the process "
-                "is killed meanwhile, an incomplete file remains, also one of Spark's logs. Use another file system for "
-                "checkpoints.",
+                "the file system of %s has no hard links, so that new files are not created atomically "
+                "there: if the process is killed meanwhile, an incomplete file remains, also one of Spark's "
+                "logs. Use another file system for checkpoints.",
                 directory,
             )
 

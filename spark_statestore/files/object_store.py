@@ -41,14 +41,15 @@ _UPLOAD: Final = "upload"
 class ObjectStoreFileSystem(FileSystem):
     """Files of an object store: S3, Google Cloud Storage, Azure Blob Storage and what speaks their protocols.
 
-    A path is the name of a bucket or container, then the key. `create` and `replace` are one request each, and `create` is
-    exclusive: a conditional PUT. Calls are not retried here, see `RetryingFileSystem`.
+    A path is the name of a bucket or container, then the key. `create` and `replace` are one request each,
+    and `create` is exclusive: a conditional PUT. Calls are not retried here, see `RetryingFileSystem`.
 
-    A file from `open_output` is published by `FileOutput.close`. Up to the size of one part, 8 MiB, it is one exclusive
-    PUT as well. A larger one is uploaded in parts, three at a time, of which memory holds five at most. No service can
-    both do that and create exclusively through obstore, so a large file replaces one of the same name; its writers use
-    unique names. An upload that is abandoned is aborted, and shows no object. If the process is killed meanwhile, S3 and
-    Google Cloud Storage keep the invisible parts until a lifecycle rule of the bucket removes them.
+    A file from `open_output` is published by `FileOutput.close`. Up to the size of one part, 8 MiB, it is one
+    exclusive PUT as well. A larger one is uploaded in parts, three at a time, of which memory holds five at
+    most. No service can both do that and create exclusively through obstore, so a large file replaces one of
+    the same name; its writers use unique names. An upload that is abandoned is aborted, and shows no object.
+    If the process is killed meanwhile, S3 and Google Cloud Storage keep the invisible parts until a lifecycle
+    rule of the bucket removes them.
 
     Parameters
     ----------
@@ -182,7 +183,8 @@ class ObjectStoreFileSystem(FileSystem):
             for page in obstore.list(client, key or None):
                 for meta in page:
                     status = _status(bucket, meta)
-                    # Hadoop and consoles make empty objects for directories; obstore drops the slash at the end.
+                    # Hadoop and consoles make empty objects for directories; obstore drops the slash at the
+                    # end.
                     if marker is not None and not status.path.startswith(marker.path + "/"):
                         yield marker
                     marker = None if status.size else status

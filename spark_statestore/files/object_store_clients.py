@@ -31,7 +31,10 @@ class Client(enum.Enum):
     LARGE_CALLS = enum.auto()
     """The same, with a body that takes long to send."""
     UPLOADS = enum.auto()
-    """Uploads in parts, whose requests obstore repeats by itself: that changes nothing, other than in `create`."""
+    """Uploads in parts, whose requests obstore repeats by itself.
+
+    That changes nothing, other than in `create`.
+    """
 
 
 _TIMEOUTS: Final = {
@@ -91,8 +94,8 @@ class ObjectStoreClients(ABC):
         missing = [name for module, name in cls.packages.items() if not _is_installed(module)]
         if missing:
             raise ImportError(
-                f"{', '.join(missing)} not found (pip install 'spark-statestore[{cls.extra}]'; executors need no more of it than "
-                f"{', '.join(cls.packages.values())})"
+                f"{', '.join(missing)} not found (pip install 'spark-statestore[{cls.extra}]'; executors "
+                f"need no more of it than {', '.join(cls.packages.values())})"
             )
 
     def open(self, bucket: str, kind: Client) -> Any:
@@ -101,14 +104,15 @@ class ObjectStoreClients(ABC):
         Raises
         ------
         OSError
-            If this process was forked from one that has used a client: obstore's threads are in that one, and calls hang.
+            If this process was forked from one that has used a client: obstore's threads are in that one, and
+            calls hang.
         StorageUnavailableError
             If obstore has no such option, or it has a wrong value.
         """
         if _used_by.setdefault("pid", os.getpid()) != os.getpid():
             raise OSError(
-                "object stores cannot be used in a process forked from one that has used them. Start it by multiprocessing's "
-                "'spawn' method."
+                "object stores cannot be used in a process forked from one that has used them. Start it by "
+                "multiprocessing's 'spawn' method."
             )
         with self._lock:
             client = self._clients.get((bucket, kind))
@@ -117,11 +121,17 @@ class ObjectStoreClients(ABC):
             return client
 
     def find_region(self, bucket: str) -> None:  # noqa: B027 - most have nothing to do
-        """Find the region of a bucket that was called in another one; do nothing where there are no regions."""
+        """Find the region of a bucket that was called in another one.
+
+        Do nothing where there are no regions.
+        """
 
     @abstractmethod
     def _arguments_of(self, bucket: str) -> dict[str, Any]:
-        """Return a bucket's arguments of obstore's store: ``config``, ``client_options`` and ``credential_provider``."""
+        """Return a bucket's arguments of obstore's store.
+
+        They are ``config``, ``client_options`` and ``credential_provider``.
+        """
 
     @abstractmethod
     def _build(self, bucket: str, kind: Client, config: dict[str, Any], **arguments: Any) -> Any:

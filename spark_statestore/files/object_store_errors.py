@@ -1,4 +1,7 @@
-"""Conversion of obstore's errors, which have their details in their text, into errors of this package and of the system."""
+"""Conversion of obstore's errors into errors of this package and of the system.
+
+The details of obstore's errors are in their text.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ _QUERY: Final = re.compile(r"(https?://[^\s?]+)\?\S*")
 _CAUSE: Final = re.compile(r'(?:message|error): "([^"]+)"|^\s*"?([A-Za-z][A-Za-z ]+)"?,$', re.MULTILINE)
 _BY_CLASS: Final = {"PermissionDeniedError": 403, "UnauthenticatedError": 401}
 _BUSY: Final = {429, 500, 502, 503, 504}
-# Other codes of a conflict or of a missing object mean something else, such as a request that came in between.
+# Other codes of a conflict or of a missing object mean something else, such as a request that came in
+# between.
 _EXISTS: Final = {None, "BlobAlreadyExists", "ConditionNotMet", "PreconditionFailed"}
 _ABSENT: Final = {None, "BlobNotFound", "NoSuchKey", "NotFound", "ResourceNotFound"}
 _NO_CREDENTIALS: Final = re.compile("token request|credential|Invalid Access Key|Account must be")

@@ -1,4 +1,7 @@
-"""Clients of obstore for S3, Google Cloud Storage and Azure, with credentials where botocore and google-auth find them."""
+"""Clients of obstore for S3, Google Cloud Storage and Azure.
+
+Credentials come from where botocore and google-auth find them.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,8 @@ _TRUE: Final = {"1", "on", "true", "y", "yes"}
 
 _GCS_SCOPE: Final = "https://www.googleapis.com/auth/devstorage.full_control"
 _GCS_CREDENTIALS: Final = {
-    "application_credentials", "bearer_token", "service_account", "service_account_key", "service_account_path",
-    "skip_signature",
+    "application_credentials", "bearer_token", "service_account", "service_account_key",
+    "service_account_path", "skip_signature",
 }  # fmt: skip
 
 _CONNECTION_STRING: Final = {
@@ -42,9 +45,10 @@ _CONNECTION_STRING: Final = {
 class S3Clients(ObjectStoreClients):
     """Opens buckets of S3 and of services with its protocol.
 
-    botocore finds the credentials (environment, profile, single sign-on, roles, web identity, machine's role), the endpoint
-    and the region; a bucket in another region than configured is found by its first request. obstore's own search knows
-    no profiles, and its provider for boto3 does not renew temporary credentials in time.
+    botocore finds the credentials (environment, profile, single sign-on, roles, web identity, machine's
+    role), the endpoint and the region; a bucket in another region than configured is found by its first
+    request. obstore's own search knows no profiles, and its provider for boto3 does not renew temporary
+    credentials in time.
     """
 
     extra = "s3"
@@ -163,8 +167,9 @@ class S3Clients(ObjectStoreClients):
 class GcsClients(ObjectStoreClients):
     """Opens buckets of Google Cloud Storage.
 
-    google-auth finds the credentials: obstore's own search knows no federated identities, and its provider asks for no
-    scopes. With an option of obstore that names credentials, or for anonymous access, they are up to obstore.
+    google-auth finds the credentials: obstore's own search knows no federated identities, and its provider
+    asks for no scopes. With an option of obstore that names credentials, or for anonymous access, they are up
+    to obstore.
     """
 
     extra = "gcs"
@@ -200,15 +205,16 @@ class GcsClients(ObjectStoreClients):
 class AzureClients(ObjectStoreClients):
     """Opens containers of Azure Blob Storage.
 
-    obstore finds the credentials: the account's key, a shared access signature, a service principal, workload identity,
-    or the machine's managed identity.
+    obstore finds the credentials: the account's key, a shared access signature, a service principal, workload
+    identity, or the machine's managed identity.
 
     Parameters
     ----------
     options, retries
         As for `ObjectStoreClients`.
     host
-        The account's host in a URL such as ``abfss://container@account.dfs.core.windows.net``; else an empty string.
+        The account's host in a URL such as ``abfss://container@account.dfs.core.windows.net``; else an empty
+        string.
     """
 
     extra = "azure"
@@ -245,7 +251,10 @@ SERVICES: Final[Mapping[str, type[ObjectStoreClients]]] = {
 
 
 def _endpoint_of(client: Any, bucket: str) -> tuple[str, bool]:
-    """Return a bucket's endpoint for obstore by botocore's rules, and whether it contains the bucket; make no request."""
+    """Return a bucket's endpoint for obstore by botocore's rules, and whether it contains the bucket.
+
+    Make no request.
+    """
     urls: list[str] = []
 
     def answer(params: Mapping[str, Any], **_: Any) -> Any:

@@ -47,7 +47,8 @@ _TIMES = ("mtime", "LastModified", "last_modified", "modified", "updated", "crea
 # Characters of glob patterns, which fsspec's calls for several paths expand.
 _MAGIC = re.compile(r"[*?\[]")
 
-# A driver may list a directory by several calls, and report that it is missing if a file in it is removed meanwhile.
+# A driver may list a directory by several calls, and report that it is missing if a file in it is removed
+# meanwhile.
 _LISTINGS = 5
 
 
@@ -100,13 +101,13 @@ class _FsspecOutput(FileOutput):
 class FsspecFileSystem(FileSystem):
     """Files of an fsspec file system.
 
-    `create` is atomic and exclusive where the driver is. With a driver whose `pipe_file` is fsspec's own it checks for the
-    file and then writes it, which is logged as a warning when the file system is opened. Object stores show a file only when
-    it is whole. `replace` is atomic where the driver renames a file to another one; where it copies or has to remove the
-    other one first, that is logged as a warning.
+    `create` is atomic and exclusive where the driver is. With a driver whose `pipe_file` is fsspec's own it
+    checks for the file and then writes it, which is logged as a warning when the file system is opened.
+    Object stores show a file only when it is whole. `replace` is atomic where the driver renames a file to
+    another one; where it copies or has to remove the other one first, that is logged as a warning.
 
-    Only a file that the driver's `info`, `ls` or `cat_file` calls missing is missing. fsspec's own `exists`, `isdir` and
-    `find` are not used, as they take every error for absence.
+    Only a file that the driver's `info`, `ls` or `cat_file` calls missing is missing. fsspec's own `exists`,
+    `isdir` and `find` are not used, as they take every error for absence.
 
     Parameters
     ----------
@@ -204,7 +205,10 @@ class FsspecFileSystem(FileSystem):
             raise
 
     def _replace_in_steps(self, staging: str, path: str) -> None:
-        """Rename a file to another one, which is kept until that is done: an error leaves the old one or the new one."""
+        """Rename a file to another one, which is kept until that is done.
+
+        An error leaves the old one or the new one.
+        """
         old = join(parent_of(path), f".inprogress.{uuid.uuid4()}")
         if self.exists(path):
             self._move(path, old)

@@ -16,8 +16,8 @@ _retries = 0
 class RequestContext:
     """Tracks a request's progress so that hung storage calls can be cancelled.
 
-    Time counts during storage calls, not while the request waits for its client or for admission. A cancelled request may
-    still return from the hung call; it must not change anything then.
+    Time counts during storage calls, not while the request waits for its client or for admission. A cancelled
+    request may still return from the hung call; it must not change anything then.
 
     Parameters
     ----------

@@ -101,10 +101,10 @@ class _RetryingInput(io.RawIOBase):
 class RetryingFileSystem(FileSystem):
     """A file system that retries transient failures, with exponential backoff and jitter.
 
-    A call whose answer was lost may have had its effect. A retried `create` that finds the file compares its content: if
-    it is equal, an earlier try of this call wrote it. `create_of_parts` writes metadata, which names its writer, so that
-    it compares at the first try, too. A retried `delete` treats a missing file as deleted. Streams that are being written
-    are not restarted; their retries are up to the driver.
+    A call whose answer was lost may have had its effect. A retried `create` that finds the file compares its
+    content: if it is equal, an earlier try of this call wrote it. `create_of_parts` writes metadata, which
+    names its writer, so that it compares at the first try, too. A retried `delete` treats a missing file as
+    deleted. Streams that are being written are not restarted; their retries are up to the driver.
 
     Parameters
     ----------
@@ -243,10 +243,13 @@ class RetryingFileSystem(FileSystem):
 
 
 def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buffer]) -> None:
-    """Check once, with the first such file of a process, that storage does not replace a file that is created again.
+    """Check once that storage does not replace a file that is created again.
 
-    A service that does not know conditional requests ignores the condition, without an error. To be called for files whose
-    name several writers may choose, with one that this process has created: the first one has it.
+    The check is made with the first such file of a process.
+
+    A service that does not know conditional requests ignores the condition, without an error. To be called
+    for files whose name several writers may choose, with one that this process has created: the first one has
+    it.
     """
     # Local files have no retries, and are created exclusively.
     if not isinstance(files, RetryingFileSystem) or files.is_exclusive:
@@ -260,9 +263,10 @@ def require_exclusive_creation(files: FileSystem, path: str, parts: Sequence[Buf
         return
     else:
         raise CheckpointIOError(
-            f"the storage of {files.url(path)} replaces a file that is created exclusively: of two queries with one checkpoint "
-            "neither would notice the other, and either could replace state that the other one has committed. Upgrade the "
-            "service to a version with conditional requests (If-None-Match), or use another one. With "
-            "configure(..., spark_files='hadoop', commit='task') and "
-            "spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends on it but the detection of a second query."
+            f"the storage of {files.url(path)} replaces a file that is created exclusively: of two queries "
+            "with one checkpoint neither would notice the other, and either could replace state that the "
+            "other one has committed. Upgrade the service to a version with conditional requests "
+            "(If-None-Match), or use another one. With configure(..., spark_files='hadoop', commit='task') "
+            "and spark.sql.streaming.stateStore.checkpointFormatVersion=2 nothing depends on it but the "
+            "detection of a second query."
         )

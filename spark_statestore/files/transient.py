@@ -53,8 +53,9 @@ _TRANSIENT_CLASSES = {
 def is_transient(error: BaseException) -> bool:
     """Return whether a failed call may succeed when it is retried.
 
-    Transient are broken or refused connections, timeouts, throttling (429, 503 ``SlowDown``) and server errors (500, 502,
-    504). Final are answers such as a missing or existing file, denied access, or a full disk.
+    Transient are broken or refused connections, timeouts, throttling (429, 503 ``SlowDown``) and server
+    errors (500, 502, 504). Final are answers such as a missing or existing file, denied access, or a full
+    disk.
     """
     if isinstance(error, _FINAL):
         return False

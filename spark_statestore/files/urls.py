@@ -33,8 +33,8 @@ _HADOOP_SCHEMES = {
 # Schemes of fsspec that are no durable, writable storage.
 _NOT_STORAGE = {"http", "https", "data", "reference", "git", "github", "jupyter", "simplecache", "filecache"}
 
-# Storage whose driver hides errors: that of FTP reports a directory that it may not read as an empty one, and a busy file as
-# a missing one. It also has one connection, which threads would share.
+# Storage whose driver hides errors: that of FTP reports a directory that it may not read as an empty one, and
+# a busy file as a missing one. It also has one connection, which threads would share.
 _HIDING_ERRORS = {"ftp"}
 
 _lock = threading.Lock()
@@ -53,8 +53,9 @@ def split_url(url: str) -> tuple[str, str]:
     if secret := PASSWORD.match(text):
         # The error must not show it either.
         raise StorageURLError(
-            f"the URL {secret[1] + '...@' + text[secret.end() :]!r} contains a password, which logs, metadata and Spark's UI would "
-            "show. Remove it: credentials come from the environment, or from fsspec's configuration files."
+            f"the URL {secret[1] + '...@' + text[secret.end() :]!r} contains a password, which logs, "
+            "metadata and Spark's UI would show. Remove it: credentials come from the environment, or from "
+            "fsspec's configuration files."
         )
     scheme, colon, rest = text.partition(":")
     if not colon or "/" in scheme or len(scheme) == 1:
@@ -89,9 +90,9 @@ def check_url(url: str) -> None:
         )
     if scheme in _HIDING_ERRORS:
         raise StorageURLError(
-            f"{url!r} cannot hold state: over {scheme.upper()}, a file or directory that cannot be read for the moment is reported "
-            "as missing, and state would be taken for lost or be deleted. Use SFTP, another network file system, or an object "
-            "store."
+            f"{url!r} cannot hold state: over {scheme.upper()}, a file or directory that cannot be read for "
+            "the moment is reported as missing, and state would be taken for lost or be deleted. Use SFTP, "
+            "another network file system, or an object store."
         )
     service = _object_store(scheme)
     try:
@@ -101,8 +102,8 @@ def check_url(url: str) -> None:
             get_filesystem_class(scheme)
     except ImportError as error:
         raise MissingDriverError(
-            f"{url!r} needs the driver for {scheme!r}, which is not installed for the interpreter {sys.executable}: {error}. The "
-            "backend on every executor needs it too."
+            f"{url!r} needs the driver for {scheme!r}, which is not installed for the interpreter "
+            f"{sys.executable}: {error}. The backend on every executor needs it too."
         ) from error
 
 
@@ -152,8 +153,8 @@ def open_file_system(
     if scheme == "file":
         return _local(fsync=fsync), _local_path(url, rest)
     check_url(url)
-    # The authority of abfss:// names the account, so it belongs to the file system. With one or three slashes, as in
-    # hdfs:///x, there is none, and x is a directory.
+    # The authority of abfss:// names the account, so it belongs to the file system. With one or three
+    # slashes, as in hdfs:///x, there is none, and x is a directory.
     below = rest.lstrip("/")
     slashes = "/" * (len(rest) - len(below))
     key = (f"{scheme}:{slashes}{below.partition('/')[0]}", fsync, retries)
@@ -170,7 +171,10 @@ def open_file_system(
 
 
 def _object_store(scheme: str) -> type[ObjectStoreClients] | None:
-    """Return the service that obstore reaches for a scheme; None if there is none, or a program has registered a driver."""
+    """Return the service that obstore reaches for a scheme.
+
+    Return None if there is none, or a program has registered a driver.
+    """
     service = SERVICES.get(scheme)
     if service is None:
         return None
@@ -196,7 +200,8 @@ def _through_obstore(
         path = container + slash + below
     if not {"", ".", ".."}.isdisjoint(path.split("/")):
         raise StorageURLError(
-            f"{url!r} cannot be used: a name of an object cannot contain '//', '/./' or '/../'. Remove it from the URL."
+            f"{url!r} cannot be used: a name of an object cannot contain '//', '/./' or '/../'. Remove it "
+            "from the URL."
         )
     options = {option: value for name in service.sections for option, value in conf.get(name, {}).items()}
     return lambda: ObjectStoreFileSystem(service(options, retries, **arguments), scheme), path
@@ -215,8 +220,8 @@ def _through_fsspec(url: str, scheme: str, rest: str, *, fsync: bool) -> tuple[C
         if (refused := access_error(error, f"{scheme}://{rest.lstrip('/')}")) is not None:
             raise refused from error
         raise StorageUnavailableError(
-            f"the file system of {url!r} cannot be opened: {error}. Check the URL, what its driver needs, and the credentials "
-            "in the environment or in fsspec's configuration files."
+            f"the file system of {url!r} cannot be opened: {error}. Check the URL, what its driver needs, "
+            "and the credentials in the environment or in fsspec's configuration files."
         ) from error
     kind = HdfsFileSystem if scheme in HDFS_SCHEMES else FsspecFileSystem
     return lambda: kind(fs, scheme, fsync=fsync), path
@@ -235,9 +240,9 @@ def _local_path(url: str, rest: str) -> str:
         os.fsencode(path)
     except UnicodeEncodeError as error:
         raise StorageURLError(
-            f"{url!a} cannot be used: this process names files in {error.encoding}, because of its locale, which lacks "
-            f"{path[error.start : error.end]!a}. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1 in the environment of the driver, of every "
-            "executor, and where the command line runs."
+            f"{url!a} cannot be used: this process names files in {error.encoding}, because of its locale, "
+            f"which lacks {path[error.start : error.end]!a}. Set LC_ALL=C.UTF-8 or PYTHONUTF8=1 in the "
+            "environment of the driver, of every executor, and where the command line runs."
         ) from error
     # Not unquoted: Hadoop does not escape paths in its URLs.
     return path

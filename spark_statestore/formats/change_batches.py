@@ -36,7 +36,10 @@ _BYTES: Final = _fixed(1, 1)
 
 
 def read_change_batch(message: pa.Buffer, *, full: bool) -> pa.RecordBatch:
-    """Read and check a message of either layout, as `read_batch`; the batch has the schema `CHANGE_SCHEMA`."""
+    """Read and check a message of either layout, as `read_batch`.
+
+    The batch has the schema `CHANGE_SCHEMA`.
+    """
     layout = message_layout(message)
     if layout.buffers == _VARIABLE_BUFFERS:
         return read_batch(message, CHANGE_SCHEMA, full=full, layout=layout)
@@ -70,7 +73,7 @@ def pack(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 @functools.lru_cache(maxsize=256)
 def schema_bytes(schema: pa.Schema) -> int:
-    """Return the size in bytes of the schema message that pyarrow's stream writer puts before the first batch."""
+    """Return the size of the schema message that pyarrow's stream writer puts before the first batch."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as writer:
         del writer

@@ -35,7 +35,10 @@ def combine(first: int, second: int, size: int) -> int:
 
 @cache
 def _zeros(power: int) -> tuple[tuple[int, ...], ...]:
-    """Return the operator of `_FEW_ZEROS * 2**power` zeros as tables, one for each four bits of the checksum."""
+    """Return the operator of `_FEW_ZEROS * 2**power` zeros as tables.
+
+    There is a table for each four bits of the checksum.
+    """
     if power == 0:
         zeros = bytes(_FEW_ZEROS)
         nothing = zlib.crc32(zeros)
@@ -64,8 +67,8 @@ def _apply(zeros: tuple[tuple[int, ...], ...], checksum: int) -> int:
 class RunningChecksum:
     """CRC-32 of everything so far.
 
-    A checksum takes about as long as writing the same bytes to the page cache, and both release Python's global
-    lock: another thread computes it for large pieces while they are written.
+    A checksum takes about as long as writing the same bytes to the page cache, and both release Python's
+    global lock: another thread computes it for large pieces while they are written.
     """
 
     def __init__(self) -> None:

@@ -81,7 +81,10 @@ class MergedObject:
 
 @dataclass(frozen=True, slots=True)
 class IndexEntry:
-    """A logical file in the index of a physical file: `size` bytes from `start`; otherwise see `MergedObject`."""
+    """A logical file in the index of a physical file: `size` bytes from `start`.
+
+    For the other fields see `MergedObject`.
+    """
 
     path: str
     attempt_id: str

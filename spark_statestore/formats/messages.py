@@ -1,7 +1,8 @@
 """Arrow record batch messages: a fast encoder for small batches, their layout, and verified reading.
 
-pyarrow takes most of a millisecond for a batch of a few rows and many columns. Batches of one schema differ only in the
-numbers of their metadata, so that a batch written by pyarrow serves as the template of all others.
+pyarrow takes most of a millisecond for a batch of a few rows and many columns. Batches of one schema differ
+only in the numbers of their metadata, so that a batch written by pyarrow serves as the template of all
+others.
 """
 
 from __future__ import annotations
@@ -45,7 +46,10 @@ _CODES: Final = {pa.uint8(): "B", pa.int32(): "i", pa.uint32(): "I", pa.int64():
 
 
 _Append = Callable[[Sequence[Any], list[int], list[bytes]], None]
-"""Appends values to a column, given its nodes, each a length and a null count, and its buffers; both are changed."""
+"""Appends values to a column, given its nodes and its buffers; both are changed.
+
+A node is a length and a null count.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,10 @@ class BatchEncoder:
     def _message(
         self, present_nodes: list[int], present_buffers: list[bytes], columns: Sequence[Sequence[Any]]
     ) -> bytes:
-        """Return the message of a batch, given the nodes and buffers that it has, and values to append to each column."""
+        """Return the message of a batch with values appended to each column.
+
+        The batch has the present nodes and buffers.
+        """
         nodes: list[int] = []
         buffers: list[bytes] = []
         for column, values in zip(self._columns, columns, strict=True):
@@ -155,7 +162,10 @@ class BatchEncoder:
 
 @dataclass(frozen=True, slots=True)
 class MessageLayout:
-    """The number of buffers of a record batch message, and the uncompressed size in bytes of the compressed ones."""
+    """The number of buffers of a record batch message, and the uncompressed size of the compressed ones.
+
+    The size is in bytes.
+    """
 
     buffers: int
     uncompressed_size: int
@@ -164,8 +174,8 @@ class MessageLayout:
 def message_layout(message: pa.Buffer) -> MessageLayout:
     """Return the layout of a record batch message, without decompressing it.
 
-    Arrow allocates the uncompressed size that a buffer declares before it decompresses the buffer, so that the size must
-    be checked first.
+    Arrow allocates the uncompressed size that a buffer declares before it decompresses the buffer, so that
+    the size must be checked first.
 
     Raises
     ------

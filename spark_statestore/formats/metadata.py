@@ -74,7 +74,10 @@ class MetadataObject:
 
 @dataclass(frozen=True, slots=True)
 class InlineState:
-    """State that is stored inside a metadata object, at `INLINE_STATE_OFFSET`: consecutive pieces, their size and CRC-32."""
+    """State that is stored inside a metadata object, at `INLINE_STATE_OFFSET`.
+
+    It has consecutive pieces, their size and their CRC-32.
+    """
 
     parts: Sequence[bytes | bytearray | memoryview] = ()
     size: int = 0
@@ -114,8 +117,9 @@ def encode_object(
     """
     if inline_state.size > LARGEST_STATE:
         raise StateTooLargeError(
-            f"{inline_state.size} bytes of state do not fit into a metadata object, which holds at most {LARGEST_STATE}. Use "
-            "storage=filesystem, which writes large commits to separate files, or more partitions."
+            f"{inline_state.size} bytes of state do not fit into a metadata object, which holds at most "
+            f"{LARGEST_STATE}. Use storage=filesystem, which writes large commits to separate files, or more "
+            "partitions."
         )
     described = json.dumps(properties, separators=(",", ":")).encode()
     lengths = [len(described), len(handles), *map(len, handles)]
@@ -123,7 +127,8 @@ def encode_object(
     if len(described) > _LARGEST_PROPERTIES or size > LARGEST_BODY:
         raise CheckpointIOError(
             f"metadata of {size} bytes, {len(described)} of which are properties, exceeds the limits of "
-            f"{LARGEST_BODY} and {_LARGEST_PROPERTIES} bytes. Use more partitions, or a smaller snapshotInterval."
+            f"{LARGEST_BODY} and {_LARGEST_PROPERTIES} bytes. Use more partitions, or a smaller "
+            "snapshotInterval."
         )
     body = zlib.compress(
         b"".join([struct.pack(f"<{len(lengths)}I", *lengths), described, *handles]),
@@ -177,7 +182,8 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
     if version > METADATA_FORMAT_VERSION:
         raise UnsupportedFormatError(
             f"{where} has metadata format {version}, but this release reads formats up to "
-            f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was changed."
+            f"{METADATA_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was "
+            "changed."
         )
     is_whole = len(data) == HEADER.size + inline_length + body_length + FOOTER.size
     if not is_whole and without_state:
@@ -202,7 +208,10 @@ def decode_object(data: bytes, where: str, *, without_state: bool = False) -> Me
 
 
 def matches_with_state(data: bytes, size: int, checksum: int) -> bool:
-    """Return whether an object that was decoded without its inline state matches its checksum with that state's."""
+    """Return whether an object that was decoded without its inline state matches its checksum.
+
+    The object's checksum covers that state, too; `size` and `checksum` are those of the state.
+    """
     *_, inline_length, body_length = HEADER.unpack_from(data)
     if len(data) != HEADER.size + body_length + FOOTER.size:
         # The object includes its state: decode_object verified the checksum.
@@ -220,7 +229,8 @@ def parse_json(text: str | bytes | bytearray | memoryview) -> Any:
     Raises
     ------
     ValueError
-        If it is not JSON, or nested so deeply that code which follows the nesting would exceed Python's recursion limit.
+        If it is not JSON, or nested so deeply that code which follows the nesting would exceed Python's
+        recursion limit.
     """
     data = bytes(text) if isinstance(text, memoryview) else text
     try:
@@ -275,7 +285,10 @@ def is_attempt_id(value: Any) -> bool:
 
 
 def attempt_id_of(data: bytes) -> str | None:
-    """Return the attempt that wrote a metadata object, given it or its first 40 bytes; None for other bytes."""
+    """Return the attempt that wrote a metadata object, given it or its first 40 bytes.
+
+    Return None for other bytes.
+    """
     if len(data) < HEADER.size or not data.startswith(METADATA_MAGIC):
         return None
     attempt_id: bytes = HEADER.unpack_from(data)[4]
@@ -296,7 +309,10 @@ def require_count(value: Any) -> None:
 
 
 def require_attempt_id(value: Any) -> None:
-    """Raise a `TypeError` or a `ValueError` unless a property is an attempt id, which becomes a part of paths."""
+    """Raise a `TypeError` or a `ValueError` unless a property is an attempt id.
+
+    It becomes a part of paths.
+    """
     require_type(value, str)
     if not is_attempt_id(value):
         raise ValueError(f"{value!r:.40} is no attempt id")

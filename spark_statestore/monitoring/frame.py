@@ -57,10 +57,11 @@ def progress(query: Any) -> DataFrame:
     Returns
     -------
     pandas.DataFrame
-        Columns by the names of Spark's ``StreamingQueryProgress``: ``batchId``, ``timestamp``, ``operatorId``,
-        ``operatorName``, the operator's figures such as ``numRowsTotal`` and ``memoryUsedBytes``, its custom metrics,
-        and the durations of the batch as ``durationMs.triggerExecution``, ``durationMs.addBatch`` and others. A
-        figure that a batch or an operator does not have is missing (``<NA>``).
+        Columns by the names of Spark's ``StreamingQueryProgress``: ``batchId``, ``timestamp``,
+        ``operatorId``, ``operatorName``, the operator's figures such as ``numRowsTotal`` and
+        ``memoryUsedBytes``, its custom metrics, and the durations of the batch as
+        ``durationMs.triggerExecution``, ``durationMs.addBatch`` and others. A figure that a batch or an
+        operator does not have is missing (``<NA>``).
 
     Raises
     ------

@@ -62,8 +62,8 @@ def draw_times(
 def cut_off(values: Sequence[float]) -> float | None:
     """Return the value at which to end an axis so that a few much larger ones do not set its scale.
 
-    It is the largest value without a twentieth of them, at least one; None if the largest of all is less than three
-    times that.
+    It is the largest value without a twentieth of them, at least one; None if the largest of all is less than
+    three times that.
     """
     if len(values) < 3:
         return None

@@ -33,9 +33,10 @@ _SHOWN: Final = (
 
 
 class StateView:
-    """A query's state, as a notebook displays it: the operators of the newest batch, and plots of the recent ones.
+    """A query's state, as a notebook displays it.
 
-    The table needs pandas, and the plots matplotlib as well; what is not installed is named in their place.
+    It shows the operators of the newest batch, and plots of the recent ones. The table needs pandas, and the
+    plots matplotlib as well; what is not installed is named in their place.
 
     Parameters
     ----------
@@ -77,8 +78,8 @@ class StateView:
         # IPython in a terminal has no kernel.
         if not hasattr(get_ipython(), "kernel"):
             raise IllegalStateError(
-                "watch displays in a notebook, and this process is none: use spark_statestore.progress(query), or on "
-                "the command line spark-statestore watch CHECKPOINT."
+                "watch displays in a notebook, and this process is none: use "
+                "spark_statestore.progress(query), or on the command line spark-statestore watch CHECKPOINT."
             )
         handle: Any = display(self, display_id=True)  # type: ignore[no-untyped-call]
         try:
@@ -105,7 +106,10 @@ class StateView:
         table = newest[[column for column in _SHOWN if column in newest]].to_html(
             index=False, border=0, na_rep=""
         )
-        return f"{heading}, batch {newest['batchId'].iloc[-1]} of {newest['timestamp'].iloc[-1]}</p>{table}{_plots(frame)}"
+        return (
+            f"{heading}, batch {newest['batchId'].iloc[-1]} of {newest['timestamp'].iloc[-1]}</p>"
+            f"{table}{_plots(frame)}"
+        )
 
 
 def _plots(frame: DataFrame) -> str:

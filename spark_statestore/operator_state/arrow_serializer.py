@@ -89,8 +89,8 @@ class ArrowSerializer(StateSerializer[Any]):
             return self._encode(value)
         except (pa.ArrowException, OverflowError, TypeError, ValueError, struct.error) as error:
             raise TypeError(
-                f"{value!r:.{_SHOWN}} cannot be stored as {self.type}: {error or type(error).__name__}. Convert "
-                "it, or declare the state with a type that fits."
+                f"{value!r:.{_SHOWN}} cannot be stored as {self.type}: {error or type(error).__name__}. "
+                "Convert it, or declare the state with a type that fits."
             ) from error
 
     def deserialize(self, data: bytes) -> Any:
@@ -171,8 +171,8 @@ def _check_encodable(type_: pa.DataType, schema: pa.Schema) -> None:
         encodable = False
     if not encodable:
         raise TypeError(
-            f"values of the Arrow type {type_} have no encoding of their own. Use the type that is behind it, or "
-            "write a StateSerializer."
+            f"values of the Arrow type {type_} have no encoding of their own. Use the type that is behind "
+            "it, or write a StateSerializer."
         )
 
 

@@ -116,14 +116,17 @@ class RestoredBroadcast(BroadcastContent):
 def check_compatible(
     serializer: StateSerializer[Any], previous: SerializerSnapshot, state: str, part: str
 ) -> bool:
-    """Return True if bytes of a previous serializer must be migrated; raise `StateMigrationError` if they cannot be read."""
+    """Return True if bytes of a previous serializer must be migrated.
+
+    Raise `StateMigrationError` if they cannot be read.
+    """
     compatibility = serializer.check_compatibility(previous)
     if compatibility is Compatibility.INCOMPATIBLE:
         raise StateMigrationError(
             f"each {part} of {state} was written by {_short(previous)}, which {_short(serializer.snapshot)} "
             "cannot read. Declare the state as it was before, and copy what it holds to a state with another "
-            "name and the new type; or give a StateSerializer whose check_compatibility and migrate accept the "
-            "previous one. The stored state is unchanged."
+            "name and the new type; or give a StateSerializer whose check_compatibility and migrate accept "
+            "the previous one. The stored state is unchanged."
         )
     return compatibility is Compatibility.COMPATIBLE_AFTER_MIGRATION
 
@@ -142,9 +145,9 @@ def _decode(
         raise
     except Exception as error:
         raise CorruptCheckpointError(
-            f"{part} {data!r:.60} of {state} could not be read as {_short(serializer.snapshot)}: {error!r}. Either "
-            "its bytes are damaged: restore an earlier checkpoint; or the serializer does not read what it "
-            "calls compatible: correct it and restore again."
+            f"{part} {data!r:.60} of {state} could not be read as {_short(serializer.snapshot)}: {error!r}. "
+            "Either its bytes are damaged: restore an earlier checkpoint; or the serializer does not read "
+            "what it calls compatible: correct it and restore again."
         ) from error
 
 

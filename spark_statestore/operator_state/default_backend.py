@@ -90,8 +90,8 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
             return
         if self._lists or self._broadcasts:
             raise IllegalStateError(
-                f"this backend has the states {[*self._lists, *self._broadcasts]} already, and restored state "
-                "would mix with them. Restore into a new backend, before any state is asked for."
+                f"this backend has the states {[*self._lists, *self._broadcasts]} already, and restored "
+                "state would mix with them. Restore into a new backend, before any state is asked for."
             )
         operation = OperatorStateRestoreOperation()
         operation.restore(state)
@@ -127,15 +127,15 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
     def _require_state(self) -> None:
         if self._disposed:
             raise IllegalStateError(
-                "this backend was disposed of, so it has no state any more. Make a new one, and restore the last "
-                "checkpoint into it."
+                "this backend was disposed of, so it has no state any more. Make a new one, and restore the "
+                "last checkpoint into it."
             )
 
 
 def _conflict(name: str, before: Mode, now: Mode) -> IllegalStateError:
     return IllegalStateError(
-        f"state {name!r} is {before.name} and cannot be used as {now.name}: a name identifies one state. Ask for "
-        "it as before, or choose another name for the new state."
+        f"state {name!r} is {before.name} and cannot be used as {now.name}: a name identifies one state. Ask "
+        "for it as before, or choose another name for the new state."
     )
 
 

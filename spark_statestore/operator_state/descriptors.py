@@ -62,8 +62,8 @@ class MapStateDescriptor(Generic[K, V]):
         self.value_serializer: StateSerializer[V] = _serializer(value_serializer, f"the values of {name!r}")
         if isinstance(self.key_serializer, ArrowSerializer) and self.key_serializer.is_nested:
             raise TypeError(
-                f"the keys of {name!r} are declared as {self.key_serializer.type}, whose values cannot be keys of "
-                "a dict. Use a scalar type, for instance a string that is made of the parts."
+                f"the keys of {name!r} are declared as {self.key_serializer.type}, whose values cannot be "
+                "keys of a dict. Use a scalar type, for instance a string that is made of the parts."
             )
         self.serializer_snapshots: tuple[SerializerSnapshot, SerializerSnapshot] = (
             describe(self.key_serializer),

@@ -89,8 +89,8 @@ class PartitionableListState(ListState[T], ListContent):
     def update(self, values: Iterable[T]) -> None:
         if values is None:
             raise TypeError(
-                f"list state {self.descriptor.name!r} cannot be updated with None. Give an iterable of elements, "
-                "or call clear."
+                f"list state {self.descriptor.name!r} cannot be updated with None. Give an iterable of "
+                "elements, or call clear."
             )
         self._elements = [self._checked(value) for value in values]
 

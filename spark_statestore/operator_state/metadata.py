@@ -67,7 +67,10 @@ class OperatorsMetadata:
 
 
 def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> bytes:
-    """Return the metadata object of a checkpoint of operators; relative handles refer to its directory, `context`."""
+    """Return the metadata object of a checkpoint of operators.
+
+    Relative handles refer to its directory, `context`.
+    """
     handles: list[bytes] = []
     operators = []
     for name, state in metadata.operator_states.items():
@@ -90,7 +93,10 @@ def encode_operators(metadata: OperatorsMetadata, context: HandleContext) -> byt
 
 
 def decode_operators(data: bytes, context: HandleContext, where: str) -> OperatorsMetadata:
-    """Read the metadata object of a checkpoint of operators, checking all of it, see `decode_object` for errors."""
+    """Read the metadata object of a checkpoint of operators, checking all of it.
+
+    See `decode_object` for errors.
+    """
     decoded = decode_object(data, where)
     properties = decoded.properties
     handles = iter(decoded.handles)

@@ -86,9 +86,9 @@ def require_complete(parts: Collection[StatePart], where: str) -> tuple[StatePar
         present = "; ".join(f"{sorted(subtasks)} of {count}" for count, subtasks in sorted(runs.items()))
         batch = max(part.batch for part in parts)
         raise CorruptCheckpointError(
-            f"{where} is incomplete for batch {batch}: there are the parts of subtasks {present}. Either num_retained "
-            "does not keep the batch any more, or files are missing, or Spark committed the batch although a subtask "
-            "did not checkpoint its state: use batch() in every partition, empty ones too. "
-            + restore_from_backup("missing files")
+            f"{where} is incomplete for batch {batch}: there are the parts of subtasks {present}. Either "
+            "num_retained does not keep the batch any more, or files are missing, or Spark committed the "
+            "batch although a subtask did not checkpoint its state: use batch() in every partition, empty "
+            "ones too. " + restore_from_backup("missing files")
         )
     return complete

@@ -51,15 +51,15 @@ class QueryOperatorState:
     checkpoint location as a whole.
 
     The state is that of one function on the driver, or each partition of a sink keeps its own: the task of
-    partition i of n opens it with ``subtask=i`` and ``parallelism=n``, in every partition and every batch, empty ones
-    too. A batch's state counts once all n subtasks have checkpointed theirs. When n changes, list state is split
-    evenly, union list state is given to every subtask whole, and of broadcast state each subtask gets a copy,
-    as in Flink. As long as n stays the same, each subtask continues with what it left, union lists included. No
-    arguments are the same as subtask 0 of 1.
+    partition i of n opens it with ``subtask=i`` and ``parallelism=n``, in every partition and every batch,
+    empty ones too. A batch's state counts once all n subtasks have checkpointed theirs. When n changes, list
+    state is split evenly, union list state is given to every subtask whole, and of broadcast state each
+    subtask gets a copy, as in Flink. As long as n stays the same, each subtask continues with what it left,
+    union lists included. No arguments are the same as subtask 0 of 1.
 
-    On the driver and in tasks, the batch and the query are checked against what Spark runs. Where a Python data
-    source plans and commits Spark does not say which those are: there the batch id, and the number of batches that
-    may be replayed, are the author's to get right.
+    On the driver and in tasks, the batch and the query are checked against what Spark runs. Where a Python
+    data source plans and commits Spark does not say which those are: there the batch id, and the number of
+    batches that may be replayed, are the author's to get right.
 
     Parameters
     ----------
@@ -72,9 +72,10 @@ class QueryOperatorState:
     parallelism
         Number of subtasks, at most 65,535.
     num_retained
-        Batches whose state is retained, so that a query can be rolled back by as many. The batch before the newest one is
-        retained in any case: Spark runs the newest one again if the driver ends before it is committed. Each subtask lists
-        all retained parts once per batch, so retain fewer batches where there are many subtasks.
+        Batches whose state is retained, so that a query can be rolled back by as many. The batch before the
+        newest one is retained in any case: Spark runs the newest one again if the driver ends before it is
+        committed. Each subtask lists all retained parts once per batch, so retain fewer batches where there
+        are many subtasks.
     fsync
         True to sync local files before a batch counts.
 
@@ -111,7 +112,8 @@ class QueryOperatorState:
     ) -> None:
         if not isinstance(operator, str) or not _NAME.fullmatch(operator):
             raise OptionError(
-                f"an operator's name is 1 to 100 letters, digits, dots, dashes and underscores, and not {operator!r}"
+                "an operator's name is 1 to 100 letters, digits, dots, dashes and underscores, and not "
+                f"{operator!r}"
             )
         if num_retained < 1:
             raise OptionError(f"num_retained is {num_retained}, but it must be at least 1")
@@ -159,8 +161,8 @@ class QueryOperatorState:
         CheckpointName(batch_id)
         if not self._in_use.acquire(blocking=False):
             raise IllegalStateError(
-                f"{self} is used by another batch at this moment: batches of a query come one after the other. Give "
-                "each query, and each thread, an object and an operator name of its own."
+                f"{self} is used by another batch at this moment: batches of a query come one after the "
+                "other. Give each query, and each thread, an object and an operator name of its own."
             )
         try:
             self._require_this_query(batch_id)
@@ -185,8 +187,8 @@ class QueryOperatorState:
     def read(self, batch_id: int | None = None) -> OperatorStateStore:
         """Return the state as a batch left it, for reading: changes to it are not stored.
 
-        It is the share of this object's subtask, as the next batch would find it. Without `subtask` and `parallelism` it
-        is the state of all subtasks.
+        It is the share of this object's subtask, as the next batch would find it. Without `subtask` and
+        `parallelism` it is the state of all subtasks.
 
         Parameters
         ----------
@@ -268,9 +270,10 @@ class QueryOperatorState:
         return StatePart(batch_id, 1 + max(earlier, default=0), self.subtask, self.parallelism)
 
     def _retain(self, listed: dict[StatePart, bool], part: StatePart) -> None:
-        """Discard this subtask's parts that are replaced, failed or too old; subtask 0 those of other parallelisms, too.
+        """Discard this subtask's parts that are replaced, failed or too old.
 
-        Parts of the same parallelism are left to their subtasks, which may be writing them.
+        Subtask 0 discards those of other parallelisms, too. Parts of the same parallelism are left to their
+        subtasks, which may be writing them.
         """
         published = _published(listed)
         batches = sorted({other.batch for other in published if other.batch < part.batch})
@@ -302,8 +305,8 @@ class QueryOperatorState:
             if self._is_committed(batch):
                 return require_complete(batches[batch], str(self._directory))
         raise CheckpointNotFoundError(
-            f"there is no state of {'any batch' if batch_id is None else f'batch {batch_id}'} in {self}; there is "
-            f"of the batches {list(batches)}. Name one of those."
+            f"there is no state of {'any batch' if batch_id is None else f'batch {batch_id}'} in {self}; "
+            f"there is of the batches {list(batches)}. Name one of those."
         )
 
     def _is_committed(self, batch: int) -> bool:
@@ -334,14 +337,14 @@ class QueryOperatorState:
         query, batch = running
         if batch != str(batch_id):
             raise SessionError(
-                f"Spark runs batch {batch} in this thread, and the state of batch {batch_id} was asked for. Pass the "
-                "batch id that foreachBatch gives."
+                f"Spark runs batch {batch} in this thread, and the state of batch {batch_id} was asked for. "
+                "Pass the batch id that foreachBatch gives."
             )
         mine = self._query_id()
         if mine is not None and mine != query:
             raise SessionError(
-                f"{self} belongs to the query {mine}, and this batch is of the query {query}. Give each query the "
-                "operator state of its own checkpointLocation."
+                f"{self} belongs to the query {mine}, and this batch is of the query {query}. Give each "
+                "query the operator state of its own checkpointLocation."
             )
 
     def _query_id(self) -> str | None:
@@ -359,13 +362,13 @@ def _subtask_of(subtask: int | None, parallelism: int | None) -> tuple[int, int]
         return 0, 1
     if not isinstance(subtask, int) or not isinstance(parallelism, int):
         raise OptionError(
-            f"subtask is {subtask!r} and parallelism {parallelism!r}, but both must be integers. Give both, or neither "
-            "for state that is kept once for the query."
+            f"subtask is {subtask!r} and parallelism {parallelism!r}, but both must be integers. Give both, "
+            "or neither for state that is kept once for the query."
         )
     if not 0 <= subtask < parallelism <= MAX_PARALLELISM:
         raise OptionError(
-            f"subtask is {subtask} and parallelism {parallelism}, but a subtask is from 0 to parallelism - 1, and "
-            f"parallelism at most {MAX_PARALLELISM}"
+            f"subtask is {subtask} and parallelism {parallelism}, but a subtask is from 0 to parallelism - "
+            f"1, and parallelism at most {MAX_PARALLELISM}"
         )
     return subtask, parallelism
 

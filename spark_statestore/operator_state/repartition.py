@@ -71,10 +71,10 @@ class RoundRobinOperatorStateRepartitioner(OperatorStateRepartitioner):
     giving a longer run; union lists go to all subtasks, and of broadcast states each subtask gets one.
     With the same number of subtasks, lists stay where they are.
 
-    Corrects what the specification of Flink's class calls quirks: the order of states does not depend on a hash
-    table; with the same number of subtasks a broadcast state is given only to subtasks that have none;
-    a list without elements keeps its name, with subtask 0; handles that share a stream are added up, and
-    never replace one another.
+    Corrects what the specification of Flink's class calls quirks: the order of states does not depend on a
+    hash table; with the same number of subtasks a broadcast state is given only to subtasks that have none; a
+    list without elements keeps its name, with subtask 0; handles that share a stream are added up, and never
+    replace one another.
     """
 
     def repartition_state(self, previous: Handles, old_parallelism: int, new_parallelism: int) -> Handles:
@@ -84,8 +84,8 @@ class RoundRobinOperatorStateRepartitioner(OperatorStateRepartitioner):
             raise ValueError(f"the new number of subtasks is {new_parallelism}, but it must be 1 or more")
         if len(previous) != old_parallelism:
             raise ValueError(
-                f"there are handles of {len(previous)} subtasks, but the operator had {old_parallelism}. Give a list "
-                "for each old subtask, in their order; it may be empty."
+                f"there are handles of {len(previous)} subtasks, but the operator had {old_parallelism}. "
+                "Give a list for each old subtask, in their order; it may be empty."
             )
         parts = _parts_by_mode_and_name(previous)
         if old_parallelism == new_parallelism:

@@ -121,6 +121,6 @@ def _take(states: dict[str, StateMetaInfo], name: str, mode: Mode, where: str) -
 
 def _conflict(name: str, before: str, now: str) -> IllegalStateError:
     return IllegalStateError(
-        f"state {name!r} is {before} in one of the streams to restore and {now} in another. They are not of one "
-        "checkpoint of one operator: restore handles that belong together."
+        f"state {name!r} is {before} in one of the streams to restore and {now} in another. They are not of "
+        "one checkpoint of one operator: restore handles that belong together."
     )

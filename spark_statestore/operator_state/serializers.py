@@ -71,8 +71,8 @@ class StateSerializer(ABC, Generic[T]):
     def migrate(self, data: bytes, previous: SerializerSnapshot) -> T:
         """Return the value of bytes that a serializer wrote which is compatible after migration."""
         raise StateMigrationError(
-            f"{type(self).__name__} declares the data of {dict(previous)} compatible after migration, but does not "
-            "implement the method migrate. Implement it; the stored state is unchanged."
+            f"{type(self).__name__} declares the data of {dict(previous)} compatible after migration, but "
+            "does not implement the method migrate. Implement it; the stored state is unchanged."
         )
 
 
@@ -101,8 +101,8 @@ def describe(serializer: StateSerializer[Any]) -> SerializerSnapshot:
         described = json.loads(json.dumps(dict(snapshot)))
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"the snapshot of {type(serializer).__name__} is no JSON object: {error}. Describe the serializer with "
-            "strings, numbers, lists and dicts alone."
+            f"the snapshot of {type(serializer).__name__} is no JSON object: {error}. Describe the "
+            "serializer with strings, numbers, lists and dicts alone."
         ) from error
     if not isinstance(described.get("serializer"), str):
         raise TypeError(

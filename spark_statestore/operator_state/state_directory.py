@@ -70,8 +70,8 @@ class OperatorStateDirectory:
             location = self._storage.initialize_location_for_checkpoint(name)
         except OSError as error:
             raise CheckpointIOError(
-                f"{self}, batch {part.batch}, cannot be written: {error}. Check that the directory is writable for "
-                "the user that runs the driver and the executors."
+                f"{self}, batch {part.batch}, cannot be written: {error}. Check that the directory is "
+                "writable for the user that runs the driver and the executors."
             ) from error
         now = time.time_ns() // 1_000_000
         handle = None
@@ -113,8 +113,8 @@ class OperatorStateDirectory:
             or state.subtasks.keys() - {part.subtask}
         ):
             raise CorruptCheckpointError(
-                f"{where} holds the state of {sorted(metadata.operator_states)} for batch {metadata.checkpoint_id}, "
-                f"attempt {metadata.attempt_id}: files were moved or mixed up. "
+                f"{where} holds the state of {sorted(metadata.operator_states)} for batch "
+                f"{metadata.checkpoint_id}, attempt {metadata.attempt_id}: files were moved or mixed up. "
                 + restore_from_backup("the right ones")
             )
         handle = state.subtasks.get(part.subtask)
@@ -141,7 +141,8 @@ class OperatorStateDirectory:
         self, part: StatePart, handle: OperatorStreamStateHandle | None, *, is_taken: bool
     ) -> None:
         try:
-            # Published, and the response was lost: the next attempt replaces it, until then it must be readable.
+            # Published, and the response was lost: the next attempt replaces it, until then it must be
+            # readable.
             if not is_taken and self._files.exists(self._metadata_path(part)):
                 return
             # Not the whole directory: another driver's attempt may have the same number.

@@ -118,15 +118,18 @@ def _index(serializer: int, serializers: int) -> bytes:
 
 
 def decode_header(data: bytes, where: str) -> tuple[list[ListMetaInfo], list[BroadcastMetaInfo]]:
-    """Return the states in the header of a stream; raise an error if it is no such stream, or a newer release wrote it."""
+    """Return the states in the header of a stream.
+
+    Raise an error if it is no such stream, or a newer release wrote it.
+    """
     if len(data) < _HEADER.size or data[: len(_MAGIC)] != _MAGIC:
         raise corrupt(where, "does not start as a stream of operator state does")
     _, version, _, length = _HEADER.unpack_from(data)
     if version > OPERATOR_STATE_FORMAT_VERSION:
         raise UnsupportedFormatError(
             f"{where} has operator state format {version}, but this release reads formats up to "
-            f"{OPERATOR_STATE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was "
-            "changed."
+            f"{OPERATOR_STATE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; "
+            "nothing was changed."
         )
     body = data[_HEADER.size : _HEADER.size + length]
     if len(body) != length:

@@ -1,7 +1,8 @@
 """Gaps in a query's offset and commit log.
 
-Spark adds entries at the end of its logs and purges them at the beginning, and has at most one batch begun that is
-not committed. So a gap shows that something else removed entries, such as a rollback of a running query.
+Spark adds entries at the end of its logs and purges them at the beginning, and has at most one batch begun
+that is not committed. So a gap shows that something else removed entries, such as a rollback of a running
+query.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from typing import Final
 
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, QueryCheckpoint
 
-# The two logs cannot be listed atomically, and purges remove entries in any order: list again before reporting a gap.
+# The two logs cannot be listed atomically, and purges remove entries in any order: list again before
+# reporting a gap.
 _LOOKS: Final = 3
 _PAUSE_SECONDS: Final = 0.5
 
 
 def log_gaps(checkpoint: QueryCheckpoint, until: int | None = None) -> dict[str, list[int]]:
-    """List the batches that are missing in each of the two logs, in order, up to the newest one or `until`."""
+    """List the batches that are missing in each of the two logs, in order, up to the newest or `until`."""
     present: dict[str, set[int]] = {}
     for look in range(_LOOKS):
         if look:

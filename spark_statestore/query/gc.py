@@ -111,21 +111,21 @@ def gc(
 
     Orphans are state streams that no metadata references, directories of versions that were never published,
     attempts that Spark did not commit, partial files of killed processes, and retention holds of copies whose
-    process was killed. Versions that a hold names and files of rolled back batches are kept. A store is skipped
-    if any metadata in it cannot be read or belongs to another store or version, or if the metadata of the
-    newest batch's version is missing. All stores are skipped if a merged file is damaged that may have a version
-    which a batch in the log or a hold needs.
+    process was killed. Versions that a hold names and files of rolled back batches are kept. A store is
+    skipped if any metadata in it cannot be read or belongs to another store or version, or if the metadata of
+    the newest batch's version is missing. All stores are skipped if a merged file is damaged that may have a
+    version which a batch in the log or a hold needs.
 
     Parameters
     ----------
     dry_run
         Report orphans, remove nothing.
     older_than
-        Minimum age of a file in seconds, by the storage's clock: a running query writes a stream before the metadata
-        that references it. Holds must be at least a day old.
+        Minimum age of a file in seconds, by the storage's clock: a running query writes a stream before the
+        metadata that references it. Holds must be at least a day old.
     stopped
-        The query does not run, and is not started meanwhile. Then files of any age are removed, and also those
-        that a running query might still use: newer snapshots, and versions of the uncommitted batch.
+        The query does not run, and is not started meanwhile. Then files of any age are removed, and also
+        those that a running query might still use: newer snapshots, and versions of the uncommitted batch.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
     progress
@@ -262,8 +262,9 @@ def _list(files: FileSystem, directory: str) -> list[FileStatus]:
 class _Collector:
     """Garbage collector of one store.
 
-    `newest` is the version committed by the newest batch, None if that batch does not have the store; `logged` are the
-    batches in Spark's logs; files are removed up to the modification time `before`, all files if it is None.
+    `newest` is the version committed by the newest batch, None if that batch does not have the store;
+    `logged` are the batches in Spark's logs; files are removed up to the modification time `before`, all
+    files if it is None.
     """
 
     def __init__(
@@ -336,8 +337,8 @@ class _Collector:
     def _require_stopped(self) -> None:
         if self._before is None and self._checkpoint.logged_batches() != self._logged:
             raise QueryRunningError(
-                f"the query at {self._checkpoint.url} runs: its logs have changed during the collection. Stop it, or omit "
-                "stopped=True (--stopped); nothing of this store was removed."
+                f"the query at {self._checkpoint.url} runs: its logs have changed during the collection. "
+                "Stop it, or omit stopped=True (--stopped); nothing of this store was removed."
             )
 
     def _scan(self) -> dict[str, str]:
@@ -348,8 +349,8 @@ class _Collector:
                 break
         else:
             raise CheckpointIOError(
-                f"the files of {self._store} at {self._files.url(self._directory)} change while they are read: the query's own "
-                "cleanup runs. Try again; nothing of this store was removed."
+                f"the files of {self._store} at {self._files.url(self._directory)} change while they are "
+                "read: the query's own cleanup runs. Try again; nothing of this store was removed."
             )
         stopped = self._before is None
         reasons = orphans(store, self._decided, self._is_old, stopped=stopped)
@@ -372,8 +373,9 @@ class _Collector:
         if self._newest is not None and (self._newest, METADATA_FILE_NAME) not in store.metadata:
             # Its streams are needed once the metadata is restored.
             raise CheckpointNotFoundError(
-                f"{self._store} at {self._files.url(self._directory)} has no metadata of {self._newest}, the version of the newest "
-                "batch. Restore it from a backup, or roll the query back; nothing of this store was removed."
+                f"{self._store} at {self._files.url(self._directory)} has no metadata of {self._newest}, the "
+                "version of the newest batch. Restore it from a backup, or roll the query back; nothing of "
+                "this store was removed."
             )
         store.staging += [
             path for path in self._listing if path.rpartition("/")[2].startswith(STAGING_PREFIX)
@@ -392,9 +394,9 @@ class _Collector:
         )
         if (metadata.store, metadata.version, metadata.attempt_id) != (self._store, name.version, attempt_id):
             raise CorruptCheckpointError(
-                f"{self._files.url(status.path)} holds the metadata of {metadata.store}, version {metadata.version} "
-                f"(attempt {metadata.attempt_id}): files were moved or mixed up. Restore the right ones from a backup; "
-                "nothing of this store was removed."
+                f"{self._files.url(status.path)} holds the metadata of {metadata.store}, version "
+                f"{metadata.version} (attempt {metadata.attempt_id}): files were moved or mixed up. Restore "
+                "the right ones from a backup; nothing of this store was removed."
             )
         if key is not None:
             self._known[key] = metadata

@@ -84,7 +84,8 @@ def newest_operator_state(
     # Attempts are counted from 1: if the first one is retained, there was none before it.
     if parts and min(part.attempt for part in parts) > 1:
         raise CheckpointNotFoundError(
-            f"the operator state at {where} is no longer retained for batch {batch}; the oldest one is of batch "
-            f"{parts[0].batch}. Use a later batch; num_retained of QueryOperatorState sets the number of retained batches."
+            f"the operator state at {where} is no longer retained for batch {batch}; the oldest one is of "
+            f"batch {parts[0].batch}. Use a later batch; num_retained of QueryOperatorState sets the number "
+            "of retained batches."
         )
     return []

@@ -103,7 +103,8 @@ class StatefulOperator:
             return cls(info["operatorId"], info["operatorName"], stores, version, node)
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{where} does not describe a stateful operator: {error!r}. {restore_from_backup(otherwise=None)}"
+                f"{where} does not describe a stateful operator: {error!r}. "
+                f"{restore_from_backup(otherwise=None)}"
             ) from error
 
     def encode(self) -> bytes:
@@ -126,15 +127,18 @@ class StatefulOperator:
         return self.name in _SINGLE_WITH
 
     def is_single(self, key_schema: str) -> bool:
-        """Return True if the operator runs in one partition regardless of its metadata, for lack of grouping columns.
+        """Return True if the operator runs in one partition regardless of its metadata.
 
-        `key_schema` is that of the column family ``default``.
+        It has no grouping columns then. `key_schema` is that of the column family ``default``.
         """
         return self.may_be_single and len(parse_json(key_schema)["fields"]) == _SINGLE_WITH[self.name]
 
     @property
     def properties(self) -> Mapping[str, Any]:
-        """Properties of the operator, such as the state variables of transformWithState; empty in version 1."""
+        """Properties of the operator, such as the state variables of transformWithState.
+
+        They are empty in version 1.
+        """
         text = self.node.get("operatorPropertiesJson")
         return parse_json(text) if text else {}
 
@@ -144,7 +148,10 @@ class StatefulOperator:
         return tuple(url for store in self.node["stateStoreInfo"] for url in store.get(_SCHEMA_FILES, ()))
 
     def below_its_schemas(self, url: str) -> str | None:
-        """Return a schema file's path relative to the operator's schema directory; None if it is not in it."""
+        """Return a schema file's path relative to the operator's schema directory.
+
+        Return None if it is not in it.
+        """
         _, separator, below = url.rpartition(f"/{self.id}/{SCHEMAS}/")
         return below if separator else None
 

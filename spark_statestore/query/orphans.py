@@ -40,7 +40,10 @@ class CommittedAttempts:
 
     @property
     def needed(self) -> range:
-        """The versions that a batch of the logs may need, beside the held ones; all if batches were rolled back."""
+        """The versions that a batch of the logs may need, beside the held ones.
+
+        These are all versions if batches were rolled back.
+        """
         if self.rolled_back or not self.attempts:
             return range(sys.maxsize)
         return range(min(self.attempts), self.last + 1)
@@ -55,7 +58,8 @@ class CommittedAttempts:
     def is_uncommitted(self, name: CheckpointName, newest: int) -> bool:
         """Return True if a version belongs to the uncommitted batch of a stopped query.
 
-        If the newest version of the store is newer than that batch's, another query with a newer log uses the store.
+        If the newest version of the store is newer than that batch's, another query with a newer log uses the
+        store.
         """
         undecided = name.id not in self.rolled_back and name.version not in self.held
         return name.id is not None and undecided and name.version == newest == self.last + 1
@@ -85,7 +89,10 @@ class StoreFiles:
     staging: list[str] = field(default_factory=list)
 
     def paths(self, name: CheckpointName) -> list[str]:
-        """Return the paths of a version's files, metadata first: once that is deleted, the version does not exist."""
+        """Return the paths of a version's files, metadata first.
+
+        Once the metadata is deleted, the version does not exist.
+        """
         names = sorted(self.listing.checkpoints[name], key=lambda file: (file != METADATA_FILE_NAME, file))
         return [join(self.directory, name.directory, file) for file in names]
 

@@ -23,8 +23,8 @@ def parallel_map(
 ) -> list[Result]:
     """Call a function for each item in several threads, and return the results in the order of the items.
 
-    The first exception is raised once running calls are completed, and no other is started. `progress` is called from
-    this thread, before the first item and after each.
+    The first exception is raised once running calls are completed, and no other is started. `progress` is
+    called from this thread, before the first item and after each.
     """
     todo: Sequence[Item] = list(items)
     if progress is not None:
@@ -47,8 +47,8 @@ def parallel_iter(
 ) -> Iterator[Result]:
     """Yield the result for each item, in order; in several threads if a storage is remote.
 
-    An item may hold a whole store in memory, so local files, which gain nothing from threads, have one at a time: the
-    next item is taken once the previous one is done.
+    An item may hold a whole store in memory, so local files, which gain nothing from threads, have one at a
+    time: the next item is taken once the previous one is done.
     """
     if all(files.scheme == _LOCAL for files in storages):
         yield from map(do, items)
@@ -61,7 +61,10 @@ def parallel_iter(
 
 
 def _submit(pool: ThreadPoolExecutor, do: Callable[[Item], Result], item: Item) -> Future[Result]:
-    """Call a function for an item in a pool, or in this thread if the interpreter ends and starts no others."""
+    """Call a function for an item in a pool.
+
+    It is called in this thread if the interpreter ends and starts no other threads.
+    """
     try:
         return pool.submit(do, item)
     except RuntimeError:

@@ -34,7 +34,10 @@ _ID: Final = re.compile(r"[0-9A-Za-z-]{1,64}")
 
 METADATA: Final = "metadata"
 RESERVED: Final = b'{"incomplete":"spark-statestore writes a checkpoint here, or was killed while it did"}'
-"""Content of the file `METADATA` of a location that is being written: Spark refuses to start a query there."""
+"""Content of the file `METADATA` of a location that is being written.
+
+Spark refuses to start a query there.
+"""
 
 OFFSETS: Final = "offsets"
 COMMITS: Final = "commits"
@@ -56,7 +59,8 @@ class StoreVersion:
     name
         The version: the batch number plus one, and in checkpoint format v2 the committed checkpoint id.
     attempt_id
-        The attempt, for `StoreDirectory.metadata`, where a later one may have replaced it; None for the current one.
+        The attempt, for `StoreDirectory.metadata`, where a later one may have replaced it; None for the
+        current one.
     """
 
     store: StoreId
@@ -114,8 +118,9 @@ class QueryCheckpoint:
             data = read_file(self.files, path)
             if data == RESERVED:
                 raise CheckpointNotFoundError(
-                    f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is being written to it, or a "
-                    "process was killed while it did. Then delete the directory, and write it again."
+                    f"{self.url} is not a checkpoint location of a streaming query yet: a checkpoint is "
+                    "being written to it, or a process was killed while it did. Then delete the directory, "
+                    "and write it again."
                 )
             query_id = str(parse_json(data)["id"])
             if not _ID.fullmatch(query_id):
@@ -125,12 +130,13 @@ class QueryCheckpoint:
             raise
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                f"{self.url} is not a checkpoint location of a streaming query: it has no file {METADATA!r}. Check the path; it "
-                "is the query's option checkpointLocation."
+                f"{self.url} is not a checkpoint location of a streaming query: it has no file {METADATA!r}. "
+                "Check the path; it is the query's option checkpointLocation."
             ) from error
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpointError(
-                f"{self.files.url(path)} has no id of a query: {error!r}. {restore_from_backup(otherwise=None)}"
+                f"{self.files.url(path)} has no id of a query: {error!r}. "
+                f"{restore_from_backup(otherwise=None)}"
             ) from error
 
     @property
@@ -143,9 +149,9 @@ class QueryCheckpoint:
         return join(self._checkpoints_dir, self.query_id.replace("-", ""))
 
     def path(self, *names: str) -> str:
-        """Return the path of a file or directory in the checkpoint location, refusing names that lead out of it.
+        """Return the path of a file or directory in the checkpoint location.
 
-        Some names are read from files of the checkpoint.
+        Names that lead out of it are refused. Some names are read from files of the checkpoint.
         """
         self._require_inside(names)
         return join(self.root, *names)
@@ -153,7 +159,8 @@ class QueryCheckpoint:
     def _require_inside(self, names: Sequence[str]) -> None:
         if any("\0" in name or ".." in name.split("/") for name in names):
             raise CorruptCheckpointError(
-                f"a file of the checkpoint {self.url} names {'/'.join(names)!r:.200}, a path outside of it. The "
+                f"a file of the checkpoint {self.url} names {'/'.join(names)!r:.200}, a path outside of it. "
+                "The "
                 "checkpoint is damaged or was tampered with. " + restore_from_backup(otherwise=None)
             )
 
@@ -200,8 +207,8 @@ class QueryCheckpoint:
             return batches[-1]
         if batch not in batches:
             kept = (
-                f"it has the batches {ranges(batches)}. Use one of those; spark.sql.streaming.minBatchesToRetain sets the "
-                "number of retained batches."
+                f"it has the batches {ranges(batches)}. Use one of those; "
+                "spark.sql.streaming.minBatchesToRetain sets the number of retained batches."
                 if batches
                 else "no batch is committed yet. Let the query commit its first batch, or check the path."
             )
@@ -211,7 +218,7 @@ class QueryCheckpoint:
         return batch
 
     def source_offsets(self, entry: OffsetEntry) -> dict[str, str]:
-        """Return each source's offset in an entry of the offset log, by the name of the source's directory."""
+        """Return each source's offset in a log entry, by the name of the source's directory."""
         with failing_to("look for", self.files, self.path(SOURCES)):
             return directories(entry, lambda name: self.files.is_directory(self.path(SOURCES, name)))
 
@@ -226,7 +233,10 @@ class QueryCheckpoint:
         return CommitEntry.decode(data, where)
 
     def operators(self, batch: int | None = None) -> list[StatefulOperator]:
-        """Return the stateful operators of the query at a batch, by default the newest one; none if it has no state."""
+        """Return the stateful operators of the query at a batch, by default the newest one.
+
+        There are none if it has no state.
+        """
         return [operator for _, operator in self.operator_files(batch)]
 
     def operator_files(self, batch: int | None = None) -> Iterator[tuple[str, StatefulOperator]]:
@@ -241,7 +251,8 @@ class QueryCheckpoint:
                 data = read_file(self.files, path)
             except FileNotFoundError as error:
                 raise CheckpointNotFoundError(
-                    f"{self.files.url(path)} was deleted after it was listed: by the query's purge, or with the checkpoint. "
+                    f"{self.files.url(path)} was deleted after it was listed: by the query's purge, or with "
+                    "the checkpoint. "
                     "Try again if the checkpoint still exists."
                 ) from error
             yield path, StatefulOperator.decode(data, self.files.url(path))
@@ -252,12 +263,16 @@ class QueryCheckpoint:
         if not 0 <= number < len(operators):
             choices = ", ".join(f"{operator.id} ({operator.name})" for operator in operators)
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.url} has no stateful operator {number}, it has {choices or 'none'}. Use one of those."
+                f"the checkpoint {self.url} has no stateful operator {number}, it has {choices or 'none'}. "
+                "Use one of those."
             )
         return operators[number]
 
     def stores(self, batch: int | None = None, operator: int | None = None) -> list[StoreVersion]:
-        """Return the stores' versions committed by a batch, by default the newest one, of all operators or of one."""
+        """Return the stores' versions committed by a batch, by default the newest one.
+
+        The stores are those of all operators, or of one.
+        """
         batch = self.require_batch(batch)
         ids = self.commit(batch).state_ids
         chosen = self.operators(batch) if operator is None else [self.operator(operator, batch)]
@@ -277,8 +292,8 @@ class QueryCheckpoint:
             ]
         except ValueError as error:
             raise ForeignCheckpointError(
-                f"the state of {self.url} was written by another state store provider: the versions in its commit log "
-                f"have another form ({error}). A query keeps the provider of its first batch."
+                f"the state of {self.url} was written by another state store provider: the versions in its "
+                f"commit log have another form ({error}). A query keeps the provider of its first batch."
             ) from error
         except (IndexError, TypeError) as error:
             raise CorruptCheckpointError(
@@ -322,7 +337,10 @@ class QueryCheckpoint:
         return StoreDirectory(store, directory, StorageOptions(fsync=self._fsync), merged_of=self._merged_of)
 
     def open_state(self, *, fsync: bool = False) -> tuple[FileSystem, str]:
-        """Return the file system of the stores with merged files at their stores' paths, and the stores' directory."""
+        """Return the file system of the stores, and the stores' directory.
+
+        The file system has merged files at their stores' paths.
+        """
         files, directory = open_file_system(self.state_url, fsync=fsync)
         state = directory.rstrip("/")
         return MergedFileSystem(files, self._merged_of(files, state)), state
@@ -343,8 +361,9 @@ class QueryCheckpoint:
                 return
         at_batch = "" if batch is None else f" for batch {batch}"
         raise CorruptCheckpointError(
-            f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, but no metadata file in "
-            f"_metadata there{at_batch}. {restore_from_backup(otherwise='use a later batch')}"
+            f"the stateful operator {operator} of {self.url} has the directory {self.files.url(directory)}, "
+            f"but no metadata file in _metadata there{at_batch}. "
+            f"{restore_from_backup(otherwise='use a later batch')}"
         )
 
     def operator_history(self, operator: int, batch: int) -> Iterator[StatefulOperator]:
@@ -378,7 +397,8 @@ class QueryCheckpoint:
             return read_file(self.files, path), self.files.url(path)
         except FileNotFoundError as error:
             raise CheckpointNotFoundError(
-                f"the checkpoint {self.url} has no entry of batch {batch} in {log!r}: the batch is not committed, or no longer retained. "
+                f"the checkpoint {self.url} has no entry of batch {batch} in {log!r}: the batch is not "
+                "committed, or no longer retained. "
                 f"It has the batches {ranges(self.batches())}."
             ) from error
 

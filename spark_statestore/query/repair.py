@@ -28,13 +28,13 @@ class Repair:
     batch
         The newest intact batch.
     broken
-        Findings for the batches after it, newest first; the first one includes the uncommitted batch. Damage that
-        undoing a rollback repaired is not included.
+        Findings for the batches after it, newest first; the first one includes the uncommitted batch. Damage
+        that undoing a rollback repaired is not included.
     moved
         Files that the rollback moved, or would move; none if nothing is broken.
     undone_rollback
-        Directory in ``rolled-back`` of a rollback that was undone, or would be, because it left a gap in the logs;
-        None if there is none. In a dry run, ``broken`` is the finding before that.
+        Directory in ``rolled-back`` of a rollback that was undone, or would be, because it left a gap in the
+        logs; None if there is none. In a dry run, ``broken`` is the finding before that.
     """
 
     path: str
@@ -56,8 +56,8 @@ def repair(
     """Roll a query back to its newest intact batch; nothing is changed if that is the newest one.
 
     The query must be stopped. It runs the batches after that one again, with the same input as far as its
-    sources still have it, see `spark_statestore.rollback`. If the logs have a gap because the query ran during an
-    earlier rollback, that rollback is undone first.
+    sources still have it, see `spark_statestore.rollback`. If the logs have a gap because the query ran
+    during an earlier rollback, that rollback is undone first.
 
     Parameters
     ----------
@@ -115,9 +115,10 @@ def repair(
             broken.append(verification)
     first = broken[0].problems[0]
     raise CorruptCheckpointError(
-        f"no batch of {checkpoint.url} is intact; the newest one, {broken[0].batch}, has {len(broken[0].problems)} problems, "
-        f"such as {first.what}: {first.message} If the state is in another directory, pass the query's checkpointsDir; "
-        "else restore a savepoint or a backup. Nothing was changed."
+        f"no batch of {checkpoint.url} is intact; the newest one, {broken[0].batch}, has "
+        f"{len(broken[0].problems)} problems, such as {first.what}: {first.message} If the state is in "
+        "another directory, pass the query's checkpointsDir; else restore a savepoint or a backup. Nothing "
+        "was changed."
     )
 
 

@@ -47,18 +47,19 @@ def rollback(
 ) -> list[str]:
     """Roll a stopped query back, so that it continues after an earlier batch.
 
-    A running query would not notice, and continue after its newest batch. So the rollback is refused if the query
-    seems to run: if it runs in this process, adds to its logs while they are watched for 2 s, or if the newest entry is
-    younger than 3 times the usual interval between its batches, at least 30 s and at most an hour. A query that waits for
-    input cannot be distinguished from a stopped one. If the query turns out to run during the move, files are moved back.
+    A running query would not notice, and continue after its newest batch. So the rollback is refused if the
+    query seems to run: if it runs in this process, adds to its logs while they are watched for 2 s, or if the
+    newest entry is younger than 3 times the usual interval between its batches, at least 30 s and at most an
+    hour. A query that waits for input cannot be distinguished from a stopped one. If the query turns out to
+    run during the move, files are moved back.
 
-    Log entries and metadata of later batches are moved to ``rolled-back/<time>/`` in the checkpoint location. No state
-    is deleted: versions of later batches become unreferenced, and the query's retention deletes them in time. A
-    pointer savepoint of such a version retains it.
+    Log entries and metadata of later batches are moved to ``rolled-back/<time>/`` in the checkpoint location.
+    No state is deleted: versions of later batches become unreferenced, and the query's retention deletes them
+    in time. A pointer savepoint of such a version retains it.
 
-    The query reads the input of later batches again, if its sources still have it, and its sink receives those batches
-    again, under the same numbers. An idempotent sink that recognises batches by number, such as files or Delta
-    Lake, skips them: roll it back as well.
+    The query reads the input of later batches again, if its sources still have it, and its sink receives
+    those batches again, under the same numbers. An idempotent sink that recognises batches by number, such as
+    files or Delta Lake, skips them: roll it back as well.
 
     An interrupted rollback leaves the query at one of the batches in between; repeat it.
 
@@ -139,8 +140,8 @@ class _Plan:
         if created[1:]:
             _record_created(checkpoint, time, created[1:])
         self._require_unchanged(activity, created)
-        # After every step Spark can start from the checkpoint, at a batch in between: each batch's commit log entry goes
-        # first, its offset log entry last. Surplus entries in a file source's log are harmless.
+        # After every step Spark can start from the checkpoint, at a batch in between: each batch's commit log
+        # entry goes first, its offset log entry last. Surplus entries in a file source's log are harmless.
         self._remove(self._logs)
         for cut in self._cuts:
             self._remove(cut.before)
@@ -166,10 +167,11 @@ class _Plan:
             raise QueryRunningError(f"{what}. {stop}; nothing was moved.")
         where = self._checkpoint.files.url(self._checkpoint.path(ROLLED_BACK, time))
         if again := sorted(set(added) & set(removed)):
-            # It already continues from the rolled back batch: moving the entries back would mix two histories.
+            # It already continues from the rolled back batch: moving the entries back would mix two
+            # histories.
             raise QueryRunningError(
-                f"{what}. It was started before the rollback ended, and has rewritten {again[0]}. {stop}, and verify "
-                f"it; the moved files are in {where}."
+                f"{what}. It was started before the rollback ended, and has rewritten {again[0]}. {stop}, "
+                f"and verify it; the moved files are in {where}."
             )
         undo_rollback(self._checkpoint, time)
         raise QueryRunningError(f"{what}. The moved files were moved back. {stop}.")
@@ -227,7 +229,8 @@ class _Plan:
                 continue
             name, origin = part.compact
             data = sources.compacted(checkpoint.read(SOURCES, source, origin), last, join(where, origin))
-            # Older files go before the new one is written: Spark derives the interval from the distance of compacted files.
+            # Older files go before the new one is written: Spark derives the interval from the distance of
+            # compacted files.
             older = [
                 path
                 for path, file in zip(dropped, part.dropped, strict=True)
@@ -298,7 +301,10 @@ def undo_rollback(checkpoint: QueryCheckpoint, time: str) -> list[str]:
 
 
 def find_rollback(checkpoint: QueryCheckpoint, gaps: Mapping[str, Sequence[int]]) -> str | None:
-    """Return the directory in ``rolled-back`` of the rollback that moved exactly the missing entries of each log."""
+    """Return the directory of the rollback that moved exactly the missing entries of each log.
+
+    The directory is in ``rolled-back``.
+    """
     start = checkpoint.path(ROLLED_BACK)
     moved: dict[str, dict[str, set[int]]] = {}
     for path in _below(checkpoint, start):
@@ -326,8 +332,8 @@ def _created(checkpoint: QueryCheckpoint, path: str) -> list[str]:
             raise ValueError(f"{names!r:.200} are not all names below {SOURCES}")
     except (AttributeError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
-            f"{checkpoint.files.url(path)} is not a list of the files that a rollback created: {error}. Copy the files beside it "
-            "back by hand."
+            f"{checkpoint.files.url(path)} is not a list of the files that a rollback created: {error}. Copy "
+            "the files beside it back by hand."
         ) from error
     return names
 

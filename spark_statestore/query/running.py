@@ -1,8 +1,8 @@
 """Detection of a running query from its checkpoint location, for operations that need it stopped.
 
-Spark leaves no lock in a checkpoint location. A running query shows by the entries that it adds to its logs: the newest
-one is young by the query's own cadence, or another one appears. A query that waits for input adds nothing and cannot
-be distinguished from a stopped one.
+Spark leaves no lock in a checkpoint location. A running query shows by the entries that it adds to its logs:
+the newest one is young by the query's own cadence, or another one appears. A query that waits for input adds
+nothing and cannot be distinguished from a stopped one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class ActivityCheck:
         self._seen = _log_entries(checkpoint)
 
     def require_stopped(self, *, stopped: bool) -> None:
-        """Raise `QueryRunningError` if an entry is young or appears; asserting `stopped` skips the check of ages."""
+        """Raise `QueryRunningError` if an entry is young or appears.
+
+        Asserting `stopped` skips the check of ages.
+        """
         require_not_running_here(self._checkpoint)
         wait = 0.0 if stopped else OBSERVED_SECONDS
         if not stopped and self._seen:
@@ -59,15 +62,18 @@ class ActivityCheck:
                 wait = YOUNG_SECONDS
             elif ages.newest < ages.young_until:
                 raise QueryRunningError(
-                    f"pass --stopped (stopped=True in Python) if {self._query} is stopped, as directly after a job in a script; "
-                    f"otherwise stop it first. It seems to run: {ages.name} was written {_seconds(ages.newest)} ago, and an entry "
-                    f"younger than {_seconds(ages.young_until)} indicates a running query (3 times its usual interval between "
-                    f"batches; at least {_seconds(YOUNG_SECONDS)}, at most {_seconds(YOUNG_AT_MOST_SECONDS)}). Nothing was changed."
+                    f"pass --stopped (stopped=True in Python) if {self._query} is stopped, as directly after "
+                    f"a job in a script; otherwise stop it first. It seems to run: {ages.name} was written "
+                    f"{_seconds(ages.newest)} ago, and an entry younger than {_seconds(ages.young_until)} "
+                    "indicates a running query (3 times its usual interval between batches; at least "
+                    f"{_seconds(YOUNG_SECONDS)}, at most {_seconds(YOUNG_AT_MOST_SECONDS)}). Nothing was "
+                    "changed."
                 )
         time.sleep(max(0.0, self._begun + wait - time.monotonic()))
         if added := self.added():
             raise QueryRunningError(
-                f"{self._query} runs: it has just written {', '.join(added)}. Stop it, then try again; nothing was changed."
+                f"{self._query} runs: it has just written {', '.join(added)}. Stop it, then try again; "
+                "nothing was changed."
             )
 
     def added(self, ours: Collection[str] = (), removed: Collection[str] = ()) -> list[str]:
@@ -87,8 +93,8 @@ def require_not_running_here(checkpoint: QueryCheckpoint) -> None:
     """Raise if the query runs in the Spark application of this process."""
     if _runs_here(checkpoint.query_id):
         raise QueryRunningError(
-            f"the query {checkpoint.query_id} of {checkpoint.url} runs in this process. Stop it, then try again; nothing was "
-            "changed."
+            f"the query {checkpoint.query_id} of {checkpoint.url} runs in this process. Stop it, then try "
+            "again; nothing was changed."
         )
 
 
@@ -150,7 +156,10 @@ def _newest_state(checkpoint: QueryCheckpoint) -> dict[str, float]:
 
 
 def storage_time(files: FileSystem, root: str) -> float:
-    """Return the storage's time in seconds since 1970, from the modification time of a probe file; this machine's if that fails."""
+    """Return the storage's time in seconds since 1970, from the modification time of a probe file.
+
+    Return this machine's time if that fails.
+    """
     directory = join(root, f".clock-{secrets.token_hex(8)}")
     path = join(directory, "now")
     modified = None

@@ -38,8 +38,8 @@ class Savepoint:
     path
         URL of its directory.
     kind
-        ``canonical``: self-contained, can be copied and moved. ``pointer``: it has Spark's small files; the state
-        is in the source checkpoint, retained by a hold.
+        ``canonical``: self-contained, can be copied and moved. ``pointer``: it has Spark's small files; the
+        state is in the source checkpoint, retained by a hold.
     query_id
         The query's id.
     batch
@@ -117,7 +117,10 @@ def encode_savepoint(savepoint: Savepoint) -> bytes:
 
 
 def decode_savepoint(data: bytes, path: str, where: str) -> Savepoint:
-    """Decode and validate the metadata object of a savepoint in the directory `path`; `where` is for messages."""
+    """Decode and validate the metadata object of a savepoint in the directory `path`.
+
+    `where` is for messages.
+    """
     decoded = decode_object(data, where)
     properties = decoded.properties
     with reading(where):

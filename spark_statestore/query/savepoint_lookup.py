@@ -66,7 +66,10 @@ def savepoint_store(target: str) -> StateStore:
 
 
 def store_of(path: str) -> tuple[StateStore, str]:
-    """Return the store of a savepoint, by the URL of its directory or metadata, and the savepoint's path in it."""
+    """Return the store of a savepoint, and the savepoint's path in it.
+
+    `path` is the URL of the savepoint's directory or metadata.
+    """
     files, directory = locate(path)
     store = _store_at(files, parent_of(directory))
     return store, files.url(directory) if isinstance(store, HeapStateStore) else path
@@ -105,7 +108,8 @@ def require_own_files(savepoint: Savepoint, checkpoint: QueryCheckpoint) -> None
         return
     if query_id != savepoint.query_id:
         raise CorruptCheckpointError(
-            f"{savepoint} is of the query {savepoint.query_id}, but its files are of the query {query_id}: files "
+            f"{savepoint} is of the query {savepoint.query_id}, but its files are of the query {query_id}: "
+            "files "
             "were moved or mixed up. " + restore_from_backup("the right ones", "use another savepoint")
         )
 

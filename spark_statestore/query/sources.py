@@ -1,8 +1,8 @@
 """The log of Spark's file source, cut to the entries that a batch has read.
 
 The log has a file ``<n>`` for each listing that found new files, and at intervals ``<n>.compact`` with all
-entries up to it. Each is text: a line with the version, then a line of JSON per input file. The offset log has
-the last entry that a batch has read; later entries belong to later batches.
+entries up to it. Each is text: a line with the version, then a line of JSON per input file. The offset log
+has the last entry that a batch has read; later entries belong to later batches.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ def directories(entry: OffsetEntry, exists: Callable[[str], bool]) -> dict[str, 
     possible = _where_some_are_shared(entry.sources, {name for name in numbered if exists(name)})
     if len(possible) > 1:
         raise CorruptCheckpointError(
-            f"the {len(entry.sources)} offsets of a batch cannot be assigned to its sources, one of which the query reads "
-            f"several times: {', '.join(entry.sources)}. Use another batch, whose offsets differ; nothing was changed."
+            f"the {len(entry.sources)} offsets of a batch cannot be assigned to its sources, one of which "
+            f"the query reads several times: {', '.join(entry.sources)}. Use another batch, whose offsets "
+            "differ; nothing was changed."
         )
     # Without an assignment, a directory is missing; the caller that reads it raises the error.
     return {str(number): line for lines in possible for number, line in enumerate(lines)} or numbered
@@ -110,7 +111,10 @@ def is_file_source(log: Sequence[str], read: Callable[[str], bytes]) -> bool:
 
 
 def position(offset: str) -> int | None:
-    """Return the last log entry that a batch has read, -1 for none; None if it is not a file source's offset."""
+    """Return the last log entry that a batch has read, -1 for none.
+
+    Return None if it is not a file source's offset.
+    """
     if offset == _NOTHING:
         return -1
     try:
@@ -141,7 +145,8 @@ def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
     later = [entry for entry in newest_first if entry > last and names_by_entry[entry].endswith(_COMPACT)]
     if not later:
         raise CorruptCheckpointError(
-            f"the log of the file source at {where} lacks entries up to {last}, it has {', '.join(names_by_entry[entry] for entry in sorted(names_by_entry))}. "
+            f"the log of the file source at {where} lacks entries up to {last}, it has "
+            f"{', '.join(names_by_entry[entry] for entry in sorted(names_by_entry))}. "
             + restore_from_backup("them", "use a later batch")
         )
     origin = names_by_entry[later[-1]]
@@ -153,7 +158,8 @@ def cut(names: Iterable[str], last: int, where: str) -> FileLogCut:
 def _misleading(compacts: list[int], last: int) -> Iterator[int]:
     """Yield compacted files from which Spark would derive a wrong interval.
 
-    The interval is the distance of the newest two. After an interrupted purge, one between them may be missing.
+    The interval is the distance of the newest two. After an interrupted purge, one between them may be
+    missing.
     """
     for older in compacts[1:]:
         interval = compacts[0] - older

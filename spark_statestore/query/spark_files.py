@@ -38,8 +38,8 @@ def read_checked(files: FileSystem, path: str) -> bytes:
             return data
     if not _matches(data, checksums):
         raise CorruptCheckpointError(
-            f"{files.url(path)} does not match Hadoop's checksums in .{name}.crc beside it: the file is damaged or was "
-            f"edited. If the edit is intended, delete .{name}.crc. {restore_from_backup()}"
+            f"{files.url(path)} does not match Hadoop's checksums in .{name}.crc beside it: the file is "
+            f"damaged or was edited. If the edit is intended, delete .{name}.crc. {restore_from_backup()}"
         )
     return data
 

@@ -27,8 +27,9 @@ _DIRECTORY_NAME: Final = re.compile(rf"{SAVEPOINT_DIR_PREFIX}[0-9a-f]{{1,6}}-[0-
 class StateStore(ABC):
     """Store of savepoints, each under the path of its directory.
 
-    A savepoint exists from `put_state` until `begin_disposal`. Its other files can be removed between that and
-    `end_disposal`: a process that is killed there leaves a savepoint that does not exist and can be disposed of again.
+    A savepoint exists from `put_state` until `begin_disposal`. Its other files can be removed between that
+    and `end_disposal`: a process that is killed there leaves a savepoint that does not exist and can be
+    disposed of again.
     """
 
     @abstractmethod
@@ -142,8 +143,8 @@ class HeapStateStore(StateStore):
         if path not in savepoints:
             raise _not_found(
                 path,
-                "it was disposed of, or was in the memory of a process that has ended. Use a target directory in a "
-                "file system to keep savepoints.",
+                "it was disposed of, or was in the memory of a process that has ended. Use a target "
+                "directory in a file system to keep savepoints.",
             )
         return savepoints[path]
 
@@ -151,9 +152,10 @@ class HeapStateStore(StateStore):
 class FileSystemStateStore(StateStore):
     """Store in a file system, with the file ``_metadata`` in each savepoint's directory below a root.
 
-    The store writes and removes only metadata, never any directory that it is given, unlike Flink's: other files of a
-    savepoint belong to the caller, which writes them before `put_state` and removes them between `begin_disposal`
-    and `end_disposal`. Everything is synced, so that a savepoint that exists survives a power failure.
+    The store writes and removes only metadata, never any directory that it is given, unlike Flink's: other
+    files of a savepoint belong to the caller, which writes them before `put_state` and removes them between
+    `begin_disposal` and `end_disposal`. Everything is synced, so that a savepoint that exists survives a
+    power failure.
     """
 
     def __init__(self, root: str) -> None:
@@ -178,8 +180,9 @@ class FileSystemStateStore(StateStore):
                 raise
             raise _not_found(
                 path,
-                f"its file {METADATA_FILE_NAME!r} does not exist. It was disposed of or moved, is being written, or a "
-                "process was killed while writing it. Check the path; list_savepoints(directory) lists savepoints.",
+                f"its file {METADATA_FILE_NAME!r} does not exist. It was disposed of or moved, is being "
+                "written, or a process was killed while writing it. Check the path; "
+                "list_savepoints(directory) lists savepoints.",
             ) from error
 
     def get_all(self) -> list[Savepoint]:
@@ -243,7 +246,10 @@ class FileSystemStateStore(StateStore):
 
 
 def locate(path: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
-    """Return the file system and the directory of a savepoint, given the URL of either directory or metadata."""
+    """Return the file system and the directory of a savepoint.
+
+    `path` is the URL of its directory or of its metadata.
+    """
     files, directory = open_file_system(path, fsync=fsync)
     directory = directory.rstrip("/")
     if directory.rpartition("/")[2] == METADATA_FILE_NAME:

@@ -71,15 +71,15 @@ def require_streams(checkpoint: QueryCheckpoint, version: StoreVersion) -> Check
                 stream.open_input_stream().close()
         except FileNotFoundError as error:
             raise CorruptCheckpointError(
-                f"{versions.where(version.name)} needs the state stream {stream.stream_state_handle_id}, which is "
-                "missing. Use another batch; nothing was changed."
+                f"{versions.where(version.name)} needs the state stream {stream.stream_state_handle_id}, "
+                "which is missing. Use another batch; nothing was changed."
             ) from error
         except StorageAccessError:
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"{versions.where(version.name)}: {stream.stream_state_handle_id} cannot be accessed: {error}. Nothing "
-                "was changed; try again."
+                f"{versions.where(version.name)}: {stream.stream_state_handle_id} cannot be accessed: "
+                f"{error}. Nothing was changed; try again."
             ) from error
     return metadata
 
@@ -163,7 +163,8 @@ def _check(versions: StoreDirectory, name: CheckpointName, state: ColumnFamily, 
     rows = table.num_rows
     if rows != state.stored_rows:
         raise CorruptCheckpointError(
-            f"{versions.where(name)} has {rows} values in the state {state.name!r}, but {state.stored_rows} in its metadata. "
+            f"{versions.where(name)} has {rows} values in the state {state.name!r}, but {state.stored_rows} "
+            "in its metadata. "
             "Use an earlier batch, and please report this error; nothing was changed."
         )
 

@@ -27,8 +27,8 @@ _Limit = tuple[Collection[str], str]
 def obstacles_by_spark(checkpoint: QueryCheckpoint) -> Mapping[str, tuple[str, ...]]:
     """Return why each supported minor version of Spark cannot continue a query; no reason if it can.
 
-    The reasons follow from the newest entries of Spark's logs, which fix the settings of the query, and from the operators and
-    column families of the newest committed batch.
+    The reasons follow from the newest entries of Spark's logs, which fix the settings of the query, and from
+    the operators and column families of the newest committed batch.
 
     Raises
     ------
@@ -90,8 +90,8 @@ def _limits_of(
         columns = max(len(parse_json(family.key_schema)["fields"]) for family in families)
         if columns > _ORDERED_SET:
             reason = (
-                f"{which} has {columns} key columns in the order of the query, but Spark before 4.3 orders more than "
-                f"{_ORDERED_SET} by their hashes, and would not find the rows"
+                f"{which} has {columns} key columns in the order of the query, but Spark before 4.3 orders "
+                f"more than {_ORDERED_SET} by their hashes, and would not find the rows"
             )
             yield _since("4.3"), reason
     if operator.name == "transformWithStateInPySparkExec":

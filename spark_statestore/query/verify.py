@@ -54,8 +54,8 @@ class Problem:
     what
         The broken part, such as a store or one of Spark's logs.
     kind
-        ``missing``; ``damaged``: it differs from what was written; or ``unreadable``: storage failed, or another
-        release wrote it, so that its state is unknown.
+        ``missing``; ``damaged``: it differs from what was written; or ``unreadable``: storage failed, or
+        another release wrote it, so that its state is unknown.
     message
         Location, cause and remedy.
     """
@@ -114,9 +114,9 @@ def verify(
 ) -> Verification:
     """Read and check every byte that a query needs to continue from a batch.
 
-    These are Spark's logs, the sources' logs, the metadata of each stateful operator, each store's version with
-    all its streams, and the operator state of the query's own code. Broken parts are in the result; an error means
-    that there is nothing to verify.
+    These are Spark's logs, the sources' logs, the metadata of each stateful operator, each store's version
+    with all its streams, and the operator state of the query's own code. Broken parts are in the result; an
+    error means that there is nothing to verify.
 
     Parameters
     ----------
@@ -155,12 +155,18 @@ class Verifier:
     def verify(
         self, batch: int | None = None, progress: Progress | None = None, *, begun: bool = True
     ) -> Verification:
-        """Verify one batch, see `verify`; an uncommitted batch is a part of the newest one if it has `begun`."""
+        """Verify one batch, see `verify`.
+
+        An uncommitted batch is a part of the newest one if it has `begun`.
+        """
         batch = self.checkpoint.require_batch(batch)
         return _BatchVerification(self, batch, begun=begun).result(progress)
 
     def read_stream(self, stream: OperatorStreamStateHandle, where: str) -> None:
-        """Read a stream to its end; a broken one raises the same error for each version that references it."""
+        """Read a stream to its end.
+
+        A broken one raises the same error for each version that references it.
+        """
         name = stream.stream_state_handle_id
         with self._lock:
             is_known = name in self._streams
@@ -209,7 +215,8 @@ class _BatchVerification:
         """Check the log entries that Spark reads at start, and return the newest one."""
         entries = [self._batch]
         is_newest = self._begun and self._batch == self._checkpoint.newest_batch()
-        # Spark continues from the offsets of the batch before. A rollback ensures that there is such an entry.
+        # Spark continues from the offsets of the batch before. A rollback ensures that there is such an
+        # entry.
         before = self._checkpoint.path(OFFSETS, str(self._batch - 1))
         with failing_to("look for", self._checkpoint.files, before):
             if self._batch > 0 and (is_newest or self._checkpoint.files.exists(before)):
@@ -243,9 +250,9 @@ class _BatchVerification:
     def _gap_message(self, log: str, missing: list[int]) -> str:
         batches = f"batch{'es' if len(missing) > 1 else ''} {ranges(missing)}"
         return (
-            f"{self._url(log)} has no entry of {batches}, and has entries of earlier and later batches. Spark leaves no gaps: "
-            "entries were removed by hand, or the query ran while it was rolled back. Stop the query and repair it, or restore the "
-            "entries from a backup."
+            f"{self._url(log)} has no entry of {batches}, and has entries of earlier and later batches. "
+            "Spark leaves no gaps: entries were removed by hand, or the query ran while it was rolled back. "
+            "Stop the query and repair it, or restore the entries from a backup."
         )
 
     def _check_sources(self, offsets: OffsetEntry | None) -> None:
@@ -338,9 +345,9 @@ class _BatchVerification:
         named = len(ids.get(operator.id, ()))
         if named != operator.partitions and not (named == 1 and operator.may_be_single):
             raise CorruptCheckpointError(
-                f"the commit log of {self._checkpoint.url} has state of {named} partitions of operator {operator.id} "
-                f"({operator.name}) for batch {self._batch}, but the operator has {operator.partitions}. "
-                + restore_from_backup("the right files")
+                f"the commit log of {self._checkpoint.url} has state of {named} partitions of operator "
+                f"{operator.id} ({operator.name}) for batch {self._batch}, but the operator has "
+                f"{operator.partitions}. " + restore_from_backup("the right files")
             )
 
     def _check_store(self, version: StoreVersion) -> None:
@@ -354,8 +361,8 @@ class _BatchVerification:
                     self._verifier.read_stream(entry.state, where)
                 except FileNotFoundError as error:
                     raise CheckpointNotFoundError(
-                        f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is missing. "
-                        + restore_from_backup()
+                        f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is "
+                        "missing. " + restore_from_backup()
                     ) from error
                 self._count(entry.state.state_size)
             with self._lock:

@@ -128,7 +128,10 @@ def _bits(values: Any, dtype: str) -> Any:
 
 
 def _hash_decimal(column: pa.Array, seeds: Hashes) -> Hashes:
-    """Hash decimals: up to 18 digits as a long, more as the minimal big-endian bytes of the unscaled value."""
+    """Hash decimals: up to 18 digits as a long, more as bytes.
+
+    The bytes are the minimal big-endian ones of the unscaled value.
+    """
     import numpy as np
 
     if column.type.precision <= LONG_DIGITS:

@@ -1,7 +1,7 @@
 """The columns of a state's key by which Spark partitions its rows.
 
-Spark shuffles the input of an operator by columns, and keeps state in the partition where rows arrive. The key
-of a state has these columns, at positions that depend on the operator and the state.
+Spark shuffles the input of an operator by columns, and keeps state in the partition where rows arrive. The
+key of a state has these columns, at positions that depend on the operator and the state.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def partition_key(
         key = _of_variable(state, column_families)
     if key is None:
         raise RescaleError(
-            f"operator {operator.id} ({operator.name}), store {store}: this release does not know the partitioning of the "
-            f"rows of its state {state.name!r}, so it cannot redistribute them. Upgrade "
+            f"operator {operator.id} ({operator.name}), store {store}: this release does not know the "
+            f"partitioning of the rows of its state {state.name!r}, so it cannot redistribute them. Upgrade "
             "spark-statestore, or keep the number of partitions. No copy was made."
         )
     return key

@@ -40,16 +40,19 @@ _STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 def rescaled(
     checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, partitions: int
 ) -> Iterator[StoreSnapshot]:
-    """Yield the content of an operator's stores with another number of partitions, also of those without rows.
+    """Yield the content of an operator's stores with another number of partitions.
 
-    One store of the operator is read at a time and spooled to a temporary file, which exists as long as a snapshot of
-    the store does. Its rows must be in the partitions that Spark's partitioning gives them at present. An operator
-    without grouping columns keeps its one partition.
+    Stores without rows are yielded, too.
+
+    One store of the operator is read at a time and spooled to a temporary file, which exists as long as a
+    snapshot of the store does. Its rows must be in the partitions that Spark's partitioning gives them at
+    present. An operator without grouping columns keeps its one partition.
     """
     if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
         raise RescaleError(
-            f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have partitioned rows by other "
-            "columns than those of their keys, and does not record by which. Keep the number of partitions. No copy was made."
+            f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have "
+            "partitioned rows by other columns than those of their keys, and does not record by which. Keep "
+            "the number of partitions. No copy was made."
         )
     by_name: dict[str, list[StoreVersion]] = {}
     for version in checkpoint.stores(batch, operator.id):
@@ -135,10 +138,10 @@ def _check(
     wrong = int((partitions_of(hashes, partitions) != version.store.partition).sum())
     if wrong:
         raise RescaleError(
-            f"{version.store}: {wrong} of the {len(hashes)} rows of the state {state.name!r} of operator {operator.name} are "
-            f"not in the partition that Spark gives their keys among {partitions}, so their new partition is "
-            "unknown. Files of another partition or query may have been copied there. Keep the number of "
-            "partitions. No copy was made."
+            f"{version.store}: {wrong} of the {len(hashes)} rows of the state {state.name!r} of operator "
+            f"{operator.name} are not in the partition that Spark gives their keys among {partitions}, so "
+            "their new partition is unknown. Files of another partition or query may have been copied there. "
+            "Keep the number of partitions. No copy was made."
         )
 
 

@@ -42,8 +42,8 @@ _OF_VARIABLES: Final = {
 class StateColumns:
     """Decoder of a state's rows.
 
-    `variable` is Spark's kind of the transformWithState variable, None for another state. In `columns`, by default all,
-    ``a.b`` is the field b of column a.
+    `variable` is Spark's kind of the transformWithState variable, None for another state. In `columns`, by
+    default all, ``a.b`` is the field b of column a.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ def _by_column(names: list[str], columns: Sequence[str]) -> dict[str, list[str] 
         name, dot, field = column.partition(".")
         if name not in names or (dot and name == PARTITION):
             raise OptionError(
-                f"there is no column {column!r}; there are {', '.join(names)}. Use one of those, or a field of one, such as "
-                "value.count."
+                f"there is no column {column!r}; there are {', '.join(names)}. Use one of those, or a field "
+                "of one, such as value.count."
             )
         if not dot:
             wanted[name] = None

@@ -2,8 +2,8 @@
 
 A row is a null bitmap in words of 8 bytes, then a slot of 8 bytes for each field. Variable-length values
 follow the slots; their slot has the offset in the row in its upper 4 bytes and the size in its lower ones. An
-array is its length in 8 bytes, a bitmap, and slots as wide as its elements, with offsets in the array. A map is
-the size of the array of keys in 8 bytes, and two arrays.
+array is its length in 8 bytes, a bitmap, and slots as wide as its elements, with offsets in the array. A map
+is the size of the array of keys in 8 bytes, and two arrays.
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class _Malformed(Exception):
     def error(self, schema: str) -> CorruptCheckpointError:
         what = f"the field {'.'.join(reversed(self.path))} of a row" if self.path else "a row"
         return CorruptCheckpointError(
-            f"{what} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are damaged, or have another "
+            f"{what} {self.args[0]}: the bytes are not a row of the schema {schema[:500]}: they are damaged, "
+            "or have another "
             "schema. " + restore_from_backup("the state", "read an earlier batch")
         )
 

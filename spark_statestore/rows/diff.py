@@ -47,9 +47,9 @@ def diff_state(
     Returns
     -------
     pyarrow.Table
-        A row for each key whose values differ: ``change`` (``added``, ``changed`` or ``removed``), ``key``, the
-        values ``before`` and ``after`` (null where there is none; lists of values where a key may have several), and
-        ``partition_id``.
+        A row for each key whose values differ: ``change`` (``added``, ``changed`` or ``removed``), ``key``,
+        the values ``before`` and ``after`` (null where there is none; lists of values where a key may have
+        several), and ``partition_id``.
 
     Raises
     ------

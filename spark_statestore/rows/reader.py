@@ -39,8 +39,8 @@ def read_state(
     operator
         Number of the stateful operator; 0 is the last one of the query.
     store
-        The operator's store. A stream-stream join has several, such as ``left-keyToNumValues``; where these are
-        column families of one store, they can be named here too.
+        The operator's store. A stream-stream join has several, such as ``left-keyToNumValues``; where these
+        are column families of one store, they can be named here too.
     column_family
         A column family of the store: of transformWithState, the name of a state variable.
     batch
@@ -55,10 +55,10 @@ def read_state(
     Returns
     -------
     pyarrow.Table
-        The columns ``key``, ``value`` (structs) and ``partition_id``. A map variable of transformWithState has
-        ``user_map_key`` and ``user_map_value`` in place of ``value``, and a list variable ``list_element``; a key
-        has a row for each of its values. Rows are in no particular order. Fields of one name in a struct get unique
-        names, ``count`` and ``count_2``: docs/reading.md has the rule.
+        The columns ``key``, ``value`` (structs) and ``partition_id``. A map variable of transformWithState
+        has ``user_map_key`` and ``user_map_value`` in place of ``value``, and a list variable
+        ``list_element``; a key has a row for each of its values. Rows are in no particular order. Fields of
+        one name in a struct get unique names, ``count`` and ``count_2``: docs/reading.md has the rule.
 
     Raises
     ------
@@ -95,8 +95,8 @@ def iter_state(
 ) -> Iterator[pa.RecordBatch]:
     """Read state larger than memory: as `read_state`, in batches.
 
-    The state of a partition that exceeds `memory` is read in several passes over its files, each of which keeps the
-    keys of another part.
+    The state of a partition that exceeds `memory` is read in several passes over its files, each of which
+    keeps the keys of another part.
 
     Parameters
     ----------
@@ -105,8 +105,8 @@ def iter_state(
     batch_rows
         Maximum number of rows of a record batch.
     memory
-        Approximate limit of the bytes of rows held; decoding them takes as much again. All values of one key are
-        held in any case.
+        Approximate limit of the bytes of rows held; decoding them takes as much again. All values of one key
+        are held in any case.
 
     Yields
     ------

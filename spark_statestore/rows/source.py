@@ -52,8 +52,8 @@ def find_state(
         )
     if partition is not None and not 0 <= partition < described.partitions:
         raise CheckpointNotFoundError(
-            f"operator {operator} ({described.name}) of {checkpoint.url} has no partition {partition}, it has "
-            f"{described.partitions}, from 0 on. Use one of those, or none to read all."
+            f"operator {operator} ({described.name}) of {checkpoint.url} has no partition {partition}, it "
+            f"has {described.partitions}, from 0 on. Use one of those, or none to read all."
         )
     versions = [
         version
@@ -85,9 +85,9 @@ class StateSource:
         return StateColumns(self.state, variable_kinds(self._operator).get(self.family), columns)
 
     def rows(self, version: StoreVersion, memory: int | None = None) -> Iterator[pa.Table]:
-        """Yield its rows in one of the stores, as tables of `ROW_SCHEMA`; all rows of a key are in one table, in order.
+        """Yield its rows in one of the stores, as tables of `ROW_SCHEMA`.
 
-        `memory` limits the bytes of rows held, approximately.
+        All rows of a key are in one table, in order. `memory` limits the bytes of rows held, approximately.
         """
         store = self._checkpoint.open(version.store)
         metadata = store.metadata(version.name, version.attempt_id)
@@ -121,8 +121,9 @@ class StateSource:
                     return state
                 columns[state.name] = None
         raise CheckpointNotFoundError(
-            f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no column family "
-            f"{self.family!r} in the store {self.versions[0].store.name!r}; it has {', '.join(columns)}. Use one of those."
+            f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no column "
+            f"family {self.family!r} in the store {self.versions[0].store.name!r}; it has "
+            f"{', '.join(columns)}. Use one of those."
         )
 
 

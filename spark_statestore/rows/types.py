@@ -106,7 +106,8 @@ class SparkType:
             outer = next((name for name in around if self._has(name, column)), next(iter(around), None))
             if outer is None:
                 raise OptionError(
-                    f"there is no column {column!r}; there are {', '.join(map(repr, names)) or 'none'}. Use one of those."
+                    f"there is no column {column!r}; there are {', '.join(map(repr, names)) or 'none'}. Use "
+                    "one of those."
                 )
             fields = inner.setdefault(outer, [])
             if fields is not None:
@@ -144,11 +145,12 @@ def parse_schema(schema: str, columns: Sequence[str] | None = None) -> SparkType
 def with_unique_names(schema: str) -> str:
     """Return a row's schema with the names under which its fields are read.
 
-    Spark lets a struct have several fields of one name, and names that differ in case alone; Arrow, pandas, DuckDB and
-    JSON do not, or give the value of one field for both. In every struct, also in lists and maps, the first field of a
-    name keeps it, and each later one gets a number from 2 on that makes it unique: ``count``, ``count_2``. A field
-    that Spark calls ``count_2`` keeps that name. The names that `pyarrow.Table.flatten` makes of the fields of structs
-    are unique too: a field ``a.b`` beside a struct ``a`` with a field ``b`` becomes ``a.b_2``.
+    Spark lets a struct have several fields of one name, and names that differ in case alone; Arrow, pandas,
+    DuckDB and JSON do not, or give the value of one field for both. In every struct, also in lists and maps,
+    the first field of a name keeps it, and each later one gets a number from 2 on that makes it unique:
+    ``count``, ``count_2``. A field that Spark calls ``count_2`` keeps that name. The names that
+    `pyarrow.Table.flatten` makes of the fields of structs are unique too: a field ``a.b`` beside a struct
+    ``a`` with a field ``b`` becomes ``a.b_2``.
     """
     with _of_schema(schema):
         return json.dumps(_renamed(_row(schema)), separators=(",", ":"), ensure_ascii=False)
@@ -161,8 +163,8 @@ def _of_schema(schema: str) -> Iterator[None]:
         yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CorruptCheckpointError(
-            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. The file with it is damaged. "
-            + restore_from_backup()
+            f"the schema {schema[:200]!r} is not one that Spark writes: {error!r}. The file with it is "
+            "damaged. " + restore_from_backup()
         ) from error
 
 
@@ -220,8 +222,8 @@ def _paths(kind: pa.DataType) -> Iterator[str]:
 def _require_known(kind: SparkType) -> None:
     if not (kind.children or kind.name in KNOWN or kind.name in ("struct", "decimal")):
         raise UnsupportedFormatError(
-            f"the state has a column of Spark's type {kind.name!r}, which this release cannot decode. Leave the column out "
-            "(columns=...), or upgrade spark-statestore."
+            f"the state has a column of Spark's type {kind.name!r}, which this release cannot decode. Leave "
+            "the column out (columns=...), or upgrade spark-statestore."
         )
     for child in kind.children:
         _require_known(child)

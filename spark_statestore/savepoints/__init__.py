@@ -1,6 +1,7 @@
 """Savepoints: checkpoints that a user requests and owns.
 
-`spark_statestore.savepoint` and its siblings are the functions for users, see `spark_statestore.savepoints.api`.
+`spark_statestore.savepoint` and its siblings are the functions for users, see
+`spark_statestore.savepoints.api`.
 """
 
 from spark_statestore.query.state_store import FileSystemStateStore, HeapStateStore, StateStore

@@ -42,19 +42,19 @@ def savepoint(
 ) -> Savepoint:
     """Take a savepoint of a query, running or not.
 
-    A running query, passed as a query without a batch, gives a savepoint of its next batch, as `trigger_savepoint` does;
-    otherwise it is of the newest committed batch, or of `batch`.
+    A running query, passed as a query without a batch, gives a savepoint of its next batch, as
+    `trigger_savepoint` does; otherwise it is of the newest committed batch, or of `batch`.
 
     Parameters
     ----------
     query_or_path
         A query, or the URL of its ``checkpointLocation``; also that of another savepoint.
     target
-        URL of the directory in which its directory ``savepoint-<query>-<12 hex digits>`` is created; by default the
-        query's option ``savepointsDir``.
+        URL of the directory in which its directory ``savepoint-<query>-<12 hex digits>`` is created; by
+        default the query's option ``savepointsDir``.
     kind
-        ``canonical``: a self-contained copy, which can be moved. ``pointer``: quick and small; the state stays in
-        the checkpoint and is retained there.
+        ``canonical``: a self-contained copy, which can be moved. ``pointer``: quick and small; the state
+        stays in the checkpoint and is retained there.
     batch
         An earlier batch that is retained.
     checkpoints_dir
@@ -62,7 +62,8 @@ def savepoint(
     timeout
         Maximum time in seconds to wait for a running query's next batch.
     progress
-        Called with the number of stores that are copied and their total, for a canonical savepoint of a committed batch.
+        Called with the number of stores that are copied and their total, for a canonical savepoint of a
+        committed batch.
 
     Raises
     ------

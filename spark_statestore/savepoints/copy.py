@@ -46,8 +46,8 @@ _ATTEMPTS: Final = 3
 class CheckpointCopy:
     """A copy of one batch of a query, from which the query resumes after it, at an empty location.
 
-    It is made in steps: `write`, `write_logs`, and `publish`, which writes the file ``metadata``. Without that, neither
-    Spark nor this package accepts the location as a checkpoint. A failed copy is not removed.
+    It is made in steps: `write`, `write_logs`, and `publish`, which writes the file ``metadata``. Without
+    that, neither Spark nor this package accepts the location as a checkpoint. A failed copy is not removed.
 
     Parameters
     ----------
@@ -96,7 +96,8 @@ class CheckpointCopy:
     ) -> None:
         """Write all files but `write_logs`'s and `publish`'s.
 
-        Without `state`, the stores were written before: `state_ids` has their checkpoint ids by operator, partition and store.
+        Without `state`, the stores were written before: `state_ids` has their checkpoint ids by operator,
+        partition and store.
         """
         commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
         operators = list(self._source.operator_files(self._batch))
@@ -120,7 +121,10 @@ class CheckpointCopy:
         self._put(self._commit.encode(), COMMITS, str(self._batch))
 
     def publish(self, *, reserved: bool = False) -> None:
-        """Write the file without which the location is no checkpoint, last of all; replace that of a reserved location."""
+        """Write the file without which the location is no checkpoint, last of all.
+
+        The file of a reserved location is replaced.
+        """
         data = json.dumps({"id": self._query_id}, separators=(",", ":")).encode()
         if not reserved:
             self._put(data, METADATA)
@@ -192,8 +196,9 @@ class CheckpointCopy:
         ]
         if set(itertools.chain(*wanted)) != attempts.keys():
             raise IllegalStateError(
-                f"operator {moved.id} ({moved.name}) has {moved.partitions} partitions of {len(moved.stores)} stores, but "
-                f"{len(attempts)} stores were written. Please report this error; delete the new checkpoint, which is unusable."
+                f"operator {moved.id} ({moved.name}) has {moved.partitions} partitions of "
+                f"{len(moved.stores)} stores, but {len(attempts)} stores were written. Please report this "
+                "error; delete the new checkpoint, which is unusable."
             )
         return [[attempts[store] for store in stores] for stores in wanted]
 
@@ -207,8 +212,8 @@ class CheckpointCopy:
             below = operator.below_its_schemas(url)
             if below is None:
                 raise CorruptCheckpointError(
-                    f"{self._source.files.url(path)} names the schema file {url}, which is not in the operator's directory. "
-                    + restore_from_backup("the right file", otherwise=None)
+                    f"{self._source.files.url(path)} names the schema file {url}, which is not in the "
+                    "operator's directory. " + restore_from_backup("the right file", otherwise=None)
                 )
             self._copy(STATE, str(operator.id), SCHEMAS, *below.split("/"))
         for store in operator.stores:
@@ -266,8 +271,8 @@ class CheckpointCopy:
         if self._source.files.has_link(self._source.root, path[len(self._source.root) + 1 :]):
             # Following links would leak files into the copy.
             raise CorruptCheckpointError(
-                f"{self._source.files.url(path)} is a symbolic link, or below one. Replace the link by the file; nothing was "
-                "changed."
+                f"{self._source.files.url(path)} is a symbolic link, or below one. Replace the link by the "
+                "file; nothing was changed."
             )
         return self._source.files.read(path)
 

@@ -32,10 +32,10 @@ def create_savepoint(
     checkpoints_dir: str | None = None,
     progress: Progress | None = None,
 ) -> Savepoint:
-    """Write a savepoint of a batch, by default the newest committed one, and publish it; the query may be running.
+    """Write a savepoint of a batch, by default the newest committed one, and publish it.
 
-    The savepoint records the query's option `checkpoints_dir`. `progress` is called with the number of stores that are copied
-    and their total. If it fails, no files of it remain.
+    The query may be running. The savepoint records the query's option `checkpoints_dir`. `progress` is called
+    with the number of stores that are copied and their total. If it fails, no files of it remain.
     """
     if checkpoints_dir is not None:
         check("checkpointsDir", checkpoints_dir)

@@ -43,8 +43,8 @@ class HoldInfo:
     created_ms
         Creation time in milliseconds since 1970; None if unknown.
     status
-        ``needed``: its savepoint exists. ``young``: it is less than a day old, and its savepoint or copy may still be written.
-        ``unneeded``: neither. ``unknown``: the holder cannot be checked.
+        ``needed``: its savepoint exists. ``young``: it is less than a day old, and its savepoint or copy may
+        still be written. ``unneeded``: neither. ``unknown``: the holder cannot be checked.
     reason
         Reason for the status.
     """
@@ -87,7 +87,8 @@ def release_hold(
     holds = {hold.name: (hold, info) for hold, info in _inspected(path, checkpoints_dir)}
     if name not in holds:
         raise CheckpointNotFoundError(
-            f"there is no hold {name!r} on the state of {path}, it has {', '.join(holds) or 'none'}. Use one of those."
+            f"there is no hold {name!r} on the state of {path}, it has {', '.join(holds) or 'none'}. Use one "
+            "of those."
         )
     hold, info = holds[name]
     if info.status != "unneeded":
@@ -139,15 +140,15 @@ def _status(
                 is_mounted = files.scheme != _LOCAL or files.is_directory(target)
             if not is_mounted:
                 return "unknown", (
-                    f"{holder} cannot be checked, as this machine has no directory {target}. Run the command where it is "
-                    "mounted, or create the directory if it does not exist any more"
+                    f"{holder} cannot be checked, as this machine has no directory {target}. Run the command "
+                    "where it is mounted, or create the directory if it does not exist any more"
                 )
         except StateStoreError as error:
             return "unknown", f"its savepoint cannot be checked: {error}"
     if modified is None or now() - modified < DAY:
-        return (
-            "young",
-            f"it is less than a day old, and {holder or 'its holder'} may still be written. Try again when it is older",
+        return "young", (
+            f"it is less than a day old, and {holder or 'its holder'} may still be written. Try again when "
+            "it is older"
         )
     if is_temporary:
         return "unneeded", "the process that made the copy has ended"

@@ -45,11 +45,12 @@ def restore(
     dry_run: bool = False,
     progress: Progress | None = None,
 ) -> int:
-    """Restore a savepoint to a new checkpoint location, from which the query resumes after the savepoint's batch.
+    """Restore a savepoint to a new checkpoint location.
 
-    The checkpoint is a complete copy, which shares no file with the savepoint. Start the query with it as its
-    ``checkpointLocation``. A sink that identifies batches by number and query id, as Delta Lake does, treats them as
-    another query's unless the query keeps its id.
+    The query resumes from it after the savepoint's batch. The checkpoint is a complete copy, which shares no
+    file with the savepoint. Start the query with it as its ``checkpointLocation``. A sink that identifies
+    batches by number and query id, as Delta Lake does, treats them as another query's unless the query keeps
+    its id.
 
     Parameters
     ----------
@@ -67,8 +68,8 @@ def restore(
     checkpoints_dir
         The option ``checkpointsDir`` of the restored query.
     dry_run
-        Check the savepoint's batch, the new location and the claim; copy and remove nothing. `verify` checks the
-        state itself.
+        Check the savepoint's batch, the new location and the claim; copy and remove nothing. `verify` checks
+        the state itself.
     progress
         Called with the number of stores that are copied and their total.
 
@@ -131,8 +132,8 @@ def clone(
 ) -> int:
     """Copy a query's checkpoint for a second query.
 
-    The copy shares no file with the checkpoint and has a new query id: both queries may run, and either may be
-    removed. The first query may run during the copy, as long as it retains the batch.
+    The copy shares no file with the checkpoint and has a new query id: both queries may run, and either may
+    be removed. The first query may run during the copy, as long as it retains the batch.
 
     Parameters
     ----------
@@ -184,11 +185,11 @@ def rescale(
     """Copy a stopped query's checkpoint with its state redistributed to another number of partitions.
 
     The unchanged query resumes from the copy after the batch, with the new number of tasks for each stateful
-    operator. Stop it first, and start it again with the new location. The source checkpoint is not changed, so a
-    query can also be started from it again by mistake.
+    operator. Stop it first, and start it again with the new location. The source checkpoint is not changed,
+    so a query can also be started from it again by mistake.
 
-    A query from the copy would repeat batches that a running query commits after the copied one. So this is refused
-    if the query seems to run, see `rollback`; `clone` makes such a copy for a second query.
+    A query from the copy would repeat batches that a running query commits after the copied one. So this is
+    refused if the query seems to run, see `rollback`; `clone` makes such a copy for a second query.
 
     Parameters
     ----------
@@ -217,8 +218,8 @@ def rescale(
     QueryRunningError
         If the query seems to run. No files remain at the new location.
     RescaleError
-        If a row is not in the partition that Spark's partitioning gives its key, or that partition is unknown.
-        No files remain at the new location.
+        If a row is not in the partition that Spark's partitioning gives its key, or that partition is
+        unknown. No files remain at the new location.
     CheckpointNotFoundError
         If the checkpoint or the batch does not exist.
     CheckpointExistsError
@@ -266,8 +267,8 @@ def _copy(
         copy.write_logs()
         if activity is not None and (added := activity.added()):
             raise QueryRunningError(
-                f"the query of {source.url} runs: it has written {', '.join(added)} during the copy, which lacks "
-                "them. Stop it, then try again; no copy was made."
+                f"the query of {source.url} runs: it has written {', '.join(added)} during the copy, which "
+                "lacks them. Stop it, then try again; no copy was made."
             )
         copy.publish(reserved=True)
 
@@ -322,7 +323,10 @@ def _reserve(files: FileSystem, directory: str, name: str, data: bytes) -> None:
 def _unused_locations(
     source: QueryCheckpoint, url: str, state_url: str | None
 ) -> list[tuple[FileSystem, str]]:
-    """Return the directories of a new checkpoint and its state; raise if one has files or is in the source."""
+    """Return the directories of a new checkpoint and its state.
+
+    Raise an error if one has files or is in the source.
+    """
     files, root = open_file_system(url, fsync=True)
     root = root.rstrip("/")
     if source.files.url(root).startswith(f"{source.url}/"):
@@ -342,8 +346,9 @@ def _unused_locations(
 def remove_location(files: FileSystem, root: str) -> bool:
     """Remove the files written to a reserved location, last its reservation, and no file of others.
 
-    A location with files that cannot be removed is not empty, so that the next copy to it is refused. Return False if
-    the location is not reserved: a query was started before it could be, or the checkpoint is complete.
+    A location with files that cannot be removed is not empty, so that the next copy to it is refused. Return
+    False if the location is not reserved: a query was started before it could be, or the checkpoint is
+    complete.
     """
     with contextlib.suppress(OSError):
         if was_reserved := is_reserved(files, root):
@@ -377,7 +382,10 @@ def _remove_marker(files: FileSystem, directory: str) -> None:
 
 
 def is_reserved(files: FileSystem, root: str) -> bool:
-    """Return True if a location is reserved for a checkpoint that is not complete, so that no query can be started there."""
+    """Return True if a location is reserved for a checkpoint that is not complete.
+
+    No query can be started there.
+    """
     try:
         return files.read(join(root, METADATA)) == RESERVED
     except FileNotFoundError:
@@ -402,5 +410,6 @@ def _exists(files: FileSystem, directory: str, name: str) -> CheckpointExistsErr
         else "Use an empty location."
     )
     return CheckpointExistsError(
-        f"{files.url(directory)} is not empty: it has {name}, and existing files are never overwritten. {what}"
+        f"{files.url(directory)} is not empty: it has {name}, and existing files are never overwritten. "
+        f"{what}"
     )

@@ -59,7 +59,10 @@ class Hold:
         return self.files.url(self.path)
 
     def holder(self) -> str | None:
-        """Return the URL of the savepoint or copy that needs it; None if the hold is gone or does not name one."""
+        """Return the URL of the savepoint or copy that needs it.
+
+        Return None if the hold is gone or does not name one.
+        """
         try:
             return str(parse_json(read_file(self.files, self.path))["holder"])
         except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -79,9 +82,10 @@ class Hold:
 def hold(checkpoint: QueryCheckpoint, batch: int, name: str, holder: str, *, check: bool = True) -> Hold:
     """Hold the state of a batch.
 
-    The hold is written first. Then it is verified that the batch is still committed, that no cleanup which did not
-    see the hold can discard its versions, and that all of their files exist; otherwise the hold is removed. Without
-    `check`, a read of the state fails if the hold was too late. `holder` is the URL of what needs it, for information.
+    The hold is written first. Then it is verified that the batch is still committed, that no cleanup which
+    did not see the hold can discard its versions, and that all of their files exist; otherwise the hold is
+    removed. Without `check`, a read of the state fails if the hold was too late. `holder` is the URL of what
+    needs it, for information.
     """
     made = _at(checkpoint.state_url, batch + 1, name)
     is_savepoint = is_or_was_savepoint(checkpoint)
@@ -123,8 +127,8 @@ def own_hold_of(savepoint: Savepoint) -> Hold | None:
     if _same_location(holder, savepoint.path):
         return made
     _logger.warning(
-        "the hold %s of %s stays: %s is at another location, so it was copied, moved or forged. Of a savepoint that was "
-        "moved, remove the hold with spark-statestore holds --remove.",
+        "the hold %s of %s stays: %s is at another location, so it was copied, moved or forged. Of a "
+        "savepoint that was moved, remove the hold with spark-statestore holds --remove.",
         made.url,
         holder,
         savepoint,
@@ -189,12 +193,13 @@ def _require_retained(checkpoint: QueryCheckpoint, batch: int, made: Hold) -> di
 def _remedy(checkpoint: QueryCheckpoint, oldest: int) -> str:
     if oldest > (newest := checkpoint.newest_batch()):
         return (
-            f"The batches after {newest} were rolled back, and a cleanup that began before that may still run. Take a "
-            f"canonical savepoint, which copies the state, or a pointer to batch {oldest} once the query has committed it."
+            f"The batches after {newest} were rolled back, and a cleanup that began before that may still "
+            f"run. Take a canonical savepoint, which copies the state, or a pointer to batch {oldest} once "
+            "the query has committed it."
         )
     return (
-        f"The query retains the state of batch {oldest} and later ones. Take the savepoint of one of those, or "
-        "a canonical one, which copies the state."
+        f"The query retains the state of batch {oldest} and later ones. Take the savepoint of one of those, "
+        "or a canonical one, which copies the state."
     )
 
 

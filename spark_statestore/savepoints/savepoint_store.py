@@ -36,8 +36,9 @@ from spark_statestore.savepoints.savepoint_holds import list_holds, own_hold_of
 from spark_statestore.storage import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import discard_file
 
-# In the order of removal: the file that identifies a checkpoint is replaced first and removed last, so that the rest is not
-# accepted as a query without state, and Spark starts none. Other files in the directory are not this package's.
+# In the order of removal: the file that identifies a checkpoint is replaced first and removed last, so that
+# the rest is not accepted as a query without state, and Spark starts none. Other files in the directory are
+# not this package's.
 _OWN: Final = (COMMITS, OFFSETS, STATE, SOURCES, OPERATOR_STATE_DIR, METADATA)
 
 
@@ -102,12 +103,15 @@ class SavepointStoreFactory:
 
     @staticmethod
     def create(target: str | None, savepoints_dir: str | None = None) -> SavepointStore:
-        """Return the store for new savepoints in the target, by default the query's option ``savepointsDir``."""
+        """Return the store for new savepoints in the target.
+
+        The default is the query's option ``savepointsDir``.
+        """
         chosen = target or savepoints_dir
         if not chosen:
             raise OptionError(
-                f"a savepoint needs a target directory: pass one, or set '{OPTION_PREFIX}savepointsDir' before the "
-                "query starts."
+                f"a savepoint needs a target directory: pass one, or set '{OPTION_PREFIX}savepointsDir' "
+                "before the query starts."
             )
         return SavepointStore(savepoint_store(chosen), chosen)
 
@@ -119,10 +123,11 @@ class SavepointStoreFactory:
 
 
 def dispose_savepoint(path: str, *, dry_run: bool = False) -> list[str]:
-    """Remove a savepoint: its metadata first, which ends its existence, then its state or hold, then its directory.
+    """Remove a savepoint: its metadata, then its state or hold, then its directory.
 
-    The state that a pointer savepoint held is removed by the next cleanup, unless another hold retains it. A copy of a
-    savepoint's directory leaves the hold of the original. An interrupted disposal can be repeated.
+    The savepoint ceases to exist with its metadata. The state that a pointer savepoint held is removed by the
+    next cleanup, unless another hold retains it. A copy of a savepoint's directory leaves the hold of the
+    original. An interrupted disposal can be repeated.
 
     Parameters
     ----------
@@ -160,8 +165,8 @@ def _require_unneeded(savepoint: Savepoint) -> None:
     if holds:
         needed = ", ".join(f"{hold.holder() or 'an unknown holder'} (hold {hold.url})" for hold in holds)
         raise IllegalStateError(
-            f"{savepoint} is needed by {needed}. Dispose of those first; if a holder does not exist, remove its hold with "
-            "spark-statestore holds --remove. Nothing was removed."
+            f"{savepoint} is needed by {needed}. Dispose of those first; if a holder does not exist, remove "
+            "its hold with spark-statestore holds --remove. Nothing was removed."
         )
 
 
@@ -170,15 +175,17 @@ def _require_no_query(savepoint: Savepoint) -> None:
     with contextlib.suppress(CheckpointNotFoundError, CorruptCheckpointError):
         if (query_id := QueryCheckpoint(savepoint.path).query_id) != savepoint.query_id:
             raise QueryRunningError(
-                f"the query {query_id} was started in {savepoint.path} after the disposal of the savepoint there had begun. The disposal "
-                "would remove its checkpoint: delete only the file _disposing. Nothing was removed."
+                f"the query {query_id} was started in {savepoint.path} after the disposal of the savepoint "
+                "there had begun. The disposal would remove its checkpoint: delete only the file _disposing. "
+                "Nothing was removed."
             )
     later = [batch for batch in savepoint.checkpoint().logged_batches() if batch > savepoint.batch]
     if later:
         raise QueryRunningError(
-            f"a query was started with {savepoint.path} as its checkpointLocation: it has batch {later[-1]}, and the "
-            f"savepoint is of batch {savepoint.batch}. The disposal would remove the query's checkpoint. Stop the query, clone the "
-            "checkpoint to a location of its own, and delete the directory by hand. Nothing was removed."
+            f"a query was started with {savepoint.path} as its checkpointLocation: it has batch {later[-1]}, "
+            f"and the savepoint is of batch {savepoint.batch}. The disposal would remove the query's "
+            "checkpoint. Stop the query, clone the checkpoint to a location of its own, and delete the "
+            "directory by hand. Nothing was removed."
         )
 
 

@@ -43,8 +43,8 @@ class Running:
         jvm_query: Any = getattr(query, "_jsq", None)
         if jvm_query is None:
             raise SavepointError(
-                f"{query!r} has no checkpoint location: Spark Connect does not provide it. Pass savepoint() the query's "
-                "checkpointLocation, and its option checkpointsDir if it was set."
+                f"{query!r} has no checkpoint location: Spark Connect does not provide it. Pass savepoint() "
+                "the query's checkpointLocation, and its option checkpointsDir if it was set."
             )
         execution = jvm_query.streamingQuery()
         settings = execution.sparkSessionForStream().conf()
@@ -57,9 +57,9 @@ class Running:
         """Return its checkpoint."""
         if self._is_on_driver:
             raise SavepointError(
-                f"the state of the query at {self.location} is on the driver, not in files, so that no savepoint of it "
-                f"can be taken. Start the query with the option {OPTION_PREFIX}checkpointsDir, or with "
-                "storage=filesystem."
+                f"the state of the query at {self.location} is on the driver, not in files, so that no "
+                "savepoint of it can be taken. Start the query with the option "
+                f"{OPTION_PREFIX}checkpointsDir, or with storage=filesystem."
             )
         return QueryCheckpoint(self.location, checkpoints_dir=self.checkpoints_dir)
 
@@ -83,15 +83,16 @@ def trigger_savepoint(
 ) -> Future[Savepoint]:
     """Request a savepoint of a running query, which is taken when the query's next batch is committed.
 
-    Batches do not wait for it. All errors after the check of the arguments are in the future. A program that ends
-    before the batch is committed has no savepoint; one that ends while it is written waits for it.
+    Batches do not wait for it. All errors after the check of the arguments are in the future. A program that
+    ends before the batch is committed has no savepoint; one that ends while it is written waits for it.
 
     Parameters
     ----------
     query
         A query that this process started, not through Spark Connect.
     target
-        URL of the directory in which its directory is created; by default the query's option ``savepointsDir``.
+        URL of the directory in which its directory is created; by default the query's option
+        ``savepointsDir``.
     kind
         ``canonical`` or ``pointer``, see `Savepoint`.
     timeout
@@ -132,7 +133,8 @@ def trigger_savepoint(
                     checkpoint, store, kind, batch, checkpoints_dir=running.checkpoints_dir
                 )
 
-        # Not a daemon: the interpreter waits for a savepoint that is being written, so that no hold or file of it remains.
+        # Not a daemon: the interpreter waits for a savepoint that is being written, so that no hold or file
+        # of it remains.
         threading.Thread(target=wait_and_take, name=f"savepoint of {checkpoint.url}", daemon=False).start()
 
     try:
@@ -174,21 +176,22 @@ def _next_batch(
             return batch
         if not threading.main_thread().is_alive():
             message = (
-                f"there is no savepoint of {checkpoint.url}: the program ends, and no batch was committed since the request. Wait "
-                "for the result() of the future that trigger_savepoint returned."
+                f"there is no savepoint of {checkpoint.url}: the program ends, and no batch was committed "
+                "since the request. Wait for the result() of the future that trigger_savepoint returned."
             )
             # Nothing waits for the future any more.
             _logger.warning(message)
             raise SavepointError(message)
         if not active:
             raise SavepointError(
-                f"there is no savepoint of {checkpoint.url}: {running.end_reason()}, and no batch was committed since the request. "
+                f"there is no savepoint of {checkpoint.url}: {running.end_reason()}, and no batch was "
+                "committed since the request. "
                 "Take a savepoint of the stopped query: savepoint(checkpoint_location, target)."
             )
         if deadline is not None and time.monotonic() >= deadline:
             raise SavepointError(
-                f"there is no savepoint of {checkpoint.url}: no batch was committed in time. Pass a longer timeout, or "
-                "take a savepoint of the newest batch: savepoint(checkpoint_location, target)."
+                f"there is no savepoint of {checkpoint.url}: no batch was committed in time. Pass a longer "
+                "timeout, or take a savepoint of the newest batch: savepoint(checkpoint_location, target)."
             )
         time.sleep(wait if deadline is None else max(0.0, min(wait, deadline - time.monotonic())))
         wait = min(wait * 1.2, longest)

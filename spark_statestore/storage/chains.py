@@ -15,7 +15,10 @@ def start_chain(
 
 
 def run_of(since: int, version: int, changes: OperatorStreamStateHandle | None) -> IncrementalStateHandle:
-    """Return the handle of a run, the net changes since an earlier version; `changes` is None if there are none."""
+    """Return the handle of a run, the net changes since an earlier version.
+
+    `changes` is None if there are none.
+    """
     entries = [] if changes is None else [ChainEntry(version, False, changes, since=since)]
     return IncrementalStateHandle(version, since, entries)
 
@@ -31,9 +34,10 @@ def extend_chain(
 
 
 def rebase_chain(chain: IncrementalStateHandle, base: IncrementalStateHandle) -> IncrementalStateHandle:
-    """Return the handle of the same version based on a newer full snapshot from its past, or with a run of it.
+    """Return the handle of the same version with a full snapshot as its base, or with a run.
 
-    A run replaces the streams whose changes it has; it must have all changes of each of them.
+    The snapshot is from the version's past, and newer than the present base. A run replaces the streams whose
+    changes it has; it must have all changes of each of them.
 
     Raises
     ------
@@ -52,7 +56,10 @@ def rebase_chain(chain: IncrementalStateHandle, base: IncrementalStateHandle) ->
 
 
 def is_usable(base: IncrementalStateHandle, chain: IncrementalStateHandle) -> bool:
-    """Return True unless a chain was rebased meanwhile, so that an upload is too old for it or overlaps with a run."""
+    """Return True unless a chain was rebased meanwhile so that an upload does not fit any more.
+
+    The upload is then too old for the chain, or overlaps with a run.
+    """
     if _is_full(base):
         return base.version > chain.base_version and not _divides_a_run(base, chain)
     return base.base_version >= chain.base_version and not _divides_a_run(base, chain)

@@ -34,8 +34,8 @@ def discard_file(files: FileSystem, path: str) -> None:
         except OSError:
             pass
         raise CheckpointIOError(
-            f"{files.url(path)} could not be deleted: {error}. The next cleanup retries; check the permissions, or "
-            "delete the file by hand."
+            f"{files.url(path)} could not be deleted: {error}. The next cleanup retries; check the "
+            "permissions, or delete the file by hand."
         ) from error
 
 
@@ -94,15 +94,17 @@ class FileStateHandle(StreamStateHandle):
 
 @dataclass(eq=False)
 class SegmentFileStateHandle(StreamStateHandle):
-    """State in a segment of a file: the inline changes of a version, inside its metadata object, which owns the file.
+    """State in a segment of a file: the inline changes of a version.
+
+    The segment is inside the version's metadata object, which owns the file.
 
     Attributes
     ----------
     start, size
         Offset and length in bytes.
     attempt_id
-        The attempt that wrote the file. Checkpoint format v1 names metadata by version alone, so that another attempt
-        may have taken the name; the file is then ``<path>.<attempt_id>``.
+        The attempt that wrote the file. Checkpoint format v1 names metadata by version alone, so that another
+        attempt may have taken the name; the file is then ``<path>.<attempt_id>``.
     checksum
         CRC-32 of the segment.
     """
@@ -117,7 +119,8 @@ class SegmentFileStateHandle(StreamStateHandle):
     def __post_init__(self) -> None:
         if self.start < 0 or self.size < 0:
             raise ValueError(
-                f"a segment of {self.path!r} is {self.size} bytes from {self.start}, but neither can be negative"
+                f"a segment of {self.path!r} is {self.size} bytes from {self.start}, but neither can be "
+                "negative"
             )
 
     def open_input_stream(self) -> BinaryIO:
@@ -145,6 +148,6 @@ class SegmentFileStateHandle(StreamStateHandle):
 
     def __repr__(self) -> str:
         return (
-            f"SegmentFileStateHandle({self.files.url(self.path)!r}, "
-            f"bytes {self.start} to {self.start + self.size} of attempt {self.attempt_id})"
+            f"SegmentFileStateHandle({self.files.url(self.path)!r}, bytes {self.start} to "
+            f"{self.start + self.size} of attempt {self.attempt_id})"
         )

@@ -38,7 +38,8 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
     write_buffer_size
         Size of the write buffer in bytes; the threshold is its lower bound.
     name_prefix
-        Prefix of file names, which are random UUIDs otherwise. With the version as prefix a cleanup decides by name.
+        Prefix of file names, which are random UUIDs otherwise. With the version as prefix a cleanup decides
+        by name.
     """
 
     def __init__(
@@ -78,7 +79,9 @@ class FsCheckpointStreamFactory(CheckpointStreamFactory):
 
 
 class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
-    """A stream that keeps state in memory up to a threshold, and writes larger state to a uniquely named file.
+    """A stream that keeps state in memory up to a threshold.
+
+    Larger state is written to a uniquely named file.
 
     Parameters
     ----------
@@ -141,8 +144,8 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
             if isinstance(error, StorageAccessError):
                 raise
             raise CheckpointIOError(
-                f"could not write to the state file {self._url}: {error}. The file is removed; the batch fails and "
-                "Spark may retry it. Check the storage's free space."
+                f"could not write to the state file {self._url}: {error}. The file is removed; the batch "
+                "fails and Spark may retry it. Check the storage's free space."
             ) from error
         self._written += self._buffered
         self._buffered = 0
@@ -184,8 +187,8 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
             if isinstance(error, StorageAccessError):
                 raise
             raise CheckpointIOError(
-                f"could not finish the state file {self._url}: {error}. The file is removed; the batch fails and "
-                "Spark may retry it. Check the storage's free space and permissions."
+                f"could not finish the state file {self._url}: {error}. The file is removed; the batch fails "
+                "and Spark may retry it. Check the storage's free space and permissions."
             ) from error
         self._closed = True
         size, checksum = self._written, self._checksum.value
@@ -226,6 +229,7 @@ class FsCheckpointStateOutputStream(CheckpointStateOutputStream):
                 with contextlib.suppress(OSError):
                     self._files.delete(path)
         raise CheckpointIOError(
-            f"could not open a state file in {self._files.url(self._base_path)} in {_CREATE_ATTEMPTS} attempts: "
+            f"could not open a state file in {self._files.url(self._base_path)} in {_CREATE_ATTEMPTS} "
+            "attempts: "
             f"{failure}. Check that the directory exists and is writable."
         ) from failure

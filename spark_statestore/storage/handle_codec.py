@@ -1,8 +1,8 @@
 """Handles encoded as Arrow record batches.
 
-A handle is one record batch message. The metadata object or the wire protocol that carries it fixes the schema, so that
-only the batch is stored; docs/format.md lists the columns. A handle is a tree, and the batch has one row for each node,
-parents before children.
+A handle is one record batch message. The metadata object or the wire protocol that carries it fixes the
+schema, so that only the batch is stored; docs/format.md lists the columns. A handle is a tree, and the batch
+has one row for each node, parents before children.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ _SEGMENT: Final = 4
 class HandleContext:
     """The file system and the store's directory that stored handles are relative to.
 
-    A file is stored by its path from the directory, so that a store can be moved as a whole. Stored handles may only
-    name files below the directory, with names that this package gives, and without links. Otherwise forged metadata
-    could make a load read, and a cleanup delete, any file.
+    A file is stored by its path from the directory, so that a store can be moved as a whole. Stored handles
+    may only name files below the directory, with names that this package gives, and without links. Otherwise
+    forged metadata could make a load read, and a cleanup delete, any file.
     """
 
     files: FileSystem
@@ -104,7 +104,8 @@ class HandleContext:
         """
         if not _stays_below(relative) or not self._is_own(relative):
             raise CorruptCheckpointError(
-                f"a handle of {self.files.url(self.directory)} points outside of that directory, to {relative!r:.200}, or "
+                f"a handle of {self.files.url(self.directory)} points outside of that directory, to "
+                f"{relative!r:.200}, or "
                 "gets there by a link. The metadata is damaged or was tampered with. " + restore_from_backup()
             )
         return join(self.directory, relative)
@@ -162,8 +163,8 @@ def encode_extended_handle(
 ) -> bytes:
     """Encode a handle that has the streams of its parent, and possibly one more, see `extend_chain`.
 
-    The result is that of `encode_handle`, in a time that hardly depends on the number of streams. One of these two
-    functions has encoded `encoded_parent`.
+    The result is that of `encode_handle`, in a time that hardly depends on the number of streams. One of
+    these two functions has encoded `encoded_parent`.
     """
     rows: list[_Row] = []
     first = _ENCODER.count_rows(encoded_parent)
@@ -189,8 +190,8 @@ def decode_handle(message: bytes, context: HandleContext) -> StateObject:
         if isinstance(error, CorruptCheckpointError):
             raise
         raise CorruptCheckpointError(
-            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is damaged. "
-            + restore_from_backup()
+            f"a handle of {context.files.url(context.directory)} cannot be read: {error}. The metadata is "
+            "damaged. " + restore_from_backup()
         ) from error
 
 

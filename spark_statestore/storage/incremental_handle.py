@@ -27,7 +27,8 @@ class ChainEntry:
     state
         The stream, with the named states in it.
     since
-        Of a run, the version that its changes apply to: it has the net changes of several commits. None for other streams.
+        Of a run, the version that its changes apply to: it has the net changes of several commits. None for
+        other streams.
     rows
         Number of rows of a full snapshot, None if it is unknown.
     """
@@ -53,7 +54,9 @@ class ChainEntry:
 
 
 class IncrementalStateHandle(StateObject):
-    """The chain of streams that together are one version. A `SharedStateRegistry` decides when they are discarded.
+    """The chain of streams that together are one version.
+
+    A `SharedStateRegistry` decides when they are discarded.
 
     Parameters
     ----------

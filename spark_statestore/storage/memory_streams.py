@@ -31,8 +31,9 @@ class MemCheckpointStreamFactory(CheckpointStreamFactory):
 class MemoryCheckpointOutputStream(CheckpointStateOutputStream):
     """A stream that collects state in memory, up to a bound.
 
-    It differs from Flink's class of this name in two hazards: a write after `close` fails instead of being lost, and state
-    beyond the bound is released at once. As in Flink, exceeding the bound is an error when the stream is finished.
+    It differs from Flink's class of this name in two hazards: a write after `close` fails instead of being
+    lost, and state beyond the bound is released at once. As in Flink, exceeding the bound is an error when
+    the stream is finished.
 
     Parameters
     ----------

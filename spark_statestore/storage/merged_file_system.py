@@ -22,8 +22,9 @@ T = TypeVar("T")
 class MergedFileSystem(FileSystem):
     """A file system with the merged files of one query.
 
-    A merged file hides a file at the same path, of a run that did not merge. In checkpoint format v1 that is another attempt,
-    which is shown as ``<path>.<attempt id>``. New files are not merged, see `MergedFiles.add`.
+    A merged file hides a file at the same path, of a run that did not merge. In checkpoint format v1 that is
+    another attempt, which is shown as ``<path>.<attempt id>``. New files are not merged, see
+    `MergedFiles.add`.
     """
 
     def __init__(self, files: FileSystem, merged: MergedFiles) -> None:
@@ -127,7 +128,8 @@ class MergedFileSystem(FileSystem):
     def _make_physical_durable(self, logical: LogicalFile) -> None:
         if (place := self._merged.locate(logical)) is None:
             raise FileNotFoundError(
-                f"{self._merged.url}: {logical.path} is in no file: it was added or handed over, and is not published"
+                f"{self._merged.url}: {logical.path} is in no file: it was added or handed over, and is not "
+                "published"
             )
         self._files.make_durable(place[0])
 
@@ -148,20 +150,27 @@ class MergedFileSystem(FileSystem):
             raise FileExistsError(self.url(path))
 
     def _hidden_name(self, path: str) -> str | None:
-        """Return the path of the file that is shown with its attempt behind the name; None if there is none."""
+        """Return the path of the file that is shown with its attempt behind the name.
+
+        Return None if there is none.
+        """
         name, _, attempt_id = path.rpartition(".")
         if not name or self._merged.find(name) is None or self._attempt_below(name) != attempt_id:
             return None
         return name
 
     def _with(self, path: str, merged: Callable[[LogicalFile], T], below: Callable[[str], T]) -> T:
-        """Return a function's result for the merged file at a path, or another one's for the path if there is none."""
+        """Return a function's result for the merged file at a path.
+
+        If there is none, return the result of `below` for the path.
+        """
         began = time.monotonic()
         if (logical := self._merged.find(path)) is None:
             try:
                 return below(path)
             except FileNotFoundError:
-                # Another process, as that of the driver, may have published it since this one listed the directory.
+                # Another process, as that of the driver, may have published it since this one listed the
+                # directory.
                 if (version := self._merged.version_of(path)) is not None:
                     self._merged.look_for_others(began, version)
                     logical = self._merged.find(path)

@@ -1,7 +1,8 @@
-"""Merging of the metadata objects that many stores publish at once into one file, as FLIP-306 merges files of state.
+"""Merging of the metadata objects that many stores publish at once into one file, as in FLIP-306.
 
 A *logical file* has the path that it would have in its store's directory. Its bytes are in a *physical file*,
-``_merged/<oldest version>-<newest version>-<number>``, followed by ``-copy`` if it was written to replace sparse ones, beside the operators' directories.
+``_merged/<oldest version>-<newest version>-<number>``, followed by ``-copy`` if it was written to replace
+sparse ones, beside the operators' directories.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ LARGEST_MERGED: Final = 1 << 20
 """Bytes up to which a metadata object is worth merging: a larger one is written while other tasks go on."""
 
 LARGEST_HANDED_OVER: Final = 64 << 10
-"""Bytes up to which an executor hands a metadata object over: the driver holds those of all stores until the batch ends."""
+"""Bytes up to which an executor hands a metadata object over.
+
+The driver holds those of all stores until the batch ends.
+"""
 
 # Bytes from which on a physical file is published before its batch ends.
 _LARGE: Final = 4 << 20
@@ -36,17 +40,18 @@ _OWNED_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 1.0
 
 CommitGuard = Callable[[LogicalFile, bool], None]
-"""Called before a logical file without a checkpoint id is published; raises an error if Spark has committed its version.
+"""Called before a logical file without a checkpoint id is published.
 
-The flag tells that another attempt at the version is known.
+It raises an error if Spark has committed the file's version. The flag tells that another attempt at the
+version is known.
 """
 
 
 class MergedFiles(MergedLookup):
     """The merged files of one query, as one run of the query in this process sees them and adds to them.
 
-    On a cluster the driver's process publishes for all: those of executors hand their files over, and report what they
-    discard. What publishes raises the error of its guard, or `OSError` if the storage fails.
+    On a cluster the driver's process publishes for all: those of executors hand their files over, and report
+    what they discard. What publishes raises the error of its guard, or `OSError` if the storage fails.
 
     Attributes
     ----------
@@ -88,7 +93,10 @@ class MergedFiles(MergedLookup):
             self._publish(index, full, guard)
 
     def hand_over(self, path: str, attempt_id: str, size: int) -> None:
-        """Add a version's metadata that another process publishes; it is read from the storage once that is done."""
+        """Add a version's metadata that another process publishes.
+
+        It is read from the storage once that is done.
+        """
         store, checkpoint = self._place_to_add(path)
         with self._lock:
             index = self._index
@@ -100,7 +108,8 @@ class MergedFiles(MergedLookup):
     def publish(self, attempts: Collection[str], guard: CommitGuard) -> tuple[list[str], int]:
         """Publish what was added and is not published yet.
 
-        If it raises an error, all of it may exist if the storage lost its answer, and none otherwise; `find` tells.
+        If it raises an error, all of it may exist if the storage lost its answer, and none otherwise; `find`
+        tells.
 
         Returns
         -------
@@ -123,7 +132,8 @@ class MergedFiles(MergedLookup):
     def settle(self, path: str, guard: CommitGuard) -> None:
         """Publish what was added at a path, or await its publication, before a file is written there.
 
-        Afterwards `find` returns only what is published there. What was handed over and is not published is withdrawn.
+        Afterwards `find` returns only what is published there. What was handed over and is not published is
+        withdrawn.
         """
         store, checkpoint = self._place_to_add(path)
         while True:
@@ -168,7 +178,9 @@ class MergedFiles(MergedLookup):
         self._publish(index, pending, lambda *_: None)
 
     def discard(self, path: str) -> bool:
-        """Discard a logical file; `sweep` deletes its physical file once all in it are discarded. False if there is none.
+        """Discard a logical file; return False if there is none.
+
+        `sweep` deletes its physical file once all in it are discarded.
 
         It is not recorded: a later run finds what was discarded again in the physical files that remain.
         """
@@ -184,7 +196,10 @@ class MergedFiles(MergedLookup):
         return True
 
     def discard_reported(self, paths: Iterable[str]) -> None:
-        """Discard the logical files that another process has discarded, by their paths below the state directory."""
+        """Discard the logical files that another process has discarded.
+
+        Their paths are relative to the state directory.
+        """
         for path in paths:
             self.discard(join(self._state, path))
 
@@ -202,8 +217,9 @@ class MergedFiles(MergedLookup):
     def sweep(self) -> None:
         """Delete physical files whose logical files are discarded, and rewrite those with few others.
 
-        To be called after a publication: a run that has ended must delete nothing, since its query may have been rolled back to
-        a version that it discarded. If the storage fails, no logical file that is not discarded is lost.
+        To be called after a publication: a run that has ended must delete nothing, since its query may have
+        been rolled back to a version that it discarded. If the storage fails, no logical file that is not
+        discarded is lost.
         """
         if not self._sweeping.acquire(blocking=False):
             return

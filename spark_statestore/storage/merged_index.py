@@ -1,4 +1,7 @@
-"""The index of merged files in memory: which physical file has a version's metadata. No I/O, and no lock of its own."""
+"""The index of merged files in memory: which physical file has a version's metadata.
+
+It does no I/O, and has no lock of its own.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,8 @@ class PhysicalFile:
     live, live_bytes
         The logical files that are not discarded, in order, and their size.
     supersedes
-        Files with attempts that attempts in this one supersede. It is deleted after them: they would count again.
+        Files with attempts that attempts in this one supersede. It is deleted after them: they would count
+        again.
     """
 
     name: PhysicalName | None = None
@@ -147,7 +151,10 @@ class MergedIndex:
     def find(
         self, store: str, checkpoint: CheckpointName, attempt_id: str | None = None
     ) -> LogicalFile | None:
-        """Return the logical file that counts for a version, or that of one attempt; None if there is none."""
+        """Return the logical file that counts for a version, or that of one attempt.
+
+        Return None if there is none.
+        """
         attempts = self._stores.get(store, {}).get(checkpoint, ())
         return next(
             (logical for logical in reversed(attempts) if attempt_id in (None, logical.attempt_id)), None
@@ -161,10 +168,14 @@ class MergedIndex:
     def damage(
         self, checkpoint: CheckpointName, logical: LogicalFile | None
     ) -> CorruptCheckpointError | None:
-        """Return the error of a file that may have a version, or without ids a later attempt at it than the one found."""
+        """Return the error of a damaged file that may have a version.
+
+        Without checkpoint ids, return also that of a file that may have a later attempt than `logical`.
+        """
         other = None if logical is None else logical.physical.name
         for name, error in self.damaged.items():
-            # What is copied is committed, so that no attempt followed it. While a copy is written, the originals are there.
+            # What is copied is committed, so that no attempt followed it. While a copy is written, the
+            # originals are there.
             is_older = other is not None and (
                 other.is_copy
                 or name.is_copy
@@ -208,7 +219,8 @@ class MergedIndex:
             assert place is not None  # noqa: S101 - decode_index has checked the path
             store, checkpoint, _ = place
             copy = self.find(store, checkpoint, entry.attempt_id)
-            # A rewrite, or a publication whose answer was lost, leaves two copies: every run prefers the same one.
+            # A rewrite, or a publication whose answer was lost, leaves two copies: every run prefers the same
+            # one.
             if copy is not None and copy.physical is not self.elsewhere:
                 other = copy.physical.name
                 if other is None or other > name:
@@ -238,7 +250,10 @@ class MergedIndex:
                 self.remove(logical)
 
     def rank(self, objects: Iterable[LogicalFile]) -> bool:
-        """Rank new files after those at their paths; return True if another attempt is published at one of them."""
+        """Rank new files after those at their paths.
+
+        Return True if another attempt is published at one of them.
+        """
         is_known = False
         for logical in objects:
             attempts = self._stores[logical.store][logical.checkpoint]
@@ -310,7 +325,9 @@ class MergedIndex:
         return empty
 
     def sparse(self, version: int) -> list[PhysicalFile]:
-        """Return the files to rewrite, so that all together take at most about twice the bytes that are not discarded.
+        """Return the files to rewrite.
+
+        After that, all files together take at most about twice the bytes that are not discarded.
 
         Parameters
         ----------

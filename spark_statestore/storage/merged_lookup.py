@@ -42,10 +42,11 @@ class MergedUsage:
 class MergedLookup:
     """The merged files of one query, found and read below its state directory.
 
-    The directory is listed at the first use. An index is read when a version is looked for that the file's name covers, or
-    with all others for a listing. Thread-safe.
+    The directory is listed at the first use. An index is read when a version is looked for that the file's
+    name covers, or with all others for a listing. Thread-safe.
 
-    What reads raises `OSError` if the storage fails, and `UnsupportedFormatError` if an index is of a newer release.
+    What reads raises `OSError` if the storage fails, and `UnsupportedFormatError` if an index is of a newer
+    release.
     """
 
     def __init__(self, files: FileSystem, state_directory: str) -> None:
@@ -55,7 +56,8 @@ class MergedLookup:
         self._lock = threading.Lock()
         # Replaced as a whole: a thread works on with the one that it began with.
         self._index = MergedIndex()
-        # The newest version that is known to be committed, and when it was known, as a time of `time.monotonic`.
+        # The newest version that is known to be committed, and when it was known, as a time of
+        # `time.monotonic`.
         self._committed = (0, -math.inf)
         # Held by the one thread that reads the directory or indexes.
         self._reading = threading.Lock()
@@ -94,7 +96,7 @@ class MergedLookup:
                     raise _may_be_in(place, error) from error
 
     def damage_in(self, versions: range, also: Collection[int] = ()) -> CorruptCheckpointError | None:
-        """Return the error of a damaged file that may have one of some versions; None if there is no such file.
+        """Return the error of a damaged file that may have one of some versions; None without such a file.
 
         Such a file is read again first: it may have been restored.
         """
@@ -127,7 +129,10 @@ class MergedLookup:
             ]
 
     def read(self, logical: LogicalFile, start: int = 0, size: int | None = None) -> bytes:
-        """Read a logical file: all of it, or `size` bytes from `start`; raise `OSError` if another process has not published it."""
+        """Read a logical file: all of it, or `size` bytes from `start`.
+
+        Raise `OSError` if another process has not published it.
+        """
         end = logical.size if size is None else min(logical.size, start + size)
         while True:
             with self._lock:
@@ -179,9 +184,10 @@ class MergedLookup:
             ]
 
     def publication_times(self, versions: Collection[int]) -> dict[int, float]:
-        """Return when versions were published, in seconds since 1970, as exact as the storage's modification times.
+        """Return when versions were published, in seconds since 1970.
 
-        A version that is not merged, whose physical file was rewritten since, or whose time is not known, is left out.
+        The times are as exact as the storage's modification times. A version that is not merged, whose
+        physical file was rewritten since, or whose time is not known, is left out.
         """
         times: dict[int, float] = {}
         for version in versions:
@@ -216,7 +222,10 @@ class MergedLookup:
         return not self._with_indexes(None).physical
 
     def committed_at(self, version: int) -> float:
-        """Return a time of `time.monotonic` at which a committed version was known to be that, the same for all stores."""
+        """Return a time of `time.monotonic` at which a version was known to be committed.
+
+        It is the same for all stores.
+        """
         with self._lock:
             if version > self._committed[0]:
                 self._committed = version, time.monotonic()
@@ -276,11 +285,12 @@ class MergedLookup:
                 vanished = [name for name in names if not self._read_index(index, name, unread[name])]
                 if not vanished:
                     return
-                # Another process has deleted them, and copied what is not discarded to files that are not in this listing.
+                # Another process has deleted them, and copied what is not discarded to files that are not in
+                # this listing.
                 self._list(index)
         raise OSError(
-            f"{self.url}: {vanished[0]} is listed and cannot be found: the files change while they are read, or the listings of this "
-            "storage are outdated. Try again; nothing was changed."
+            f"{self.url}: {vanished[0]} is listed and cannot be found: the files change while they are read, "
+            "or the listings of this storage are outdated. Try again; nothing was changed."
         )
 
     def _damage_in(
@@ -294,7 +304,10 @@ class MergedLookup:
             return None
 
     def _read_directory(self, index: MergedIndex, since: float = math.inf) -> None:
-        """List the directory again, for the files that another run has added, unless another thread did it since a time."""
+        """List the directory again, for the files that another run has added.
+
+        Do nothing if another thread did it since a time.
+        """
         with self._reading:
             if index.listed_at <= since:
                 self._list(index)
@@ -324,7 +337,8 @@ class MergedLookup:
         try:
             entries = self._files.read_index(name)
         except CorruptCheckpointError as error:
-            # An attempt whose machine lost power may have left a part of it. Reading a version that may be in it is an error.
+            # An attempt whose machine lost power may have left a part of it. Reading a version that may be in
+            # it is an error.
             _logger.warning("the versions in a file of a batch are not found: %s", error)
             damage = error
         if entries is None:

@@ -52,7 +52,8 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
     def _take(self) -> tuple[list[Buffer], int]:
         if self._closed:
             raise CheckpointIOError(
-                f"the stream of {self._where} has already been closed: its metadata was published or abandoned"
+                f"the stream of {self._where} has already been closed: its metadata was published or "
+                "abandoned"
             )
         parts, checksum = self._parts, self._checksum
         self.close()
@@ -67,7 +68,10 @@ class _CollectingOutputStream(CheckpointMetadataOutputStream):
 
 
 def require_exclusive_metadata(files: FileSystem, path: str, parts: Sequence[Buffer]) -> None:
-    """Check that storage does not replace metadata without a checkpoint id, which several attempts may publish."""
+    """Check that storage does not replace metadata without a checkpoint id.
+
+    Several attempts may publish such metadata.
+    """
     checkpoint = CheckpointName.parse(path.split("/")[-2])
     if checkpoint is not None and checkpoint.id is None:
         require_exclusive_creation(files, path, parts)
@@ -76,8 +80,9 @@ def require_exclusive_metadata(files: FileSystem, path: str, parts: Sequence[Buf
 class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
     """A stream that publishes a checkpoint's metadata atomically in a file.
 
-    The target does not exist before it is published, and a failure leaves nothing behind; Flink leaves a partial file
-    where the file system has no atomic publishing, and its staging file where it has. An existing target is never replaced.
+    The target does not exist before it is published, and a failure leaves nothing behind; Flink leaves a
+    partial file where the file system has no atomic publishing, and its staging file where it has. An
+    existing target is never replaced.
     """
 
     def __init__(self, files: FileSystem, metadata_path: str) -> None:
@@ -92,8 +97,8 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
             require_exclusive_metadata(self._files, self._path, parts)
         except FileExistsError as error:
             raise CheckpointExistsError(
-                f"{self._where} exists already, and a checkpoint is never replaced. Use another number, or discard that "
-                "checkpoint first; nothing was changed."
+                f"{self._where} exists already, and a checkpoint is never replaced. Use another number, or "
+                "discard that checkpoint first; nothing was changed."
             ) from error
         except CheckpointIOError:
             raise
@@ -138,7 +143,10 @@ def read_without_state(files: FileSystem, path: str) -> bytes:
 
 
 def _read_start(files: FileSystem, path: str) -> tuple[bytes, tuple[int, int] | None]:
-    """Read an object's start and the lengths of its inline state and body; None if there is no more to read."""
+    """Read an object's start and the lengths of its inline state and body.
+
+    The lengths are None if there is no more to read.
+    """
     start = files.read(path, 0, _FIRST_READ)
     if len(start) < _FIRST_READ or start[: len(METADATA_MAGIC)] != METADATA_MAGIC:
         return start, None

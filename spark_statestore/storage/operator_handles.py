@@ -40,8 +40,8 @@ class OperatorStreamStateHandle(StreamStateHandle):
     Attributes
     ----------
     state_name_to_partition_offsets
-        The named states, in the order in which they were written. The map is copied, where Flink shares it with
-        redistribution, which changes it.
+        The named states, in the order in which they were written. The map is copied, where Flink shares it
+        with redistribution, which changes it.
     delegate_state_handle
         The stream, to which opening, size and discarding are delegated.
     """
@@ -87,4 +87,5 @@ class OperatorStreamStateHandle(StreamStateHandle):
         return hash(self.delegate_state_handle)
 
     def __repr__(self) -> str:
-        return f"OperatorStreamStateHandle({list(self.state_name_to_partition_offsets)}, {self.delegate_state_handle!r})"
+        names = list(self.state_name_to_partition_offsets)
+        return f"OperatorStreamStateHandle({names}, {self.delegate_state_handle!r})"

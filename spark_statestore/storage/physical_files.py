@@ -23,7 +23,8 @@ from spark_statestore.formats.merged_files import (
 )
 from spark_statestore.storage.metadata_streams import read_without_state
 
-# Files of up to so many bytes are read whole, for the loads of many stores; bytes and seconds for which they are kept.
+# Files of up to so many bytes are read whole, for the loads of many stores; bytes and seconds for which they
+# are kept.
 _READ_WHOLE: Final = 8 << 20
 _CACHED: Final = 64 << 20
 _CACHED_SECONDS: Final = 30.0

@@ -50,8 +50,8 @@ class SharedStateRegistry:
     -----
     Differences from Flink, each of which keeps a file that is needed:
 
-    * Two handles with one `stream_state_handle_id` are one stream. Flink deletes "the other" one, and with it the
-      file.
+    * Two handles with one `stream_state_handle_id` are one stream. Flink deletes "the other" one, and with it
+      the file.
     * A stream that is pending deletion is kept if it is registered again before the deletion begins.
     * A stream is registered under its own id, so that another file never replaces it. Flink's keys are
       chosen by the backend, which needs confirmations and claim modes to tell which file to keep.
@@ -97,16 +97,20 @@ class SharedStateRegistry:
             entry.use(checkpoint_id)
 
     def register_orphan(self, handle: StreamStateHandle, last_checkpoint_id: int) -> None:
-        """Register a stream that no known checkpoint uses; it stays as long as a checkpoint up to an id may use it."""
+        """Register a stream that no known checkpoint uses.
+
+        It stays as long as a checkpoint up to an id may use it.
+        """
         with self._lock:
             self._cancel_deletion(handle, last_checkpoint_id)
             entry = _Entry(handle, last_checkpoint_id, False, last_checkpoint_id, [])
             self._entries.setdefault(handle.stream_state_handle_id, entry)
 
     def checkpoints_in_use(self, lowest_checkpoint_id: int, also: Collection[int] = ()) -> set[int]:
-        """Return the checkpoints below an id that must stay, since a stream in one of their files is still used.
+        """Return the checkpoints below an id that must stay.
 
-        The streams of the older checkpoints `also` are used too.
+        A stream in one of their files is still used. The streams of the older checkpoints `also` are used
+        too.
         """
         with self._lock:
             in_use = self._creators(lowest_checkpoint_id, also)
@@ -145,8 +149,9 @@ class SharedStateRegistry:
         name = handle.stream_state_handle_id
         if name in self._running:
             raise IllegalStateError(
-                f"checkpoint {checkpoint_id} uses the stream {name}, which is being deleted, since no checkpoint "
-                "used it any more. The task fails and Spark may retry it, which writes the state again."
+                f"checkpoint {checkpoint_id} uses the stream {name}, which is being deleted, since no "
+                "checkpoint used it any more. The task fails and Spark may retry it, which writes the state "
+                "again."
             )
         self._pending_deletion.pop(name, None)
 

@@ -1,13 +1,15 @@
-"""The plan when a store writes a full snapshot or a run next is a pure function of the sizes of its version's streams.
+"""The plan of a store's next full snapshot or run is a pure function of the sizes of its streams.
 
-The chain of a version is a base, which is a full snapshot, and runs and deltas on top of it; a run has the net changes of
-several deltas. For states above `SMALL_STATE`, while uploads keep up with the batches:
+The chain of a version is a base, which is a full snapshot, and runs and deltas on top of it; a run has the
+net changes of several deltas. For states above `SMALL_STATE`, while uploads keep up with the batches:
 
 * a load reads at most `MOST_ON_TOP` more than a fresh snapshot, and one delta;
-* streams on top of the base are twice the interval and a number that grows with the logarithm of their bytes at most;
-* every changed byte is written once in a delta, once in the runs of each level, and 1 / `MOST_ON_TOP` times in bases;
-* a commit writes a full snapshot only if that costs no more than its changes, if the state is small, if Spark requests
-  one, or if the chain has `HARD_LIMIT` intervals, whatever maintenance does.
+* streams on top of the base are twice the interval and a number that grows with the logarithm of their bytes
+  at most;
+* every changed byte is written once in a delta, once in the runs of each level, and 1 / `MOST_ON_TOP` times
+  in bases;
+* a commit writes a full snapshot only if that costs no more than its changes, if the state is small, if Spark
+  requests one, or if the chain has `HARD_LIMIT` intervals, whatever maintenance does.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ __all__ = [
 ]
 
 NOTHING: Final = -1
-"""A plan's `SnapshotPlan.upload` if nothing is due, and its `SnapshotPlan.full_up_to` if no state is small enough."""
+"""A plan's `SnapshotPlan.upload` if nothing is due.
+
+It is also a plan's `SnapshotPlan.full_up_to` if no state is small enough.
+"""
 
 WHOLE: Final = 0
 """A plan's `SnapshotPlan.upload` if a full snapshot is due."""
@@ -67,13 +72,15 @@ class SnapshotPlan:
     Attributes
     ----------
     inline_up_to
-        A snapshot that is due is a part of the next commit if the state has at most so many bytes in the JVM; of a larger one it
-        is uploaded in the background. On remote storage the former saves two requests, one of them within a commit.
+        A snapshot that is due is a part of the next commit if the state has at most so many bytes in the JVM;
+        of a larger one it is uploaded in the background. On remote storage the former saves two requests, one
+        of them within a commit.
     full_up_to
-        The next commit writes everything rather than its changes if the state has at most so many bytes, whatever
-        the changes are.
+        The next commit writes everything rather than its changes if the state has at most so many bytes,
+        whatever the changes are.
     upload
-        Version since which the changes are to be uploaded, as a run; `WHOLE` for a full snapshot, `NOTHING` if none is due.
+        Version since which the changes are to be uploaded, as a run; `WHOLE` for a full snapshot, `NOTHING`
+        if none is due.
     full_up_to_at_tick, upload_at_tick
         The same once Spark's maintenance calls.
     """
@@ -188,7 +195,9 @@ def is_base_due(base_bytes: int, fresh_bytes: int, on_top: Sequence[int], interv
 
 
 def run_from(on_top: Sequence[int], first: int, interval: int, *, tick: bool) -> int | None:
-    """Return the position of the oldest stream that a run is to merge, with all newer ones; None if none is due.
+    """Return the position of the oldest stream that a run is to merge, with all newer ones.
+
+    Return None if none is due.
 
     Parameters
     ----------
@@ -202,8 +211,8 @@ def run_from(on_top: Sequence[int], first: int, interval: int, *, tick: bool) ->
     least = interval if tick else 2 * interval
     if len(on_top) - first <= least:
         return None
-    # Merged with so many times its bytes, so that a byte is merged once for each level. Deltas of one size make a run
-    # when they are more than the interval.
+    # Merged with so many times its bytes, so that a byte is merged once for each level. Deltas of one size
+    # make a run when they are more than the interval.
     times = min(FAN_OUT - 1, interval)
     found = None
     newer = 0

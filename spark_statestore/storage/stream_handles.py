@@ -18,7 +18,9 @@ class StateObject(ABC):
 
 
 class StreamStateHandle(StateObject):
-    """The location of a state stream, and access to it; equal to a handle of the same kind and physical state.
+    """The location of a state stream, and access to it.
+
+    It is equal to a handle of the same kind and physical state.
 
     Attributes
     ----------

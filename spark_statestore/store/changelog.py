@@ -1,7 +1,7 @@
-"""Changelog streams contain Arrow record batches of puts, deletes and merges, in the order in which they apply.
+"""Changelog streams contain Arrow record batches of puts, deletes and merges in order of application.
 
-A stream is a 16-byte header and record batch messages, each of one column family. The format version fixes their
-layout; see docs/format.md.
+A stream is a 16-byte header and record batch messages, each of one column family. The format version fixes
+their layout; see docs/format.md.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _LARGEST_READ: Final = 64 << 20
 
 
 def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
-    """Compress a record batch message, without offsets if possible; return it unchanged if that saves nothing."""
+    """Compress a record batch message, without offsets if possible.
+
+    Return it unchanged if that saves nothing.
+    """
     batch = read_change_batch(message, full=True)
     if codec is None or message.size < _SMALLEST_COMPRESSED:
         return message
@@ -65,8 +68,8 @@ def compress(message: pa.Buffer, codec: str | None) -> pa.Buffer:
 class ChangeStreamWriter:
     """A writer of batches of changes to a checkpoint stream, which records their offsets.
 
-    The header is written with the first batch, so that a stream without changes stays empty and has no handle.
-    `write` compresses with `codec`, ``zstd`` or None.
+    The header is written with the first batch, so that a stream without changes stays empty and has no
+    handle. `write` compresses with `codec`, ``zstd`` or None.
     """
 
     def __init__(self, out: CheckpointStateOutputStream, codec: str | None) -> None:
@@ -120,7 +123,8 @@ def _require_batch(message: pa.Buffer) -> None:
 def read_changes(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the batches of a stream with their column families, in the order in which they apply.
 
-    The checksum covers the whole stream and is verified at its end: use no batch before the iterator is exhausted.
+    The checksum covers the whole stream and is verified at its end: use no batch before the iterator is
+    exhausted.
 
     Raises
     ------
@@ -168,7 +172,10 @@ def parts_of(handle: OperatorStreamStateHandle, where: str) -> list[StreamPart]:
 
 
 def read_messages(handle: OperatorStreamStateHandle, where: str) -> Iterator[tuple[StreamPart, bytes]]:
-    """Yield the messages of a stream without decoding them; see `read_changes` for errors and the checksum."""
+    """Yield the messages of a stream without decoding them.
+
+    See `read_changes` for errors and the checksum.
+    """
     parts = parts_of(handle, where)
     with handle.open_input_stream() as stream:
         header = stream.read(_HEADER.size)
@@ -210,9 +217,9 @@ def _check_header(header: bytes, where: str, handle: OperatorStreamStateHandle) 
         raise _corrupt(where, handle, f"has the unknown format version {version}")
     if version > CHANGE_FORMAT_VERSION:
         raise UnsupportedFormatError(
-            f"{where}: {handle.stream_state_handle_id} has stream format {version}, but this release reads formats "
-            f"up to {CHANGE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; nothing was "
-            "changed."
+            f"{where}: {handle.stream_state_handle_id} has stream format {version}, but this release reads "
+            f"formats up to {CHANGE_FORMAT_VERSION}. Upgrade spark-statestore to the release that wrote it; "
+            "nothing was changed."
         )
 
 

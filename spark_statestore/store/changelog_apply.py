@@ -34,7 +34,8 @@ def apply_changelog(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     if not changes.num_rows:
         return rows.cast(ROW_SCHEMA)
     keys, distinct = numbered(changes["key"])
-    # Changes before the last put or delete of a key are superseded. NumPy keeps the last value of a repeated index.
+    # Changes before the last put or delete of a key are superseded. NumPy keeps the last value of a repeated
+    # index.
     replacing = np.flatnonzero(op != MERGE)
     last = np.full(len(distinct), -1, np.int64)
     last[keys[replacing]] = replacing

@@ -44,8 +44,8 @@ def discard_versions(
         raise
     except OSError as error:
         raise CheckpointIOError(
-            f"versions of {store.store} at {store.files.url(store.directory)} before {retain_from} could not be "
-            f"discarded: {error}. The next cleanup retries it; no retained version was changed."
+            f"versions of {store.store} at {store.files.url(store.directory)} before {retain_from} could not "
+            f"be discarded: {error}. The next cleanup retries it; no retained version was changed."
         ) from error
 
 
@@ -89,13 +89,14 @@ def _scan_directory(
     held: Collection[int],
 ) -> None:
     if store.merged is not None:
-        # Another process may have published versions since this one listed: their streams are not orphans. All versions up to
-        # `newest` were published before it was committed; later ones are this instance's.
+        # Another process may have published versions since this one listed: their streams are not orphans.
+        # All versions up to `newest` were published before it was committed; later ones are this instance's.
         store.merged.look_for_others(since=store.merged.committed_at(newest.version))
         if (damage := store.merged.damage_in(range(retain_from, newest.version + 1), held)) is not None:
             raise CorruptCheckpointError(
-                f"nothing of {store.store} at {store.files.url(store.directory)} is deleted: a version that is retained or held may be in "
-                f"a damaged file of a batch: {damage} Cleanups go on once the file is restored, or all of its versions have expired."
+                f"nothing of {store.store} at {store.files.url(store.directory)} is deleted: a version that "
+                f"is retained or held may be in a damaged file of a batch: {damage} Cleanups go on once the "
+                "file is restored, or all of its versions have expired."
             ) from damage
     statuses = list(store.files.list_files(store.directory))
     store.keep_directory(statuses)

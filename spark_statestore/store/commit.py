@@ -1,4 +1,4 @@
-"""Commits, snapshots and runs of one state store are written here, up to the publication of their metadata."""
+"""Commits, snapshots and runs of one state store are written here, up to publishing their metadata."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Committed:
     merged
         Whether it exists only once the query's merged files are published.
     next_directory
-        The next version's directory: creating it with `FileSystem.prepare` after the answer shortens the next commit. None if
-        that version has none.
+        The next version's directory: creating it with `FileSystem.prepare` after the answer shortens the next
+        commit. None if that version has none.
     """
 
     handle: IncrementalStateHandle
@@ -170,11 +170,11 @@ class PendingCheckpoint(PendingSnapshot):
         parent_attempt_id
             The attempt that wrote it.
         base
-            A full snapshot of an earlier version to start from, or a run to use instead of the streams that it
-            merges, see `PendingSnapshot.finish`.
+            A full snapshot of an earlier version to start from, or a run to use instead of the streams that
+            it merges, see `PendingSnapshot.finish`.
         oldest_base_version
-            The oldest version that other instances retain until this one is committed. A snapshot or run of an older
-            version is not used: no metadata refers to it yet, so they may discard it at any moment.
+            The oldest version that other instances retain until this one is committed. A snapshot or run of
+            an older version is not used: no metadata refers to it yet, so they may discard it at any moment.
 
         Raises
         ------
@@ -237,7 +237,10 @@ class PendingCheckpoint(PendingSnapshot):
         return join(self._store.directory, CheckpointName(self._version + 1).directory)
 
     def _publish_metadata(self, metadata: EncodedObject) -> tuple[int, bytes | None]:
-        """Publish the metadata; return the number of objects written, and the metadata if it is in no file."""
+        """Publish the metadata; return the number of objects written.
+
+        The second result is the metadata if it is in no file, else None.
+        """
         if self._merged is not None:
             if self._hands_over and metadata.size <= LARGEST_HANDED_OVER:
                 self._merged.hand_over(self._metadata_path, self._attempt_id, metadata.size)
@@ -252,8 +255,8 @@ class PendingCheckpoint(PendingSnapshot):
                 self._store.storage.initialize_location_for_checkpoint(self._name)
         if self._store.merged is not None:
             with self._store.writing(self._name):
-                # Metadata in memory is not published: this attempt may be one that the barrier found missing. An earlier attempt
-                # without an id must not supersede this one later.
+                # Metadata in memory is not published: this attempt may be one that the barrier found missing.
+                # An earlier attempt without an id must not supersede this one later.
                 self._store.merged.settle(self._metadata_path, self._store.require_uncommitted)
         assert isinstance(self._location, CheckpointStorageLocation)  # noqa: S101 - see begin_checkpoint
         stream = self._location.create_metadata_output_stream()
@@ -269,9 +272,9 @@ class PendingCheckpoint(PendingSnapshot):
 
     def _replace_metadata(self, data: bytes) -> int:
         """Replace the metadata of another attempt at the version; return the number of objects written."""
-        # Spark's checkpoint format v1 names a version by its number alone, and a retried batch commits the same
-        # number: the last attempt counts. A later version may already build on the other attempt's inline state,
-        # so that attempt's metadata is kept under a name of its own.
+        # Spark's checkpoint format v1 names a version by its number alone, and a retried batch commits the
+        # same number: the last attempt counts. A later version may already build on the other attempt's
+        # inline state, so that attempt's metadata is kept under a name of its own.
         store, name, attempt_id, path = self._store, self._name, self._attempt_id, self._metadata_path
         present = store.files.read(path)
         present_id = self._attempt_id_of_whole(present)
@@ -320,8 +323,8 @@ class PendingCheckpoint(PendingSnapshot):
     ) -> IncrementalStateHandle:
         if base.version < oldest:
             _logger.warning(
-                "the snapshot of version %d of %s is not used in version %d: its upload took so long that other "
-                "executors may discard it, since they retain versions from %d. Raise "
+                "the snapshot of version %d of %s is not used in version %d: its upload took so long that "
+                "other executors may discard it, since they retain versions from %d. Raise "
                 "spark.sql.streaming.stateStore.backend.numRetained.",
                 base.version, self._store.store, self._version, oldest,
             )  # fmt: skip
@@ -384,11 +387,12 @@ def commit_version(
 ) -> Committed:
     """Commit a version: write its changes as they arrive, then publish it.
 
-    With `merge` its metadata is added to the query's merged files unless it is large, and the version exists once these are
-    published. With `hand_over` another process does that, with `Committed.metadata`. The first version of a store has a file
-    of its own, so that its directory exists on object stores.
+    With `merge` its metadata is added to the query's merged files unless it is large, and the version exists
+    once these are published. With `hand_over` another process does that, with `Committed.metadata`. The first
+    version of a store has a file of its own, so that its directory exists on object stores.
 
-    See `begin_checkpoint`, `PendingSnapshot.write_encoded` and `PendingCheckpoint.publish` for parameters and errors.
+    See `begin_checkpoint`, `PendingSnapshot.write_encoded` and `PendingCheckpoint.publish` for parameters and
+    errors.
     """
     merges = merge or hand_over
     pending = begin_checkpoint(
@@ -416,8 +420,8 @@ def begin_checkpoint(
 ) -> PendingCheckpoint:
     """Begin a checkpoint; `attempt_id` identifies this attempt at the version, 16 hex digits.
 
-    With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`, or with `hand_over` as well to those
-    that another process publishes.
+    With `merge` its metadata is added to the query's merged files, see `MergedFiles.add`, or with `hand_over`
+    as well to those that another process publishes.
     """
     with store.writing(name):
         store.initialise()

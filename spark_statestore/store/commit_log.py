@@ -19,9 +19,9 @@ _logger = logging.getLogger(__name__)
 class CommitLog:
     """The ``commits`` directory of a query's checkpoint location.
 
-    Spark adds an entry for batch n once every store has committed version n + 1, and never runs a batch with an entry
-    again. An attempt at a version whose batch has an entry is therefore of an abandoned task, or of another query. A
-    commit reads the log only if it finds another attempt; a cleanup reads one entry.
+    Spark adds an entry for batch n once every store has committed version n + 1, and never runs a batch with
+    an entry again. An attempt at a version whose batch has an entry is therefore of an abandoned task, or of
+    another query. A commit reads the log only if it finds another attempt; a cleanup reads one entry.
     """
 
     def __init__(self, url: str) -> None:
@@ -41,7 +41,8 @@ class CommitLog:
     def has_lost(self, store: StoreId, name: CheckpointName) -> bool:
         """Return True if a committed version is no longer part of the query's history.
 
-        This is the case after a rollback to an earlier version, or once the batch's entry is no longer in the log.
+        This is the case after a rollback to an earlier version, or once the batch's entry is no longer in the
+        log.
         """
         entry = self._entry(name.version - 1)
         if entry is None:
@@ -61,11 +62,15 @@ class CommitLog:
     def already_committed(
         self, where: str, version: int, present_id: str | None, attempt_id: str
     ) -> CheckpointExistsError:
-        """Build the error for an attempt at a version of which Spark has committed another one, `present_id` if it is known."""
+        """Build the error for an attempt at a version of which Spark has committed another one.
+
+        `present_id` is the other one, if it is known.
+        """
         return CheckpointExistsError(
-            f"{where} is not committed again: Spark's commit log {self.url} contains batch {version - 1}, with the state of "
-            f"{f'attempt {present_id}' if present_id else 'another attempt'}. This attempt, {attempt_id}, has changed nothing. If its task was cancelled and retried "
-            "elsewhere, nothing is to be done. If two queries run with one checkpointLocation, stop one of them and "
+            f"{where} is not committed again: Spark's commit log {self.url} contains batch {version - 1}, "
+            f"with the state of {f'attempt {present_id}' if present_id else 'another attempt'}. This "
+            f"attempt, {attempt_id}, has changed nothing. If its task was cancelled and retried elsewhere, "
+            "nothing is to be done. If two queries run with one checkpointLocation, stop one of them and "
             "restart it with another checkpointLocation."
         )
 
@@ -80,7 +85,10 @@ class CommitLog:
             return None
 
     def _range(self) -> tuple[int, int] | None:
-        """Return the oldest and the newest batch with an entry; None if there is none or the log cannot be read."""
+        """Return the oldest and the newest batch with an entry.
+
+        Return None if there is none or the log cannot be read.
+        """
         if (opened := self._open()) is None:
             return None
         files, directory = opened

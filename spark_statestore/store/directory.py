@@ -66,23 +66,23 @@ MergedFilesOf = Callable[[FileSystem, str], MergedFiles]
 class StoreDirectory:
     """The directory of a store, as one running instance of the store sees it.
 
-    A version exists once its metadata is published; a stream without metadata that refers to it is an orphan. Several
-    instances of a store may run at once, also on other machines: streams have unique names and are never changed,
-    and metadata is only replaced by that of another complete attempt at the same version, after both attempts'
-    metadata was stored under names of their own.
+    A version exists once its metadata is published; a stream without metadata that refers to it is an orphan.
+    Several instances of a store may run at once, also on other machines: streams have unique names and are
+    never changed, and metadata is only replaced by that of another complete attempt at the same version,
+    after both attempts' metadata was stored under names of their own.
 
     Parameters
     ----------
     driver_objects
-        The objects that a request needs of ``storage=memory`` without a directory: they are kept on the driver, which
-        takes new ones from `Committed.metadata`.
+        The objects that a request needs of ``storage=memory`` without a directory: they are kept on the
+        driver, which takes new ones from `Committed.metadata`.
     driver_range
         The oldest and the newest version on the driver, for messages.
     commits
         URL of Spark's commit log; None where there is none.
     merged_of
-        Returns the merged files of the query with a state directory, so that the stores of a query share one object. None
-        reads and writes this store's own files only.
+        Returns the merged files of the query with a state directory, so that the stores of a query share one
+        object. None reads and writes this store's own files only.
 
     Attributes
     ----------
@@ -172,7 +172,10 @@ class StoreDirectory:
         return metadata
 
     def metadata(self, name: CheckpointName, attempt_id: str | None = None) -> CheckpointMetadata:
-        """Return the metadata of a version, or of one attempt at it, as `load` without restarting retention."""
+        """Return the metadata of a version, or of one attempt at it.
+
+        As `load`, but without restarting retention.
+        """
         began = time.monotonic()
         try:
             try:
@@ -180,7 +183,8 @@ class StoreDirectory:
             except CorruptCheckpointError:
                 if self.merged is None:
                     raise
-                # Another process may have merged the version since, beside a part of a file that a killed one left.
+                # Another process may have merged the version since, beside a part of a file that a killed one
+                # left.
                 self.merged.look_for_others(began, name.version)
                 return self._metadata(name, attempt_id)
         except FileNotFoundError as error:
@@ -189,8 +193,8 @@ class StoreDirectory:
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that uid "
-                f"{os.getuid()} may read it; Spark retries the batch, nothing was changed."
+                f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that "
+                f"uid {os.getuid()} may read it; Spark retries the batch, nothing was changed."
             ) from error
 
     def _metadata(self, name: CheckpointName, attempt_id: str | None) -> CheckpointMetadata:
@@ -224,7 +228,10 @@ class StoreDirectory:
                 self.files.create(path, b"The versions of this store are in merged files.\n")
 
     def require_uncommitted(self, logical: LogicalFile, is_known: bool) -> None:
-        """Raise `CheckpointExistsError` if a version without an id must not be published in merged files, see `CommitGuard`."""
+        """Raise `CheckpointExistsError` if a version must not be published in merged files.
+
+        This is for versions without an id, see `CommitGuard`.
+        """
         version, log = logical.checkpoint.version, self.commit_log
         if log is not None and (log.has_committed(version) if is_known else log.has_entry(version)):
             state = state_directory_of(self.directory, self.store) or ""
@@ -232,20 +239,26 @@ class StoreDirectory:
             raise log.already_committed(where, version, None, logical.attempt_id)
 
     def decode(self, data: bytes, name: CheckpointName, *, without_state: bool = False) -> CheckpointMetadata:
-        """Decode a version's metadata; raise `CorruptCheckpointError` unless it is of this store and version."""
+        """Decode a version's metadata.
+
+        Raise `CorruptCheckpointError` unless it is of this store and version.
+        """
         metadata = decode_metadata(data, self.context, self.where(name), without_state=without_state)
         if (metadata.store, metadata.version) != (self.store, name.version) or (
             name.id is not None and metadata.attempt_id != name.id
         ):
             raise CorruptCheckpointError(
-                f"{self.where(name)} has the metadata of {metadata.store}, version {metadata.version} (attempt "
-                f"{metadata.attempt_id}): files were moved or mixed up. "
+                f"{self.where(name)} has the metadata of {metadata.store}, version {metadata.version} "
+                f"(attempt {metadata.attempt_id}): files were moved or mixed up. "
                 + restore_from_backup("the right ones")
             )
         return metadata
 
     def _without_reading_state(self, name: CheckpointName) -> CheckpointMetadata | None:
-        """Return the verified metadata without reading inline state; None if verifying needs the state, or fails."""
+        """Return the verified metadata without reading inline state.
+
+        Return None if verifying needs the state, or fails.
+        """
         path = self.metadata_path(name)
         try:
             data = read_without_state(self.files, path)
@@ -257,15 +270,19 @@ class StoreDirectory:
 
     @contextmanager
     def writing(self, name: CheckpointName) -> Iterator[None]:
-        """Convert errors of the storage while a version is written into a `CheckpointIOError` that names the version."""
+        """Convert errors of the storage while a version is written into a `CheckpointIOError`.
+
+        The error names the version.
+        """
         try:
             yield
         except (CheckpointExistsError, StorageAccessError):
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"{self.where(name)} cannot be written: {error.__cause__ or error}. Check that the directory is writable "
-                f"for the user that runs the executors (uid {os.getuid()}) and that the storage has space."
+                f"{self.where(name)} cannot be written: {error.__cause__ or error}. Check that the directory "
+                f"is writable for the user that runs the executors (uid {os.getuid()}) and that the storage "
+                "has space."
             ) from error
 
     def publish_merged(
@@ -276,12 +293,15 @@ class StoreDirectory:
         *,
         version: int | None = None,
     ) -> tuple[list[str], int]:
-        """Publish the merged files of the store's query, see `MergedFiles.publish` for `attempts` and the result.
+        """Publish the merged files of the store's query.
+
+        See `MergedFiles.publish` for `attempts` and the result.
 
         Parameters
         ----------
         handed_over
-            Metadata objects from the processes of executors, with their paths below the query's state directory.
+            Metadata objects from the processes of executors, with their paths below the query's state
+            directory.
         discarded
             Paths there of what these processes have discarded.
         version
@@ -311,10 +331,10 @@ class StoreDirectory:
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"{batch} is not committed: the versions that tasks handed over cannot be written to {self.merged.url}: "
-                f"{error.__cause__ or error}. None of them exists; Spark runs the batch again once the query is restarted. Check "
-                "that the directory is writable "
-                f"for the user that runs the driver (uid {os.getuid()}) and that the storage has space."
+                f"{batch} is not committed: the versions that tasks handed over cannot be written to "
+                f"{self.merged.url}: {error.__cause__ or error}. None of them exists; Spark runs the batch "
+                "again once the query is restarted. Check that the directory is writable for the user that "
+                f"runs the driver (uid {os.getuid()}) and that the storage has space."
             ) from error
 
     def sweep_merged(self) -> None:
@@ -344,7 +364,8 @@ def _attempt_handed_over(path: str, data: bytes, batch: str) -> str:
     except CorruptCheckpointError as error:
         operator, partition = path.split("/")[:2]
         raise CorruptCheckpointError(
-            f"{batch} is not committed: the metadata of operator {operator}, partition {partition}, {path}, which an executor handed "
-            f"over, was damaged on its way to the driver ({error}). Nothing of the batch exists; Spark runs it again once the "
-            "query is restarted. If that does not help, set spark.sql.streaming.stateStore.backend.commit=task."
+            f"{batch} is not committed: the metadata of operator {operator}, partition {partition}, {path}, "
+            f"which an executor handed over, was damaged on its way to the driver ({error}). Nothing of the "
+            "batch exists; Spark runs it again once the query is restarted. If that does not help, set "
+            "spark.sql.streaming.stateStore.backend.commit=task."
         ) from error

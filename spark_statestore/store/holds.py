@@ -1,19 +1,20 @@
 """Retention holds are files that exclude versions of a query's state from cleanups.
 
-The file ``_holds/<version>-<name>`` in a query's state directory holds that version of every store, with all its
-streams. Its name contains all that a cleanup needs, so a listing is enough.
+The file ``_holds/<version>-<name>`` in a query's state directory holds that version of every store, with all
+its streams. Its name contains all that a cleanup needs, so a listing is enough.
 
-A cleanup lists the holds before it deletes, and would miss a hold that is written in between. Therefore it first
-publishes how far it reaches: the horizon marker ``_holds/horizon-<n>`` means that cleanups keep the newest version and
-the n versions before it. A holder writes its hold, then reads the markers and the newest version. A cleanup that
-missed the hold had published its marker before, so a version within all horizons is safe from it.
+A cleanup lists the holds before it deletes, and would miss a hold that is written in between. Therefore it
+first publishes how far it reaches: the horizon marker ``_holds/horizon-<n>`` means that cleanups keep the
+newest version and the n versions before it. A holder writes its hold, then reads the markers and the newest
+version. A cleanup that missed the hold had published its marker before, so a version within all horizons is
+safe from it.
 
-To save the listing while there are no holds, the first holder creates ``_holds/held``, which is never removed. A
-cleanup whose marker exists and that has seen no hold reads only that file: while it is missing, no hold was written,
-and the next holder will read the marker. In steady state nothing is written or listed.
+To save the listing while there are no holds, the first holder creates ``_holds/held``, which is never
+removed. A cleanup whose marker exists and that has seen no hold reads only that file: while it is missing, no
+hold was written, and the next holder will read the marker. In steady state nothing is written or listed.
 
-A marker would exclude older versions for ever, also once the query retains more. So it counts for a week only, by the
-storage's clock, and a cleanup that relies on one for more than a day writes its own again.
+A marker would exclude older versions for ever, also once the query retains more. So it counts for a week
+only, by the storage's clock, and a cleanup that relies on one for more than a day writes its own again.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ class Holds:
     versions, written
         The held versions, and the modification times of the holds, by name of the file.
     horizons
-        The horizon markers, one for each number of versions that the query has been configured to retain, with their
-        modification times; None where the storage has none.
+        The horizon markers, one for each number of versions that the query has been configured to retain,
+        with their modification times; None where the storage has none.
     has_been_used
         True if there ever was a hold.
     """
@@ -79,13 +80,19 @@ class Holds:
 
 
 def holds_directory_of(store_directory: str, store: StoreId) -> str | None:
-    """Return the directory of holds of a store's query; None for a store outside a query's state directory."""
+    """Return the directory of holds of a store's query.
+
+    Return None for a store outside a query's state directory.
+    """
     state = state_directory_of(store_directory, store)
     return None if state is None else join(state, HOLDS_DIRECTORY)
 
 
 def temporary_hold_name() -> str:
-    """Return a new name of a temporary hold, which is removed at the end of the operation that uses the version."""
+    """Return a new name of a temporary hold.
+
+    Such a hold is removed at the end of the operation that uses the version.
+    """
     return f"in-use-{secrets.token_hex(6)}"
 
 
@@ -114,13 +121,19 @@ def read_holds(files: FileSystem, directory: str) -> Holds:
 
 
 def announce_holds(files: FileSystem, directory: str) -> None:
-    """Create the file that makes every later cleanup list the holds, before one is written; no hold may be written if it fails."""
+    """Create the file that makes every later cleanup list the holds, before one is written.
+
+    No hold may be written if it fails.
+    """
     files.make_directory(directory)
     _create(files, join(directory, _HELD), b"Holds have been used here: every cleanup lists them.\n")
 
 
 class CleanupHolds:
-    """The holds of a query, as the cleanups of one instance of a store read them; see `holds_directory_of`."""
+    """The holds of a query, as the cleanups of one instance of a store read them.
+
+    See `holds_directory_of`.
+    """
 
     def __init__(self, files: FileSystem, directory: str | None) -> None:
         self._files = files
@@ -130,7 +143,9 @@ class CleanupHolds:
         self._looked = 0.0
 
     def versions_to_keep(self, horizon: int) -> frozenset[int]:
-        """Return the held versions, after publishing how many versions before the newest one the cleanup keeps.
+        """Return the held versions, after publishing the cleanup's horizon.
+
+        The horizon is how many versions before the newest one the cleanup keeps.
 
         If it raises an error, nothing may be discarded.
         """

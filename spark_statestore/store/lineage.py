@@ -50,7 +50,9 @@ def past_version(store: StoreDirectory, name: CheckpointName, attempt_id: str | 
 
 
 def lineage(store: StoreDirectory, newest: CheckpointName, oldest: int) -> list[PastVersion]:
-    """Return a version's ancestors from `oldest` on and itself, each as the attempt that the next one builds on.
+    """Return a version's ancestors from `oldest` on and itself.
+
+    Each is the attempt that the next one builds on.
 
     Raises
     ------
@@ -74,15 +76,16 @@ def column_family_of(store: StoreDirectory, past: list[PastVersion], wanted: str
                 return family
     names = sorted({family.name for version in past for family in version.metadata.column_families})
     raise CheckpointNotFoundError(
-        f"{store.where(past[-1].name)} and the {len(past) - 1} versions before it have no column family {wanted!r}, only "
-        f"{', '.join(names)}. Check the name, and that the operator had it in these batches."
+        f"{store.where(past[-1].name)} and the {len(past) - 1} versions before it have no column family "
+        f"{wanted!r}, only {', '.join(names)}. Check the name, and that the operator had it in these batches."
     )
 
 
 def replay(store: StoreDirectory, start: CheckpointName, end: CheckpointName) -> CheckpointMetadata:
-    """Return the metadata of a version with the chain of an earlier version and the changes of each later commit.
+    """Return a version's metadata with the chain of an earlier version and all changes since.
 
-    Snapshots that were uploaded in the background are not used. A full snapshot of a commit replaces the chain.
+    The changes are those of each later commit. Snapshots that were uploaded in the background are not used. A
+    full snapshot of a commit replaces the chain.
 
     Raises
     ------
@@ -92,8 +95,8 @@ def replay(store: StoreDirectory, start: CheckpointName, end: CheckpointName) ->
     first, *later = lineage(store, end, start.version)
     if start.id is not None and start.id != first.name.id:
         raise CheckpointNotFoundError(
-            f"{store.where(end)} does not build on {start}, but on {first.name}: Spark has committed another attempt at "
-            "the batch. Start from the id that Spark's commit log has for that batch."
+            f"{store.where(end)} does not build on {start}, but on {first.name}: Spark has committed another "
+            "attempt at the batch. Start from the id that Spark's commit log has for that batch."
         )
     base = first.metadata.handle.base_version
     entries = list(first.metadata.handle)
@@ -110,8 +113,8 @@ def changes(
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield the net changes of one commit to some column families, verified only once the iterator has ended.
 
-    A commit's changes are stored, unless it wrote a full snapshot, or removed or replaced a column family: then they
-    are computed as the difference to its parent, with all rows of both in memory.
+    A commit's changes are stored, unless it wrote a full snapshot, or removed or replaced a column family:
+    then they are computed as the difference to its parent, with all rows of both in memory.
 
     Raises
     ------
@@ -144,7 +147,8 @@ def _parent(store: StoreDirectory, version: PastVersion) -> PastVersion:
         return past_version(store, CheckpointName(number), parent)
     if parent is None:
         raise CheckpointNotFoundError(
-            f"{store.where(version.name)} has no parent: it is the first version of a state that was copied or rescaled. "
+            f"{store.where(version.name)} has no parent: it is the first version of a state that was copied "
+            "or rescaled. "
             "Start from this version."
         )
     return past_version(store, CheckpointName(number, parent))

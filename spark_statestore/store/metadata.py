@@ -76,8 +76,8 @@ class ColumnFamily:
     internal
         Whether the column family is internal to Spark, whose metrics do not count its keys.
     created_at_version
-        The version whose commit created it. Older entries of a chain may have changes of a removed column family of
-        the same name, which do not apply.
+        The version whose commit created it. Older entries of a chain may have changes of a removed column
+        family of the same name, which do not apply.
     """
 
     name: str
@@ -175,7 +175,10 @@ class CheckpointMetadata:
 
 
 def encode_metadata(metadata: CheckpointMetadata, inline_state: InlineState, handle: bytes) -> EncodedObject:
-    """Encode the metadata object of a version; `handle` is its handle, which the caller encodes to send it too."""
+    """Encode the metadata object of a version.
+
+    `handle` is its handle, which the caller encodes to send it too.
+    """
     properties = {
         "operator": metadata.store.operator,
         "partition": metadata.store.partition,
@@ -190,9 +193,10 @@ def encode_metadata(metadata: CheckpointMetadata, inline_state: InlineState, han
 
 
 def is_whole_with_state(metadata: CheckpointMetadata, data: bytes, path: str) -> bool:
-    """Return True if metadata that was decoded from `data` without its inline state matches its checksum with that state.
+    """Return True if metadata matches its checksum with its inline state.
 
-    The state is not read: the handle contains its checksum, which reading the state verifies.
+    The metadata was decoded from `data` without that state. The state is not read: the handle contains its
+    checksum, which reading the state verifies.
     """
     for entry in metadata.handle:
         state = entry.state.delegate_state_handle

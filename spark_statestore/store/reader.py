@@ -29,8 +29,8 @@ def read_version(
 ) -> Iterator[tuple[str, pa.RecordBatch]]:
     """Yield a version's changes with their column families, in the order in which they apply.
 
-    Changes of column families that were removed later are omitted. The data is verified only once the iterator has
-    ended, see `read_changes`.
+    Changes of column families that were removed later are omitted. The data is verified only once the
+    iterator has ended, see `read_changes`.
     """
     where = f"{store.store}, {name}"
     for entry in metadata.handle:
@@ -41,7 +41,10 @@ def read_version(
 
 
 def is_read_newest_first(metadata: CheckpointMetadata) -> bool:
-    """Return True if a version may be read newest stream first: each change of a key supersedes all older ones."""
+    """Return True if a version may be read newest stream first.
+
+    It may if each change of a key supersedes all older ones.
+    """
     return not any(family.has_multiple_values for family in metadata.column_families)
 
 
@@ -66,8 +69,8 @@ def local_streams(
 ) -> list[dict[str, Any]] | None:
     """Return the file ranges of a version's streams, for another process of this machine to read and verify.
 
-    They are in the order of `stored_messages`; docs/format.md lists the fields. None if a stream is not in a local file, or
-    its checksum is not known.
+    They are in the order of `stored_messages`; docs/format.md lists the fields. None if a stream is not in a
+    local file, or its checksum is not known.
     """
     if not store.is_local:
         return None
@@ -142,6 +145,6 @@ def _reading(store: StoreDirectory, name: CheckpointName, entry: ChainEntry) -> 
         raise
     except OSError as error:
         raise CheckpointIOError(
-            f"{store.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}. Check that the storage "
-            "is reachable; Spark retries the batch, nothing was changed."
+            f"{store.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}. Check that "
+            "the storage is reachable; Spark retries the batch, nothing was changed."
         ) from error

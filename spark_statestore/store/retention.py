@@ -60,8 +60,8 @@ def parse_listing(directory: str, listing: Iterable[FileStatus]) -> StoreListing
 class RetentionIndex:
     """The checkpoints that one instance of a store has tracked, and the streams that they use.
 
-    An instance tracks what it commits, so that a cleanup usually lists nothing; the first cleanup finds the objects
-    of other instances with one listing. Thread-safe: a task commits while maintenance discards.
+    An instance tracks what it commits, so that a cleanup usually lists nothing; the first cleanup finds the
+    objects of other instances with one listing. Thread-safe: a task commits while maintenance discards.
 
     Attributes
     ----------
@@ -72,7 +72,8 @@ class RetentionIndex:
     def __init__(self, files: FileSystem, directory: str) -> None:
         self._files = files
         self._directory = directory
-        # An object of its own, as a method of this one would be a reference cycle: the memory of closed stores is freed at once.
+        # An object of its own, as a method of this one would be a reference cycle: the memory of closed
+        # stores is freed at once.
         self._streams_removed = _StreamCount()
         self._registry = SharedStateRegistry(on_discarded=self._streams_removed.add)
         self._checkpoints: dict[CheckpointName, set[str]] = {}
@@ -84,7 +85,10 @@ class RetentionIndex:
     def track(
         self, name: CheckpointName, handle: IncrementalStateHandle, *, attempt_id: str | None = None
     ) -> None:
-        """Track a checkpoint and its streams; `attempt_id` is given if this instance has just published it."""
+        """Track a checkpoint and its streams.
+
+        `attempt_id` is given if this instance has just published it.
+        """
         with self._lock:
             self._checkpoints.setdefault(name, {METADATA_FILE_NAME})
             if attempt_id is not None and name.id is None:
@@ -94,8 +98,8 @@ class RetentionIndex:
     def unverified(self, version: int) -> list[tuple[CheckpointName, str]]:
         """Return the checkpoints up to a version that this instance published and others may have replaced.
 
-        In checkpoint format v1 a task that is retried elsewhere replaces the metadata, but only until Spark commits
-        the version, so one check after that is enough.
+        In checkpoint format v1 a task that is retried elsewhere replaces the metadata, but only until Spark
+        commits the version, so one check after that is enough.
         """
         with self._lock:
             return [
@@ -113,7 +117,10 @@ class RetentionIndex:
             self._checkpoints.setdefault(name, set()).update(files)
 
     def track_orphan(self, path: str, version: int) -> None:
-        """Track a shared file that no tracked checkpoint uses, to be deleted with the checkpoints below a version."""
+        """Track a shared file that no tracked checkpoint uses.
+
+        It is deleted with the checkpoints below a version.
+        """
         orphan = FileStateHandle(self._files, path, -1)
         with self._lock:
             self._registry.register_orphan(orphan, version - 1)
@@ -126,7 +133,8 @@ class RetentionIndex:
     def set_held(self, versions: Iterable[int]) -> None:
         """Set the held versions; a new one requires a scan of the directory.
 
-        Otherwise streams of it that this instance does not track, such as another attempt's, were discarded as orphans.
+        Otherwise streams of it that this instance does not track, such as another attempt's, were discarded
+        as orphans.
         """
         held = set(versions)
         if not held <= self._held:
@@ -134,7 +142,9 @@ class RetentionIndex:
         self._held = held
 
     def discard_before(self, version: int, most: int, held: Collection[int] = ()) -> int:
-        """Discard the checkpoints below a version, and the streams that no later one uses; return the number of objects removed.
+        """Discard the checkpoints below a version, and the streams that no later one uses.
+
+        Return the number of objects removed.
 
         Metadata is deleted first, so that a partly discarded checkpoint is not found.
 

@@ -11,9 +11,9 @@ A class with two fixtures tests your own file system against the contract of thi
         def directory(self) -> str:
             return "/an/empty/directory"
 
-Class attributes, such as ``creates_exclusively``, exclude guarantees that the file system does not give; every test can
-be overridden. `VersionStoreMachine` runs commits, aborts and reloads of the store on it, and compares the result with
-plain dicts; `FaultInjectingFileSystem` fails at chosen calls.
+Class attributes, such as ``creates_exclusively``, exclude guarantees that the file system does not give;
+every test can be overridden. `VersionStoreMachine` runs commits, aborts and reloads of the store on it, and
+compares the result with plain dicts; `FaultInjectingFileSystem` fails at chosen calls.
 """
 
 from __future__ import annotations

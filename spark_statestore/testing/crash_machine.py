@@ -21,8 +21,8 @@ _kinds: st.SearchStrategy[FaultKind] = st.sampled_from(["fail", "fail_after", "t
 class CrashingVersionStoreMachine(VersionStoreMachine):
     """A `VersionStoreMachine` whose operations are interrupted at any of their storage calls.
 
-    A crash replaces all instances. A failed operation may have taken effect or not; in both cases all other versions must
-    stay intact.
+    A crash replaces all instances. A failed operation may have taken effect or not; in both cases all other
+    versions must stay intact.
     """
 
     def make_file_system(self) -> FaultInjectingFileSystem:

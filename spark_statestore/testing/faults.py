@@ -19,16 +19,17 @@ class FaultInjectingFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
 
     Every call that touches storage is counted and logged: ``open``, ``read``, ``write``, ``flush``,
     ``sync``, ``close``, ``discard``, ``pipe_file``, ``cat_file``, ``info`` (also for `exists`, `isdir` and
-    `isfile`), ``ls``, ``find``, ``rm_file``, ``rm``, ``rmdir``, ``mkdir``, ``makedirs``, ``mv`` and ``cp_file``.
-    The plan given to `inject` selects the calls with faults. Faults are deterministic: equal sequences of calls meet the
-    same faults. Directories behave as on the wrapped file system.
+    `isfile`), ``ls``, ``find``, ``rm_file``, ``rm``, ``rmdir``, ``mkdir``, ``makedirs``, ``mv`` and
+    ``cp_file``. The plan given to `inject` selects the calls with faults. Faults are deterministic: equal
+    sequences of calls meet the same faults. Directories behave as on the wrapped file system.
 
     With ``durability="finished"`` a file appears when it is closed, whole, and is durable from
     then on, as on an object store. With ``"synced"`` it is visible while it grows from the moment it
     is opened, and a crash reverts it to its last ``sync``; names, removals and directories are
     durable at once. A file that no ``sync`` ever reached is gone, or empty with ``empty_names``.
 
-    Unlike other file systems of fsspec, `exists`, `isdir` and `isfile` raise errors instead of returning False.
+    Unlike other file systems of fsspec, `exists`, `isdir` and `isfile` raise errors instead of returning
+    False.
 
     Parameters
     ----------

@@ -17,8 +17,8 @@ FaultKind = Literal["fail", "fail_after", "tear", "delay", "run", "kill", "lose_
 class CrashedError(BaseException):
     """The error of every call after a simulated crash, until the file system is restarted.
 
-    It is no `Exception`: after a real crash no handler runs, so that code that tolerates errors must not handle it
-    and report success.
+    It is no `Exception`: after a real crash no handler runs, so that code that tolerates errors must not
+    handle it and report success.
     """
 
 

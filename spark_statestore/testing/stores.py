@@ -73,7 +73,10 @@ def snapshot(
 def load(
     store: StoreDirectory, name: CheckpointName, attempt_id: str | None = None
 ) -> dict[str, dict[bytes, bytes]]:
-    """Return the rows of a version by column family; with an attempt id, without loading it into the store."""
+    """Return the rows of a version by column family.
+
+    With an attempt id, the version is not loaded into the store.
+    """
     metadata = store.load(name) if attempt_id is None else store.metadata(name, attempt_id)
     rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.column_families}
     # Read everything first: the checksum is verified at the end.

@@ -67,11 +67,11 @@ def _copy(rows: _Content) -> _Content:
 class VersionStoreMachine(RuleBasedStateMachine):
     """A state machine of the driver: it commits versions in order, with repeated attempts and rollbacks.
 
-    Any instance may have made an attempt that the driver does not commit. In format v1 the last attempt at a version
-    counts, while an instance that made an earlier one continues from its own.
+    Any instance may have made an attempt that the driver does not commit. In format v1 the last attempt at a
+    version counts, while an instance that made an earlier one continues from its own.
 
-    Pass a subclass to `hypothesis.stateful.run_state_machine_as_test` to run it against your own storage: override
-    `make_directory` for its location, and the attributes for its configuration.
+    Pass a subclass to `hypothesis.stateful.run_state_machine_as_test` to run it against your own storage:
+    override `make_directory` for its location, and the attributes for its configuration.
 
     Attributes
     ----------

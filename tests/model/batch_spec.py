@@ -23,9 +23,9 @@ Name = tuple[int, ...]
 class Attempt(NamedTuple):
     """One attempt at a version of a store.
 
-    `step` is "task" until its task hands it over, then "pending", until it is "published" or "failed". One that
-    was lost or refused before is "gone". `torn` means that its changes were truncated, or mixed with those of another
-    attempt. `owns` means that its task uses the state in memory, and not one of its own.
+    `step` is "task" until its task hands it over, then "pending", until it is "published" or "failed". One
+    that was lost or refused before is "gone". `torn` means that its changes were truncated, or mixed with
+    those of another attempt. `owns` means that its task uses the state in memory, and not one of its own.
     """
 
     step: str
@@ -229,7 +229,7 @@ class BatchSpec:
         return False
 
     def _is_awaited(self, state: State, attempt: Attempt) -> bool:
-        """Return whether a task may hand over: the barrier of its batch, of the run that began last, is to come."""
+        """Return whether a task may hand over: the barrier of the latest run's batch is to come."""
         run = state.runs[attempt.run]
         if attempt.run != len(state.runs) - 1 or run.step == "ended":
             return "ended runs hand over" in self.faults

@@ -1,4 +1,4 @@
-"""A model checker that visits all reachable states of a specification and returns the shortest counterexample.
+"""A model checker that visits a specification's reachable states and returns the shortest counterexample.
 
 A specification is written as in TLA+: initial states, steps that lead from one state to the next,
 and invariants that hold in all of them. States are immutable values, so the visited set is a dictionary.

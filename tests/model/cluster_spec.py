@@ -1,6 +1,7 @@
-"""Specification of `commit=batch` on a cluster: executors hand commits over to the driver, which publishes those of a batch.
+"""Specification of `commit=batch` on a cluster.
 
-Checkpoint format v2: Spark's commit log names the attempts. See INVARIANTS.md.
+Executors hand commits over to the driver, which publishes those of a batch. Checkpoint format v2: Spark's
+commit log names the attempts. See INVARIANTS.md.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ NONE = -1
 class Attempt(NamedTuple):
     """One attempt at a version of a store, on an executor, for a run.
 
-    `step` is "task", then "pending" (the state in memory has moved on), then "received" by the driver of its run, and its task
-    ends. It is "lost" with its executor before that, or with the driver. `parent` is the attempt that it changes.
+    `step` is "task", then "pending" (the state in memory has moved on), then "received" by the driver of its
+    run, and its task ends. It is "lost" with its executor before that, or with the driver. `parent` is the
+    attempt that it changes.
     """
 
     store: int
@@ -121,7 +123,7 @@ class ClusterSpec:
             )
 
     def _restarted(self, state: State) -> State:
-        """Begin another run, with stores of its own on the executors: those of the old run go on by themselves."""
+        """Begin another run with its own stores on the executors; those of the old run go on."""
         nothing = (NONE,) * self.stores
         memory = (nothing,) * self.executors
         return state._replace(run=state.run + 1, step="tasks", accepted=nothing, memory=memory)

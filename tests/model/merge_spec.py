@@ -12,7 +12,10 @@ from typing import NamedTuple
 
 
 class Attempt(NamedTuple):
-    """The one attempt of a run at a version of a store; `chain` has the earlier ones that a load reads as well."""
+    """The only attempt of a run at a version of a store.
+
+    `chain` has the earlier ones that a load reads as well.
+    """
 
     store: int
     version: int
@@ -47,8 +50,8 @@ class Physical(NamedTuple):
 class Run(NamedTuple):
     """A run of the query: what it has in memory.
 
-    `step` is "list", "load", "tasks", "checked" (the commit log was read), "published", or one of "ended", "killed",
-    "misled" and "lost" (it loaded the wrong attempt, or none).
+    `step` is "list", "load", "tasks", "checked" (the commit log was read), "published", or one of "ended",
+    "killed", "misled" and "lost" (it loaded the wrong attempt, or none).
     """
 
     step: str = "list"
@@ -63,8 +66,8 @@ class Run(NamedTuple):
     discarded: frozenset[Attempt] = frozenset()
     # The logical files that the next physical file takes over.
     moving: frozenset[Entry] = frozenset()
-    # Another process of the run: the version at which it has loaded each store that moved to it, its listing, whether it has
-    # read the indexes of that, and the stores that it had loaded when it listed.
+    # Another process of the run: the version at which it has loaded each store that moved to it, its listing,
+    # whether it has read the indexes of that, and the stores that it had loaded when it listed.
     moved: tuple[int, ...] = ()
     listing: frozenset[Physical] = frozenset()
     has_read: bool = True
@@ -103,14 +106,16 @@ class MergeSpec:
     stores, versions, rewrites, kills, rollbacks
         Upper bounds on their numbers.
     retained, lag
-        Versions that are kept before the newest, and batches by which a store's cleanup may be behind its run.
+        Versions that are kept before the newest, and batches by which a store's cleanup may be behind its
+        run.
     rolls_beyond, concurrent
         Whether a rollback may lead to a complete version that is not retained any more, and whether a run may
         begin before the previous one has ended.
     whole, varied
         Pairs of store and version: the attempts that have no chain, and those that may have none.
     large
-        Pairs of store and version: the attempts that a run with `commit=batch` writes in files of the stores' own.
+        Pairs of store and version: the attempts that a run with `commit=batch` writes in files of the stores'
+        own.
     executor
         Whether each run has an executor, to which stores move from the driver's process. With ids only.
     faults
@@ -321,7 +326,7 @@ class MergeSpec:
                 yield f"discard below {horizon} in store {store} of run {number}", _with(of, number, after)
 
     def _on_executor(self, state: State, number: int, run: Run) -> Iterator[tuple[str, State]]:
-        """Yield loads of stores in the run's other process, its listings, and the cleanups of these stores there."""
+        """Yield the loads and listings of stores in the run's other process, and their cleanups there."""
         last = len(run.committed)
         moved = run.moved or (0,) * self.stores
         stores = frozenset(store for store, version in enumerate(moved) if version)

@@ -1,7 +1,8 @@
-"""Specification of a batch's publication: what the stores of a run add in memory of the backend is in storage before its entry.
+"""Specification of a batch's publication.
 
-One version of each store of one run. The backend finds the run's merged files (an *object*) through a registry, and a store keeps the one
-that it was opened with. See INVARIANTS.md.
+What the stores of a run add in memory of the backend is in storage before the batch's entry. One version of
+each store of one run. The backend finds the run's merged files (an *object*) through a registry, and a store
+keeps the one that it was opened with. See INVARIANTS.md.
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ NONE = -1
 
 
 class Attempt(NamedTuple):
-    """An attempt: in "memory" of an object, "taken" by a publication of that, in a "file", "lost", or "written" by itself."""
+    """An attempt, which is "lost", "written" by itself, or added to an object.
+
+    Then it is in "memory", "taken" by a publication of the object, or in a "file".
+    """
 
     place: str
     owner: int = NONE
 
 
 class Store(NamedTuple):
-    """A store: the object that it has, its attempts, and those in storage; without ids the last one counts."""
+    """A store: the object that it has, its attempts, and those in storage.
+
+    Without ids the last attempt counts.
+    """
 
     owner: int = NONE
     attempts: tuple[Attempt, ...] = ()
@@ -31,7 +38,8 @@ class Store(NamedTuple):
 class State(NamedTuple):
     """State of the stores, the registered object, the number of objects, and the batch.
 
-    `step` is "tasks", "barrier" (the first answer has arrived, `missing` is published alone), "failed" or "committed".
+    `step` is "tasks", "barrier" (the first answer has arrived, `missing` is published alone), "failed" or
+    "committed".
     """
 
     stores: tuple[Store, ...]
@@ -56,7 +64,8 @@ class PublicationSpec:
     retries
         Upper bound on tasks that run again and commit in a file of their own.
     answers
-        Upper bound on lost answers of publications: the request is repeated while its first one is in progress.
+        Upper bound on lost answers of publications: the request is repeated while its first one is in
+        progress.
     faults
         Injected protocol faults.
     """

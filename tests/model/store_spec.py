@@ -489,7 +489,7 @@ def _version(state: State, stream: Stream) -> int:
 
 
 def _is_continuous(state: State, chain: tuple[Stream, ...]) -> bool:
-    """Return whether a chain begins with a full snapshot, and each stream applies to what the ones before it have."""
+    """Return whether a chain begins with a full snapshot, and each stream applies to those before it."""
     ends = [_version(state, stream) for stream in chain]
     begins = [s[1][1] if s[0] == "run" else end - 1 for s, end in zip(chain, ends, strict=True)]
     return chain[0][0] != "run" and begins[1:] == ends[:-1]

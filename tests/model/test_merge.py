@@ -1,4 +1,7 @@
-"""Merged files lose no state in any interleaving of publications, rewriting, retention and rollbacks of several runs."""
+"""Merged files lose no state in any interleaving of several runs.
+
+Runs publish, rewrite, apply retention and roll back.
+"""
 
 from __future__ import annotations
 
@@ -204,8 +207,8 @@ def test_run_that_moves_uncommitted_versions_deletes_a_recreated_file() -> None:
         follow(spec, begin, RECREATED)
 
 
-# Run 1 supersedes version 2 of run 0, which goes on from its own attempt. Run 2 does not know that this one is
-# still in use, as run 0 supersedes its version 3.
+# Run 1 supersedes version 2 of run 0, which goes on from its own attempt. Run 2 does not know that this one
+# is still in use, as run 0 supersedes its version 3.
 DIVERGED = (
     *("begin run 0", "list in run 0", "load in run 0", "publish (1, 1, 1) in run 0"),
     *("commit version 1 in run 0", "begin run 1", "move (1, 1, 1) in run 0", "list in run 1"),

@@ -1,4 +1,7 @@
-"""Metadata in the backend's memory is in storage before the entry of its batch, in any interleaving with evictions."""
+"""Metadata in the backend's memory is in storage before the entry of its batch.
+
+This holds in any interleaving with evictions.
+"""
 
 from __future__ import annotations
 

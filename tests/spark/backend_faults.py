@@ -49,8 +49,8 @@ class FaultyBackend:
     def strike(self, kind: FaultKind | Literal["kill_driver", "orphan"], at: int) -> None:
         """Inject a fault into a future call, by its number.
 
-        Besides the kinds of `Fault`: ``kill_driver`` kills backend and driver, ``orphan`` the driver alone, so that the
-        backend makes the call after the driver's end.
+        Besides the kinds of `Fault`: ``kill_driver`` kills backend and driver, ``orphan`` the driver alone,
+        so that the backend makes the call after the driver's end.
         """
         (self._directory / _FIRED).unlink(missing_ok=True)
         plan = self._directory / "next"

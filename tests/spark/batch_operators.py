@@ -1,8 +1,8 @@
 """Stateful operators over a known input, with the rows and the state that each has after each batch.
 
-Batch ``b`` has a row for each key ``k`` below the number of keys, at ten seconds of event time for each batch. ``id`` is ``k`` moved up by half of the
-keys for each batch, so that half of the ids of a batch were in the batch before, and no other. A value contains its key: a row that
-was taken for another one differs.
+Batch ``b`` has a row for each key ``k`` below the number of keys, at ten seconds of event time for each
+batch. ``id`` is ``k`` moved up by half of the keys for each batch, so that half of the ids of a batch were in
+the batch before, and no other. A value contains its key: a row that was taken for another one differs.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class Operator:
     share
         The operator gets one of this number of keys: Python takes a millisecond for each.
     refused
-        Ways of reading a batch with which the query fails on Spark's RocksDB store, too: there one task waits for itself.
+        Ways of reading a batch with which the query fails on Spark's RocksDB store, too: there one task waits
+        for itself.
     """
 
     build: Callable[[Any, int], Any]

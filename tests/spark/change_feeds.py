@@ -1,4 +1,4 @@
-"""The net change of each key, derived from a change feed that has every write, as Spark's own stores return it."""
+"""The net change of each key, from a change feed that has every write, as Spark's own stores return it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class KeyChange:
 
 
 def net_changes(feed: list[Change], *, full: Collection[int] = ()) -> dict[int, dict[Any, Changes]]:
-    """Return the net changes of each batch and key; `full` has the batches whose commit wrote a full snapshot."""
+    """Return the net changes of each batch and key; the commits of batches in `full` wrote snapshots."""
     state: dict[Any, list[Any]] = {}
     found: dict[int, dict[Any, Changes]] = {}
     for batch in sorted({change[0] for change in feed}):
@@ -71,7 +71,7 @@ def by_key(feed: list[Change]) -> dict[int, dict[Any, Changes]]:
 
 
 def require_net_changes(feed: list[Change], every: list[Change]) -> None:
-    """Require a feed to have the net changes of another one, whichever of its commits wrote full snapshots."""
+    """Require a feed to have another one's net changes, whichever of its commits wrote snapshots."""
     delta, full = net_changes(every), net_changes(every, full={change[0] for change in every})
     found = by_key(feed)
     for batch in found.keys() | delta.keys():

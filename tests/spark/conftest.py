@@ -49,7 +49,10 @@ def recordings(request: pytest.FixtureRequest) -> Recordings:
 
 @pytest.fixture
 def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
-    """Return storage that can be slow or hang, with an interpreter whose backend uses it and ends with the test."""
+    """Return storage that can be slow or hang, with an interpreter whose backend uses it.
+
+    The backend ends with the test.
+    """
     storage = SlowStorage(tmp_path)
     yield storage
     if (pid := backend_pid(spark, storage.interpreter())) > 0:

@@ -198,7 +198,7 @@ def report(event: str, value: Any = None) -> None:
 
 
 def cluster_environment(directory: Path) -> dict[str, str]:
-    """Return the environment of a program that runs a ``local-cluster``, with the workers' files in a directory."""
+    """Return the environment of a ``local-cluster`` program, with the workers' files in a directory."""
     import pyspark
 
     return {

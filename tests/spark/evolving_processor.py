@@ -1,4 +1,7 @@
-"""A StatefulProcessor whose values change their schema between runs. Spark's Python workers import the module."""
+"""A StatefulProcessor whose values change their schema between runs.
+
+It is a module because Spark's Python workers import it.
+"""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def column_types(ddl: str) -> list[str]:
 
 
 def unsafe_row(values: Row, types: list[str]) -> bytes:
-    """Return the bytes of Spark's UnsafeRow: null bits, a word for every column, then variable-length values."""
+    """Return the bytes of Spark's UnsafeRow: null bits, a word per column, variable-length values."""
     bitset = 8 * ((len(types) + 63) // 64)
     nulls, words, tail = 0, b"", b""
     for i, (value, kind) in enumerate(zip(values, types, strict=True)):
@@ -86,7 +86,10 @@ class FamilyModel:
         return self.family.spec[0] in ("range", "timestampPrefix", "timestampPostfix")
 
     def group(self, key: Row) -> Row:
-        """Return the group of a key; keys of a group are contiguous and ordered, groups are in no defined order."""
+        """Return the group of a key.
+
+        Keys of a group are contiguous and ordered; the order of groups is undefined.
+        """
         if self.family.spec[0] == "timestampPostfix":
             return key[:-1]
         return () if self.scans_ranges else key

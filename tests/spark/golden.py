@@ -1,8 +1,8 @@
 """Recorded outcomes of queries on Spark's own stores, for each minor version of Spark.
 
-A recording is a digest, so that thousands of rows take a line. Where a digest differs, the query runs on Spark's
-store as well, and the rows are compared; so does a query without a recording. `make golden` records all; `make soak`
-runs both stores again.
+A recording is a digest, so that thousands of rows take a line. Where a digest differs, the query runs on
+Spark's store as well, and the rows are compared; so does a query without a recording. `make golden` records
+all; `make soak` runs both stores again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Recordings:
         Parameters
         ----------
         name
-            Name of the outcome, unique in the module; the format of this store's checkpoints is no part of it.
+            Name of the outcome, unique in the module, whatever the format of this store's checkpoints is.
         ours
             Outcome on this project's store: output, state, whatever the test compares.
         on_sparks_store

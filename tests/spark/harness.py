@@ -170,7 +170,7 @@ Open = Callable[..., Provider]
 
 @contextmanager
 def instances(spark: Any, place: Path, **confs: str) -> Iterator[Open]:
-    """Yield a function that opens instances of one store, as several executors do; all are closed in the end."""
+    """Yield a function that opens instances of one store, as several executors do, and close them all."""
     opened = []
 
     def open_instance(**more: str) -> Provider:

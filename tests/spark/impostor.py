@@ -1,7 +1,8 @@
 """Fake backend process that answers with the bytes in a file. It is started like a backend: see `installed`.
 
-The file ``answer`` beside the script has the answer to the next request. If a file ``stranger`` exists, the process opens
-the socket's directory to all, serves as another user, and appends what it receives to that file.
+The file ``answer`` beside the script has the answer to the next request. If a file ``stranger`` exists, the
+process opens the socket's directory to all, serves as another user, and appends what it receives to that
+file.
 """
 
 from __future__ import annotations

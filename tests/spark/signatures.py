@@ -68,7 +68,7 @@ CLASSES = (
 
 
 def signatures(jvm: Any) -> list[str]:
-    """Return the members of the running Spark's classes that the shim's sources name, sorted, and absent classes."""
+    """Return the running Spark's members that the shim's sources name, sorted, and absent classes."""
     sources = (ROOT / "jvm-shim" / "src" / "main").rglob("*.scala")
     named = {word for source in sources for word in re.findall(r"\w+", source.read_text())}
     loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()

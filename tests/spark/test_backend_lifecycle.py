@@ -267,7 +267,8 @@ def test_modules_in_the_working_directory_do_not_shadow_imports(scratch: Path) -
 def test_applications_of_one_jvm_use_backends_of_their_own(
     built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A batch of foreachBatch fails if a store's commit was not reported to the driver of the running application.
+    # A batch of foreachBatch fails if a store's commit was not reported to the driver of the running
+    # application.
     with s3_service() as url:
         bucket = new_bucket(url, monkeypatch)
         with Program("applications", directory=str(tmp_path), bucket=bucket) as program:

@@ -1,4 +1,7 @@
-"""Only the tasks of a query with a foreachBatch sink report their commits, which Spark demands for such a sink alone."""
+"""Only the tasks of a query with a foreachBatch sink report their commits.
+
+Spark demands reports for such a sink alone.
+"""
 
 from __future__ import annotations
 

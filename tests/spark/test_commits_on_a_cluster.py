@@ -1,4 +1,4 @@
-"""With ``commit=batch`` on a cluster executors hand their commits over, and the driver publishes those of a batch."""
+"""Executors hand commits over with ``commit=batch`` on a cluster, and the driver publishes a batch's."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ def test_commits_on_a_cluster_are_one_file_and_survive_their_executors(built: Pa
 
 
 def test_driver_refuses_commits_of_an_executor_with_another_jar(built: Path, tmp_path: Path) -> None:
-    """Commits that the driver cannot read fail the batch with the remedy, and the next start runs the batch again."""
+    """Commits that the driver cannot read fail the batch with the remedy.
+
+    The next start runs the batch again.
+    """
     checkpoint = tmp_path / "checkpoint"
 
     def run(jar: Path | None) -> str | None:

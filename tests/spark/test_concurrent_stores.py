@@ -1,4 +1,7 @@
-"""Several stores of one partition and version: jobs and stages of one batch, each through the real provider."""
+"""Several stores of one partition and version, each through the real provider.
+
+They are of jobs and stages of one batch.
+"""
 
 from __future__ import annotations
 

@@ -272,7 +272,10 @@ def last_row(stream: Any) -> Any:
 def test_generated_rows_of_every_type_are_equal_after_conversion(
     typed: Any, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    """Keys are of every type that may be one, values of every type; the rows mix values of `TYPES` and nulls."""
+    """Keys are of every type that a key may have, values of every type.
+
+    The rows mix values of `TYPES` and nulls.
+    """
     path = tmp_path_factory.mktemp("types")
     schema = pa.schema([("id", pa.int64()), *((name, pa.int64()) for name in TYPES)])
     numbers = st.fixed_dictionaries(
@@ -306,7 +309,7 @@ def test_generated_rows_of_every_type_are_equal_after_conversion(
 
 
 def mixed_types(stream: Any) -> Any:
-    """Keep state with keys of every possible type, and with values of every type, of the numbers of each row."""
+    """Keep state with keys of every possible type, and values of every type, of each row's numbers."""
     from pyspark.sql import functions as F
 
     expressions = {name: re.sub(r"\bid\b", name, expression) for name, expression in TYPES.items()}

@@ -1,4 +1,7 @@
-"""Conversions that are refused, fail or are killed: the source is unchanged, and no target looks like a checkpoint."""
+"""Conversions that are refused, fail or are killed leave no target that looks like a checkpoint.
+
+The source is unchanged.
+"""
 
 from __future__ import annotations
 
@@ -314,7 +317,7 @@ def test_conversion_that_is_killed_at_any_moment_runs_again(
 
 
 def assert_converted(spark: Any, source: Path, target: Path, *options: dict[str, str]) -> None:
-    """Check that a target in this store is whole, and has the rows of its source, which Spark's data source reads."""
+    """Check that a target in this store is whole and has its source's rows, read by Spark's data source."""
     assert not (target / "_in-progress").exists()
     assert not (target / "_conversion").exists()
     checked = spark_statestore.verify(str(target))

@@ -1,7 +1,8 @@
-"""Files of a checkpoint while the backend fails, tears writes, loses answers, or is killed, alone or with the driver.
+"""Files of a checkpoint while the backend fails, tears writes, loses answers, or is killed.
 
-After a fault at any call on Spark's own files, or on these and on state that tasks have handed over, the query goes on,
-or ends with an error and starts again; its result is exact.
+It is killed alone or with the driver. After a fault at any call on Spark's own files, or on these and on
+state that tasks have handed over, the query goes on, or ends with an error and starts again; its result is
+exact.
 """
 
 from __future__ import annotations

@@ -175,7 +175,8 @@ def test_python_sees_the_condition_of_a_missing_version(spark: Any, tmp_path: Pa
         query = start_counting(spark, checkpoint)
         with pytest.raises(StreamingQueryException) as failed:
             query.awaitTermination(120)
-        # PySpark converts no SparkException: the condition is in the text, in the listener's event, and in the JVM's cause.
+        # PySpark converts no SparkException: the condition is in the text, in the listener's event, and in
+        # the JVM's cause.
         assert ended.get(timeout=60) == NO_VERSION
     finally:
         spark.streams.removeListener(listener)

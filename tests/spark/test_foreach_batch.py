@@ -1,4 +1,4 @@
-"""`foreachBatch` may read its batch as often as it wants: rows and state of each operator are those of its input."""
+"""`foreachBatch` may read its batch repeatedly: each operator's rows and state are those of its input."""
 
 from __future__ import annotations
 

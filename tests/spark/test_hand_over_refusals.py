@@ -24,7 +24,10 @@ PARTITIONS = 2
 
 
 class Driver:
-    """A driver's JVM, to which executors hand a query's second batch over; their stores are in this process."""
+    """A driver's JVM, to which executors hand a query's second batch over.
+
+    Their stores are in this process.
+    """
 
     def __init__(self, spark: Any, directory: Path) -> None:
         self.spark = spark
@@ -74,7 +77,10 @@ class Driver:
         self.manager.write("1", f"v2\n{json.dumps(entry)}".encode())
 
     def refuse(self, attempts: list[Attempt], repair: Callable[[], object] = lambda: None) -> str:
-        """Return the error of a batch, of which nothing may exist; the one before is whole, and the next run goes on."""
+        """Return the error of a batch, of which nothing may exist.
+
+        The batch before is whole, and the next run goes on.
+        """
         with pytest.raises(Py4JJavaError) as caught:
             self.accept(attempts)
         message = str(caught.value.java_exception.getMessage())
@@ -120,7 +126,7 @@ def test_attempt_that_spark_did_not_accept_is_not_published(driver: Driver) -> N
 
 
 def test_executor_that_forgot_the_answer_asks_again_for_the_same_run(driver: Driver) -> None:
-    """An executor asks again once it has forgotten the driver's answers: what was handed over before counts."""
+    """An executor that forgot the driver's answers asks again: what was handed over before counts."""
     first = driver.hand_over(0)
     assert driver.commits.begin(driver.log, driver.run)
     driver.accept([first, driver.hand_over(1)])

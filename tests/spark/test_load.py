@@ -20,8 +20,8 @@ ROWS = 20
 def names_of_threads(spark: Any) -> list[str]:
     """Return the names of the JVM's own threads.
 
-    Those of its collector and compilers are not among them: their number follows the machine's processors. Nor are those of
-    Spark's block manager, which removes what earlier queries left at any time.
+    Those of its collector and compilers are not among them: their number follows the machine's processors.
+    Nor are those of Spark's block manager, which removes what earlier queries left at any time.
     """
     threads = spark._jvm.java.lang.Thread.getAllStackTraces().keySet()
     return [name for thread in threads if not (name := thread.getName()).startswith("block-manager-")]

@@ -10,8 +10,8 @@ import pytest
 from tests.spark.counting import Program
 from tests.support.effort import EFFORT
 
-# Operators of a line run concurrently, as most of the time is waiting; none beside the one with Python workers, since Spark
-# gives them ten seconds to start.
+# Operators of a line run concurrently, as most of the time is waiting; none beside the one with Python
+# workers, since Spark gives them ten seconds to start.
 WAVES = [["join, state format 4"], ["transformWithState"]]
 SOAK_WAVES = [["aggregation", "dropDuplicates", "join, state format 2"]]
 TOGETHER = WAVES + SOAK_WAVES if EFFORT > 1 else WAVES

@@ -14,8 +14,8 @@ PROGRAM = Path(__file__).parent / "programs" / "retry_tasks.py"
 # Three batches of two tasks.
 TASKS = 6
 
-# Only state committed before its task failed has two attempts. In the first batch each store writes a file of its own, in
-# the others all stores one.
+# Only state committed before its task failed has two attempts. In the first batch each store writes a file of
+# its own, in the others all stores one.
 STORED = {
     "task": [(0, TASKS), (0, TASKS), (2 * TASKS, TASKS), (0, 2 * TASKS)],
     "batch": [(0, 2), (0, 2), (4, 2), (0, 4)],

@@ -56,7 +56,10 @@ TYPES = {
 
 # PySpark cannot show these two.
 _MONTHS = "extract(year from {0}) * 12 + extract(month from {0})"
-_MICROS = "cast(extract(second from {0}) * 1000000 as long) + (extract(hour from {0}) * 60 + extract(minute from {0})) * 60000000L"
+_MICROS = (
+    "cast(extract(second from {0}) * 1000000 as long) "
+    "+ (extract(hour from {0}) * 60 + extract(minute from {0})) * 60000000L"
+)
 SHOWN = {
     "year_month": f"cast({_MONTHS} as int)",
     "calendar": f"if({{0}} is null, null, array({_MONTHS}, extract(day from {{0}}), {_MICROS}))",

@@ -111,7 +111,7 @@ def test_output_and_state_equal_rocksdb(
 
 @pytest.fixture(scope="module")
 def evolved(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[ProcessorQuery]]:
-    """Return the same query with two evolutions on our store and on Spark's, with checkpoints of format v2."""
+    """Return a query with two evolutions on our store and on Spark's, with checkpoint format v2."""
     build = in_scala("narrow", "wide", "short")
     made = []
     for provider in (OURS, ROCKS):

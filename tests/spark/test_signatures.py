@@ -1,7 +1,7 @@
 """Spark's signatures that the shim rests on are those that were recorded for its minor version.
 
-A patch release that changes one needs a look at the shim: a jar is compiled against one patch release and used
-with all of its minor version.
+A patch release that changes one needs a look at the shim: a jar is compiled against one patch release and
+used with all of its minor version.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def test_signatures_of_spark_are_the_recorded_ones(spark: Any) -> None:
     found = signatures(spark._jvm)
     assert len(found) > len(CLASSES)
     assert found == RECORDED.read_text().splitlines(), (
-        "Spark's signatures have changed, or the shim names other ones: see whether the shim still fits, then record "
+        "Spark's signatures have changed, or the shim names other ones: see whether the shim still fits, "
+        "then record "
         f"them in {RECORDED.name} with python -m tests.spark.signatures"
     )

@@ -37,7 +37,7 @@ class Session(Program):
         )
 
     def ask_for_conflict(self, checkpoint_format: int) -> str:
-        """Wait until its query fails as the other one's batch is in the commit log, and return the messages."""
+        """Wait until its query fails as the other's batch is in the commit log; return the messages."""
         message: str = self.ask("fail")
         # Tasks publish only what the commit log, which does not name attempts in v1, does not have yet.
         is_ours = checkpoint_format == 1 and self.commit == "task"

@@ -38,5 +38,8 @@ def bare_python(home: Path, *more: str) -> Path:
 
 
 def environment_without_settings() -> dict[str, str]:
-    """Return the variables of this process that find programs and the user's home, without settings for Python and Spark."""
+    """Return the environment without settings for Python and Spark.
+
+    It has the variables that find programs and the user's home.
+    """
     return {name: value for name, value in os.environ.items() if name in ("PATH", "HOME", "JAVA_HOME")}

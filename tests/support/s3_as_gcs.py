@@ -1,4 +1,7 @@
-"""Google Cloud Storage's XML interface, as far as it is S3's under other names, before an S3 service without checks."""
+"""Google Cloud Storage's XML interface before an S3 service without checks.
+
+It has what is S3's under other names.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ def s3_as_gcs(service: str) -> Iterator[S3AsGcs]:
 
 
 def new_gcs_bucket(service: str, proxy: S3AsGcs, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Create a bucket of the service, configure this process to use it through the proxy, and return its name."""
+    """Create a bucket, configure this process to use it through the proxy, and return its name."""
     credentials = types.SimpleNamespace(token=None, expiry=None)
     credentials.refresh = lambda _: setattr(credentials, "token", "token-1")
     monkeypatch.setattr("google.auth.default", lambda scopes: (credentials, None))

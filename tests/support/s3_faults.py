@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 KINDS = ("slow-down", "internal-error", "reset", "lost", "error-after")
-"""Faults of a request: 503 ``SlowDown``, 500, a connection that is reset before the service has the request or
-after it has served it, 500 after it has served it."""
+"""Faults of a request: 503 ``SlowDown``, 500, a connection that is reset before the service has the request
+or after it has served it, 500 after it has served it."""
 
 # Besides, ``no-upload``: what a service answers that has ended the upload already.
 

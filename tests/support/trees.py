@@ -1,4 +1,4 @@
-"""Directories of tests: their files, to compare before and after, and the batches that a checkpoint retains."""
+"""Directories of tests: files to compare before and after, and batches that a checkpoint retains."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def files_below(directory: Path) -> dict[str, bytes]:
 
 
 def retained_batches(checkpoint: Path, retained: int) -> list[int]:
-    """Return the committed batches of a stopped query that Spark may return to, with its ``minBatchesToRetain``.
+    """Return the committed batches that Spark may return to, of a stopped query.
 
-    Spark removes the oldest offsets before their commits, and a kill in between leaves those commits. Every other commit
-    counts, also one whose offsets are lost.
+    `retained` is the query's ``minBatchesToRetain``. Spark removes the oldest offsets before their commits,
+    and a kill in between leaves those commits. Every other commit counts, also one whose offsets are lost.
     """
     offsets, commits = (
         sorted(int(entry.name) for entry in (checkpoint / log).glob("[0-9]*"))

@@ -14,7 +14,10 @@ ROWS = 7
 
 
 def without_offsets(key: int, value: int, rows: int, codec: str | None) -> pa.Buffer:
-    """Return a message of seven rows with keys and values of these lengths, whose header declares another number of rows."""
+    """Return a message of seven rows with keys and values of these lengths.
+
+    Its header declares another number of rows.
+    """
     columns = [bytes(range(width)) for width in (key, value)]
     schema = pa.schema(
         [("op", pa.uint8()), ("key", pa.binary(key)), ("value", pa.binary(value))],

@@ -31,7 +31,8 @@ def test_package_imports_without_pytest_and_hypothesis() -> None:
     program = (
         "import sys; sys.modules['pytest'] = sys.modules['hypothesis'] = None; "
         "import pkgutil, importlib, spark_statestore as s; "
-        "[importlib.import_module(m.name) for m in pkgutil.walk_packages(s.__path__, 'spark_statestore.', lambda _: 0)"
+        "[importlib.import_module(m.name) for m in pkgutil.walk_packages(s.__path__, 'spark_statestore.', "
+        "lambda _: 0)"
         " if not m.name.startswith('spark_statestore.testing') and not m.name.endswith('__main__')]"
     )
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)

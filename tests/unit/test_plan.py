@@ -23,7 +23,10 @@ def rows_of(title: str) -> list[list[str]]:
 
 
 def cells() -> list[tuple[int, int, float, float]]:
-    """Return keys, updates, bytes written for each changed byte, and MiB of a snapshot in each measured cell of our store."""
+    """Return measurements of our store by cell.
+
+    They are keys, updates, bytes written for each changed byte, and MiB of a snapshot.
+    """
     written = {
         tuple(row[1:3]): row[3] for row in rows_of("Bytes written for each changed byte") if "spark" in row[0]
     }
@@ -81,7 +84,10 @@ def test_model_does_not_hold_for_runs_of_the_fill() -> None:
 
 
 def test_small_states_cost_the_requests_of_commits() -> None:
-    """Four requests a batch, whatever the number of partitions (`python -m benchmarks --only s3_requests`)."""
+    """A batch makes four requests, whatever the number of partitions.
+
+    Measured by `python -m benchmarks --only s3_requests`.
+    """
     for partitions in (8, 200, 1_000):
         assert cost(Workload(60_000, changed=1_000, seconds=3600, partitions=partitions)).requests == 4
 

@@ -21,7 +21,10 @@ MODULES = {
     for path in PACKAGE.rglob("*.py")
 }
 ROOTS = ("spark_statestore.backend.__main__", "spark_statestore.operator_state")
-"""Entry points on executors: the backend process, and `QueryOperatorState` in the workers of a Python data source."""
+"""Entry points on executors: the backend process, and `QueryOperatorState`.
+
+The latter runs in the workers of a Python data source.
+"""
 
 
 def statements(nodes: list[ast.stmt]) -> Iterator[ast.AST]:

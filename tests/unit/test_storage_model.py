@@ -1,4 +1,7 @@
-"""Tests that docs/storage-model.md names, for each class, the features that run it, by a trace of each feature."""
+"""Tests that docs/storage-model.md names, for each class, the features that run it.
+
+A trace of each feature shows the classes that it runs.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ def state(directory: Path) -> None:
 
 
 def memory_state(directory: Path) -> None:
-    """Commit a version that the driver keeps, and one whose metadata with the state is a file, and load that."""
+    """Commit a version that the driver keeps.
+
+    Commit another one whose metadata with the state is a file, and load that.
+    """
     on_driver = StorageOptions(storage="memory", compression=None)
     commit(open_store(directory / "driver", on_driver), CheckpointName(1), {b"key": b"value"})
     in_files = StorageOptions(storage="memory", compression=None, checkpoints_dir=str(directory))

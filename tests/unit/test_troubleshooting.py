@@ -35,14 +35,19 @@ import spark_statestore
 from tests.support.sessions import local_builder
 
 provider = "spark.sql.streaming.stateStore.providerClass"
-spark = local_builder("no jar", "1g", "local[1]").config(provider, spark_statestore.PROVIDER_CLASS).getOrCreate()
+builder = local_builder("no jar", "1g", "local[1]")
+spark = builder.config(provider, spark_statestore.PROVIDER_CLASS).getOrCreate()
 spark.sparkContext.setLogLevel("OFF")
 writer = spark.readStream.format("rate").load().groupBy("value").count().writeStream.outputMode("complete")
 
 def run():
     writer.format("noop").option("checkpointLocation", sys.argv[1]).start().processAllAvailable()
 
-for call in (run, lambda: spark_statestore.attach(spark), lambda: spark_statestore.configure(SparkSession.builder)):
+for call in (
+    run,
+    lambda: spark_statestore.attach(spark),
+    lambda: spark_statestore.configure(SparkSession.builder),
+):
     try:
         call()
     except Exception as error:

@@ -1,7 +1,8 @@
-"""Test program: three applications, one after the other in one JVM, as a notebook that stops its session and starts another.
+"""Test program: three applications, one after the other in one JVM.
 
-The only argument is a JSON object: ``directory``, below which local files go, and ``bucket``, the name of one on S3. Each
-application takes the same queries one batch further, reads their state, and takes a savepoint.
+So runs a notebook that stops its session and starts another. The only argument is a JSON object:
+``directory``, below which local files go, and ``bucket``, the name of one on S3. Each application takes the
+same queries one batch further, reads their state, and takes a savepoint.
 """
 
 import json

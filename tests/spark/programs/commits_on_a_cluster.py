@@ -1,8 +1,8 @@
 """Test program: queries on separate executors with ``commit=batch``, with events as lines of JSON.
 
-The only argument is a JSON object: ``checkpoint``, ``state`` (the option checkpointsDir), and ``python``, an interpreter for
-all backends. The counting query runs in checkpoint format v2 and waits for a line of input twice. It is restarted, and
-commits large versions. A query in format v1 is refused.
+The only argument is a JSON object: ``checkpoint``, ``state`` (the option checkpointsDir), and ``python``, an
+interpreter for all backends. The counting query runs in checkpoint format v2 and waits for a line of input
+twice. It is restarted, and commits large versions. A query in format v1 is refused.
 """
 
 import json

@@ -1,9 +1,12 @@
-"""Test program: each stateful operator below ``foreachBatch``, which reads its batch in every way; rows and state are compared.
+"""Test program: each stateful operator below ``foreachBatch``, which reads its batch in every way.
+
+Rows and state are compared.
 
     python -m tests.spark.programs.foreach_batch --batches 1000 --master 'local[4,4]'
 
-Each batch is read in another way, see `READS`. Without ``--directory`` the checkpoints are in a temporary one. The last
-line is a summary, and the exit code 1 if a query failed, or a row or a state was not what the input makes it.
+Each batch is read in another way, see `READS`. Without ``--directory`` the checkpoints are in a temporary
+one. The last line is a summary, and the exit code 1 if a query failed, or a row or a state was not what the
+input makes it.
 """
 
 import argparse
@@ -43,7 +46,8 @@ SETTINGS = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     STATE_STORE + "maintenanceInterval": "2s",
     STATE_STORE + "minDeltasForSnapshot": "3",
-    # A store of RocksDB that another task has makes a task wait; some of Spark's own operators wait for themselves.
+    # A store of RocksDB that another task has makes a task wait; some of Spark's own operators wait for
+    # themselves.
     STATE_STORE + "rocksdb.lockAcquireTimeoutMs": "20000",
 }
 
@@ -86,7 +90,8 @@ class Life:
             surplus, missing = rows - expected, expected - rows
             some = [sorted(one)[:1] for one in (surplus, missing)]
             self.wrong.append(
-                f"{what}: {surplus.total()} rows too many, {missing.total()} missing; such as {some[0]}, {some[1]}"
+                f"{what}: {surplus.total()} rows too many, {missing.total()} missing; such as {some[0]}, "
+                f"{some[1]}"
             )
 
 
@@ -144,7 +149,10 @@ def in_one_action(life, batch, number):
 
 
 def in_one_task(life, batch, number):
-    """The same without a shuffle where the operator's key is the group's: one task opens a partition twice."""
+    """Do the same without a shuffle where the operator's key is the group's.
+
+    One task opens a partition twice.
+    """
     yield joined(batch, batch)
 
 
@@ -166,7 +174,10 @@ READS = {
     "one_action": in_one_action,
     "one_task": in_one_task,
 }
-"""Ways of reading a batch. That after `twice` reads once, so that what it loads is for the sake of the batch before."""
+"""Ways of reading a batch.
+
+That after `twice` reads once, so that what it loads is for the sake of the batch before.
+"""
 
 
 def live(spark, asked, directory, name, checkpoint_format, reads):
@@ -205,7 +216,7 @@ def live(spark, asked, directory, name, checkpoint_format, reads):
 
 
 def reason(query):
-    """Return the lines of a failed query's messages that name an error, without Spark's repetitions of them."""
+    """Return the lines of a failed query's messages that name an error, without repetitions."""
     lines = re.findall(
         r"^.*(?:Exception|Error|Caused by|\[[A-Z_.]+\]).*$", failure_of(query) or "", re.MULTILINE
     )

@@ -1,8 +1,9 @@
 """Test program: the queries of tests/system/kafka in a session of their own, with events as lines of JSON.
 
-The only argument is a JSON object: ``topics``, ``checkpoints`` (by query), ``provider`` of new queries, ``limit`` (events of a
-batch), ``options`` of Kafka's clients, ``jars`` of the connector, and ``end``: whether all input is read and closed, and the
-program ends. Otherwise it runs until it is killed, until a query fails, or until a line of input.
+The only argument is a JSON object: ``topics``, ``checkpoints`` (by query), ``provider`` of new queries,
+``limit`` (events of a batch), ``options`` of Kafka's clients, ``jars`` of the connector, and ``end``: whether
+all input is read and closed, and the program ends. Otherwise it runs until it is killed, until a query fails,
+or until a line of input.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""Test program: the counting query on Spark's RocksDB store, moved to this store and back, with events as lines of JSON.
+"""Test program: the counting query on Spark's RocksDB store, moved to this store and back.
 
-The only argument is a JSON object: ``places`` (URLs of the three checkpoints), ``confs`` of the session, and ``cluster``, whether it has
-separate executors. There a line of input is awaited before each conversion, which reports its executors.
+Events are lines of JSON. The only argument is a JSON object: ``places`` (URLs of the three checkpoints),
+``confs`` of the session, and ``cluster``, whether it has separate executors. There a line of input is awaited
+before each conversion, which reports its executors.
 """
 
 import json

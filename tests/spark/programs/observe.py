@@ -1,8 +1,9 @@
 """Test program: a counting query in a session with Spark's UI, for tests that look at it over HTTP.
 
-The only argument is a JSON object: ``directory`` to work in, ``confs`` (Spark settings), the name of the ``query``, and ``jar``, which
-is on the class path as well. It reports the UI's address and the query's progress when all input is counted, then obeys
-a line of input: ``fail`` makes the query fail, ``stop`` stops it, anything else ends the program.
+The only argument is a JSON object: ``directory`` to work in, ``confs`` (Spark settings), the name of the
+``query``, and ``jar``, which is on the class path as well. It reports the UI's address and the query's
+progress when all input is counted, then obeys a line of input: ``fail`` makes the query fail, ``stop`` stops
+it, anything else ends the program.
 """
 
 import contextlib

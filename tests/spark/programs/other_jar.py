@@ -1,7 +1,8 @@
 """Test program: a counting query on an executor whose class path begins with another jar of this package.
 
-The only argument is a JSON object: ``checkpoint``, and ``jar``, which is null for an executor with the driver's jar. The query
-runs to batch 2 in checkpoint format v2 and with ``commit=batch``; its error is reported, or null.
+The only argument is a JSON object: ``checkpoint``, and ``jar``, which is null for an executor with the
+driver's jar. The query runs to batch 2 in checkpoint format v2 and with ``commit=batch``; its error is
+reported, or null.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Test program: a session that counts the input of a directory, controlled by lines on its standard input.
 
-The argument is a JSON object: ``session``, its name, ``input`` and ``barriers``, directories, and the option ``commit``. While the
-file ``<session>-stop`` is in ``barriers``, a batch waits before it changes state, and creates
-``<session>-waiting``.
+The argument is a JSON object: ``session``, its name, ``input`` and ``barriers``, directories, and the option
+``commit``. While the file ``<session>-stop`` is in ``barriers``, a batch waits before it changes state, and
+creates ``<session>-waiting``.
 
 Each line is a JSON object with ``do``: ``start`` the query on a ``checkpoint`` in checkpoint ``format``;
 ``reach`` a ``batch``; ``fail``, wait for the query's end; ``rows``, return its counts; ``stop`` it.

@@ -1,4 +1,4 @@
-"""A driver with no more than fsspec asks of it, whose calls can fail; SFTP, SMB and DBFS have drivers like it."""
+"""A driver with no more than fsspec requires, whose calls can fail, like those of SFTP, SMB and DBFS."""
 
 from __future__ import annotations
 

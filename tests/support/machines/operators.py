@@ -199,7 +199,10 @@ class OperatorStateMachine(RuleBasedStateMachine):
 
     @rule(changes=st.booleans(), finished=st.sets(st.integers(1, 3)), parallelism=_same_or_other, via=_via)
     def snapshot(self, changes: bool, finished: set[int], parallelism: int | None, via: int | None) -> None:
-        """Take a checkpoint and restore it elsewhere too. Some empty subtasks have finished and report nothing."""
+        """Take a checkpoint and restore it elsewhere too.
+
+        Some empty subtasks have finished and report nothing.
+        """
         factory = self.stream_factory()
         reporting = [
             n not in finished or any(subtask.lists.values()) for n, subtask in enumerate(self.subtasks)

@@ -1,4 +1,4 @@
-"""Shared parts of the launchers of real storage services: a running service, its process, and its place in the cache."""
+"""Shared parts of the launchers of real storage services: a running service, its process, its cache."""
 
 from __future__ import annotations
 
@@ -179,7 +179,8 @@ def maven_jars(directory: Path, *dependencies: str, transitive: bool = False) ->
         for dependency in dependencies:
             group, name, version = dependency.split(":")
             lines.append(
-                f'<dependency org="{group}" name="{name}" rev="{version}" transitive="{str(transitive).lower()}" '
+                f'<dependency org="{group}" name="{name}" rev="{version}" '
+                f'transitive="{str(transitive).lower()}" '
                 f'conf="default->master{",runtime" if transitive else ""}"/>'
             )
         Path(scratch, "ivy.xml").write_text(
@@ -227,7 +228,9 @@ def running(
     directory: Path | None = None,
     seconds: float = START_SECONDS,
 ) -> Iterator[None]:
-    """Run a server for as long as the context, in the process group of the caller, which signals reach as a whole.
+    """Run a server for as long as the context.
+
+    It is in the caller's process group, so that signals to the group reach both.
 
     Parameters
     ----------

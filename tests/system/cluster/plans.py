@@ -40,7 +40,10 @@ _LONG = {
 
 
 def short(seed: int, *, commit: str = "task") -> Plan:
-    """Return a plan of twenty kills and two queries, one in each format, or with ``commit=batch`` both in v2."""
+    """Return a plan of twenty kills and two queries.
+
+    There is one in each format, or with ``commit=batch`` both are in v2.
+    """
     by_batch = commit == "batch"
     queries = {"windows": ("windows", 2 if by_batch else 1), "joined": ("joined", 2)}
     confs = {"spark.plugins": spark_statestore.PLUGIN_CLASS} if by_batch else {}

@@ -87,7 +87,10 @@ class Cluster:
                 process.kill()
 
     def processes(self, what: str = "") -> list[psutil.Process]:
-        """Return the running processes of this cluster and its driver, optionally by a text in their command line."""
+        """Return the running processes of this cluster and its driver.
+
+        `what` restricts them to those with a text in their command line.
+        """
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""Execution of a plan: queries, faults while they run, and comparison of their output with the batch answer."""
+"""Execution of a plan: queries, faults while they run, and comparison of output and batch answer."""
 
 from __future__ import annotations
 

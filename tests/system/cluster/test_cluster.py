@@ -1,4 +1,4 @@
-"""Queries on a real cluster put out exactly the batch answer despite kills, freezes, full disks and partitions."""
+"""Queries on a real cluster put out the batch answer despite kills, freezes, full disks and partitions."""
 
 from __future__ import annotations
 

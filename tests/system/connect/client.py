@@ -1,7 +1,8 @@
 """Test program: a Spark Connect client that sets nothing, and runs every stateful operator of PySpark.
 
-Arguments: the server's address, a directory for checkpoints and results, and the directory of the input. Prints a line of JSON for
-each query: its name, its results so far, the custom metrics of its operators, and what else was asked.
+Arguments: the server's address, a directory for checkpoints and results, and the directory of the input.
+Prints a line of JSON for each query: its name, its results so far, the custom metrics of its operators, and
+what else was asked.
 """
 
 from __future__ import annotations

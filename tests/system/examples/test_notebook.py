@@ -65,6 +65,7 @@ def test_notebook_runs_and_shows_its_results(tmp_path: Path, monkeypatch: pytest
     assert re.findall(r"\| *(\w+)\| *(\d+)\|", corrected) == [("the", "6")]
     (top,) = (text for line, text in tables.items() if line.startswith("duckdb.sql"))
     assert re.findall(r"│ (\w+) +│ +(\d+) │", top) == [("the", "6"), ("fox", "2"), ("brown", "1")]
-    # The kernel ends without Python's exit handlers; the next configure removes the archive that this one shipped.
+    # The kernel ends without Python's exit handlers; the next configure removes the archive that this one
+    # shipped.
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("spark-statestore-")]
     assert left == [], "the notebook left files behind"

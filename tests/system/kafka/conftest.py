@@ -48,7 +48,8 @@ def broker(running_broker: Broker) -> Broker:
 def spark(built: Path, jars: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """Start a session that writes and reads topics, converts checkpoints, and runs real-time queries."""
     builder = (
-        # A real-time query has a slot for each partition of its topic and of its state, beside those that feed and read.
+        # A real-time query has a slot for each partition of its topic and of its state, beside those that
+        # feed and read.
         local_builder("kafka-tests", memory="1g", master="local[6]")
         .config("spark.jars", f"{jars},{built}")
         .config("spark.sql.session.timeZone", "UTC")

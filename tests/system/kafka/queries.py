@@ -1,4 +1,4 @@
-"""Two stateful queries from a Kafka topic to two others, their input, and the batch answer over the same topic."""
+"""Two stateful queries from a Kafka topic to two others, their input, and the topic's batch answer."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def read_topic(spark: SparkSession, topics: Topics, topic: str) -> DataFrame:
 def assert_exact(expected: Mapping[str, str], rows: Rows, query: str) -> None:
     """Check the output of a sink that delivers at least once.
 
-    In append mode the distinct records are the answer: a batch that runs again writes the same ones. In update mode the last
-    value of each key is; no earlier one counts more events, nor fewer than one.
+    In append mode the distinct records are the answer: a batch that runs again writes the same ones. In
+    update mode the last value of each key is; no earlier one counts more events, nor fewer than one.
     """
     assert len(expected) > 300
     if query == "sessions":

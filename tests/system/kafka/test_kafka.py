@@ -1,4 +1,4 @@
-"""Stateful queries from Kafka to Kafka through restarts, kills, roll backs, conversions and outages of the broker."""
+"""Stateful queries from Kafka to Kafka through restarts, kills, roll backs, conversions and outages."""
 
 from __future__ import annotations
 

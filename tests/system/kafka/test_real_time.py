@@ -214,7 +214,8 @@ REFUSED = {
     "dropDuplicatesWithinWatermark": Refusal(deduplicated_within_watermark, NOT_IN_LIST),
     "applyInPandasWithState": Refusal(grouped, NOT_IN_LIST),
     "transformWithState": Refusal(transformed, NOT_IN_LIST),
-    # Spark writes no metadata of this operator for a real-time query, and requires it; on its RocksDB store too.
+    # Spark writes no metadata of this operator for a real-time query, and requires it; on its RocksDB store
+    # too.
     "transformWithState in Python": Refusal(
         transformed_in_python, "STDS_FAILED_TO_READ_OPERATOR_METADATA", settings={ALLOWLIST: "false"}
     ),

@@ -36,8 +36,8 @@ def test_killed_queries_resume_from_s3(
     expected = outputs(local)
     assert {name for name, _ in expected} == set(QUERIES)
     url = f"s3://{bucket}/checkpoints"
-    # Killed after the query's first batch. A query killed between its source's log and the log of offsets would take two
-    # inputs into one batch, so there is one.
+    # Killed after the query's first batch. A query killed between its source's log and the log of offsets
+    # would take two inputs into one batch, so there is one.
     runs = Runs(tmp_path / "remote-input", QUERIES, checkpoint_format)
     runs.write_input(range(1))
     for query in killed:

@@ -2,8 +2,8 @@
 
     python -m tests.system.object_stores.whole_checkpoint CHECKPOINTS INPUT OUTPUT FORMAT TOGETHER QUERY...
 
-The queries run one after another, or together if TOGETHER is 1. Each batch's output is appended to the file OUTPUT, as
-a line of JSON: the query, the batch, its rows.
+The queries run one after another, or together if TOGETHER is 1. Each batch's output is appended to the file
+OUTPUT, as a line of JSON: the query, the batch, its rows.
 """
 
 from __future__ import annotations

@@ -114,7 +114,8 @@ def test_wheel_leaves_out_jars_of_earlier_sources(checkout: Path) -> None:
 def test_sources_of_each_minor_version_are_chosen_by_their_folders() -> None:
     code = (
         "import build_shim as b; "
-        "print(*(','.join(f.name for f in b.source_folders('main', s)) for s in ('4.0.5', '4.2.0', '4.3.0', '4.10.1')))"
+        "print(*(','.join(f.name for f in b.source_folders('main', s)) for s in ('4.0.5', '4.2.0', '4.3.0', "
+        "'4.10.1')))"
     )
     command = [sys.executable, "-c", code]
     found = subprocess.run(
@@ -145,7 +146,8 @@ def test_isolated_build_uses_the_pyspark_of_the_environment_that_pip_installs_in
 ) -> None:
     if minor_of(installed or "") == SPARK_MINOR:
         expected = ""
-    # An interpreter of its own, whose own packages the build does not import: those of this interpreter are on its path.
+    # An interpreter of its own, whose own packages the build does not import: those of this interpreter are
+    # on its path.
     venv.create(tmp_path / "environment", with_pip=False, symlinks=True)
     python = tmp_path / "environment/bin/python"
     if installed is not None:

@@ -1,4 +1,7 @@
-"""``python -m tests.system.soak.kills``: kill an application with many queries again and again, and verify what it has committed."""
+"""Kill an application with many queries again and again, and verify what it has committed.
+
+Run it with ``python -m tests.system.soak.kills``.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ class Application:
         self._reader.start()
 
     def wait_for(self, event: str, seconds: float) -> bool:
-        """Return whether the application has reported an event in time; False once it failed or ended, too."""
+        """Return whether the application reports an event in time; False once it failed or ended."""
         with self._changed:
             self._changed.wait_for(lambda: {event, "failed", "ended"} & set(self.events), seconds)
             return event in self.events

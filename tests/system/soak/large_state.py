@@ -1,8 +1,11 @@
-"""Large state: a query that is filled, updated, killed, and continued: ``python -m tests.system.soak.large_state JSON``.
+"""Large state: a query that is filled, updated, killed, and continued.
+
+    python -m tests.system.soak.large_state JSON
 
 The only argument is a JSON object: ``root`` (a directory), ``keys``, ``fills`` (batches that put all keys),
-``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end is
-exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), and ``kill`` (whether both processes are killed in the batch ``last``).
+``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end
+is exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), and ``kill`` (whether both
+processes are killed in the batch ``last``).
 """
 
 import gc

@@ -1,11 +1,12 @@
-"""Application with many counting queries, which start, end and start again until it is killed or told to finish.
+"""Application with many counting queries, which start and end again and again.
 
-The only argument is a JSON object: ``directory``, ``queries`` (their number), ``seed``. Queries are in checkpoint formats
-v1 and v2, in pools of both scheduling modes, and of three kinds: small ones that run until they are stopped and started
-again as another run, small ones that run with ``availableNow`` again and again, and a few of two stateful operators, of
-which the second opens its stores long after the first one. Each event is a line of JSON: ``started``, ``runs`` with their
-number every 5 s, ``ran`` once each query has done a batch, ``failed`` and ``finished``. A line of input ends it: the result
-of each query is compared with the expected one.
+It ends when it is killed or told to finish. The only argument is a JSON object: ``directory``, ``queries``
+(their number), ``seed``. Queries are in checkpoint formats v1 and v2, in pools of both scheduling modes, and
+of three kinds: small ones that run until they are stopped and started again as another run, small ones that
+run with ``availableNow`` again and again, and a few of two stateful operators, of which the second opens its
+stores long after the first one. Each event is a line of JSON: ``started``, ``runs`` with their number every
+5 s, ``ran`` once each query has done a batch, ``failed`` and ``finished``. A line of input ends it: the
+result of each query is compared with the expected one.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ SLOW = 3
 """Number of queries with two stages of stores and a long wait between them."""
 
 OTHERS = 45
-"""Batches of other queries in that wait; after a start almost each is of another run, and the backend remembers 32."""
+"""Batches of other queries in that wait.
+
+After a start almost each is of another run, and the backend remembers 32.
+"""
 
 POOLS = """<?xml version="1.0"?>
 <allocations>
@@ -52,7 +56,10 @@ CONFS = {
 
 
 def after_others(checkpoints: str) -> Any:
-    """Return a function of tables of rows that waits until other queries have done some batches, or long enough."""
+    """Return a function of tables of rows that waits until other queries have done some batches.
+
+    Its wait is limited.
+    """
 
     def count_batches() -> int:
         numbers = [-1]

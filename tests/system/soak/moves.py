@@ -1,9 +1,12 @@
-"""``python -m tests.system.soak.moves``: move stores between two executors, with pointer savepoints and rollbacks in between.
+"""Move stores between two executors, with pointer savepoints and rollbacks in between.
 
-Two executors of one core each run a query with ``commit=batch``, checkpoint format v2. A job that sleeps occupies one of them, so that
-the query's tasks run on the other; a move is a second job there, and the end of the first. An executor to which a store returns has
-a directory listing of earlier times. Every third batch changes so much that each store's version has a file of its own; the others' are
-merged by the driver, over bases that are uploaded in the background.
+Run it with ``python -m tests.system.soak.moves``.
+
+Two executors of one core each run a query with ``commit=batch``, checkpoint format v2. A job that sleeps
+occupies one of them, so that the query's tasks run on the other; a move is a second job there, and the end of
+the first. An executor to which a store returns has a directory listing of earlier times. Every third batch
+changes so much that each store's version has a file of its own; the others' are merged by the driver, over
+bases that are uploaded in the background.
 """
 
 from __future__ import annotations
@@ -27,7 +30,10 @@ from tests.support.trees import retained_batches
 
 KEYS = 12_007
 ROWS = 4_000
-"""Rows of a large batch, of which each store gets more than 64 KiB of changes; others have one of twenty of them."""
+"""Rows of a large batch, of which each store gets more than 64 KiB of changes.
+
+Others have one of twenty of them.
+"""
 
 LARGE = 3
 
@@ -237,7 +243,8 @@ def main() -> None:
             print("   ", " ".join(problem.split())[:800], flush=True)
         spark.stop()
     print(
-        f"{moving.moved} of {asked.moves} moves to the other executor, {moving.checked} retained and held versions checked, "
+        f"{moving.moved} of {asked.moves} moves to the other executor, {moving.checked} retained and held "
+        "versions checked, "
         f"{len(moving.problems)} problems"
     )
     sys.exit(1 if moving.problems or moving.moved < asked.moves else 0)

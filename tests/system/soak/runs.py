@@ -1,6 +1,9 @@
-"""``python -m tests.system.soak.runs``: start and end many queries in one application, and print the memory of both processes.
+"""Start and end many queries in one application, and print the memory of both processes.
 
-Each run is a query of its own, with its own checkpoint, stores and merged files. After it nothing of it may remain in the JVM or the backend.
+Run it with ``python -m tests.system.soak.runs``.
+
+Each run is a query of its own, with its own checkpoint, stores and merged files. After it nothing of it may
+remain in the JVM or the backend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Applications with many queries lose no committed batch when they are killed, nor memory with the runs that have ended."""
+"""Killed applications with many queries lose no committed batch, nor memory with the runs that ended."""
 
 from __future__ import annotations
 

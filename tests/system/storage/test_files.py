@@ -34,7 +34,10 @@ class OnService:
 
     @pytest.fixture(autouse=True)
     def kind(self, service: Service) -> None:
-        """Tell the contracts what the service has: only HDFS has directories, and MinIO deletes what is missing."""
+        """Set what the contracts expect of the service.
+
+        Only HDFS has directories, and MinIO deletes what is missing.
+        """
         self.has_directories = service.name == "hdfs"
         self.opens_exclusively = not self.has_directories
         self.misses_what_is_deleted = service.name == "azurite"

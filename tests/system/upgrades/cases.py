@@ -19,7 +19,10 @@ WRITTEN, CONTINUED = (0, 1), (3, 8)
 """Generated batches of the two halves of a query: the gaps make watermarks pass what is in the state."""
 
 EVENTS, OPERATIONS, BY_THE_CLOCK = "events", "operations", "by-the-clock"
-"""The inputs: rows with keys of many types; operations for an `Interpreter` with timers by event time or by the clock."""
+"""The inputs: rows with keys of many types, or operations for an `Interpreter`.
+
+Those have timers by event time or by the clock.
+"""
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     EVENTS: events.SCHEMA,

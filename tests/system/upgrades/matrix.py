@@ -75,9 +75,10 @@ class Matrix:
             self._feed(name, len(WRITTEN))
 
     def go_on(self, reader: str, writers: Sequence[str]) -> dict[Cell, Result]:
-        """Continue copies of what other Sparks wrote under a Spark; and run all queries there without a restart.
+        """Continue copies of what other Sparks wrote under a Spark.
 
-        On the way back to an older Spark, format v2 is enough: v1 has the same files but for the ids.
+        All queries also run there without a restart. On the way back to an older Spark, format v2 is enough:
+        v1 has the same files but for the ids.
         """
         whole = [self._job(name, 1, f"whole-{reader}") for name in self._names if name in cases_of(reader)]
         cells, jobs = [], []

@@ -1,4 +1,7 @@
-"""A StatefulProcessor whose output does not depend on PySpark's version. Spark's Python workers import the module."""
+"""A StatefulProcessor whose output does not depend on PySpark's version.
+
+It is a module because Spark's Python workers import it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from tests.spark.processors import Interpreter
 
 
 class PlainInterpreter(Interpreter):
-    """Outputs numbers as Python's, and keys as tuples: PySpark 4.0 has some of numpy, and not always a Row."""
+    """Outputs numbers as Python's, and keys as tuples.
+
+    PySpark 4.0 has some of numpy, and not always a Row.
+    """
 
     def _output(self, key: Any, event: str, content: Any, times: Any) -> Any:
         return super()._output(_plain(key), event, content, times)

@@ -2,8 +2,9 @@
 
     python -m tests.system.upgrades.program JOBS RESULTS
 
-JOBS is a file with a JSON list of jobs: the query, checkpoint format, checkpoint location and input. RESULTS becomes the
-list of what each did: its output batch by batch, the number of rows in its state after each, and its error if it failed.
+JOBS is a file with a JSON list of jobs: the query, checkpoint format, checkpoint location and input. RESULTS
+becomes the list of what each did: its output batch by batch, the number of rows in its state after each, and
+its error if it failed.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ class Client:
     def ask_together(
         self, *requests: tuple[dict[str, Any], Sequence[tuple[Kind, bytes, int]]]
     ) -> list[Answer]:
-        """Send all requests, with the frames that follow each, then read the answers up to a closed connection."""
+        """Send all requests, with the frames after each, then read answers until the connection closes."""
         sent = bytearray()
         for request, frames in requests:
             for kind, payload, state in (

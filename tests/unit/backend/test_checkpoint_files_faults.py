@@ -1,7 +1,7 @@
 """Faults and power losses at every call of the requests with which Spark's driver keeps its logs.
 
-The requests are those of a query's batches. After a fault the driver starts again as Spark does: it reads what is there,
-and writes what is missing.
+The requests are those of a query's batches. After a fault the driver starts again as Spark does: it reads
+what is there, and writes what is missing.
 """
 
 from __future__ import annotations
@@ -244,7 +244,10 @@ def test_logs_are_whole_on_an_object_store(repeats: bool) -> None:
 
 @pytest.mark.parametrize("storage", ["disk", "mount", "shown-when-closed", "objects"])
 def test_one_of_two_drivers_writes_a_batch_and_the_other_is_told(disk: LocalDisk, storage: str) -> None:
-    """The second one, of another query or of a lease that is over, writes between two calls of the first one."""
+    """The second driver writes between two calls of the first.
+
+    Its query is another one, or its lease is over.
+    """
     durability = "synced" if storage == "mount" else "finished"
     fs = disk if storage == "disk" else FaultInjectingFileSystem(durability=durability)
     options = {"fsync": "false" if storage == "objects" else "true"}

@@ -3,11 +3,11 @@
 Followed are the calls of the thread that serves a request, between modules of `spark_statestore.backend` and
 `spark_statestore.store`; the layers below them (storage, files, formats) know of no request.
 
-A module is *entered* by a call from another one of these modules. It is *returned to* by a call that finds another
-of them entered since its last call. Each pair of calling and called function counts once, so that a loop over messages
-is one visit. Returning from a call is no return to the caller's
-module. Frames (`backend.protocol`) count as a module that is entered, but reading and writing them is
-I/O, as it is with files, and no return.
+A module is *entered* by a call from another one of these modules. It is *returned to* by a call that finds
+another of them entered since its last call. Each pair of calling and called function counts once, so that a
+loop over messages is one visit. Returning from a call is no return to the caller's module. Frames
+(`backend.protocol`) count as a module that is entered, but reading and writing them is I/O, as it is with
+files, and no return.
 """
 
 from __future__ import annotations

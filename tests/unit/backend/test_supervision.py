@@ -81,7 +81,7 @@ def test_connection_of_a_hung_request_is_closed_if_the_answer_has_no_thread(
 
 
 class Requests:
-    """Requests that hang until they are cancelled and the answer is being sent, or fail behind their answer."""
+    """Requests that hang until they are cancelled while answering, or fail after their answer."""
 
     def __init__(self) -> None:
         self.supervisor = Supervisor()

@@ -1,7 +1,7 @@
 """Runs commands in a process that has no Spark, as a user's shell does.
 
-``python -m tests.unit.cli.another_process`` takes a JSON list of commands on standard input, each a list of arguments, and
-prints a list of their exit codes and outputs.
+``python -m tests.unit.cli.another_process`` takes a JSON list of commands on standard input, each a list of
+arguments, and prints a list of their exit codes and outputs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Fault injection for local files: failing system calls, and power loss.
 
-The package's own `LocalFileSystem` runs on real files. Its system calls below one directory pass through this module,
-which counts them, lets them fail or end early, or ends their process. It also tracks what POSIX guarantees after a power
-loss: the bytes of a file at its last fsync, and the names in a directory at its last fsync. Every later change may
-survive or not, independently and in any order; a `Loss` selects which ones do.
+The package's own `LocalFileSystem` runs on real files. Its system calls below one directory pass through this
+module, which counts them, lets them fail or end early, or ends their process. It also tracks what POSIX
+guarantees after a power loss: the bytes of a file at its last fsync, and the names in a directory at its last
+fsync. Every later change may survive or not, independently and in any order; a `Loss` selects which ones do.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ LOSSES: dict[str, Loss] = {
 class LocalDisk:
     """The files below a directory.
 
-    It has the methods of `FaultInjectingFileSystem` that a bench calls. Every mutation and every sync is a call, and so are
-    reads and listings: ``open``, ``tmpfile``, ``write``, ``fsync``, ``link``, ``rename``, ``unlink``, ``mkdir``,
-    ``rmdir``, ``read`` and ``list``.
+    It has the methods of `FaultInjectingFileSystem` that a bench calls. Every mutation and every sync is a
+    call, and so are reads and listings: ``open``, ``tmpfile``, ``write``, ``fsync``, ``link``, ``rename``,
+    ``unlink``, ``mkdir``, ``rmdir``, ``read`` and ``list``.
 
     Attributes
     ----------

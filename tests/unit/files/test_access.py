@@ -175,7 +175,8 @@ def test_task_error_names_bucket_and_remedies(
 
     python = tmp_path / "python"
     python.write_text(
-        f"#!/bin/sh\nunset {' '.join(CREDENTIALS)}\nexport HOME={tmp_path} FSSPEC_S3_ENDPOINT_URL={endpoint}\n"
+        f"#!/bin/sh\nunset {' '.join(CREDENTIALS)}\nexport HOME={tmp_path} "
+        f"FSSPEC_S3_ENDPOINT_URL={endpoint}\n"
         f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)

@@ -89,7 +89,7 @@ class RefusedRequestError(Exception):
 
 
 class MinioDriver(Memory):
-    """A driver that does not recognise the answer of a service to a conditional request, as s3fs with MinIO."""
+    """A driver that misreads a service's answer to a conditional request, as s3fs with MinIO."""
 
     def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **options: Any) -> None:
         try:

@@ -189,7 +189,7 @@ def test_upload_to_a_missing_bucket_fails_at_a_write(files: FileSystem) -> None:
 
 
 class Stalling(BaseHTTPRequestHandler):
-    """An S3 service that keeps nothing, and takes parts, and aborts uploads, only after its server's event."""
+    """An S3 service that keeps nothing, and takes parts and aborts uploads only after an event."""
 
     protocol_version = "HTTP/1.1"
 

@@ -57,13 +57,19 @@ def built(clients: ObjectStoreClients, kind: Client = Client.CALLS) -> Any:
     [
         (REGION, {}, "bucket", ("https://bucket.s3.eu-west-1.amazonaws.com", True, "eu-west-1")),
         (REGION, {}, "dots.in.it", ("https://s3.eu-west-1.amazonaws.com", False, "eu-west-1")),
-        (KEYS, {"region": "cn-north-1"}, "bucket", ("https://bucket.s3.cn-north-1.amazonaws.com.cn", True, "cn-north-1")),
-        (REGION, {"aws_default_region": "eu-north-1"}, "bucket", ("https://bucket.s3.eu-north-1.amazonaws.com", True, "eu-north-1")),
-        (REGION | {"AWS_USE_FIPS_ENDPOINT": "true"}, {}, "bucket", ("https://bucket.s3-fips.eu-west-1.amazonaws.com", True, "eu-west-1")),
-        (REGION | {"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, {}, "bucket", ("http://minio:9000", False, "eu-west-1")),
-        (REGION | {"AWS_ENDPOINT_URL_S3": "http://aws"}, {"endpoint": "http://minio:9000/below"}, "bucket", ("http://minio:9000/below", False, "eu-west-1")),
+        (KEYS, {"region": "cn-north-1"}, "bucket",
+         ("https://bucket.s3.cn-north-1.amazonaws.com.cn", True, "cn-north-1")),
+        (REGION, {"aws_default_region": "eu-north-1"}, "bucket",
+         ("https://bucket.s3.eu-north-1.amazonaws.com", True, "eu-north-1")),
+        (REGION | {"AWS_USE_FIPS_ENDPOINT": "true"}, {}, "bucket",
+         ("https://bucket.s3-fips.eu-west-1.amazonaws.com", True, "eu-west-1")),
+        (REGION | {"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, {}, "bucket",
+         ("http://minio:9000", False, "eu-west-1")),
+        (REGION | {"AWS_ENDPOINT_URL_S3": "http://aws"}, {"endpoint": "http://minio:9000/below"}, "bucket",
+         ("http://minio:9000/below", False, "eu-west-1")),
         (KEYS, {"endpoint_url": "http://minio:9000"}, "bucket", ("http://minio:9000", False, "us-east-1")),
-        (KEYS, {"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, "bucket", ("http://minio:9000", False, "us-east-1")),
+        (KEYS, {"AWS_ENDPOINT_URL_S3": "http://minio:9000"}, "bucket",
+         ("http://minio:9000", False, "us-east-1")),
         (
             REGION,
             {"endpoint": "http://bucket.minio:9000", "virtual_hosted_style_request": True},
@@ -148,7 +154,8 @@ def test_s3_profile_has_temporary_credentials_that_are_fetched_again(
     answer["Expiration"] = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     (tmp_path / "answer").write_text(json.dumps(answer))
     (tmp_path / "config").write_text(
-        f"[profile p]\nregion = eu-north-1\ncredential_process = cat {tmp_path}/answer\nendpoint_url = http://profile:1\n"
+        f"[profile p]\nregion = eu-north-1\ncredential_process = cat {tmp_path}/answer\nendpoint_url = "
+        "http://profile:1\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     for options, profile in (({"profile": "p"}, ""), ({}, "p")):
@@ -169,14 +176,19 @@ def test_s3_profile_has_temporary_credentials_that_are_fetched_again(
 @pytest.mark.parametrize(
     ("options", "connection", "host", "expected"),
     [
-        ({"account_name": "a", "account_key": "a2V5PQ=="}, "", "", {"account_name": "a", "account_key": "a2V5PQ=="}),
-        ({"sas_key": "?sv=1&sig=2"}, "", "acct.dfs.core.windows.net", {"account_name": "acct", "sas_key": "?sv=1&sig=2"}),
+        ({"account_name": "a", "account_key": "a2V5PQ=="}, "", "",
+         {"account_name": "a", "account_key": "a2V5PQ=="}),
+        ({"sas_key": "?sv=1&sig=2"}, "", "acct.dfs.core.windows.net",
+         {"account_name": "acct", "sas_key": "?sv=1&sig=2"}),
         ({}, CONNECTION, "", {"account_name": "acct", "account_key": "a2V5PQ=="}),
         (
             {},
             CONNECTION.replace("windows.net", "chinacloudapi.cn"),
             "",
-            {"account_name": "acct", "account_key": "a2V5PQ==", "endpoint": "https://acct.blob.core.chinacloudapi.cn"},
+            {
+                "account_name": "acct", "account_key": "a2V5PQ==",
+                "endpoint": "https://acct.blob.core.chinacloudapi.cn",
+            },
         ),
         (
             {},
@@ -194,7 +206,8 @@ def test_s3_profile_has_temporary_credentials_that_are_fetched_again(
                 "endpoint": "https://acct.blob.core.usgovcloudapi.net",
             },
         ),
-        ({"account_name": "acct", "skip_signature": True}, "", "", {"account_name": "acct", "skip_signature": True}),
+        ({"account_name": "acct", "skip_signature": True}, "", "",
+         {"account_name": "acct", "skip_signature": True}),
     ],
 )  # fmt: skip
 def test_azure_options_are_those_of_obstore_and_of_a_connection_string(
@@ -371,21 +384,31 @@ def failed(text: str, debug: str = "") -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "transient", "text"),
     [
-        (answer("412 Precondition Failed", "PreconditionFailed", "no", "AlreadyExistsError"), FileExistsError, False, "b/k"),
-        (answer("409 Conflict", "BlobAlreadyExists", "no", "AlreadyExistsError"), FileExistsError, False, "b/k"),
-        (answer("409 Conflict", "ConditionalRequestConflict", "x", "AlreadyExistsError"), OSError, True, "ConditionalRequestConflict: x"),
-        (answer("409 Conflict", "OperationAborted", "x", "AlreadyExistsError"), OSError, True, "OperationAborted: x"),
+        (answer("412 Precondition Failed", "PreconditionFailed", "no", "AlreadyExistsError"),
+         FileExistsError, False, "b/k"),
+        (answer("409 Conflict", "BlobAlreadyExists", "no", "AlreadyExistsError"),
+         FileExistsError, False, "b/k"),
+        (answer("409 Conflict", "ConditionalRequestConflict", "x", "AlreadyExistsError"),
+         OSError, True, "ConditionalRequestConflict: x"),
+        (answer("409 Conflict", "OperationAborted", "x", "AlreadyExistsError"),
+         OSError, True, "OperationAborted: x"),
         (answer("404 Not Found", "NoSuchKey", "no", "FileNotFoundError"), FileNotFoundError, False, "b/k"),
         (answer("404 Not Found", "", "", "FileNotFoundError"), FileNotFoundError, False, "b/k"),
-        (answer("503 Slow Down", "SlowDown", "Reduce"), OSError, True, r"SlowDown: Reduce \(PUT https://host/b/k, status 503\)"),
+        (answer("503 Slow Down", "SlowDown", "Reduce"),
+         OSError, True, r"SlowDown: Reduce \(PUT https://host/b/k, status 503\)"),
         (answer("500 Internal"), OSError, True, "status 500"),
         (answer("400 Bad Request", "InvalidRequest", "no"), OSError, False, "InvalidRequest: no"),
-        (failed("Server returned error response: <Error><Code>InternalError</Code></Error>"), OSError, True, "InternalError"),
-        (failed("HTTP error: error sending request", 'message: "Connection refused",'), ConnectionError, True, "Connection refused"),
-        (failed("HTTP error: error sending request", "                IncompleteMessage,"), ConnectionError, True, "IncompleteMessage"),
-        (failed("HTTP error: error sending request", "source: TimedOut,"), TimeoutError, True, "no answer in time"),
+        (failed("Server returned error response: <Error><Code>InternalError</Code></Error>"),
+         OSError, True, "InternalError"),
+        (failed("HTTP error: error sending request", 'message: "Connection refused",'),
+         ConnectionError, True, "Connection refused"),
+        (failed("HTTP error: error sending request", "                IncompleteMessage,"),
+         ConnectionError, True, "IncompleteMessage"),
+        (failed("HTTP error: error sending request", "source: TimedOut,"),
+         TimeoutError, True, "no answer in time"),
         (failed("Received redirect without LOCATION"), ConnectionError, True, "redirect"),
-        (answer("429 Too Many").__class__("Error performing token request: status code: 429 Too Many"), OSError, True, "429"),
+        (answer("429 Too Many").__class__("Error performing token request: status code: 429 Too Many"),
+         OSError, True, "429"),
         (obstore.exceptions.PreconditionError("x"), OSError, False, "was replaced"),
         (obstore.exceptions.NotSupportedError("not here"), OSError, False, "not here"),
     ],
@@ -403,12 +426,17 @@ def test_error_is_converted(error: Exception, kind: type[Exception], transient: 
 @pytest.mark.parametrize(
     ("error", "text"),
     [
-        (answer("403 Forbidden", "AccessDenied", "no", "PermissionDeniedError"), "access to s3://b/k is denied .*AccessDenied"),
+        (answer("403 Forbidden", "AccessDenied", "no", "PermissionDeniedError"),
+         "access to s3://b/k is denied .*AccessDenied"),
         (answer("403 Forbidden", "AccessDenied", "no"), "access to s3://b/k is denied .*AccessDenied"),
-        (answer("403 Forbidden", "InvalidAccessKeyId", "Invalid Access Key, credential", "PermissionDeniedError"), "is denied"),
+        (answer("403 Forbidden", "InvalidAccessKeyId", "Invalid Access Key, credential",
+                "PermissionDeniedError"),
+         "is denied"),
         (answer("401 Unauthorized", "", "", "UnauthenticatedError"), "access to s3://b/k is denied"),
-        (answer("403 Forbidden", "RequestTimeTooSkewed", "no", "PermissionDeniedError"), "the clock of this machine is wrong"),
-        (answer("404 Not Found", "NoSuchBucket", "no", "FileNotFoundError"), "the bucket 'b' of s3://b/k does not exist"),
+        (answer("403 Forbidden", "RequestTimeTooSkewed", "no", "PermissionDeniedError"),
+         "the clock of this machine is wrong"),
+        (answer("404 Not Found", "NoSuchBucket", "no", "FileNotFoundError"),
+         "the bucket 'b' of s3://b/k does not exist"),
         (failed("Error performing token request: no answer"), "no credentials were found"),
         (failed("Account must be specified"), "no credentials were found"),
         (failed("Invalid Access Key: Invalid symbol 33, offset 9."), "no credentials were found"),

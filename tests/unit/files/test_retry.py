@@ -291,7 +291,10 @@ def test_retrying_file_system_behaves_like_the_wrapped_one() -> None:
 
 
 def test_retrying_file_system_forwards_every_method() -> None:
-    """A method that is not forwarded would use the base class's default, without syncs or checks for links."""
+    """A method that is not forwarded would use the base class's default.
+
+    That has no syncs and no checks for links.
+    """
     public = {name for name in vars(FileSystem) if not name.startswith("_")}
     assert {"has_link", "make_durable", "prepare"} <= public
     assert public - vars(RetryingFileSystem).keys() == set()

@@ -1,4 +1,7 @@
-"""State machine of operator state in subtasks against lists and dicts: crashes, retries, rollbacks, changes of parallelism."""
+"""State machine of operator state in subtasks against lists and dicts.
+
+It has crashes, retries, rollbacks, and changes of parallelism.
+"""
 
 from __future__ import annotations
 

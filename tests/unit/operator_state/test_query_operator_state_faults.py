@@ -49,7 +49,8 @@ def read(location: str, batch: int) -> list[str] | None:
 def run(model: Model, values: list[str], fault: Fault | None, parallelisms: Sequence[int]) -> list[Fault]:
     """Run three batches, the last one cut short and run again; return the faults that it may meet.
 
-    The parallelisms are those of each batch until the fault, and then of the last batch again and the next one.
+    The parallelisms are those of each batch until the fault, and then of the last batch again and the next
+    one.
     """
     if fault is not None:
         count(f"operator state: {fault.kind}")

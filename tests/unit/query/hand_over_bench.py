@@ -1,4 +1,7 @@
-"""Operations of a cluster's batches: executors hand commits over, and the driver publishes those that Spark accepts."""
+"""Operations of a cluster's batches: executors hand commits over to the driver.
+
+The driver publishes those that Spark accepts.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,7 @@ def writes_a_version_alone(bench: MergedBench) -> None:
 
 
 def loses_an_executor(bench: MergedBench) -> None:
-    """An executor is lost after its tasks, before the barrier; another one loads the batch and runs the next."""
+    """An executor is lost after its tasks, before the barrier; another loads the batch and runs the next."""
     batch = bench.begin(b"lost")
     done = [bench.commit(batch, p, store) for p, store in enumerate(bench.stores)]
     bench.executors[RETRIED] = Process(bench, reports_discards=True)

@@ -1,4 +1,7 @@
-"""Bench that runs a query's batches in merged files with a fault at every storage call, and checks the guarantees."""
+"""Bench that runs a query's batches in merged files, with a fault at every storage call.
+
+It checks the guarantees afterwards.
+"""
 
 from __future__ import annotations
 
@@ -56,7 +59,10 @@ class Version:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that was begun: the value that it puts, the attempts that Spark accepts, and the rows to be, by partition."""
+    """A batch that was begun: its value, the attempts that Spark accepts, and rows by partition.
+
+    The rows are those after the batch.
+    """
 
     number: int
     put: bytes
@@ -93,7 +99,7 @@ class Process:
 
 @dataclass
 class MergedBench:
-    """A query of three stores, what its commit log promises, and what a batch that was cut off may have left."""
+    """A query of three stores, its commit log's promises, and what a cut off batch may have left."""
 
     model: Model
     ids: bool
@@ -178,7 +184,10 @@ class MergedBench:
         *,
         by: str | None = None,
     ) -> Version:
-        """Commit a partition's version as its task does; `by` is the attempt, by default the one that Spark accepts."""
+        """Commit a partition's version as its task does.
+
+        `by` is the attempt, by default the one that Spark accepts.
+        """
         by = by or batch.attempts[p]
         name = CheckpointName(batch.number + 1, by if self.ids else None)
         merge = self.before is not None
@@ -220,7 +229,7 @@ class MergedBench:
         files.create(join(directory, str(number)), f"v1\n{json.dumps(entry)}".encode())
 
     def recover(self) -> None:
-        """Count a batch that was cut off as committed if the commit log has it, as Spark does at the next start."""
+        """Count a cut off batch as committed if the commit log has it, as Spark's next start does."""
         if self.attempted:
             names, rows = self.attempted[-1]
             number = names[0].version - 1
@@ -231,7 +240,10 @@ class MergedBench:
         self.restart()
 
     def has_entry(self, number: int) -> bool:
-        """Return True if the commit log has a batch; remove a part of an entry, which Spark refuses, as a roll back does."""
+        """Return True if the commit log has a batch.
+
+        A part of an entry, which Spark refuses, is removed as by a roll back.
+        """
         files, directory = open_file_system(f"{self.root}/commits", fsync=self.model.fsync)
         path = join(directory, str(number))
         if not has_file(files, path):
@@ -300,7 +312,10 @@ class MergedBench:
             assert found.stores == PARTITIONS
 
     def write_spark_files(self) -> None:
-        """Write what Spark has written before its commit log gets a batch; not part of any operation to interrupt."""
+        """Write what Spark has written before its commit log gets a batch.
+
+        It is not part of any operation to interrupt.
+        """
         files, root = open_file_system(self.root, fsync=self.model.fsync)
         new: dict[str, bytes] = {}
         if not self.offsets:

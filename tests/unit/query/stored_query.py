@@ -1,4 +1,4 @@
-"""A query's checkpoint location with a word count, written without Spark as Spark and its executors write it."""
+"""A word count's checkpoint location, written without Spark as Spark and its executors write it."""
 
 from __future__ import annotations
 

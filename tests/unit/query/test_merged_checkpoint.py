@@ -1,4 +1,4 @@
-"""The tools on a checkpoint whose versions are in merged files, beside the same one with a file for each version."""
+"""The tools on a checkpoint with merged files, beside the same one with a file for each version."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def merged(query: StoredQuery) -> list[Path]:
 
 
 def discard_old(query: StoredQuery) -> None:
-    """Clean every store up but for its newest version, as maintenance does, and sweep as the next batch does."""
+    """Clean every store up but for its newest version, and sweep as the next batch does."""
     for partition, attempt in enumerate(query.counted[-1]):
         name = CheckpointName(len(query.left), attempt.id if query.format == 2 else None)
         discard_versions(query.stores[partition], name, attempt.id, name.version, 0)
@@ -239,7 +239,7 @@ WORDS = {f"word{number}": number for number in range(100)}
 
 
 def moved(directory: Path) -> tuple[StoredQuery, StoreDirectory]:
-    """A query with one store, and that store in a process that has listed the merged files before it loads the newest version.
+    """A query with one store, in a process that listed the merged files before it loads the newest version.
 
     Versions 4 to 6 build on a snapshot; the newest one, 8, has another one and a file of its own.
     """

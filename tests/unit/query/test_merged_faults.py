@@ -1,4 +1,4 @@
-"""Faults at every storage call of batches whose versions are in merged files, of their loads and their clean-up."""
+"""Faults at every storage call of batches in merged files, of their loads and their cleanup."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_operations_are_what_they_are_called(operation: str) -> None:
 
 
 def test_part_of_a_file_hides_no_version_that_was_published_since() -> None:
-    """A driver that was killed has left the part, and an executor that lists it loads the version of the next run."""
+    """A killed driver left the part; an executor that lists it loads the version of the next run."""
     bench = MergedBench(MODELS["objects"], True, True)
     three_batches(bench)
     bench.fs.wrapped.pipe_file(f"{bench.root}/state/_merged/4-4-0".removeprefix("faulty://"), b"part")

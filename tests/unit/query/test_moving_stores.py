@@ -1,4 +1,7 @@
-"""Stores that move between the processes of executors, each with a listing of its own, lose no retained or held version."""
+"""Stores that move between executors lose no retained or held version.
+
+Each executor has a listing of its own.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +58,10 @@ class Cluster:
         return place
 
     def commit(self, partition: int, counts: dict[str, int]) -> Attempt:
-        """Run a partition's task; its metadata may be too large to be handed over, and it may take up a snapshot."""
+        """Run a partition's task.
+
+        Its metadata may be too large to be handed over, and it may take up a snapshot.
+        """
         executor = self.executor(partition)
         is_first = not self.driver.left
         base = executor.snapshot(partition) if not is_first and self.random.random() < 0.2 else None

@@ -31,7 +31,10 @@ def written(count: int, interval: int) -> Log:
 
 
 def known_to_spark(log: Log, default_interval: int) -> list[int]:
-    """The entries that Spark's reader finds, which works out the distance of compacted files by their names."""
+    """Return the entries that Spark's reader finds.
+
+    It works out the distance of compacted files by their names.
+    """
     if not log:
         return []
     compacted = sorted((int(name.split(".")[0]) for name in log if name.endswith(".compact")), reverse=True)

@@ -127,7 +127,10 @@ CASES = {
 def live(
     spark: Any, case: Case, directory: Path, partitions: list[int], parts: list[list[Rows]]
 ) -> tuple[list[Output], Path]:
-    """Run a query with each number of partitions on one part of the input; return the outputs and the last checkpoint."""
+    """Run a query with each number of partitions on one part of the input.
+
+    Return the outputs and the last checkpoint.
+    """
     query = Query(
         spark,
         directory,

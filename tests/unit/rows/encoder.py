@@ -237,7 +237,7 @@ def struct_of(columns: Sequence[Column]) -> Column:
 
 
 def columns_of(simple: Sequence[Column], *, least: int = 0) -> st.SearchStrategy[Column]:
-    """Columns of these types and of such that are built of them, their structs with so many fields at least."""
+    """Columns of these types and of types built of them, whose structs have at least so many fields."""
     keys = st.sampled_from([column for column in simple if column.node != "void"])
     return st.recursive(
         st.sampled_from(simple),

@@ -90,14 +90,18 @@ def check_verified(query: StoredQuery, damage: Damage) -> None:
 
 
 def _may_be_taken_for_none(damage: Damage) -> bool:
-    """The operator state of a batch that is missing altogether: of a batch before there is some, which counts then."""
+    """Return whether the operator state of a batch is missing altogether.
+
+    Then that of a batch before it counts.
+    """
     return damage.data is None and "operator-state" in damage.path.parts
 
 
 def _is_harmless(query: StoredQuery, damage: Damage) -> bool:
     path, data = damage.path, damage.data
     if path.suffix == ".crc":
-        # Hadoop takes a file without checksums for one that has none; of another file of the same bytes it has the same.
+        # Hadoop takes a file without checksums for one that has none; of another file of the same bytes it
+        # has the same.
         return data is None or data == path.read_bytes()
     # Attempts that do not count, and copies of attempts in case that one takes a name.
     counts = {attempt_id.id for batch in query.counted for attempt_id in batch}
@@ -191,13 +195,16 @@ def check_repaired(query: StoredQuery, whole: list[int], damage: Damage) -> int 
 
 
 def verify_as_newest(query: StoredQuery, batch: int, damage: Damage) -> bool:
-    """Return True if a batch would be intact as the newest one, which also needs log entries of the batch before."""
+    """Return True if a batch would be intact as the newest one.
+
+    That also needs log entries of the batch before.
+    """
     return damage.path.name != str(batch - 1) or "offsets" not in damage.path.parts
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_savepoint_with_files_of_another_query_is_refused(tmp_path: Path, kind: Kind) -> None:
-    """Of two queries at the same batch: what one of them read and what the other one has would fit together."""
+    """Two queries are at the same batch: what one read and what the other has would fit together."""
     taken = []
     for name in "ab":
         query = StoredQuery(tmp_path / name)

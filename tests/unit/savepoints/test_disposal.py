@@ -256,7 +256,7 @@ def test_disposal_removes_nothing_if_the_hold_cannot_be_read() -> None:
 
 def test_disposal_removes_no_query_that_is_started_in_the_directory() -> None:
     def dispose(at: int | None) -> tuple[bool, int]:
-        """Start a query in the savepoint's directory during a call, if Spark could, and dispose of the savepoint."""
+        """Start a query in the savepoint's directory during a call, if Spark could, and dispose of it."""
         fs = FaultInjectingFileSystem()
         query = grown(fs.url("checkpoint"), operators=SMALL)
         made = savepoint(query.url, fs.url("target"))

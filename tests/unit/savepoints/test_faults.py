@@ -1,6 +1,7 @@
 """Tests of faults and power losses at every call of savepoints, restores, copies and rollbacks.
 
-The query keeps its state; a savepoint or new checkpoint is complete or does not exist; the operation can be repeated.
+The query keeps its state; a savepoint or new checkpoint is complete or does not exist; the operation can be
+repeated.
 """
 
 from __future__ import annotations

@@ -122,7 +122,10 @@ class SavepointMachine(RuleBasedStateMachine):
 
     @rule(put=_puts, restart=st.booleans())
     def fail_in_a_batch(self, put: dict[str, str], restart: bool) -> None:
-        """Fail in a batch, which Spark repeats, in format v1 under the same names, with the same driver or a new one."""
+        """Fail in a batch, which Spark repeats with the same driver or a new one.
+
+        In format v1 it does so under the same names.
+        """
         kept = {store: (i.name, i.attempt_id, i.handle) for store, i in self.query.instances.items()}
         self.query.begin(put=_rows(put | {"lost": "large"}))
         for store, (name, attempt_id, handle) in kept.items():
@@ -182,7 +185,8 @@ class SavepointMachine(RuleBasedStateMachine):
             try:
                 return savepoint(self.query.url, self.target, kind, batch=batch, **self.where)
             except SavepointError:
-                # Only versions that cleanups may be discarding are refused, after a rollback also the newest one.
+                # Only versions that cleanups may be discarding are refused, after a rollback also the newest
+                # one.
                 if number >= max(self.oldest, self.highest - self.keep):
                     raise
                 return True
@@ -295,7 +299,10 @@ class SavepointMachine(RuleBasedStateMachine):
             assert list_holds(self.query.checkpoint) == []
 
     def remove_left_holds(self) -> None:
-        """Remove holds whose holder is gone: what a dead process left is for its user to see and to remove."""
+        """Remove holds whose holder is gone.
+
+        What a dead process left is for its user to see and to remove.
+        """
         for checkpoint in (self.query.checkpoint, *map(QueryCheckpoint, self.living)):
             for hold in list_holds(checkpoint):
                 if hold.holder() not in self.living:

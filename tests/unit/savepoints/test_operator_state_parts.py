@@ -1,4 +1,7 @@
-"""Savepoints, copies, rollback, verification and cleanup of a query whose sink keeps operator state in each partition."""
+"""Savepoints and their tools for a query whose sink keeps operator state in each partition.
+
+The tools copy, roll back, verify and clean up.
+"""
 
 from __future__ import annotations
 

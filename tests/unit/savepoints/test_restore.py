@@ -218,7 +218,7 @@ def test_failed_copy_removes_no_query_that_was_started_at_its_target() -> None:
     }
 
     def fail(at: int | None) -> tuple[bool, int]:
-        """Start a query at the target during a call of a copy that fails, and return if it could be started."""
+        """Start a query at the target during a call of a failing copy; return if it could be started."""
         fs = FaultInjectingFileSystem()
         query = WrittenQuery(fs.url("checkpoint"), operators=SMALL)
         query.run(put={b"large": bytes(700)})

@@ -352,7 +352,7 @@ class Meeting:
 def meet(
     fs: FaultInjectingFileSystem, first: Callable[[], None], second: Callable[[], None], at: int, until: int
 ) -> None:
-    """Hold the first one up at a call; the second one comes and is held up at a call itself until the first has ended."""
+    """Suspend the first at a call, and the second at a call of its own until the first has ended."""
     stopped, go_on = threading.Event(), threading.Event()
     failed: list[BaseException] = []
 

@@ -121,7 +121,8 @@ def test_runs_that_do_not_know_of_each_other_take_different_names(files: MemoryF
     known: list[bool] = []
     second.add(path("0/0", 2), attempt(2), metadata(2), allow)
     second.publish([attempt(2)], lambda logical, is_known: known.append(is_known))
-    # It looks into the commit log before each publication: at first as no other was just before, then as it met the other.
+    # It looks into the commit log before each publication: at first as no other was just before, then as it
+    # met the other.
     assert known == [False, True]
     assert names(files) == ["2-2-0", "2-2-1"]
     assert MergedFileSystem(files, MergedFiles(files, STATE)).read(path("0/0", 2)) == bytes(metadata(2))

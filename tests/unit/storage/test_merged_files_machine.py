@@ -27,7 +27,7 @@ _INDEX_BYTES = 1_000
 
 
 class MergedFilesMachine(RuleBasedStateMachine):
-    """Runs that add, publish, discard and restart, against a dict of paths; the files' total size is bounded."""
+    """Runs that add, publish, discard and restart, against a dict of paths; total size is bounded."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -150,7 +150,7 @@ def test_commit_writes_everything_at_the_hard_limit() -> None:
 
 
 def chain(base: int, deltas: list[int], rows: int | None = 100) -> IncrementalStateHandle:
-    """Return a chain of streams of these sizes: the base of version 1, and the deltas of the versions after it."""
+    """Return a chain of streams of these sizes: the base of version 1, and the deltas after it."""
     files = MemoryFileSystem()
 
     def stream(size: int) -> OperatorStreamStateHandle:

@@ -1,4 +1,4 @@
-"""Bench that runs store operations with a fault at every storage call, and checks the guarantees afterwards."""
+"""Bench that runs store operations with a fault at every storage call, and checks the guarantees."""
 
 from __future__ import annotations
 
@@ -152,7 +152,10 @@ class Bench:
         discard_versions(self.store, name, self.attempts[name], retain_from, most)
 
     def allow_torn_leftovers(self, since: int) -> None:
-        """Accept partial versions: after a crash, removals of a cleanup may be undone, and those of the next one not."""
+        """Accept partial versions after a crash.
+
+        Removals of a cleanup may be undone while those of the next one are not.
+        """
         for name, outcomes in self.possible.items():
             if name.version < since:
                 self.possible[name] = (*outcomes, TORN)
@@ -178,7 +181,10 @@ class Bench:
             assert found in outcomes, f"{name}: {brief(found)} is none of {[brief(one) for one in outcomes]}"
 
     def tidy(self) -> None:
-        """Commit and clean up until all earlier versions are below the horizon; check that no file of them is left."""
+        """Commit and clean up until all earlier versions are below the horizon.
+
+        Check that no file of them is left.
+        """
         self.commit(LAST, {b"last": b"z" * 600})
         self.cleanup(LAST, LAST)
         self.check(since=LAST)

@@ -128,7 +128,7 @@ class Pair:
     calls: list[Call] = field(default_factory=list)
 
     def run(self, pause_first: int, pause_second: int) -> bool:
-        """Suspend the first one at a call, run the second one up to a call, then finish the first and the second one.
+        """Suspend the first at a call, run the second up to a call, then finish both in this order.
 
         Returns
         -------
@@ -188,7 +188,8 @@ def interleavings(build: Callable[[], Pair], step: int = 7) -> Iterator[tuple[Pa
     Parameters
     ----------
     step
-        Suspend the second one at one of so many calls, a different one for each call of the first; all calls in soak.
+        Suspend the second one at one of so many calls, a different one for each call of the first; all calls
+        in soak.
     """
     step = 1 if EFFORT > 1 else step
     alone = build()

@@ -45,7 +45,7 @@ READERS: list[Reader] = [rows_of, _messages]
 
 @dataclass
 class Stored:
-    """A store of six versions: files of its own, a version that was committed twice, a rebased chain, a run."""
+    """A store of six versions: own files, a version committed twice, a rebased chain, a run."""
 
     directory: Path
     options: StorageOptions
@@ -95,7 +95,10 @@ class Stored:
         return [p for p in self.files() if p.parent.name in own and not p.name.startswith("_metadata.")]
 
     def check(self, versions: Iterable[int], readers: Sequence[Reader] = READERS) -> int:
-        """Check that each version is unchanged or refused with its name and a remedy; return the number of refused ones."""
+        """Check that each version is unchanged or refused with its name and a remedy.
+
+        Return the number of refused versions.
+        """
         refused = 0
         for version in versions:
             store, name = self.open(), self.names[version]

@@ -33,7 +33,10 @@ def test_killed_or_failed_process_damages_no_version(disk: LocalDisk, operation:
 
 @every_operation
 def test_synced_version_survives_a_power_loss_at_every_call(disk: LocalDisk, operation: str) -> None:
-    """Whatever of the rest survives it, and in whatever order; also after the process was killed or met errors before."""
+    """Whatever of the rest survives it, and in whatever order.
+
+    Also after the process was killed or met errors before.
+    """
     model = Model(disk, True, False, (*KINDS, "kill"))
     disk.loss = LOSSES["nothing"]
     for number, fault in some(OPERATIONS[operation].faults(model, survives=False), STRIDE):

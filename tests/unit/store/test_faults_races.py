@@ -44,7 +44,7 @@ class Race:
         )
 
     def run(self, pause_first: int, pause_second: int) -> None:
-        """Suspend the first one at a call, run the second one up to a call, then finish the first and the second one."""
+        """Suspend the first at a call, run the second up to a call, then finish both in this order."""
         fs = self.bench.fs
         reached, may_end = threading.Event(), threading.Event()
         failed: list[BaseException] = []

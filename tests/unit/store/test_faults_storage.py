@@ -139,7 +139,8 @@ def check_cut_short(faulty: FaultyStorage) -> None:
         write_checkpoint(faulty)
     except CrashedError:
         faulty.fs.restart()
-        # Published metadata is whole, or a file system without atomic publishing shows a part, which checksums detect.
+        # Published metadata is whole, or a file system without atomic publishing shows a part, which
+        # checksums detect.
         with contextlib.suppress(FileNotFoundError):
             assert faulty.metadata() == METADATA or faulty.fs_shows_parts
         faulty.remove()

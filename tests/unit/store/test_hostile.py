@@ -1,4 +1,7 @@
-"""Checkpoints that an attacker could write are read or refused, without access to other files or much memory."""
+"""Checkpoints that an attacker could write are read or refused.
+
+No other file is accessed, and memory is bounded.
+"""
 
 from __future__ import annotations
 

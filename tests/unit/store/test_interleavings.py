@@ -98,7 +98,7 @@ def three_batches(with_ids: bool, *, whole: int = 0) -> World:
 
 
 def slow_snapshot(with_ids: bool, retained: int | None) -> Pair:
-    """A commit takes up a snapshot that was begun when it was not old yet, while another executor cleans up."""
+    """A commit uses a snapshot that was begun before it grew old, while another executor cleans up."""
     world = World(with_ids, FS)
     store = world.instance()
     world.batch(store, 1, {b"a": LARGE})

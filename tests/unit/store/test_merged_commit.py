@@ -1,4 +1,7 @@
-"""Commits in files of their own beside merged ones that are not published: no attempt is lost, and the last one counts."""
+"""Commits in files of their own beside unpublished merged ones lose no attempt.
+
+The last attempt counts.
+"""
 
 from __future__ import annotations
 

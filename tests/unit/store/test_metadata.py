@@ -369,8 +369,8 @@ def test_decode_operators_validates_numbers() -> None:
 def test_decode_metadata_requires_one_incremental_handle() -> None:
     handle = encode_handle(start_chain(4, None), CONTEXT)
     properties = {
-        "operator": 0, "partition": 0, "store": "default", "version": 1, "parentAttemptId": None, "createdMs": 1,
-        "writtenBy": "0.2", "columnFamilies": [],
+        "operator": 0, "partition": 0, "store": "default", "version": 1, "parentAttemptId": None,
+        "createdMs": 1, "writtenBy": "0.2", "columnFamilies": [],
     }  # fmt: skip
     assert decode_metadata(encoded(body_of(properties, handle)), CONTEXT, "here").version == 1
     for handles in ([], [handle, handle], [encode_handle(ByteStreamStateHandle("a", b""), CONTEXT)]):

@@ -1,6 +1,7 @@
 """Write a sample of the storage formats: ``python -m tests.unit.store.write_format_sample <new directory>``.
 
-The sample of a format version stays in the repository as the release wrote it, and later releases must read it.
+The sample of a format version stays in the repository as the release wrote it, and later releases must read
+it.
 """
 
 from __future__ import annotations

@@ -92,9 +92,17 @@ def test_calls_are_counted_and_logged() -> None:
     with fs.open("a") as file:
         file.read()
     assert [str(call) for call in fs.calls] == [
-        "1 open a", "2 write a", "3 flush a: fail", "4 sync a", "5 close a", "6 info a", "7 mkdir d", "8 rmdir d",
-        "9 open a", "10 read a",
-    ]  # fmt: skip
+        "1 open a",
+        "2 write a",
+        "3 flush a: fail",
+        "4 sync a",
+        "5 close a",
+        "6 info a",
+        "7 mkdir d",
+        "8 rmdir d",
+        "9 open a",
+        "10 read a",
+    ]
     fs.inject()
     assert fs.calls == []
 

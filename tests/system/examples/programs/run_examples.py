@@ -1,6 +1,7 @@
 """Run examples one after the other in one process, and so with one JVM, and report what each prints.
 
-The only argument is a JSON list of runs: the path of an example, the directory to run it in, and its arguments.
+The only argument is a JSON list of runs: the path of an example, the directory to run it in, and its
+arguments.
 """
 
 import contextlib

@@ -1,9 +1,11 @@
-"""An aggregation, a join and transformWithState with their whole checkpoints at a URL, for an empty environment.
+"""An aggregation, a join and transformWithState with their whole checkpoints at a URL.
+
+It runs in an empty environment.
 
     python checkpoint_on_s3.py CHECKPOINTS INPUT OUTPUT JAR [BATCHES]
 
-Each batch's output is a line of JSON in OUTPUT: the query, the batch, its rows. After that many lines the driver kills
-itself.
+Each batch's output is a line of JSON in OUTPUT: the query, the batch, its rows. After that many lines the
+driver kills itself.
 """
 
 import importlib.util
