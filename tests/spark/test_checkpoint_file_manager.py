@@ -297,7 +297,7 @@ def test_missing_interpreter_is_an_error_with_the_way_back_to_hadoop(spark: Any,
 
 
 def test_missing_driver_is_an_error_with_the_way_back_to_hadoop(spark: Any) -> None:
-    with pytest.raises(Exception, match=r"pip install paramiko.*spark_files='hadoop'"):
+    with pytest.raises(Exception, match=r"requires .paramiko. to be installed.*spark_files='hadoop'"):
         start_counting(session_of(spark), "sftp://host/checkpoint").awaitTermination(30)
 
 

@@ -49,7 +49,7 @@ def counts(session: Any) -> Any:
     ("url", "expected"),
     [
         ("nowhere://bucket/x", r"'nowhere://bucket/x' cannot hold state.*Use file:"),
-        ("oci://bucket/x", r"needs the driver for 'oci'.*pip install ocifs"),
+        ("oci://bucket/x", r"needs the driver for 'oci'.*Install ocifs"),
         ("s3://", r"names no directory"),
     ],
 )

@@ -21,12 +21,6 @@ METRICS = "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/Stor
 # Changes of one file each: the text that is replaced, its replacement, and what the build says.
 BROKEN_LINKS = {
     "to a page": ("docs/hdfs.md", "# HDFS\n", "# HDFS\n\n[x](nowhere.md)\n", "nowhere.md"),
-    "to a file": (
-        "docs/object-stores.md",
-        "# Object stores\n",
-        "# Object stores\n\n[x](../nowhere.py)\n",
-        "nowhere.py",
-    ),
     "to a heading": (
         "docs/hdfs.md",
         "[x](nowhere.md)\n",
@@ -36,6 +30,12 @@ BROKEN_LINKS = {
 }
 
 BROKEN_REFERENCES = {
+    "link to a file": (
+        "docs/object-stores.md",
+        "# Object stores\n",
+        "# Object stores\n\n[x](../nowhere.py)\n",
+        "nowhere.py",
+    ),
     "page without a place": ("mkdocs.yml", "HDFS: hdfs.md", "HDFS: local-files.md", "hdfs.md"),
     "public name without docstring": (
         "spark_statestore/session.py",
