@@ -218,6 +218,7 @@ def test_backends_of_two_sessions_are_isolated_and_leave_no_files(scratch: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_start_removes_directories_of_killed_processes_only(scratch: Path) -> None:
     with counting(scratch, "living", hold=True) as living:
         living.next("running")

@@ -54,6 +54,7 @@ def test_commits_on_a_cluster_are_one_file_and_survive_their_executors(built: Pa
     assert checked.ok, checked
 
 
+@pytest.mark.soak
 def test_driver_refuses_commits_of_an_executor_with_another_jar(built: Path, tmp_path: Path) -> None:
     """Commits that the driver cannot read fail the batch with the remedy.
 

@@ -90,7 +90,7 @@ def _points() -> Iterator[Any]:
     """Yield kinds of kills and numbers of calls, most of them for soak only."""
     for number, at in enumerate(range(2, 70, 2)):
         kind = ("kill_driver", "orphan")[number % 2]
-        yield pytest.param(kind, at, marks=[] if at in (6, 28, 44) else [pytest.mark.soak])
+        yield pytest.param(kind, at, marks=[] if at in (6, 28) else [pytest.mark.soak])
 
 
 @pytest.mark.usefixtures("built")

@@ -15,7 +15,14 @@ MARK = " INFO Backend: state store: "
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chosen", ["filesystem", "checkpointsDir", "memory"])
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        "filesystem",
+        pytest.param("checkpointsDir", marks=pytest.mark.soak),
+        pytest.param("memory", marks=pytest.mark.soak),
+    ],
+)
 def test_each_executor_logs_storage_directory_and_interpreter_once(
     built: Path, tmp_path: Path, chosen: str
 ) -> None:

@@ -28,7 +28,15 @@ def run(*arguments: str, timeout: float) -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-2000:]}"
 
 
-@pytest.mark.parametrize("master", QUERIES)
+@pytest.mark.parametrize(
+    "master",
+    [
+        "local[4]",
+        "local[4,4]",
+        pytest.param("local[8,8]", marks=pytest.mark.soak),
+        "local-cluster[2,2,1024]",
+    ],
+)
 def test_foreach_batch_that_reads_its_batch_repeatedly_is_exact(built: object, master: str) -> None:
     checkpoint_format, operators = QUERIES[master]
     chosen = ("--formats", checkpoint_format, "--operators", *operators)
