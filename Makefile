@@ -61,13 +61,13 @@ demo: jar ## replay a year of flights as streams, kill the driver halfway, compa
 WORKERS := 2
 SHARED := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-# first: at most five minutes, every part of the product. rest: the other tests of test-all.
+# first: every part of the product. rest: the other tests of test-all.
 TIER := all
 
-test: jar $(CLASSES) ## run the first tier: every part of the product, in five minutes
+test: jar $(CLASSES) ## run the first tier: every part of the product
 	$(PY) -m pytest $(SHARED) -m 'not alone' --tier first
 
-test-all: jar $(CLASSES) ## run every test but the long ones, in fifteen minutes; TIER=rest leaves out those of make test
+test-all: jar $(CLASSES) ## run every test but the long ones; TIER=rest leaves out those of make test
 	$(PY) -m pytest $(SHARED) -m 'not alone' --tier $(TIER)
 	$(if $(ALONE),$(MAKE) $(ALONE))
 
