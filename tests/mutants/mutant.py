@@ -1,4 +1,7 @@
-"""A mutant is a change of one line of the product that breaks a guarantee, with the tests that fail then."""
+"""A mutant is a change of one line of the product that breaks a guarantee, with the tests that fail then.
+
+The modules `python` and `scala` beside this one each have a tuple of them, `MUTANTS`.
+"""
 
 from __future__ import annotations
 
