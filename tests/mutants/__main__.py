@@ -57,6 +57,7 @@ def run(chosen: Sequence[Mutant], copy: Copy, results_file: str | None) -> bool:
         if result.outcome in (Outcome.NOT_COMPILED, Outcome.NOT_RUN):
             print(result.output, flush=True)
         if results_file:
+            Path(results_file).parent.mkdir(parents=True, exist_ok=True)
             Path(results_file).write_text(as_markdown(results))
     print(as_markdown(results).partition("\n")[0])
     return all(result.outcome.is_killed for result in results.values())
