@@ -80,6 +80,19 @@ def test_connection_of_a_hung_request_is_closed_if_the_answer_has_no_thread(
     assert FrameSocket(client).receive() is None
 
 
+def test_hung_request_releases_its_permit_and_ends_with_an_error(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    supervisor = Supervisor(permits=1)
+    with (
+        pytest.raises(ConnectionAbortedError),
+        supervisor.supervise(REQUEST, FrameSocket(pair[1])) as permit,
+    ):
+        permit.acquire()
+        # While it hangs.
+        assert wait_until(lambda: supervisor._semaphore.acquire(blocking=False), 20)
+
+
 class Requests:
     """Requests that hang until they are cancelled and the answer is being sent, or fail behind their answer."""
 
