@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -74,6 +75,8 @@ def main() -> None:
         if unknown := set(asked.only) - {one.name for one in chosen}:
             parser.error(f"there are no mutants {', '.join(sorted(unknown))}")
         chosen = [one for one in chosen if one.name in asked.only]
+    # So that the tests are stopped, and the copy is removed.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         sys.exit(not run(chosen, Copy(Path(directory)), asked.results))
 

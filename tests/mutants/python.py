@@ -28,7 +28,7 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         "store.commit_log.has_committed(name.version)",
         "store.commit_log.has_entry(name.version)",
-        (f"{_TESTS}/store/test_commit_log.py", f"{_TESTS}/store/test_commit.py"),
+        (f"{_TESTS}/store/test_commit_log.py",),
         "A version stays committed once its entry is purged from Spark's log, and only later ones are there.",
     ),
     Mutant(
@@ -36,7 +36,7 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         """.{present_id or f'damaged-{zlib.crc32(present):08x}'}": present,""",
         """.{present_id or f'damaged-{zlib.crc32(present):08x}'}": data,""",
-        (f"{_TESTS}/store/test_commit.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_commit.py",),
         "An attempt that another one replaces is kept, as later versions may build on its inline state.",
     ),
     Mutant(
@@ -44,7 +44,9 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         "must not replace its successor.\n        check_cancelled()",
         "must not replace its successor.\n        pass",
-        (f"{_TESTS}/backend/test_hanging_storage.py", f"{_TESTS}/store/test_commit.py"),
+        (
+            f"{_TESTS}/backend/test_hanging_storage.py::test_hung_commit_is_cancelled_and_does_not_replace_its_retry",
+        ),
         "A commit that was cancelled while storage hung replaces nothing when the call returns.",
     ),
     Mutant(
@@ -52,7 +54,9 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         "if base.version < oldest:",
         "if base.version < oldest - 1:",
-        (f"{_TESTS}/store/test_commit.py", f"{_TESTS}/store/test_version_store.py"),
+        (
+            f"{_TESTS}/store/test_interleavings.py::test_cleanup_of_another_instance_discards_no_snapshot_in_use",
+        ),
         "A version never refers to a snapshot that other executors may discard as too old.",
     ),
     Mutant(
@@ -60,7 +64,7 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         "elif is_usable(base, handle) and self._has_snapshot(base):",
         "elif is_usable(base, handle):",
-        (f"{_TESTS}/store/test_commit.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_version_store.py",),
         "A version never refers to a snapshot whose file was removed meanwhile.",
     ),
     Mutant(
@@ -68,7 +72,7 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         "self._store.retention.is_complete = False\n            raise",
         "self._store.retention.is_complete = True\n            raise",
-        (f"{_TESTS}/store/test_retention.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_version_store.py",),
         "A version whose publication failed with an unknown outcome keeps its streams, or is cleaned up.",
     ),
     Mutant(
@@ -76,7 +80,7 @@ _STORES: Final = (
         f"{_STORE}/cleanup.py",
         "if store.attempt_id(newest) != attempt_id:",
         "if store.attempt_id(newest) is None:",
-        (f"{_TESTS}/store/test_retention.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_version_store.py",),
         "An executor that lost a store to another one deletes nothing of the new owner's.",
     ),
     Mutant(
@@ -100,7 +104,7 @@ _STORES: Final = (
         f"{_STORE}/cleanup.py",
         "if version < retain_from and not index.is_tracked(path):",
         "if not index.is_tracked(path):",
-        (f"{_TESTS}/store/test_retention.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_version_store.py",),
         "A stream that another process is writing is not deleted as an orphan.",
     ),
     Mutant(
@@ -108,7 +112,7 @@ _STORES: Final = (
         f"{_STORE}/cleanup.py",
         "store.merged.look_for_others(since=store.merged.committed_at(newest.version))",
         "store.merged.is_empty()",
-        (f"{_TESTS}/store/test_merged_commit.py", f"{_TESTS}/query/test_merged_checkpoint.py"),
+        (f"{_TESTS}/query/test_merged_checkpoint.py",),
         "Streams of versions that the driver has published are not deleted by executors as orphans.",
     ),
     Mutant(
@@ -148,7 +152,7 @@ _STORES: Final = (
         f"{_STORE}/retention.py",
         "if name.version < version and name.version not in kept",
         "if name.version <= version and name.version not in kept",
-        (f"{_TESTS}/store/test_retention.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_retention.py",),
         "The oldest version that numRetained keeps can be loaded.",
     ),
     Mutant(
@@ -156,7 +160,7 @@ _STORES: Final = (
         f"{_STORE}/retention.py",
         "if not held <= self._held:",
         "if not self._held <= held:",
-        (f"{_TESTS}/store/test_retention.py", f"{_TESTS}/savepoints/test_savepoint_holds.py"),
+        (f"{_TESTS}/store/test_retention.py",),
         "A held version keeps also the streams that another executor wrote.",
     ),
     Mutant(
@@ -164,7 +168,7 @@ _STORES: Final = (
         f"{_STORE}/retention.py",
         "if attempt_id is not None and name.id is None:",
         "if attempt_id is not None and name.id is not None:",
-        (f"{_TESTS}/store/test_retention.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_retention.py",),
         "Streams of a retried task that replaced this executor's attempt are not deleted.",
     ),
     Mutant(
@@ -180,7 +184,7 @@ _STORES: Final = (
         f"{_STORE}/reader.py",
         "family.created_at_version <= entry.version",
         "family.created_at_version <= metadata.version",
-        (f"{_TESTS}/store/test_reader.py", f"{_TESTS}/store/test_version_store.py"),
+        (f"{_TESTS}/store/test_reader.py",),
         "Rows of a removed column family do not return when another one gets its name.",
     ),
     Mutant(
@@ -204,7 +208,7 @@ _STORES: Final = (
         f"{_STORE}/directory.py",
         "if (metadata.store, metadata.version) != (self.store, name.version) or (",
         "if metadata.version != name.version or (",
-        (f"{_TESTS}/store/test_version_store.py", f"{_TESTS}/store/test_damage.py"),
+        (f"{_TESTS}/store/test_damage.py::test_load_refuses_exchanged_stores",),
         "State of another partition that was copied into a store's directory is refused.",
     ),
     Mutant(
@@ -212,7 +216,7 @@ _STORES: Final = (
         f"{_STORAGE}/handle_codec.py",
         "return not self.files.has_link(self.directory, relative)",
         "return True",
-        (f"{_TESTS}/store/test_hostile.py", f"{_TESTS}/storage/test_handle_codec.py"),
+        (f"{_TESTS}/store/test_hostile.py",),
         "Forged metadata makes no load read, and no cleanup delete, a file outside of the store.",
     ),
     Mutant(
@@ -263,7 +267,7 @@ _STORED: Final = (
         f"{_STORAGE}/incremental_handle.py",
         "keeps_creator=isinstance(stream, SegmentFileStateHandle)",
         "keeps_creator=isinstance(stream, OperatorStreamStateHandle)",
-        (f"{_TESTS}/store/test_retention.py", f"{_TESTS}/storage/test_handles.py"),
+        (f"{_TESTS}/storage/test_handles.py",),
         "A version stays as long as later ones use the state inside its metadata.",
     ),
     Mutant(
@@ -279,7 +283,7 @@ _STORED: Final = (
         f"{_STORAGE}/merged_files.py",
         "if unnamed is not None and (is_known or not is_owned):",
         "if unnamed is not None and is_known:",
-        (f"{_TESTS}/storage/test_merged_files.py", f"{_TESTS}/store/test_merged_commit.py"),
+        (f"{_TESTS}/storage/test_merged_files.py",),
         "A run that another one has superseded does not publish a version that Spark committed.",
     ),
     Mutant(
@@ -287,15 +291,15 @@ _STORED: Final = (
         f"{_STORAGE}/merged_files.py",
         "missing = [attempt for attempt in attempts if attempt not in self._published]",
         "missing = [attempt for attempt in self._published if attempt not in attempts]",
-        (f"{_TESTS}/storage/test_merged_files.py", f"{_TESTS}/backend/test_open_stores.py"),
+        (f"{_TESTS}/storage/test_merged_files.py",),
         "A batch is not committed while a store's version was lost with the process that had it.",
     ),
     Mutant(
-        "merged-publishing-is-published",
+        "merged-pending-is-published",
         f"{_STORAGE}/merged_files.py",
         "return bool(self._index.pending.live or self._publishing)",
-        "return bool(self._index.pending.live)",
-        (f"{_TESTS}/storage/test_merged_files.py", f"{_TESTS}/backend/test_open_stores.py"),
+        "return bool(self._publishing)",
+        (f"{_TESTS}/backend/test_open_stores.py",),
         "Versions in memory are kept until the file with them is written.",
     ),
     Mutant(
@@ -343,16 +347,20 @@ _STORED: Final = (
         f"{_STORAGE}/merged_file_system.py",
         "def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:\n        self._require_new(path)",
         "def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:\n        self._files.url(path)",
-        (f"{_TESTS}/storage/test_merged_views.py", f"{_TESTS}/store/test_merged_commit.py"),
+        (f"{_TESTS}/store/test_merged_commit.py",),
         "A version that is in a merged file is not published again beside it.",
     ),
     Mutant(
-        "savepoint-reappears",
+        "savepoint-not-durable",
         f"{_STORAGE}/file_system_state_store.py",
-        "discard_durably(files, join(directory, METADATA_FILE_NAME))",
-        "discard_file(files, join(directory, METADATA_FILE_NAME))",
-        (f"{_TESTS}/savepoints/test_disposal.py", f"{_TESTS}/savepoints/test_faults.py"),
-        "A savepoint that is disposed of does not reappear without its files after a power failure.",
+        "locate(self._path_of(state), fsync=True)\n        path = join(directory, METADATA_FILE_NAME)",
+        "locate(self._path_of(state))\n        path = join(directory, METADATA_FILE_NAME)",
+        (
+            f"{_TESTS}/savepoints/test_faults.py",
+            "-k",
+            "power_loss",
+        ),
+        "A savepoint that is reported as taken survives a power failure.",
     ),
     Mutant(
         "metadata-cut-off",
@@ -367,7 +375,7 @@ _STORED: Final = (
         f"{_FORMATS}/metadata.py",
         "return bool(zlib.crc32(data[HEADER.size : -FOOTER.size], of_all) == expected)",
         "return bool(zlib.crc32(data[HEADER.size : -FOOTER.size], of_all) or expected)",
-        (f"{_TESTS}/store/test_metadata.py", f"{_TESTS}/store/test_damage.py"),
+        (f"{_TESTS}/store/test_damage.py::test_read_detects_damage_at_every_byte_of_every_file",),
         "Damage of large metadata is found although its inline state is not read with it.",
     ),
     Mutant(
@@ -375,7 +383,7 @@ _STORED: Final = (
         f"{_FORMATS}/messages.py",
         "if uncompressed < -1 or uncompressed > size * _ZSTD_RATIO:",
         "if uncompressed < -1:",
-        (f"{_TESTS}/formats/test_messages.py", f"{_TESTS}/store/test_hostile.py"),
+        (f"{_TESTS}/store/test_hostile.py",),
         "Damaged or forged state does not exhaust the memory of a backend.",
     ),
     Mutant(

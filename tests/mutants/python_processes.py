@@ -18,7 +18,7 @@ _OF_FILES: Final = (
         f"{_FILES}/local.py",
         "            if self._fsync:\n                os.fsync(fd)\n            # CPython",
         "            if not self._fsync:\n                os.fsync(fd)\n            # CPython",
-        (f"{_TESTS}/files/test_local_files.py",),
+        (f"{_TESTS}/store/test_faults_local.py::test_power_loss_loses_unsynced_files",),
         "With fsync, a committed version survives a power failure.",
     ),
     Mutant(
@@ -44,7 +44,7 @@ _OF_FILES: Final = (
         f"{_FILES}/local.py",
         "            except (FileNotFoundError, NotADirectoryError):\n                continue",
         "            except OSError:\n                continue",
-        (f"{_TESTS}/files/test_local_files.py", f"{_TESTS}/query/test_failing_listings.py"),
+        (f"{_TESTS}/files/test_failing_calls.py",),
         "Holds and versions in a directory that cannot be listed for the moment are not taken for missing.",
     ),
     Mutant(
@@ -52,7 +52,7 @@ _OF_FILES: Final = (
         f"{_FILES}/local.py",
         "        return os.stat(path).st_mode\n    except (FileNotFoundError, NotADirectoryError):",
         "        return os.stat(path).st_mode\n    except OSError:",
-        (f"{_TESTS}/files/test_local_files.py", f"{_TESTS}/files/test_failing_calls.py"),
+        (f"{_TESTS}/files/test_failing_calls.py",),
         "A file that cannot be looked for is an error, and not a missing file.",
     ),
     Mutant(
@@ -60,7 +60,7 @@ _OF_FILES: Final = (
         f"{_FILES}/local.py",
         "mode = os.lstat(path).st_mode",
         "mode = os.stat(path).st_mode",
-        (f"{_TESTS}/files/test_local_files.py", f"{_TESTS}/store/test_hostile.py"),
+        (f"{_TESTS}/store/test_hostile.py",),
         "A link in a checkpoint makes no load read, and no cleanup delete, files elsewhere.",
     ),
     Mutant(
@@ -84,7 +84,7 @@ _OF_FILES: Final = (
         f"{_FILES}/retry.py",
         "time.sleep(seconds)\n        check_cancelled()",
         "time.sleep(seconds)\n        heartbeat()",
-        (f"{_TESTS}/files/test_retry.py", f"{_TESTS}/files/test_request_context.py"),
+        (f"{_TESTS}/files/test_retry.py",),
         "A request that was cancelled while storage failed writes nothing later.",
     ),
     Mutant(
@@ -100,11 +100,7 @@ _OF_FILES: Final = (
         "spark_statestore/storage/metadata_streams.py",
         "if checkpoint is not None and checkpoint.id is None:",
         "if checkpoint is not None and checkpoint.id is not None:",
-        (
-            f"{_TESTS}/files/test_object_store.py",
-            f"{_TESTS}/storage/test_storage.py",
-            f"{_TESTS}/store/test_commit.py",
-        ),
+        (f"{_TESTS}/storage/test_merged_files.py",),
         "A service that replaces metadata which is created exclusively is refused.",
     ),
     Mutant(
@@ -112,7 +108,7 @@ _OF_FILES: Final = (
         "spark_statestore/storage/physical_files.py",
         "require_exclusive_creation(self._files, self.path(name), encoded.parts)",
         "self._files.url(self.path(name))",
-        (f"{_TESTS}/storage/test_merged_files.py", f"{_TESTS}/files/test_object_store.py"),
+        (f"{_TESTS}/storage/test_merged_files.py",),
         "A service that replaces a file of a batch which is created exclusively is refused.",
     ),
     Mutant(
@@ -120,7 +116,7 @@ _OF_FILES: Final = (
         f"{_FILES}/request_context.py",
         "if self._cancelled or not self._is_connected():",
         "if self._cancelled and not self._is_connected():",
-        (f"{_TESTS}/files/test_request_context.py", f"{_TESTS}/backend/test_hanging_storage.py"),
+        (f"{_TESTS}/files/test_request_context.py",),
         "A request whose task has given up publishes nothing.",
     ),
     Mutant(
@@ -128,7 +124,7 @@ _OF_FILES: Final = (
         f"{_FILES}/request_context.py",
         "if self._cancelled or self._busy_since is None or now - self._busy_since <= self.limit:",
         "if self._cancelled or self._busy_since is None or self._busy_since - now <= self.limit:",
-        (f"{_TESTS}/files/test_request_context.py", f"{_TESTS}/backend/test_supervision.py"),
+        (f"{_TESTS}/files/test_request_context.py",),
         "A batch fails after storageTimeoutSeconds of a hung storage, and can be run again.",
     ),
     Mutant(
@@ -136,7 +132,7 @@ _OF_FILES: Final = (
         f"{_FILES}/object_store.py",
         'self._put(path, _octets(data), len(data), "create")',
         'self._put(path, _octets(data), len(data), "overwrite")',
-        (f"{_TESTS}/files/test_object_store.py",),
+        (f"{_TESTS}/files/test_object_store.py::TestGcs",),
         "Of two queries with one checkpoint on an object store, the second one fails.",
     ),
     Mutant(
@@ -144,7 +140,7 @@ _OF_FILES: Final = (
         f"{_FILES}/object_store.py",
         "self._data, _, _ = self._files.read_range(self._path, wanted, self._version)",
         "self._data, _, _ = self._files.read_range(self._path, wanted, None)",
-        (f"{_TESTS}/files/test_object_store.py",),
+        (f"{_TESTS}/files/test_object_store.py::test_open_input_refuses_a_file_that_was_replaced_meanwhile",),
         "An object that is replaced while it is read is an error, and not a mixture of both.",
     ),
     Mutant(
@@ -152,7 +148,7 @@ _OF_FILES: Final = (
         f"{_FILES}/object_store_errors.py",
         "if isinstance(error, FileNotFoundError) and code in _ABSENT:",
         "if isinstance(error, FileNotFoundError):",
-        (f"{_TESTS}/files/test_object_store.py", f"{_TESTS}/files/test_access.py"),
+        (f"{_TESTS}/files/test_object_store.py::test_failed_upload_does_not_take_another_file_for_its_own",),
         "A missing bucket is reported, and does not look like a checkpoint without files.",
     ),
     Mutant(
@@ -160,7 +156,7 @@ _OF_FILES: Final = (
         f"{_FILES}/object_store_errors.py",
         '_QUERY.sub(r"\\1", str(error))',
         "str(error)",
-        (f"{_TESTS}/files/test_object_store.py", f"{_TESTS}/files/test_access.py"),
+        (f"{_TESTS}/files/test_object_store_options.py",),
         "Error messages and logs do not show the signature of a URL.",
     ),
     Mutant(
@@ -168,7 +164,7 @@ _OF_FILES: Final = (
         f"{_FILES}/remote.py",
         '            return str(self._info(path)["type"])\n        except FileNotFoundError:',
         '            return str(self._info(path)["type"])\n        except OSError:',
-        (f"{_TESTS}/files/test_failing_calls.py", f"{_TESTS}/files/test_drivers.py"),
+        (f"{_TESTS}/files/test_failing_calls.py",),
         "A file that a driver of fsspec cannot look for is an error, and not a missing file.",
     ),
     Mutant(
@@ -176,7 +172,7 @@ _OF_FILES: Final = (
         f"{_FILES}/urls.py",
         "secret[1] + '...@' + text[secret.end() :]",
         "text",
-        (f"{_TESTS}/files/test_url_tricks.py", f"{_TESTS}/files/test_files.py"),
+        (f"{_TESTS}/files/test_url_tricks.py",),
         "An error about a password in a URL does not show the password.",
     ),
 )
@@ -203,7 +199,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/listener.py",
         "stat.S_IMODE(status.st_mode) & 0o077:",
         "stat.S_IMODE(status.st_mode) & 0o007:",
-        (f"{_TESTS}/backend/test_server.py", f"{_TESTS}/backend/test_handshake.py"),
+        (f"{_TESTS}/backend/test_handshake.py",),
         "The backend refuses a socket directory that users of its group can enter.",
     ),
     Mutant(
@@ -227,7 +223,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/protocol.py",
         'request["retainFrom"] > request["version"]:',
         'request["retainFrom"] > request["version"] + 1:',
-        (f"{_TESTS}/backend/test_protocol.py", f"{_TESTS}/backend/test_bad_requests.py"),
+        (f"{_TESTS}/backend/test_bad_requests.py",),
         "No cleanup discards the newest version, whatever it is asked for.",
     ),
     Mutant(
@@ -235,7 +231,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/supervision.py",
         'return max(1.0, float(options["storageTimeoutSeconds"]))',
         "return max(1.0, float(DEFAULT_STORAGE_TIMEOUT))",
-        (f"{_TESTS}/backend/test_supervision.py", f"{_TESTS}/backend/test_hanging_storage.py"),
+        (f"{_TESTS}/backend/test_supervision.py",),
         "The option storageTimeoutSeconds takes effect.",
     ),
     Mutant(
@@ -243,7 +239,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/supervision.py",
         "# Raises if the request was cancelled; after it, the request can no longer be.\n        self.context.suspend()",
         "# Raises if the request was cancelled; after it, the request can no longer be.\n        self.context.heartbeat()",
-        (f"{_TESTS}/backend/test_supervision.py", f"{_TESTS}/backend/test_hanging_storage.py"),
+        (f"{_TESTS}/backend/test_supervision.py",),
         "A connection has one answer for each request, also if storage answers just after the timeout.",
     ),
     Mutant(
@@ -251,7 +247,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/supervision.py",
         "self._context.on_cancel(release)",
         "self._context.on_cancel(self._context.heartbeat)",
-        (f"{_TESTS}/backend/test_supervision.py", f"{_TESTS}/backend/test_hanging_storage.py"),
+        (f"{_TESTS}/backend/test_supervision.py",),
         "Requests that hang do not keep later ones from being served.",
     ),
     Mutant(
@@ -259,7 +255,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/handlers.py",
         "if done.merged:\n            self._stores.keep_unpublished",
         "if done.merged and done.metadata is not None:\n            self._stores.keep_unpublished",
-        (f"{_TESTS}/backend/test_open_stores.py", f"{_TESTS}/backend/test_server.py"),
+        (f"{_TESTS}/backend/test_open_stores.py",),
         "A commit that waits for the end of its batch is kept however many stores are opened meanwhile.",
     ),
     Mutant(
@@ -275,7 +271,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/checkpoint_files.py",
         "if not is_repeated or files.read(path) != data:",
         "if not is_repeated:",
-        (f"{_TESTS}/backend/test_checkpoint_files.py", f"{_TESTS}/backend/test_checkpoint_files_faults.py"),
+        (f"{_TESTS}/backend/test_checkpoint_files.py",),
         "A second query with one checkpoint is refused, also when its backend was replaced meanwhile.",
     ),
     Mutant(
@@ -283,7 +279,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/checkpoint_files.py",
         'if request["start"] == 0:\n                _make_durable(files, path)',
         'if request["start"] != 0:\n                _make_durable(files, path)',
-        (f"{_TESTS}/backend/test_checkpoint_files.py", f"{_TESTS}/backend/test_checkpoint_files_faults.py"),
+        (f"{_TESTS}/backend/test_checkpoint_files_faults.py::test_synced_logs_survive_a_power_loss",),
         "With fsync, a log entry that the driver has relied on does not vanish in a power failure.",
     ),
     Mutant(
@@ -291,7 +287,7 @@ _OF_BACKEND: Final = (
         f"{_BACKEND}/__main__.py",
         "os._exit(0)",
         "sys.exit(0)",
-        (f"{_TESTS}/backend/test_server.py", f"{_TESTS}/backend/test_startup.py"),
+        (f"{_TESTS}/backend/test_server.py::test_backend_ignores_interrupts_and_ends_with_its_input",),
         "The backend ends with its JVM, and does not write to checkpoints afterwards.",
     ),
 )

@@ -22,7 +22,9 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/rollback.py",
         "((_FIRST, COMMITS), (_LAST, OFFSETS))",
         "((_LAST, COMMITS), (_FIRST, OFFSETS))",
-        (f"{_TESTS}/query/test_rollback.py",),
+        (
+            f"{_TESTS}/query/test_rollback.py::test_interrupted_rollback_leaves_the_query_at_a_batch_in_between",
+        ),
         "A rollback that is interrupted leaves logs from which Spark starts.",
     ),
     Mutant(
@@ -30,7 +32,7 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/rollback.py",
         "require_streams(self._checkpoint, version)",
         "self._checkpoint.open(version.store)",
-        (f"{_TESTS}/query/test_rollback.py",),
+        (f"{_TESTS}/query/test_rollback.py::test_rollback_refuses_a_batch_without_state",),
         "A rollback to a batch whose state is missing is refused before it changes anything.",
     ),
     Mutant(
@@ -38,7 +40,9 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/rollback.py",
         "added = activity.added(created, removed or ())",
         "added = activity.added(created, removed or ()) if removed else []",
-        (f"{_TESTS}/query/test_rollback.py",),
+        (
+            f"{_TESTS}/query/test_rollback.py::test_rollback_moves_nothing_if_the_query_runs_before_the_first_removal",
+        ),
         "A rollback moves nothing of a query that writes to its logs meanwhile.",
     ),
     Mutant(
@@ -46,7 +50,7 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/running.py",
         "known = self._seen.keys() - removed",
         "known = self._seen.keys() - set(ours)",
-        (f"{_TESTS}/query/test_rollback.py", f"{_TESTS}/query/test_running.py"),
+        (f"{_TESTS}/query/test_rollback.py::test_rollback_leaves_entries_of_a_query_started_meanwhile",),
         "A rollback reports a query that was started meanwhile and wrote a removed entry again.",
     ),
     Mutant(
@@ -66,12 +70,12 @@ _OF_QUERIES: Final = (
         "gc removes no file that a running query refers to since it was listed.",
     ),
     Mutant(
-        "gc-beside-damage",
-        f"{_QUERY}/gc.py",
-        "is_whole = merged_files.damage_in(decided.needed, decided.held) is None",
-        "is_whole = merged_files.damage_in(decided.needed) is None",
-        (f"{_TESTS}/query/test_merged_faults.py", f"{_TESTS}/query/test_gc.py"),
-        "gc removes nothing while a held version may be in a damaged file.",
+        "damage-of-held-version",
+        "spark_statestore/storage/merged_lookup.py",
+        "if covers_any or any(map(name.covers, also)):",
+        "if covers_any:",
+        (f"{_TESTS}/storage/test_merged_files.py",),
+        "Cleanups and gc remove nothing while a held version may be in a damaged file.",
     ),
     Mutant(
         "gc-without-newest-metadata",
@@ -110,7 +114,7 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/verify.py",
         "                self._streams[name] = error",
         "                self._streams[name] = None",
-        (f"{_TESTS}/query/test_verify.py", f"{_TESTS}/query/test_repair.py"),
+        (f"{_TESTS}/query/test_repair.py",),
         "A repair finds every batch that needs a damaged stream, and not only the newest one.",
     ),
     Mutant(
@@ -126,7 +130,7 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/query_checkpoint.py",
         "return sorted(found & self.logged(OFFSETS))",
         "return sorted(found)",
-        (f"{_TESTS}/query/test_query_checkpoint.py", f"{_TESTS}/query/test_verify.py"),
+        (f"{_TESTS}/query/test_query_checkpoint.py",),
         "A batch is offered for a rollback or a copy only if Spark can start from it.",
     ),
     Mutant(
@@ -134,7 +138,7 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/query_checkpoint.py",
         "if not self.files.is_directory(directory):\n                return\n        of",
         "if not self.files.exists(join(directory, METADATA)):\n                return\n        of",
-        (f"{_TESTS}/query/test_query_checkpoint.py", f"{_TESTS}/query/test_verify.py"),
+        (f"{_TESTS}/query/test_verify.py",),
         "A savepoint or copy of a query whose operator metadata is lost is refused, and not made without its state.",
     ),
     Mutant(
@@ -142,7 +146,7 @@ _OF_QUERIES: Final = (
         f"{_QUERY}/store_snapshot.py",
         "if found != state.stored_rows:",
         "if found > state.stored_rows:",
-        (f"{_TESTS}/query/test_store_snapshot.py",),
+        (f"{_TESTS}/savepoints/test_restore.py::test_clone_refuses_a_wrong_number_of_values",),
         "A copy in which rows are missing is refused.",
     ),
 )
@@ -153,7 +157,7 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/create.py",
         "if not made.exists():",
         "if not made.attempts:",
-        (f"{_TESTS}/savepoints/test_savepoints.py", f"{_TESTS}/savepoints/test_savepoint_holds.py"),
+        (f"{_TESTS}/savepoints/test_savepoints.py::test_savepoint_whose_hold_is_removed_fails",),
         "A pointer savepoint whose hold was removed while it was written is not reported as taken.",
     ),
     Mutant(
@@ -161,7 +165,7 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/create.py",
         "        gone = False\n",
         "        gone = True\n",
-        (f"{_TESTS}/savepoints/test_faults.py", f"{_TESTS}/savepoints/test_savepoints.py"),
+        (f"{_TESTS}/savepoints/test_savepoints.py::test_savepoint_that_may_exist_keeps_its_hold",),
         "A pointer savepoint that may exist keeps its hold.",
     ),
     Mutant(
@@ -185,7 +189,9 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/savepoint_holds.py",
         "        make_durable(checkpoint, version, metadata)\n",
         "        checkpoint.open(version.store)\n",
-        (f"{_TESTS}/savepoints/test_savepoint_holds.py", f"{_TESTS}/savepoints/test_faults.py"),
+        (
+            f"{_TESTS}/savepoints/test_faults.py::test_savepoint_of_a_query_without_fsync_survives_a_power_loss",
+        ),
         "A pointer savepoint survives a power failure, also of a query without fsync.",
     ),
     Mutant(
@@ -195,7 +201,7 @@ _OF_SAVEPOINTS: Final = (
         "            _require_unneeded(savepoint)",
         "            # A holder since the first check is found here; a later one finds no metadata.\n"
         "            _require_no_query(savepoint)",
-        (f"{_TESTS}/savepoints/test_disposal.py",),
+        (f"{_TESTS}/savepoints/test_disposal.py::test_disposal_and_a_concurrent_copy_exclude_each_other",),
         "A savepoint that a restore has begun to copy is not disposed of.",
     ),
     Mutant(
@@ -203,7 +209,9 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/savepoint_holds.py",
         "if _same_location(holder, savepoint.path):",
         "if holder:",
-        (f"{_TESTS}/savepoints/test_disposal.py",),
+        (
+            f"{_TESTS}/savepoints/test_disposal.py::test_disposal_of_a_copied_pointer_leaves_the_hold_of_the_original",
+        ),
         "The disposal of a copied directory leaves the state of the original savepoint.",
     ),
     Mutant(
@@ -211,7 +219,9 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/savepoint_store.py",
         "if batch > savepoint.batch]",
         "if batch > savepoint.batch + 1]",
-        (f"{_TESTS}/savepoints/test_disposal.py",),
+        (
+            f"{_TESTS}/savepoints/test_savepoints.py::test_savepoint_with_a_started_query_is_neither_disposed_of_nor_claimed",
+        ),
         "The checkpoint of a query that was started in a savepoint's directory is not removed.",
     ),
     Mutant(
@@ -227,7 +237,7 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/restore.py",
         "_reserve(files, root, METADATA, RESERVED)",
         "files.make_directory(root)",
-        (f"{_TESTS}/savepoints/test_restore.py", f"{_TESTS}/savepoints/test_faults.py"),
+        (f"{_TESTS}/savepoints/test_restore.py::test_failed_copy_leaves_no_files",),
         "Spark starts no query without state in the directory of an unfinished copy.",
     ),
     Mutant(
@@ -235,23 +245,25 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/restore.py",
         "return files.read(join(root, METADATA)) == RESERVED",
         "return files.read(join(root, METADATA)) != b''",
-        (f"{_TESTS}/savepoints/test_restore.py", f"{_TESTS}/conversion/test_claim.py"),
+        (
+            f"{_TESTS}/savepoints/test_restore.py::test_failed_copy_removes_no_query_that_was_started_at_its_target",
+        ),
         "A copy that fails removes no checkpoint of a query that was started there.",
     ),
     Mutant(
-        "copy-publishes-operator-state-first",
+        "copy-follows-links",
         f"{_SAVEPOINTS}/copy.py",
-        "key=lambda file: file == METADATA_FILE_NAME",
-        "key=lambda file: file != METADATA_FILE_NAME",
-        (f"{_TESTS}/savepoints/test_operator_state_parts.py", f"{_TESTS}/savepoints/test_faults.py"),
-        "The operator state in a copy is not found before all of it is written.",
+        "if self._source.files.has_link(self._source.root, path[len(self._source.root) + 1 :]):",
+        "if self._source.files.has_link(self._source.root, names[0]):",
+        (f"{_TESTS}/savepoints/test_hostile.py",),
+        "A link in a checkpoint puts no other file of the user into a copy.",
     ),
     Mutant(
         "hold-released-though-needed",
         f"{_SAVEPOINTS}/release.py",
         "if modified is None or now() - modified < DAY:",
         "if modified is not None and now() - modified > DAY:",
-        (f"{_TESTS}/savepoints/test_savepoint_holds.py", f"{_TESTS}/savepoints/test_disposal.py"),
+        (f"{_TESTS}/cli/test_savepoints.py",),
         "The hold of a savepoint that is still being written cannot be removed by hand.",
     ),
     Mutant(
@@ -286,7 +298,7 @@ _OF_CONVERSIONS: Final = (
         f"{_CONVERSION}/plan.py",
         "if begun and done and max(begun) > max(done):",
         "if begun and done and max(begun) > max(done) + 1:",
-        ("tests/spark/test_conversion.py",),
+        ("tests/spark/test_conversion_faults.py::test_convert_refuses_open_batch_unless_it_is_left_out",),
         "A query with an uncommitted batch is not converted, as its new store might have another part of it.",
     ),
     Mutant(
@@ -294,7 +306,7 @@ _OF_CONVERSIONS: Final = (
         f"{_CONVERSION}/api.py",
         "if here[where] != there[where]:",
         "if here[where].keys != there[where].keys:",
-        ("tests/spark/test_conversion_faults.py",),
+        ("tests/spark/test_conversion_faults.py::test_convert_raises_if_sides_differ",),
         "A conversion that wrote a wrong value is refused.",
     ),
 )
