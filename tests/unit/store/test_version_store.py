@@ -207,9 +207,10 @@ def test_cleanup_discards_a_version_whose_publication_lost_its_answer(
         create(path, parts)
         raise OSError("no answer")
 
-    with monkeypatch.context() as patched, pytest.raises(CheckpointIOError, match="no answer"):
-        patched.setattr(store.files, "create_of_parts", create_without_answer)
+    monkeypatch.setattr(store.files, "create_of_parts", create_without_answer)
+    with pytest.raises(CheckpointIOError, match="no answer"):
         commit(store, CheckpointName(2, attempt_id()), LARGE)
+    monkeypatch.undo()
     commit(store, v1(3), {b"a": b"3"}, by=mine)
     store.cleanup(v1(3), mine, 3, 0)
     assert files_below(tmp_path).keys() == {"chk-3/_metadata"}
