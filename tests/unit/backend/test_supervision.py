@@ -84,14 +84,16 @@ def test_hung_request_releases_its_permit_and_ends_with_an_error(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     supervisor = Supervisor(permits=1)
+    released = []
 
     def hang_with_permit() -> None:
         with supervisor.supervise(REQUEST, FrameSocket(pair[1])) as permit:
             permit.acquire()
-            assert wait_until(lambda: supervisor._semaphore.acquire(blocking=False), 20)
+            released.append(wait_until(lambda: supervisor._semaphore.acquire(blocking=False), 20))
 
     with pytest.raises(ConnectionAbortedError):
         hang_with_permit()
+    assert released == [True]
 
 
 class Requests:
