@@ -14,7 +14,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_COMPILE := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutation bench bench-quick bench-s3 lint format docs wheel clean
+.PHONY: help setup jar demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint format docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -111,7 +111,12 @@ soak: jar $(CLASSES) ## run the long tests too: more examples, more batches
 coverage: $(READY) ## lines and branches of the package that tests/unit reaches
 	$(PY) -m pytest tests/unit --cov --cov-report=term
 
-mutation: $(READY) ## mutate store/ and storage/, and list the mutants that survive the tests
+# Lines chosen by hand in all of the product, each with the tests that are to notice it: ONLY="<name> <name>".
+mutants: jar $(CLASSES) ## break each guarantee by a change of one line, and check that a test fails, in two hours
+	$(PY) -m tests.mutants $(if $(ONLY),--only $(ONLY)) --results build/mutants.md
+
+# Every line of the storage model, with every change that mutmut knows.
+mutation: $(READY) ## mutate all lines of formats/, storage/ and store/ with mutmut, and list what its tests do not notice
 	$(PY) -m pip install --quiet --no-build-isolation --editable '.[mutation]'
 	HYPOTHESIS_PROFILE=mutation $(VENV)/bin/mutmut run
 	$(VENV)/bin/mutmut results

@@ -80,6 +80,22 @@ def test_connection_of_a_hung_request_is_closed_if_the_answer_has_no_thread(
     assert FrameSocket(client).receive() is None
 
 
+def test_hung_request_releases_its_permit_and_ends_with_an_error(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    supervisor = Supervisor(permits=1)
+    released = []
+
+    def hang_with_permit() -> None:
+        with supervisor.supervise(REQUEST, FrameSocket(pair[1])) as permit:
+            permit.acquire()
+            released.append(wait_until(lambda: supervisor._semaphore.acquire(blocking=False), 20))
+
+    with pytest.raises(ConnectionAbortedError):
+        hang_with_permit()
+    assert released == [True]
+
+
 class Requests:
     """Requests that hang until they are cancelled while answering, or fail after their answer."""
 

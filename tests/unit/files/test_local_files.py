@@ -255,6 +255,13 @@ def test_make_durable_syncs_a_file_of_another_process(tmp_path: Path, synced: li
     assert synced[2:] == [str(tmp_path)]
 
 
+def test_delete_directory_syncs_the_removal(tmp_path: Path, synced: list[str]) -> None:
+    for files, recursive in ((LocalFileSystem(), True), (LocalFileSystem(fsync=True), False)):
+        (tmp_path / "removed").mkdir()
+        files.delete_directory(str(tmp_path / "removed"), recursive=recursive)
+    assert synced == [str(tmp_path)]
+
+
 # Directories and reading
 
 

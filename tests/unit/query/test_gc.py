@@ -189,7 +189,7 @@ def test_gc_removes_the_hold_of_a_killed_copy(tmp_path: Path) -> None:
     query.run(**LARGE)
     taken = savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
     with held_while(QueryCheckpoint(query.url), 0, "file:///holder"):
-        assert collected(query, stopped=True) == []
+        assert collected(query, stopped=True, older_than=0) == []
         age(query)
         (hold,) = collected(query, stopped=True)
         assert hold.startswith("state/_holds/1-in-use-")

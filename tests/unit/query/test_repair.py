@@ -105,6 +105,15 @@ def test_repair_changes_nothing_if_storage_fails(query: StoredQuery) -> None:
     assert query.files() == before
 
 
+def test_repair_passes_over_no_batch_that_storage_fails_to_read(query: StoredQuery) -> None:
+    spoil(query, "state/0/1/chk-4*/_metadata")
+    (path,) = query.directory.glob("state/0/1/chk-3*/_metadata")
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CheckpointIOError, match="batch 2 is not rolled back, because its damage is unknown"):
+        repair(query.url, stopped=True)
+
+
 def test_repair_rolls_back_to_the_oldest_batch(query: StoredQuery) -> None:
     query.forget(2)
     spoil(query, "state/0/1/chk-4*/_metadata")

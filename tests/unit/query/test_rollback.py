@@ -284,6 +284,23 @@ def test_rollback_refuses_a_running_query(tmp_path: Path):
     assert files(tmp_path) == before
 
 
+def test_rollback_moves_nothing_if_the_query_runs_before_the_first_removal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    query = ran(tmp_path, 4)
+    create = LocalFileSystem.create
+
+    def run_and_create(self: LocalFileSystem, path: str, data: bytes) -> None:
+        create(self, path, data)
+        if path.endswith("commits/3"):
+            monkeypatch.undo()
+            query.run()
+
+    monkeypatch.setattr(LocalFileSystem, "create", run_and_create)
+    with pytest.raises(QueryRunningError, match="nothing was moved"):
+        rollback(query.url, 1, stopped=True)
+
+
 @pytest.mark.parametrize(
     ("call", "with_ids"),
     [

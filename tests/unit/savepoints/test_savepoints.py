@@ -12,6 +12,7 @@ import pytest
 
 from spark_statestore import Savepoint, dispose_savepoint, list_savepoints, load_savepoint, savepoint
 from spark_statestore.errors import (
+    CheckpointIOError,
     CheckpointNotFoundError,
     CorruptCheckpointError,
     OptionError,
@@ -25,8 +26,10 @@ from spark_statestore.formats.metadata import MetadataKind, encode_object
 from spark_statestore.query.rollback import rollback
 from spark_statestore.query.savepoint import KINDS, Kind, decode_savepoint, encode_savepoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
+from spark_statestore.savepoints import create
 from spark_statestore.savepoints.restore import restore
 from spark_statestore.savepoints.savepoint_holds import list_holds
+from spark_statestore.savepoints.savepoint_store import SavepointStore
 from spark_statestore.store.holds import announce_holds
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.testing.faults import FaultInjectingFileSystem
@@ -222,6 +225,25 @@ def test_savepoint_whose_hold_is_removed_fails() -> None:
     with pytest.raises(SavepointError, match=r"its hold .* was removed"):
         savepoint(query.url, fs.url("target"), "pointer")
     assert list_savepoints(fs.url("target")) == []
+
+
+def test_savepoint_that_may_exist_keeps_its_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    query = grown(str(tmp_path / "checkpoint"), operators=SMALL)
+    put_state = SavepointStore.put_state
+
+    def put_without_answer(self: SavepointStore, made: Savepoint) -> str:
+        put_state(self, made)
+        raise CheckpointIOError("no answer")
+
+    def discard_nothing(*_: object) -> None:
+        raise CheckpointIOError("unreachable")
+
+    monkeypatch.setattr(SavepointStore, "put_state", put_without_answer)
+    monkeypatch.setattr(create, "discard_file", discard_nothing)
+    with pytest.raises(SavepointError, match="no answer"):
+        savepoint(query.url, str(tmp_path / "target"), "pointer")
+    (made,) = list_savepoints(str(tmp_path / "target"))
+    assert [hold.holder() for hold in list_holds(query.checkpoint)] == [made.path]
 
 
 def test_canonical_savepoint_needs_no_hold(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -360,6 +360,26 @@ def test_listing_is_renewed_if_it_is_older_than_a_time(
     assert reader.find(path("0/0", 1, 1)) is not None
 
 
+def test_file_that_is_published_during_a_listing_is_found_by_the_next_one(
+    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    published_at: list[float] = []
+    list_files = files.list_files
+
+    def list_too_early(directory: str) -> Iterator[FileStatus]:
+        listed = list(list_files(directory))
+        monkeypatch.setattr(files, "list_files", list_files)
+        publish(MergedFiles(files, STATE), (path("0/0", 1, 1), 1))
+        published_at.append(time.monotonic())
+        return iter(listed)
+
+    monkeypatch.setattr(files, "list_files", list_too_early)
+    reader = MergedFiles(files, STATE)
+    assert reader.find(path("0/0", 1, 1)) is None
+    reader.look_for_others(since=published_at[0])
+    assert reader.find(path("0/0", 1, 1)) is not None
+
+
 def test_damaged_file_that_was_restored_is_read(files: MemoryFileSystem) -> None:
     publish(MergedFiles(files, STATE), (path("0/0", 4, 1), 1))
     whole = files.read(f"{STATE}/_merged/4-4-0")

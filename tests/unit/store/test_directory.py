@@ -197,6 +197,27 @@ def test_first_cleanup_discards_orphans_and_keeps_used_streams(tmp_path: Path) -
     assert len(rows_of(open_store(tmp_path), v1(4))) == 5
 
 
+def test_cleanup_discards_a_version_whose_publication_lost_its_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, mine = open_store(tmp_path), attempt_id()
+    commit(store, v1(1), {b"a": b"1"}, by=mine)
+    store.cleanup(v1(1), mine, 1, 0)
+    create = store.files.create_of_parts
+
+    def create_without_answer(path: str, parts: list[bytes]) -> None:
+        create(path, parts)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(store.files, "create_of_parts", create_without_answer)
+    with pytest.raises(CheckpointIOError, match="no answer"):
+        commit(store, CheckpointName(2, attempt_id()), LARGE)
+    monkeypatch.undo()
+    commit(store, v1(3), {b"a": b"3"}, by=mine)
+    store.cleanup(v1(3), mine, 3, 0)
+    assert files_below(tmp_path).keys() == {"chk-3/_metadata"}
+
+
 def test_cleanup_keeps_files_of_others(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     grow(store, 3)

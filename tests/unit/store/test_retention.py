@@ -64,6 +64,24 @@ def test_discard_before_retries_failed_deletions(tmp_path: Path, caplog: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
+def test_discard_before_keeps_the_streams_of_metadata_that_remains(tmp_path: Path) -> None:
+    class Files(LocalFileSystem):
+        def delete(self, path: str) -> None:
+            if path.endswith("_metadata"):
+                raise PermissionError(path)
+            super().delete(path)
+
+    index = RetentionIndex(Files(), str(tmp_path))
+    (tmp_path / "chk-1").mkdir()
+    (tmp_path / "chk-1" / "_metadata").write_bytes(b"")
+    state = OperatorStreamStateHandle(
+        state_name_to_partition_offsets={}, delegate_state_handle=file(tmp_path, "1-shared")
+    )
+    index.track(CheckpointName(1), start_chain(1, state))
+    assert index.discard_before(2, 0) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-shared", "chk-1"]
+
+
 def test_track_of_a_version_twice_discards_it_once(tmp_path: Path) -> None:
     files = LocalFileSystem()
     index = RetentionIndex(files, str(tmp_path))
