@@ -28,7 +28,8 @@ def as_markdown(results: Mapping[Mutant, Result]) -> str:
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {one.name} | `{one.path}` | {one.guarantee} | {result.outcome} | {result.seconds:.0f} | {result.failed} |"
+        f"| {one.name} | `{one.path}` | {one.guarantee} | {result.outcome} | {result.seconds:.0f} | "
+        f"{result.failed} |"
         for one, result in results.items()
     ]
     killed = sum(result.outcome.is_killed for result in results.values())

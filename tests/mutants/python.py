@@ -1,4 +1,4 @@
-"""Mutants of the Python package: here of what one store writes and reads, and those of the modules beside this one."""
+"""Mutants of what one store of the Python package writes and reads, and all of the package."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         "elif is_usable(base, handle) and self._has_snapshot(base):",
         "elif is_usable(base, handle):",
-        (f"{_TESTS}/store/test_version_store.py",),
+        (f"{_TESTS}/store/test_directory.py",),
         "A version never refers to a snapshot whose file was removed meanwhile.",
     ),
     Mutant(
@@ -72,7 +72,7 @@ _STORES: Final = (
         f"{_STORE}/commit.py",
         "self._store.retention.is_complete = False\n            raise",
         "self._store.retention.is_complete = True\n            raise",
-        (f"{_TESTS}/store/test_version_store.py",),
+        (f"{_TESTS}/store/test_directory.py",),
         "A version whose publication failed with an unknown outcome keeps its streams, or is cleaned up.",
     ),
     Mutant(
@@ -80,7 +80,7 @@ _STORES: Final = (
         f"{_STORE}/cleanup.py",
         "if store.attempt_id(newest) != attempt_id:",
         "if store.attempt_id(newest) is None:",
-        (f"{_TESTS}/store/test_version_store.py",),
+        (f"{_TESTS}/store/test_directory.py",),
         "An executor that lost a store to another one deletes nothing of the new owner's.",
     ),
     Mutant(
@@ -104,7 +104,7 @@ _STORES: Final = (
         f"{_STORE}/cleanup.py",
         "if version < retain_from and not index.is_tracked(path):",
         "if not index.is_tracked(path):",
-        (f"{_TESTS}/store/test_version_store.py",),
+        (f"{_TESTS}/store/test_directory.py",),
         "A stream that another process is writing is not deleted as an orphan.",
     ),
     Mutant(
@@ -119,7 +119,8 @@ _STORES: Final = (
         "holds-read-before-marker",
         f"{_STORE}/holds.py",
         "before this listing.\n            holds = read_holds(self._files, self._directory)",
-        "before this listing.\n            holds = Holds(holds.versions, {horizon: None}, holds.has_been_used, holds.written)",
+        "before this listing.\n            holds = Holds(holds.versions, {horizon: None}, "
+        "holds.has_been_used, holds.written)",
         (f"{_TESTS}/savepoints/test_savepoint_holds.py",),
         "A savepoint that is taken while a cleanup begins keeps its state.",
     ),
@@ -193,7 +194,8 @@ _STORES: Final = (
         "if attempt_id_of(header) == stream.attempt_id:",
         "if attempt_id_of(header) is not None:",
         (f"{_TESTS}/store/test_reader.py",),
-        "Inline state is read from the attempt that the version builds on, not from the one that replaced it.",
+        "Inline state is read from the attempt that the version builds on, not from the one that replaced "
+        "it.",
     ),
     Mutant(
         "read-oldest-first",
@@ -252,7 +254,8 @@ _STORED: Final = (
         "self.last_used = max(self.last_used, checkpoint_id)",
         "self.last_used = checkpoint_id",
         (f"{_TESTS}/storage/test_shared_state_registry.py",),
-        "A stream stays as long as the newest version that uses it, in whatever order versions are registered.",
+        "A stream stays as long as the newest version that uses it, in whatever order versions are "
+        "registered.",
     ),
     Mutant(
         "registry-uses-stream-being-deleted",
@@ -276,7 +279,8 @@ _STORED: Final = (
         "except OSError:\n            pass",
         "except OSError:\n            return",
         (f"{_TESTS}/storage/test_handles.py",),
-        "A deletion that fails during an outage is repeated, also if storage cannot tell whether the file exists.",
+        "A deletion that fails during an outage is repeated, also if storage cannot tell whether the file "
+        "exists.",
     ),
     Mutant(
         "merged-takeover-unchecked",
@@ -312,18 +316,18 @@ _STORED: Final = (
     ),
     Mutant(
         "merged-superseded-attempt-returns",
-        f"{_STORAGE}/merged_index.py",
-        "if not one.live and all(other in empty for other in others):",
-        "if not one.live:",
-        (f"{_TESTS}/storage/test_merged_files.py",),
+        "spark_statestore/storage/merged_index.py",
+        "if not physical.live and all(other in empty for other in others):",
+        "if not physical.live:",
+        ("tests/unit/storage/test_merged_files.py",),
         "An attempt that was superseded does not count again once the file of its successor is deleted.",
     ),
     Mutant(
         "merged-attempts-of-one-rank",
-        f"{_STORAGE}/merged_index.py",
-        "one.rank = before[-1].rank + 1 if before else 0",
-        "one.rank = before[-1].rank if before else 0",
-        (f"{_TESTS}/storage/test_merged_files.py",),
+        "spark_statestore/storage/merged_index.py",
+        "logical.rank = before[-1].rank + 1 if before else 0",
+        "logical.rank = before[-1].rank if before else 0",
+        ("tests/unit/storage/test_merged_files.py",),
         "Of several attempts at a version, every process takes the last one.",
     ),
     Mutant(
@@ -345,21 +349,19 @@ _STORED: Final = (
     Mutant(
         "merged-version-published-twice",
         f"{_STORAGE}/merged_file_system.py",
-        "def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:\n        self._require_new(path)",
-        "def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:\n        self._files.url(path)",
+        "def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:\n        "
+        "self._require_new(path)",
+        "def create_of_parts(self, path: str, parts: Sequence[Buffer]) -> None:\n        "
+        "self._files.url(path)",
         (f"{_TESTS}/store/test_merged_commit.py",),
         "A version that is in a merged file is not published again beside it.",
     ),
     Mutant(
         "savepoint-not-durable",
-        f"{_STORAGE}/file_system_state_store.py",
-        "locate(self._path_of(state), fsync=True)\n        path = join(directory, METADATA_FILE_NAME)",
-        "locate(self._path_of(state))\n        path = join(directory, METADATA_FILE_NAME)",
-        (
-            f"{_TESTS}/savepoints/test_faults.py",
-            "-k",
-            "power_loss",
-        ),
+        "spark_statestore/query/state_store.py",
+        "locate(savepoint.path, fsync=True)\n        path = join(directory, METADATA_FILE_NAME)",
+        "locate(savepoint.path)\n        path = join(directory, METADATA_FILE_NAME)",
+        ("tests/unit/savepoints/test_faults.py", "-k", "power_loss"),
         "A savepoint that is reported as taken survives a power failure.",
     ),
     Mutant(
@@ -396,4 +398,47 @@ _STORED: Final = (
     ),
 )
 
-MUTANTS: Final = (*_STORES, *_STORED, *python_processes.MUTANTS, *python_queries.MUTANTS)
+_PLANS: Final = (
+    Mutant(
+        "option-below-its-bound-accepted",
+        "spark_statestore/options.py",
+        "number < option.least:",
+        "number < option.least - 1:",
+        ("tests/unit/test_options.py",),
+        "A number below its bound is refused before the query starts.",
+    ),
+    Mutant(
+        "base-is-due-in-each-batch",
+        "spark_statestore/storage/snapshot_plan.py",
+        "base_bytes + soon > (1 + MOST_ON_TOP) * fresh_bytes",
+        "base_bytes + soon > MOST_ON_TOP * fresh_bytes",
+        ("tests/unit/storage/test_snapshot_plan.py",),
+        "A large state is not uploaded again while its changes are small.",
+    ),
+    Mutant(
+        "runs-begin-before-a-compaction",
+        "spark_statestore/storage/snapshot_plan.py",
+        "for at in range(len(on_top) - 1, first - 1, -1):",
+        "for at in range(len(on_top) - 1, -1, -1):",
+        ("tests/unit/storage/test_snapshot_plan.py",),
+        "Streams are merged only if memory has all of their changes.",
+    ),
+    Mutant(
+        "small-snapshot-is-never-due",
+        "spark_statestore/storage/snapshot_plan.py",
+        "is_due = tick or on_top > base_bytes",
+        "is_due = on_top > base_bytes",
+        ("tests/unit/storage/test_snapshot_plan.py",),
+        "The snapshot of a small state is written once its chain exceeds the interval.",
+    ),
+    Mutant(
+        "small-state-chain-grows",
+        "spark_statestore/storage/snapshot_plan.py",
+        "return inline_up_to if is_due else SMALL_STATE",
+        "return inline_up_to if is_due else NOTHING",
+        ("tests/unit/storage/test_snapshot_plan.py",),
+        "A load of a small state reads no more streams than the interval has.",
+    ),
+)
+
+MUTANTS: Final = (*_STORES, *_STORED, *_PLANS, *python_processes.MUTANTS, *python_queries.MUTANTS)

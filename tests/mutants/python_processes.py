@@ -74,7 +74,8 @@ _OF_FILES: Final = (
     Mutant(
         "retried-delete-fails",
         f"{_FILES}/retry.py",
-        "            except FileNotFoundError:\n                if not call.is_retry:\n                    raise",
+        "            except FileNotFoundError:\n                if not call.is_retry:\n                    "
+        "raise",
         "            except FileNotFoundError:\n                if call.is_retry:\n                    raise",
         (f"{_TESTS}/files/test_retry.py",),
         "A deletion whose answer was lost has succeeded.",
@@ -113,10 +114,10 @@ _OF_FILES: Final = (
     ),
     Mutant(
         "disconnected-request-goes-on",
-        f"{_FILES}/request_context.py",
-        "if self._cancelled or not self._is_connected():",
-        "if self._cancelled and not self._is_connected():",
-        (f"{_TESTS}/files/test_request_context.py",),
+        "spark_statestore/files/request_context.py",
+        "if self._cancelled or not is_connected():",
+        "if self._cancelled and not is_connected():",
+        ("tests/unit/files/test_request_context.py",),
         "A request whose task has given up publishes nothing.",
     ),
     Mutant(
@@ -137,10 +138,12 @@ _OF_FILES: Final = (
     ),
     Mutant(
         "object-of-two-versions",
-        f"{_FILES}/object_store.py",
-        "self._data, _, _ = self._files.read_range(self._path, wanted, self._version)",
-        "self._data, _, _ = self._files.read_range(self._path, wanted, None)",
-        (f"{_TESTS}/files/test_object_store.py::test_open_input_refuses_a_file_that_was_replaced_meanwhile",),
+        "spark_statestore/files/object_store.py",
+        "self._data, _, _ = self._files.read_range(self._path, span, self._version)",
+        "self._data, _, _ = self._files.read_range(self._path, span, None)",
+        (
+            "tests/unit/files/test_object_store.py::test_open_input_refuses_a_file_that_was_replaced_meanwhile",
+        ),
         "An object that is replaced while it is read is an error, and not a mixture of both.",
     ),
     Mutant(
@@ -179,12 +182,12 @@ _OF_FILES: Final = (
 
 _OF_BACKEND: Final = (
     Mutant(
-        "handshake-reflected",
-        f"{_BACKEND}/handshake.py",
-        "expected = handshake_response(token, SHIM, challenge, own_challenge)",
-        "expected = handshake_response(token, BACKEND, challenge, own_challenge)",
-        (f"{_TESTS}/backend/test_handshake.py",),
-        "A process without the token cannot connect by sending the backend's own response back.",
+        "process-of-another-user-is-served",
+        "spark_statestore/backend/handshake.py",
+        "if user is not None and user != os.geteuid():",
+        "if user is not None and user == os.geteuid() + 1:",
+        ("tests/unit/backend/test_handshake.py",),
+        "A process of another user that reaches the socket is refused.",
     ),
     Mutant(
         "handshake-without-deadline",
@@ -196,10 +199,10 @@ _OF_BACKEND: Final = (
     ),
     Mutant(
         "socket-directory-of-group",
-        f"{_BACKEND}/listener.py",
-        "stat.S_IMODE(status.st_mode) & 0o077:",
-        "stat.S_IMODE(status.st_mode) & 0o007:",
-        (f"{_TESTS}/backend/test_handshake.py",),
+        "spark_statestore/backend/handshake.py",
+        "if status.st_uid != os.geteuid() or mode & 0o077:",
+        "if status.st_uid != os.geteuid() or mode & 0o007:",
+        ("tests/unit/backend/test_handshake.py",),
         "The backend refuses a socket directory that users of its group can enter.",
     ),
     Mutant(
@@ -237,8 +240,10 @@ _OF_BACKEND: Final = (
     Mutant(
         "cancelled-request-answers",
         f"{_BACKEND}/supervision.py",
-        "# Raises if the request was cancelled; after it, the request can no longer be.\n        self.context.suspend()",
-        "# Raises if the request was cancelled; after it, the request can no longer be.\n        self.context.heartbeat()",
+        "# Raises if the request was cancelled; after it, the request can no longer be.\n        "
+        "self.context.suspend()",
+        "# Raises if the request was cancelled; after it, the request can no longer be.\n        "
+        "self.context.heartbeat()",
         (f"{_TESTS}/backend/test_supervision.py",),
         "A connection has one answer for each request, also if storage answers just after the timeout.",
     ),

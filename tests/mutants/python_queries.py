@@ -1,4 +1,4 @@
-"""Mutants of what reads and writes whole queries: maintenance, savepoints, copies, rows and operator state."""
+"""Mutants of what works on a whole query: its checkpoint, savepoints, conversions, rows, operator state."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ _OF_QUERIES: Final = (
     ),
     Mutant(
         "rollback-of-restarted-query",
-        f"{_QUERY}/running.py",
-        "known = self._seen.keys() - removed",
-        "known = self._seen.keys() - set(ours)",
-        (f"{_TESTS}/query/test_rollback.py::test_rollback_leaves_entries_of_a_query_started_meanwhile",),
+        "spark_statestore/query/running.py",
+        "before = self._seen.keys() - removed",
+        "before = self._seen.keys() - set(ours)",
+        ("tests/unit/query/test_rollback.py::test_rollback_leaves_entries_of_a_query_started_meanwhile",),
         "A rollback reports a query that was started meanwhile and wrote a removed entry again.",
     ),
     Mutant(
@@ -63,10 +63,10 @@ _OF_QUERIES: Final = (
     ),
     Mutant(
         "gc-without-second-look",
-        f"{_QUERY}/gc.py",
-        "found = {path: why for path, why in found.items() if path in again}",
-        "found = {path: why for path, why in found.items() if path in again or why}",
-        (f"{_TESTS}/query/test_gc.py",),
+        "spark_statestore/query/gc.py",
+        "reasons = {path: why for path, why in reasons.items() if path in again}",
+        "reasons = {path: why for path, why in reasons.items() if path in again or why}",
+        ("tests/unit/query/test_gc.py",),
         "gc removes no file that a running query refers to since it was listed.",
     ),
     Mutant(
@@ -127,26 +127,27 @@ _OF_QUERIES: Final = (
     ),
     Mutant(
         "batch-without-offsets",
-        f"{_QUERY}/query_checkpoint.py",
-        "return sorted(found & self.logged(OFFSETS))",
-        "return sorted(found)",
-        (f"{_TESTS}/query/test_query_checkpoint.py",),
+        "spark_statestore/query/query_checkpoint.py",
+        "return sorted(committed & self.logged(OFFSETS))",
+        "return sorted(committed)",
+        ("tests/unit/query/test_query_checkpoint.py",),
         "A batch is offered for a rollback or a copy only if Spark can start from it.",
     ),
     Mutant(
         "operator-without-metadata-left-out",
-        f"{_QUERY}/query_checkpoint.py",
-        "if not self.files.is_directory(directory):\n                return\n        of",
-        "if not self.files.exists(join(directory, METADATA)):\n                return\n        of",
-        (f"{_TESTS}/query/test_verify.py",),
-        "A savepoint or copy of a query whose operator metadata is lost is refused, and not made without its state.",
+        "spark_statestore/query/query_checkpoint.py",
+        "if not self.files.is_directory(directory):\n                return\n        at_batch",
+        "if not self.files.exists(join(directory, METADATA)):\n                return\n        at_batch",
+        ("tests/unit/query/test_verify.py",),
+        "A savepoint or copy of a query whose operator metadata is lost is refused, and not made without its "
+        "state.",
     ),
     Mutant(
         "snapshot-row-count-unchecked",
-        f"{_QUERY}/store_snapshot.py",
-        "if found != state.stored_rows:",
-        "if found > state.stored_rows:",
-        (f"{_TESTS}/savepoints/test_restore.py::test_clone_refuses_a_wrong_number_of_values",),
+        "spark_statestore/query/store_snapshot.py",
+        "if rows != state.stored_rows:",
+        "if rows > state.stored_rows:",
+        ("tests/unit/savepoints/test_restore.py::test_clone_refuses_a_wrong_number_of_values",),
         "A copy in which rows are missing is refused.",
     ),
 )
@@ -394,10 +395,10 @@ _OF_ROWS: Final = (
     ),
     Mutant(
         "rescale-sessions-by-start",
-        f"{_RESCALING}/partitioning.py",
-        "# The session's start is the last column.\n        found = PartitionKey(dropped=1)",
-        "# The session's start is the last column.\n        found = PartitionKey()",
-        (f"{_TESTS}/rescaling/test_partitioning.py", f"{_TESTS}/rescaling/test_redistribute.py"),
+        "spark_statestore/rescaling/partitioning.py",
+        "# The session's start is the last column.\n        key = PartitionKey(dropped=1)",
+        "# The session's start is the last column.\n        key = PartitionKey()",
+        ("tests/unit/rescaling/test_partitioning.py", "tests/unit/rescaling/test_redistribute.py"),
         "Session windows are rescaled by their keys alone.",
     ),
     Mutant(
@@ -448,10 +449,10 @@ _OF_OPERATOR_STATE: Final = (
     ),
     Mutant(
         "operator-state-union-twice",
-        f"{_OPERATOR_STATE}/repartition.py",
-        "known.update(offsets)",
-        "known.update(())",
-        (f"{_TESTS}/operator_state/test_repartition.py",),
+        "spark_statestore/operator_state/repartition.py",
+        "earlier.update(offsets)",
+        "earlier.update(())",
+        ("tests/unit/operator_state/test_repartition.py",),
         "Union lists do not multiply when the parallelism changes again.",
     ),
 )

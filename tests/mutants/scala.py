@@ -22,6 +22,7 @@ _EVOLUTION: Final = (
 )
 _POLICY: Final = f"{_TESTS}/test_snapshot_policy.py"
 _HANDED_OVER: Final = f"{_TESTS}/test_handed_over_commits.py"
+_PENDING: Final = f"{_TESTS}/test_pending_commits.py"
 _METRICS: Final = f"{_TESTS}/test_queries_metrics.py"
 _DISCARDED: Final = f"{_SCENARIOS}::test_discarded_version_error_names_retained_versions[v1]"
 
@@ -31,7 +32,7 @@ _VERSIONS: Final = (
         _CLASS,
         "if mine.version == version && mine.checkpointId == stateStoreCkptId =>",
         "if mine.checkpointId == stateStoreCkptId =>",
-        (f"{_SCENARIOS}::test_upgrade_accepts_the_read_store_of_another_operator[v1]",),
+        (f"{_SCENARIOS}::test_upgrade_accepts_the_read_store_of_another_operator",),
         "An operator writes to its own state, whichever read store Spark passes to it.",
     ),
     Mutant(
@@ -135,7 +136,7 @@ _VERSIONS: Final = (
         f"{_PROVIDER}/LoadedState.scala",
         "        slices.clear()\n",
         "        slices.dropAfter(newest.version)\n",
-        (f"{_SCENARIOS}::test_run_has_no_changes_from_before_a_compaction[v1]",),
+        (f"{_SCENARIOS}::test_run_has_no_changes_from_before_a_compaction",),
         "A merged stream has no rows at offsets from before a compaction.",
     ),
     Mutant(
@@ -143,7 +144,7 @@ _VERSIONS: Final = (
         f"{_PROVIDER}/CheckpointStateStore.scala",
         "if (state != Updating) throw new EndedStoreException(version, ended)",
         "if (state == Aborted) throw new EndedStoreException(version, ended)",
-        (f"{_SCENARIOS}::test_ended_store_rejects_operations[v1-commit]",),
+        (f"{_SCENARIOS}::test_ended_store_rejects_operations[commit]",),
         "A write after the commit fails, since no version would have it.",
     ),
     Mutant(
@@ -226,18 +227,18 @@ _MAINTENANCE: Final = (
     ),
     Mutant(
         "num-retained-ignored",
-        f"{_PROVIDER}/BackendOptions.scala",
-        'values.get("numRetained").map(_.toInt).getOrElse(sparks)',
-        'values.get("numRetained").map(_.toInt).filter(_ > sparks).getOrElse(sparks)',
-        (_DISCARDED,),
+        "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/BackendOptions.scala",
+        'def numRetained(sparks: Int): Int = number("numRetained", sparks)',
+        "def numRetained(sparks: Int): Int = sparks",
+        ("tests/spark/test_provider_scenarios.py::test_discarded_version_error_names_retained_versions[v1]",),
         "The option numRetained holds where it is less than Spark's setting, too.",
     ),
     Mutant(
         "snapshot-interval-ignored",
-        f"{_PROVIDER}/BackendOptions.scala",
-        'values.get("snapshotInterval").map(_.toInt).getOrElse(sparks)',
-        'values.get("snapshotInterval").map(_.toInt).filter(_ > sparks).getOrElse(sparks)',
-        (f"{_SCENARIOS}::test_background_run_shortens_the_chain[v1]",),
+        "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/BackendOptions.scala",
+        'def snapshotInterval(sparks: Int): Int = number("snapshotInterval", sparks)',
+        "def snapshotInterval(sparks: Int): Int = sparks",
+        ("tests/spark/test_provider_scenarios.py::test_background_run_shortens_the_chain",),
         "The option snapshotInterval holds where it is less than Spark's setting, too.",
     ),
     Mutant(
@@ -249,64 +250,28 @@ _MAINTENANCE: Final = (
         "The option maxHeapBytes limits the heap that state takes, down to none.",
     ),
     Mutant(
-        "option-below-its-bound-accepted",
+        "size-of-an-option-misread",
         f"{_PROVIDER}/BackendOptions.scala",
-        "case Some(n) if n < least =>",
-        "case Some(n) if n < least - 1 =>",
-        (
-            f"{_TESTS}/test_bad_input.py::test_invalid_option_fails_before_the_query_starts",
-            "-k",
-            "numRetained-0",
-        ),
-        "An option below its bound, such as numRetained=0, fails the query before it starts.",
-    ),
-    Mutant(
-        "small-snapshot-is-never-due",
-        f"{_PROVIDER}/SnapshotPolicy.scala",
-        "chainLength > interval && (tick || onTop > baseBytes ||",
-        "chainLength > interval && (onTop > baseBytes ||",
-        (f"{_SCENARIOS}::test_commit_writes_a_due_snapshot_of_small_state_itself[v1]",),
-        "The snapshot of a small state is written once its chain exceeds the interval.",
+        "case Some('m') => 20",
+        "case Some('m') => 10",
+        (f"{_TESTS}/test_state_table.py", "-k", "test_heap_limit_of_an_option_has_a_unit"),
+        "A size with a unit, such as maxHeapBytes=500m, is what it says.",
     ),
     Mutant(
         "small-snapshot-is-due-in-each-batch",
         f"{_PROVIDER}/LoadedState.scala",
         "if (stored.baseVersion == of.version) snapshotOnCommit = false",
         "if (stored.baseVersion > of.version) snapshotOnCommit = false",
-        (f"{_SCENARIOS}::test_commit_writes_a_due_snapshot_of_small_state_itself[v1]",),
+        (f"{_SCENARIOS}::test_commit_writes_a_due_snapshot_of_small_state_itself",),
         "A batch after a snapshot writes its changes alone.",
     ),
     Mutant(
-        "base-is-due-in-each-batch",
-        f"{_PROVIDER}/SnapshotPolicy.scala",
-        "baseBytes + soon > (1 + MostOnTop) * freshBytes",
-        "baseBytes + soon > MostOnTop * freshBytes",
-        (f"{_POLICY}::test_base_is_due_by_bytes_beyond_a_fresh_snapshot",),
-        "A large state is not uploaded again while its changes are small.",
-    ),
-    Mutant(
-        "runs-begin-before-a-compaction",
-        f"{_PROVIDER}/SnapshotPolicy.scala",
-        "while (at >= from) {",
-        "while (at >= 0) {",
-        (f"{_POLICY}::test_streams_before_a_compaction_are_not_merged",),
-        "Streams are merged only if memory has all of their changes.",
-    ),
-    Mutant(
         "forced-snapshot-ignored",
-        f"{_PROVIDER}/SnapshotPolicy.scala",
-        "forced || chainLength == 0 ||",
-        "chainLength == 0 ||",
-        (f"{_SCENARIOS}::test_force_snapshot_on_commit_writes_a_full_snapshot[v1]",),
+        "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/StoreMaintenance.scala",
+        "forced || state <= of.changedBytes(of.newest) ||",
+        "state <= of.changedBytes(of.newest) ||",
+        ("tests/spark/test_provider_scenarios.py::test_force_snapshot_on_commit_writes_a_full_snapshot",),
         "A commit writes a snapshot if Spark demands one.",
-    ),
-    Mutant(
-        "small-state-chain-grows",
-        f"{_PROVIDER}/SnapshotPolicy.scala",
-        "chainLength > interval && (!background || stateBytes <= SmallState) ||",
-        "chainLength > interval && (!background && stateBytes <= SmallState) ||",
-        (f"{_METRICS}::test_chain_grows_until_the_next_snapshot[format 1]",),
-        "A load of a small state reads no more streams than the interval has.",
     ),
     Mutant(
         "base-older-than-retention-is-used",
@@ -321,7 +286,7 @@ _MAINTENANCE: Final = (
         f"{_PROVIDER}/StoreMetrics.scala",
         "stored.fold(0L)(version - _.baseVersion)",
         "stored.fold(0L)(_.baseVersion)",
-        (f"{_SCENARIOS}::test_background_run_shortens_the_chain[v1]",),
+        (f"{_SCENARIOS}::test_background_run_shortens_the_chain",),
         "checkpointMaxSnapshotAge is the number of versions since the last snapshot.",
     ),
     Mutant(
@@ -386,28 +351,27 @@ _COMMITS: Final = (
     Mutant(
         "late-task-hands-over-to-a-closed-batch",
         f"{_PROVIDER}/CommitCollector.scala",
-        "run != null && run.id == commit.runId && commit.version > run.closedUntil && run.commits.add(commit)",
+        "run != null && run.id == commit.runId && commit.version > run.closedUntil && "
+        "run.commits.add(commit)",
         "run != null && run.id == commit.runId && run.commits.add(commit)",
         (f"{_TESTS}/test_handed_over_commits.py",),
         "A task that outlives its batch fails instead of handing a commit over that nothing awaits.",
     ),
     Mutant(
-        "state-changes-under-a-pending-commit",
+        "batch-goes-on-without-its-barrier",
         _CLASS,
-        "if (pending == null || pending.release()) result = Some(body)",
-        "if (pending == null || pending.hasBegun) result = Some(body)",
-        (f"{_TESTS}/test_handed_over_commits.py",),
-        "A task that runs again waits for the commit of the attempt before, which reads the same log.",
+        "if (pending != null && pending.version < commit.version && !pending.isAcknowledged",
+        "if (pending != null && pending.version > commit.version && !pending.isAcknowledged",
+        (f"{_PENDING}::test_batch_without_a_barrier_is_refused",),
+        "A query whose commit log does not wait for commits that tasks handed over fails.",
     ),
     Mutant(
-        "run-does-not-await-the-one-before",
-        _CLASS,
-        "if (forWriting) awaitEarlierRuns()",
-        "if (!forWriting) awaitEarlierRuns()",
-        (
-            f"{_TESTS}/test_hanging_backends.py::test_stopped_query_ends_at_once_while_storage_hangs[batch-/_merged/]",
-        ),
-        "A query that is started again waits for the commits of its last run.",
+        "state-changes-under-a-pending-commit",
+        f"{_PROVIDER}/PendingCommit.scala",
+        "if (!hasEnded) CommitCollector.expedite(this)\n    hasEnded",
+        "if (!hasEnded) CommitCollector.expedite(this)\n    hasBegun",
+        (f"{_TESTS}/test_handed_over_commits.py",),
+        "A task that runs again waits for the commit of the attempt before, which reads the same log.",
     ),
 )
 

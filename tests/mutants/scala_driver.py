@@ -14,7 +14,6 @@ _BACKEND: Final = f"{_SHIM}/backend"
 _TESTS: Final = "tests/spark"
 
 _FILES: Final = f"{_TESTS}/test_checkpoint_file_manager.py"
-_FAULTS: Final = f"{_TESTS}/test_driver_file_faults.py::test_query_is_exact_after_a_fault_at_each_call"
 _REFUSALS: Final = f"{_TESTS}/test_hand_over_refusals.py"
 _CHECKPOINTS: Final = f"{_TESTS}/test_driver_checkpoints.py"
 _KILLED: Final = f"{_TESTS}/test_provider_scenarios.py::test_killed_backend_is_restarted[v1]"
@@ -68,7 +67,7 @@ _FILES_OF_SPARK: Final = (
         f"{_BACKEND}/FileClient.scala",
         'request.put("repeated", tries > 0)',
         'request.put("repeated", tries > 1)',
-        (f"{_FAULTS}[the driver's files-false-kill]",),
+        (f"{_FILES}::test_file_is_created_once_whenever_its_backend_is_killed",),
         "A query goes on if the answer to the creation of a log entry was lost.",
     ),
 )
@@ -243,10 +242,10 @@ _PROCESS: Final = (
     ),
     Mutant(
         "stranger-at-the-socket-is-trusted",
-        f"{_BACKEND}/Backend.scala",
-        'if (!token.isResponse(theirs.path("response").asText, "backend", challenge, other)) {',
-        "if (other == challenge) {",
-        (f"{_ANSWERS}::test_load_sends_nothing_to_a_process_without_the_token",),
+        "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/backend/BackendProcess.scala",
+        "if (peer != user) {",
+        "if (peer == null) {",
+        ("tests/spark/test_bad_answers.py::test_load_sends_nothing_to_a_process_of_another_user",),
         "State is sent to no process but the backend that this executor has started.",
     ),
     Mutant(

@@ -182,7 +182,7 @@ _ROWS: Final = (
         f"{_TABLE}/StateTable.scala",
         "records.setDeadAt(value, Record.None)",
         "records.setDeadAt(value, at)",
-        (f"{_FAMILIES}::test_abort_restores_families_and_rows[ours]",),
+        (f"{_TRIAL}[few keys-one value-heap]",),
         "Rows that an aborted batch changed are in scans and snapshots again.",
     ),
     Mutant(
@@ -199,14 +199,14 @@ _ROWS: Final = (
         "enter(kept, reopened, sizes(kept))",
         "enter(kept, new Block(pages(kept), addresses(kept)), sizes(kept))",
         (f"{_TESTS}/test_state_table.py::test_table_stays_small_when_a_batch_writes_few_keys_often",),
-        "Rows and snapshots that were taken before a rollback keep their bytes.",
+        "A row that an operator holds keeps its bytes when the batch's part of the log is rewritten.",
     ),
     Mutant(
         "rollback-keeps-marks-of-mapped-pages",
         f"{_TABLE}/Log.scala",
         "if (marks(page) != null) marks(page)(slotOf(offset, smallest)) = 0",
         "if (marks(page) != null && pages(page) != null) marks(page)(slotOf(offset, smallest)) = 0",
-        (f"{_TRIAL}[few keys-one value-moved pages]",),
+        (f"{_TRIAL}[many rows-one value-moved pages]",),
         "Rows beyond the heap limit that an aborted batch changed are in scans again.",
     ),
     Mutant(
@@ -230,7 +230,7 @@ _ROWS: Final = (
         f"{_TABLE}/StateTable.scala",
         "total > StateTable.SmallestCompaction && total > 2 * (live + groupBytes)",
         "total > StateTable.SmallestCompaction && total > 200 * (live + groupBytes)",
-        (f"{_TESTS}/test_provider_scenarios.py::test_compaction_frees_memory[v1]",),
+        (f"{_TESTS}/test_provider_scenarios.py::test_compaction_frees_memory",),
         "State that is updated again and again takes no more than a few times its size.",
     ),
     Mutant(
@@ -269,12 +269,12 @@ _MEMORY: Final = (
         "A row that an operator keeps is valid when the file that it came from is unmapped.",
     ),
     Mutant(
-        "pages-ignore-the-heap-limit",
+        "freed-pages-count-as-heap",
         f"{_TABLE}/TableMemory.scala",
-        "if (hasRoom(bytes)) allocatePageInHeap(bytes) else allocateInFile(bytes)",
-        "if (bytes > 0) allocatePageInHeap(bytes) else allocateInFile(bytes)",
-        (f"{_TESTS}/test_state_table.py::test_mapped_memory_is_freed_when_its_last_task_ends",),
-        "State beyond maxHeapBytes is in files, and not in the heap.",
+        "if (base != null) account.takeForPages(-bytes)",
+        "if (base == null) account.takeForPages(-bytes)",
+        (f"{_TRIAL}[few keys-one value-heap]",),
+        "State that is freed counts no more towards maxHeapBytes.",
     ),
     Mutant(
         "mapped-files-stay-behind",

@@ -143,8 +143,23 @@ class Provider:
         """Run the further calls of this thread as a Spark task."""
         self._harness.beginTask()
 
-    def end_task(self) -> None:
-        self._harness.endTask()
+    def kill_task(self) -> None:
+        """Kill the task of this thread, as the driver does."""
+        self._harness.killTask()
+
+    def end_task(self, *, failed: bool = False) -> None:
+        self._harness.endTask(failed)
+
+    def begin_run(self) -> None:
+        """Begin a run of a query, whose tasks hand their commits over to `barrier`."""
+        self._harness.beginRun()
+
+    def barrier(self) -> None:
+        """Wait for the commits of a batch, as before Spark's commit log gets it."""
+        self._harness.barrier()
+
+    def end_run(self) -> None:
+        self._harness.endRun()
 
     def snapshot(self) -> None:
         self._harness.snapshotMaintenance()

@@ -10,6 +10,7 @@ import signal
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from tests.spark.counting import (
     finish,
     is_gone,
     jvm_of,
+    kill,
     metric,
     run_to,
     socket_of,
@@ -33,6 +35,7 @@ from tests.spark.counting import (
     wait_for_batch,
     wait_until,
 )
+from tests.spark.harness import Provider, Store
 from tests.spark.queries import unload_all
 from tests.support.paths import ROOT
 from tests.support.s3 import new_bucket, s3_service
@@ -110,6 +113,30 @@ def test_backend_drops_closed_stores_and_ended_runs(spark: Any, tmp_path: Path) 
         assert received()[-1][2] == 0
     finally:
         psutil.Process(backend_pid(spark, str(python))).kill()
+
+
+def test_request_is_repeated_however_many_connections_a_killed_backend_had(
+    spark: Any, tmp_path: Path
+) -> None:
+    providers = [Provider(spark, f"file:{tmp_path}", partition=partition) for partition in range(16)]
+    stores = [provider.open(0) for provider in providers]
+    begin = threading.Barrier(len(stores))
+
+    def commit_at_once(store: Store) -> None:
+        store.put(("a", 1), (1, 120_000))
+        begin.wait()
+        store.commit()
+
+    threads = [threading.Thread(target=commit_at_once, args=(store,)) for store in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    kill(backend_pid(spark, sys.executable))
+    # Each attempt at the request would take one of the connections.
+    assert providers[0].open(1).commit() == 2
+    for provider in providers:
+        provider.close()
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack
+from spark_statestore.formats.change_batches import CHANGE_SCHEMA, pack, read_change_batch
 from spark_statestore.formats.messages import message_layout
 from tests.spark.harness import Family, Provider
 from tests.spark.test_cold_loads import reading, rows_at, run_batch
@@ -132,8 +132,25 @@ def test_commit_writes_no_offsets_if_all_lengths_are_equal(spark: Any, tmp_path:
         found.append((new, message_layout(pa.py_buffer(new.read_bytes()[16:])).buffers))
     writer.close()
     assert [buffers for _, buffers in found] == [6, 6, 8, 6]
+    removal = read_change_batch(pa.py_buffer(found[-1][0].read_bytes()[16:]), full=True)
+    assert removal.column("value").null_count == 1
     before = reading(spark).decodedLoads()
     cold = Provider(spark, f"file:{tmp_path}", **options)
     assert len(rows_at(cold, 4)) == 99
     assert reading(spark).decodedLoads() == before
     cold.close()
+
+
+def test_commit_writes_messages_of_a_few_mebibytes(spark: Any, tmp_path: Path) -> None:
+    options = {"backend__compression": "none", "backend__fileStateThreshold": "0"}
+    writer = Provider(spark, f"file:{tmp_path}", **options)
+    run_batch(writer, 0, Family(), dict.fromkeys(range(12), 1_000_000))
+    writer.close()
+    (file,) = tmp_path.glob("state/0/0/shared/*")
+    messages = pa.BufferReader(file.read_bytes()[16:])
+    sizes = []
+    while messages.tell() < messages.size():
+        sizes.append(pa.ipc.read_message(messages).body.size)
+    # A row may be the first one beyond 4 MiB.
+    assert max(sizes) < (4 << 20) + 1_001_000
+    assert sum(sizes) > 12_000_000

@@ -13,6 +13,7 @@ from py4j.protocol import Py4JJavaError
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
+from tests.spark.backend_faults import FaultyBackend
 from tests.spark.counting import backend_of, finish, run_to, start_counting, wait_for_batch, wait_until
 from tests.spark.queries import configured
 from tests.support.slow import SlowStorage
@@ -97,6 +98,22 @@ def test_existing_file_is_replaced_only_if_allowed(manager: Manager) -> None:
     assert manager.read("0") == b"third"
 
 
+@pytest.mark.slow
+def test_file_is_created_once_whenever_its_backend_is_killed(spark: Any, tmp_path: Path) -> None:
+    backend = FaultyBackend(tmp_path)
+    session = spark.newSession()
+    session.conf.set(OPTION_PREFIX + "driverPython", backend.python)
+    manager = Manager(session, f"file:{backend.files}/offsets")
+    calls, fired = 0, "something"
+    while fired:
+        calls += 1
+        backend.strike("kill", calls)
+        manager.write(str(calls), b"entry")
+        fired = backend.stop()
+        assert (backend.files / "offsets" / str(calls)).read_bytes() == b"entry"
+    assert calls > 3
+
+
 def test_next_batch_is_asked_about_only_when_it_is_created(manager: Manager, tmp_path: Path) -> None:
     manager.write("0", b"first")
     # Another query is faster.
@@ -150,6 +167,8 @@ def test_contents_of_a_mebibyte_are_known(manager: Manager, tmp_path: Path) -> N
     assert known == [2, 3]
     manager.write("4", bytes(1_100_000))
     assert [manager.of.exists(manager.path(name)) for name in "234"] == [True, True, True]
+    (tmp_path / "offsets" / "0").write_bytes(b"of the run before")
+    assert manager.of.exists(manager.path("0"))
     (tmp_path / "offsets" / "4").unlink()
     with pytest.raises(Py4JJavaError, match="FileNotFoundException"):
         manager.read("4")
@@ -169,12 +188,16 @@ def test_removed_batches_wait_for_others_on_remote_storage(spark: Any) -> None:
 
     assert set(manager.names()) == {"9", "10", "11", "12"}
     assert len(stored()) == 13
+    # One that is created again is not removed any more.
+    manager.write("8", b"again", overwrite=True)
     manager.of.delete(manager.path("9"))
-    assert stored() == {"10", "11", "12"}
+    assert len(stored()) == 13
     manager.of.delete(manager.path("10"))
+    assert stored() == {"8", "11", "12"}
+    manager.of.delete(manager.path("11"))
     # The newest one goes at once, and what waits with it.
     manager.of.delete(manager.path("12"))
-    assert stored() == {"11"}
+    assert stored() == {"8"}
 
 
 def test_path_without_a_scheme_has_that_of_the_checkpoint(spark: Any) -> None:

@@ -97,11 +97,22 @@ def test_readers_open_at_once_each_write_and_commit(instance: Open) -> None:
     readers = [provider.open_read(1, first) for _ in range(2)]
     stores = [provider.upgrade(reader, 1, first) for reader in readers]
     for number, (reader, store) in enumerate(zip(readers, stores, strict=True)):
-        assert reader.get(B) == value(1)
+        # Not what the other one has written.
+        assert reader.get(A) == reader.get(B) == value(1)
         store.put(A, value(10 + number))
     for store in stores:
         store.commit()
     assert read(instance(), 2, stores[1].checkpoint_id) == {A: value(11), B: value(1)}
+
+
+@pytest.mark.parametrize("checkpoint_format", [2], ids=["v2"], indirect=True)
+def test_readers_open_at_once_have_the_rows_of_their_attempts(instance: Open, checkpoint_format: int) -> None:
+    provider = instance()
+    first = commit(provider, 0, None, (A, value(1))).checkpoint_id
+    other = commit(instance(), 1, first, (A, value(2))).checkpoint_id
+    mine = commit(provider, 1, first, (A, value(3))).checkpoint_id
+    readers = [provider.open_read(2, attempt) for attempt in (mine, mine, other)]
+    assert [reader.get(A) for reader in readers] == [value(3), value(3), value(2)]
 
 
 def test_store_cannot_commit_once_a_later_version_was_opened(instance: Open) -> None:

@@ -132,6 +132,59 @@ def test_watchdog_replaces_a_stopped_backend(
     assert rows_of(provider(spark, slow, tmp_path), 2) == {("a", 1): (1, "x"), ("b", 2): (2, "y")}
 
 
+def test_watchdog_covers_the_first_request_to_a_backend(
+    spark: Any, slow: SlowStorage, tmp_path: Path
+) -> None:
+    made = provider(spark, slow, tmp_path)
+    store = made.open(0)
+    store.put(("a", 1), (1, "x"))
+    # It is started ahead of the first request.
+    assert wait_until(lambda: backend_pid(spark, slow.interpreter()) > 0, 30)
+    stopped = psutil.Process(backend_pid(spark, slow.interpreter()))
+    stopped.suspend()
+    committing = threading.Thread(target=store.commit)
+    committing.start()
+    committing.join(40)
+    in_time = not committing.is_alive()
+    if not in_time:
+        stopped.kill()
+        committing.join(60)
+    assert in_time
+    assert store.metrics["backendRestarts"] == 1
+    assert rows_of(provider(spark, slow, tmp_path), 1) == {("a", 1): (1, "x")}
+
+
+def test_run_that_other_executors_may_discard_is_not_used(
+    spark: Any, slow: SlowStorage, tmp_path: Path
+) -> None:
+    options = {f"backend__{name}": value for name, value in settings(slow, seconds=100).items()}
+    options |= {"backend__snapshotInterval": "2", "backend__compression": "none", "backend__numRetained": "1"}
+    made = Provider(spark, f"file:{tmp_path}/query", **options)
+
+    def commit(version: int, rows: dict[Any, Any]) -> int:
+        store = made.open(version)
+        for key, row in rows.items():
+            store.put(key, row)
+        assert store.commit() == version + 1
+        return store.metrics["checkpointMaxChainLength"]
+
+    commit(0, {("fill", number): (number, 120_000) for number in range(12)})
+    for version in range(1, 5):
+        commit(version, {("a", 1): (version, "x")})
+    with slow.hanging("write", "/shared/") as hang:
+        uploading = threading.Thread(target=made.snapshot)
+        uploading.start()
+        hang.wait()
+        # An executor that retains one version before the newest discards what is older than version 8.
+        for version in range(5, 9):
+            commit(version, {("a", 1): (version, "x")})
+        hang.release()
+        uploading.join(60)
+    assert commit(9, {("a", 1): (9, "x")}) == 10
+    made.snapshot()
+    assert commit(10, {("a", 1): (10, "x")}) == 3
+
+
 @pytest.mark.parametrize(("commit", "path"), HANGING)
 def test_stopped_query_ends_at_once_while_storage_hangs(
     spark: Any, slow: SlowStorage, tmp_path: Path, commit: str, path: str

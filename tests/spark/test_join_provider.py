@@ -30,6 +30,24 @@ def test_join_provider_and_provider_open_each_others_state(spark: Any, tmp_path:
     assert len(rows) == 3
 
 
+def test_stores_of_a_join_are_apart_below_checkpoints_dir(spark: Any, tmp_path: Path) -> None:
+    query = tmp_path / "query"
+    query.mkdir()
+    (query / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000007"}')
+    names = ("default", "left-keyToNumValues", "right-keyToNumValues")
+
+    def opened(name: str) -> Provider:
+        elsewhere = {"backend__checkpointsDir": f"file:{tmp_path}/elsewhere"}
+        return Provider(spark, f"file:{query}", store=name, provider=OURS_FOR_JOINS, **elsewhere)
+
+    for number, name in enumerate(names):
+        store = opened(name).open(0)
+        store.put(("k", 0), (number, name))
+        store.commit()
+    for number, name in enumerate(names):
+        assert opened(name).open(1).rows() == [(("k", 0), (number, name))]
+
+
 def test_join_provider_read_store_rejects_writes(spark: Any, tmp_path: Path) -> None:
     provider = Provider(spark, str(tmp_path), provider=OURS_FOR_JOINS)._harness.provider()
     store = provider.getReadStore(0, getattr(spark._jvm, "scala.None$").__getattr__("MODULE$"))

@@ -94,9 +94,38 @@ def test_removed_family_stays_removed(instance: Open) -> None:
     assert store.rows("maps") == [(A, value(1))]
 
 
+@ours_alone
+def test_run_has_all_rows_of_a_family_that_was_created_again(instance: Open) -> None:
+    # So much other data that the base stays, and the changes since are merged into a run.
+    options = {"backend__compression": "none", "backend__snapshotInterval": "2"}
+    provider = instance(**options)
+    store = created(provider.open(0), MAPS)
+    for i in range(4):
+        store.put(("filling", i), value(i, 120_000))
+        store.put(("a", i), value(i, 1_000), "maps")
+    store.commit()
+    for version in range(1, 6):
+        store = created(provider.open(version), MAPS)
+        if version == 3:
+            assert store.remove_family("maps")
+            created(store, MAPS)
+        store.put(("b", version), value(version), "maps")
+        store.commit()
+    provider.snapshot()
+    store = created(provider.open(6), MAPS)
+    store.put(("b", 6), value(6), "maps")
+    store.commit()
+    # Without the run there would be the base and six deltas.
+    assert store.metrics["checkpointMaxChainLength"] == 4
+    found = created(instance(**options).open(7), MAPS).rows("maps")
+    assert sorted(numbers(found)) == [3, 4, 5, 6]
+
+
 def test_abort_restores_families_and_rows(instance: Open) -> None:
     provider = instance()
-    store = created(provider.open(0), TIMES, LISTS, MAPS)
+    hidden = Family("$hidden", internal=True)
+    store = created(provider.open(0), TIMES, LISTS, MAPS, hidden)
+    store.put(A, value(1), "$hidden")
     for i in range(5):
         store.put((i, "x"), value(i), "times")
     store.put_list(A, [value(1), value(2)], "lists")
@@ -104,8 +133,9 @@ def test_abort_restores_families_and_rows(instance: Open) -> None:
     store.commit()
     before = None
     for end in (True, False):
-        store = created(provider.open(1), TIMES, LISTS, MAPS)
+        store = created(provider.open(1), TIMES, LISTS, MAPS, hidden)
         found = [
+            store.rows("$hidden"),
             store.rows("times"),
             store.values(A, "lists"),
             store.rows("lists"),
@@ -115,15 +145,14 @@ def test_abort_restores_families_and_rows(instance: Open) -> None:
         before = found
         if end:
             created(store, Family("new")).put(A, value(1), "new")
+            store.put(B, value(2), "$hidden")
             store.delete_range((1, "x"), (4, "x"), "times")
             store.put((9, "x"), value(9), "times")
             store.merge(A, value(3), "lists")
             store.put_list(B, [value(4)] * 3, "lists")
             store.put(("a", 2), value(5), "maps")
             assert store.remove_family("maps")
-        assert store.families() == (
-            {"default", "times", "lists", "new"} if end else {"default", "times", "lists", "maps"}
-        )
+        assert store.families() == ({"default", "times", "lists", "$hidden"} | ({"new"} if end else {"maps"}))
         store.abort()
 
 
@@ -189,19 +218,22 @@ def test_multi_get_is_a_snapshot_of_its_call(store: Store) -> None:
     assert store.multi_get([A, C, B], "maps") == [value(10), value(11), None]
 
 
-def test_timer_scan_excludes_timers_set_meanwhile(store: Store) -> None:
+# A scan of few timers copies where they are, one of many walks the order.
+@pytest.mark.parametrize("count", [10, 60])
+def test_timer_scan_excludes_timers_set_meanwhile(store: Store, count: int) -> None:
     created(store, TIMES)
-    for i in range(10):
+    for i in range(count):
         store.put((i, "a"), value(i), "times")
     fired = []
-    timers = store.open_iterator("range", (0, ""), (8, ""), family="times")
+    due = count - 2
+    timers = store.open_iterator("range", (0, ""), (due, ""), family="times")
     for (at, who), row in timers:
         fired.append(row[0])
         store.remove((at, who), "times")
-        store.put((at - 20, who), value(at), "times")
-        store.put((7, f"again {at}"), value(at), "times")
-    assert fired == list(range(8))
-    assert len(store.rows("times")) == 18
+        store.put((at - 2 * count, who), value(at), "times")
+        store.put((due - 1, f"again {at}"), value(at), "times")
+    assert fired == list(range(due))
+    assert len(store.rows("times")) == 2 * due + 2
     assert timers.next() is None
     timers.close()
 
@@ -325,6 +357,13 @@ def test_put_of_an_empty_list_removes_the_key(store: Store) -> None:
     assert store.values(A, "lists") == [value(1)]
     store.put_list(A, [], "lists")
     assert store.rows("lists") == []
+
+
+def test_put_of_the_last_value_replaces_the_list(store: Store) -> None:
+    created(store, LISTS)
+    store.put_list(A, [value(1), value(2)], "lists")
+    store.put(A, value(2), "lists")
+    assert store.values(A, "lists") == [value(2)]
 
 
 @ours_alone

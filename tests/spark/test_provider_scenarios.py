@@ -233,6 +233,19 @@ def test_run_has_no_changes_from_before_a_compaction(instance: Open) -> None:
     assert read(instance(**CHAINING), 9, newest) == wanted
 
 
+def test_older_version_is_opened_again_after_a_compaction(instance: Open) -> None:
+    provider = instance()
+    newest, ids = None, []
+    for version in range(3):
+        newest = commit(provider, version, newest, {(f"k{i}", 0): value(version, 30_000) for i in range(20)})
+        ids.append(newest)
+    # Most of the log is superseded: the first store compacts it, which moves the rows of the older version.
+    provider.open(3, ids[2]).abort()
+    store = provider.open(2, ids[1])
+    assert dict(store.rows()) == {(f"k{i}", 0): value(1, 30_000) for i in range(20)}
+    store.abort()
+
+
 def test_commit_writes_a_due_snapshot_of_small_state_itself(instance: Open, tmp_path: Path) -> None:
     provider = instance(**CHAINING)
     filling = {("k", i): value(i, 30_000) for i in range(4)}
@@ -357,6 +370,18 @@ def test_discarded_version_error_names_retained_versions(instance: Open, tmp_pat
         Py4JJavaError, match=r"operator 0, partition 0, store default, version 2 .* does not exist"
     ):
         instance().open(2, ids[2])
+
+
+def test_cleanup_counts_from_the_version_that_was_opened_last(instance: Open) -> None:
+    provider = instance(backend__numRetained="1")
+    ids = [None]
+    for version in range(5):
+        ids.append(commit(provider, version, ids[-1], {A: value(version)}))
+    # Spark may run the batch of version 5 again, and needs the one before it.
+    provider.cleanup()
+    assert read(instance(), 3, ids[3]) == {A: value(2)}
+    with pytest.raises(Py4JJavaError, match="does not exist"):
+        read(instance(), 2, ids[2])
 
 
 def test_negative_version_is_rejected(instance: Open) -> None:

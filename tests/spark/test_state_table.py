@@ -56,6 +56,16 @@ def test_table_takes_keys_that_were_chosen_to_collide(spark: Any) -> None:
     assert trial.putKeysOfPairs() == 8_192
 
 
+def test_table_has_a_row_for_each_key_whose_hashes_agree(spark: Any) -> None:
+    # An index entry has 28 bits of a hash: about 75 pairs of so many keys agree in all of them.
+    assert memory(spark).keysBesideRolledBack(200_000, 0) == 200_000
+
+
+def test_table_has_its_keys_after_a_rollback_of_many_others(spark: Any) -> None:
+    # The index grows meanwhile, which mixes its entries.
+    assert memory(spark).keysBesideRolledBack(3_000, 100_000) == 3_000
+
+
 def test_table_stays_small_when_a_batch_writes_few_keys_often(spark: Any) -> None:
     # 2,000,000 records have at least 96 MB.
     assert memory(spark).overwrite(2_000_000) < 40 << 20
@@ -63,6 +73,17 @@ def test_table_stays_small_when_a_batch_writes_few_keys_often(spark: Any) -> Non
 
 def test_heap_of_ordered_rows_is_accounted_for(spark: Any) -> None:
     assert 24 < memory(spark).heapOfOrder(200_000) / 200_000 < 32
+
+
+@pytest.mark.parametrize(
+    ("limit", "size"), [("20k", 20 << 10), ("5M", 5 << 20), ("2gb", 2 << 30), ("1048576", 1 << 20)]
+)
+def test_heap_limit_of_an_option_has_a_unit(spark: Any, tmp_path: Path, limit: str, size: int) -> None:
+    try:
+        Provider(spark, f"file:{tmp_path}", backend__maxHeapBytes=limit).close()
+        assert spark._jvm.org.apache.spark.sql.statestore.table.TableMemory.heapLimit() == size
+    finally:
+        memory(spark).resetHeapLimit()
 
 
 def test_table_refuses_a_row_that_no_batch_has_room_for(spark: Any) -> None:
@@ -95,6 +116,9 @@ def test_mapped_memory_is_freed_when_its_last_task_ends(spark: Any, tmp_path: Pa
         put(provider, 0, rows)
         provider.end_task()
         one_version = memory(spark).mappedBytes()
+        # Unlinked while they are used, none is left behind however the JVM ends.
+        local = Path(spark.sparkContext.getConf().get("spark.local.dir"))
+        assert not list(local.rglob("statestore-*.pages"))
         for version in range(1, 12):
             provider.begin_task()
             put(provider, version, dict.fromkeys(rows, (version, "y" * 400)))

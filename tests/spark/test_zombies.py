@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
+from pyspark.errors import SparkRuntimeException
 
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
@@ -107,6 +108,33 @@ def test_executor_of_a_zombie_serves_the_partition_again(
         slow.commit()
     third = batch(tmp_path, woken, 2, second, {A: value(3)})
     assert read(instance(), 3, third) == {A: value(3), B: value(2)}
+
+
+def test_killed_task_commits_nothing(instance: Open, tmp_path: Path) -> None:
+    provider = instance()
+    provider.begin_task()
+    slow = begin(provider, 0, None, {A: value(0, "late")})
+    provider.kill_task()
+    with pytest.raises(SparkRuntimeException, match="the task was killed"):
+        slow.commit()
+    provider.end_task(failed=True)
+    assert not list(tmp_path.rglob("_metadata"))
+    first = batch(tmp_path, provider, 0, None, {B: value(1)})
+    assert read(instance(), 1, first) == {B: value(1)}
+
+
+def test_attempt_elsewhere_replaces_that_of_a_task_that_failed_after_its_commit(
+    instance: Open, tmp_path: Path
+) -> None:
+    provider = instance()
+    first = batch(tmp_path, provider, 0, None, {A: value(1)})
+    provider.begin_task()
+    begin(provider, 1, first, {A: value(0, "failed")}).commit()
+    provider.end_task(failed=True)
+    second = batch(tmp_path, instance(), 1, first, {B: value(2)})
+    # Its executor has the version of the failed task in memory.
+    third = batch(tmp_path, provider, 2, second, {("c", 1): value(3)})
+    assert read(instance(), 3, third) == {A: value(1), B: value(2), ("c", 1): value(3)}
 
 
 def test_uncommitted_batch_is_committed_again_by_another_instance(instance: Open, tmp_path: Path) -> None:

@@ -143,7 +143,8 @@ def test_hold_refuses_a_version_that_may_be_discarded(tmp_path: Path, with_ids: 
     query = WrittenQuery(str(tmp_path), with_ids)
     for _ in range(6):
         query.run()
-    # Version 3 exists, but cleanups retain one version before the newest, since the query was started again with another option.
+    # Version 3 exists, but cleanups retain one version before the newest, since the query was started again
+    # with another option.
     query.clean_up(4, STORES[0])
     query.restart()
     query.clean_up(1, STORES[0])

@@ -82,7 +82,8 @@ private[statestore] final class HarnessScript(harness: ProviderHarness) {
         val iterator = harness.iterators.get(number)
         Newest.seek(iterator.rows, declared(iterator.family).prefixes.row(operation.get(2)))
       case "closeIterator" => harness.iterators.remove(number).close()
-      case name => inFamily(name, number, operation.get(2).asText, operation)
+      // As operators do, which pass the same object each time.
+      case name => inFamily(name, number, operation.get(2).asText.intern(), operation)
     }
   }
 

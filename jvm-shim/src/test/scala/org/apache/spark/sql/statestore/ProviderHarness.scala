@@ -9,6 +9,7 @@ import org.apache.spark.{SparkThrowable, TaskContext, TaskContextImpl}
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.backend.Backend
+import org.apache.spark.sql.statestore.provider.{CommitCollector, StoreLocation}
 
 /**
  * Harness of a real provider of any class, for tests in Python. One harness is one provider instance, as on
@@ -29,6 +30,8 @@ class ProviderHarness(
   private[statestore] val stores = new JHashMap[Int, ReadStateStore]
   private[statestore] val iterators = new JHashMap[Int, HarnessIterator]
   private var task: TaskContextImpl = _
+  private val runId = java.util.UUID.randomUUID
+  private var handsOver = false
   private val schemas = new TestStateSchemaProvider
   private var recorded = 0
 
@@ -39,7 +42,6 @@ class ProviderHarness(
     val sqlConf = new SQLConf
     confs.forEach((k, v) => sqlConf.setConfString(k, v))
     val hadoopConf = new Configuration
-    val runId = java.util.UUID.randomUUID
     hadoopConf.set("sql.streaming.runId", runId.toString)
     val default = families.get(StateStore.DEFAULT_COL_FAMILY_NAME)
     val id = StateStoreProviderId(StateStoreId(checkpointRoot, operator, partition, storeName), runId)
@@ -86,13 +88,30 @@ class ProviderHarness(
   /** Sets a task context for this thread, until `endTask`. */
   def beginTask(): Unit = {
     task = TaskContext.empty()
+    if (handsOver) task.getLocalProperties.setProperty("streaming.sql.batchId", "0")
     TaskContext.setTaskContext(task)
   }
 
-  def endTask(): Unit = {
+  /** Kills the task of this thread, as the driver does. */
+  def killTask(): Unit = task.markInterrupted("killed by a test")
+
+  def endTask(failed: Boolean): Unit = {
+    if (failed) task.markTaskFailed(new IllegalStateException("failed by a test"))
     task.markTaskCompleted(None)
     TaskContext.unset()
   }
+
+  /** Begins a run of a query, the tasks of which hand their commits over to `barrier`. */
+  def beginRun(): Unit = {
+    val query = java.util.UUID.randomUUID.toString
+    CommitCollector.announce(StoreLocation.commitLog(provider.stateStoreId), query, runId.toString)
+    handsOver = true
+  }
+
+  /** Waits for the commits of a batch, as before Spark's commit log gets it. */
+  def barrier(): Unit = CommitCollector.barrier(StoreLocation.commitLog(provider.stateStoreId))
+
+  def endRun(): Unit = CommitCollector.ended(runId.toString)
 
   /** Aborts the stores that neither committed nor aborted, and releases the others. */
   def endStores(): Unit = stores.values.forEach {

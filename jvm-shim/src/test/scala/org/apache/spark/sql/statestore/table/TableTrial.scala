@@ -290,11 +290,15 @@ object TableTrial {
     val open = table.iterator()
     val kept = table.get(row(0L, 7L), table.newRow())
     var most = 0L
+    var late: UnsafeRow = null
     (0L until times.toLong).foreach { n =>
       table.put(row(0L, n % 3), row(n))
-      if (n % 1000 == 0) table.remove(row(0L, 50L + n / 1000 % 50))
+      if (n == times / 2) late = table.get(row(0L, n % 3), table.newRow())
+      // Before the first rewrite.
+      if (n < 50_000L && n % 1000 == 0) table.remove(row(0L, 50L + n / 1000))
       most = math.max(most, table.memoryBytes)
     }
+    require(late.getLong(0) == times / 2, "a row of the batch has changed")
     require(kept.getLong(0) == 7L && rows(open) == (0L until 100L).map(key => (key, key)))
     val last = (times - 3L until times.toLong).map(n => (n % 3, n)).sorted
     require(rows(table.iterator()) == last ++ (3L until 50L).map(key => (key, key)), "rows differ")
@@ -302,6 +306,28 @@ object TableTrial {
     require(rows(table.iterator()) == (0L until 100L).map(key => (key, key)), "rows differ after a rollback")
     table.discard()
     most
+  }
+
+  /** Puts so many keys, then others that are rolled back; returns how many of the first are found with their values. */
+  def keysBesideRolledBack(rows: Int, others: Int): Long = {
+    val table = new StateTable(1, 1)
+    def row(number: Long): UnsafeRow = {
+      val made = new UnsafeRow(1)
+      made.pointTo(new Array[Byte](16), 16)
+      made.setLong(0, number)
+      made
+    }
+    (0L until rows.toLong).foreach(number => table.put(row(number), row(number)))
+    val before = table.snapshot()
+    (1L to others.toLong).foreach(number => table.put(row(-number), row(number)))
+    table.rollbackTo(before)
+    val view = table.newRow()
+    val found = (0L until rows.toLong).count { number =>
+      val value = table.get(row(number), view)
+      value != null && value.getLong(0) == number
+    }
+    table.discard()
+    found.toLong
   }
 
   /** Returns the heap that is accounted for a table of so many rows in key order, with its log in files. */
