@@ -202,7 +202,7 @@ def test_cleanup_discards_a_version_whose_publication_lost_its_answer(
 ) -> None:
     store, mine = open_store(tmp_path), attempt_id()
     commit(store, v1(1), {b"a": b"1"}, by=mine)
-    store.cleanup(v1(1), mine, 1, 0)
+    discard_versions(store, v1(1), mine, 1, 0)
     create = store.files.create_of_parts
 
     def create_without_answer(path: str, parts: list[bytes]) -> None:
@@ -214,7 +214,7 @@ def test_cleanup_discards_a_version_whose_publication_lost_its_answer(
         commit(store, CheckpointName(2, attempt_id()), LARGE)
     monkeypatch.undo()
     commit(store, v1(3), {b"a": b"3"}, by=mine)
-    store.cleanup(v1(3), mine, 3, 0)
+    discard_versions(store, v1(3), mine, 3, 0)
     assert files_below(tmp_path).keys() == {"chk-3/_metadata"}
 
 
