@@ -230,7 +230,7 @@ _OF_SAVEPOINTS: Final = (
         f"{_SAVEPOINTS}/restore.py",
         "if activity is not None and (added := activity.added()):",
         "if activity is None and (added := activity.added()):",
-        (f"{_TESTS}/rescaling/test_rescale.py",),
+        (f"{_TESTS}/rescaling/test_redistribute.py",),
         "A copy that lacks batches which the query has committed meanwhile is not published.",
     ),
     Mutant(
@@ -307,7 +307,7 @@ _OF_CONVERSIONS: Final = (
         f"{_CONVERSION}/api.py",
         "if here[where] != there[where]:",
         "if here[where].keys != there[where].keys:",
-        ("tests/spark/test_conversion_faults.py::test_convert_raises_if_sides_differ",),
+        (f"{_TESTS}/conversion/test_compare.py",),
         "A conversion that wrote a wrong value is refused.",
     ),
 )
@@ -318,7 +318,7 @@ _OF_ROWS: Final = (
         f"{_ROWS}/decode.py",
         "present = not_null if valid is None else not_null & valid",
         "present = not_null if valid is None else not_null | valid",
-        (f"{_TESTS}/rows/test_decode.py",),
+        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_round_trips",),
         "A null field of a row is read as null.",
     ),
     Mutant(
@@ -326,7 +326,7 @@ _OF_ROWS: Final = (
         f"{_ROWS}/decode.py",
         "np.stack([low, low >> 63], axis=1)",
         "np.stack([low, np.zeros_like(low)], axis=1)",
-        (f"{_TESTS}/rows/test_decode.py",),
+        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_round_trips",),
         "Negative decimals are read as such.",
     ),
     Mutant(
@@ -334,7 +334,7 @@ _OF_ROWS: Final = (
         f"{_ROWS}/decode.py",
         "header = _WORD + (counts + 63) // 64 * _WORD",
         "header = _WORD + (counts // 64 + 1) * _WORD",
-        (f"{_TESTS}/rows/test_decode.py",),
+        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_of_more_than_64_fields_and_elements",),
         "Arrays of 64 elements are read with the right elements.",
     ),
     Mutant(
@@ -342,7 +342,7 @@ _OF_ROWS: Final = (
         f"{_ROWS}/decode.py",
         "outside = (offset < 0) | (start + size > end)",
         "outside = offset < 0",
-        (f"{_TESTS}/rows/test_decode.py", "tests/fuzz/test_readers.py"),
+        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_of_damaged_bytes_refuses_or_returns",),
         "Damaged rows are reported, and not read with bytes of other rows.",
     ),
     Mutant(
@@ -350,7 +350,7 @@ _OF_ROWS: Final = (
         f"{_ROWS}/types.py",
         '"timestamp": pa.timestamp("us", tz="UTC")',
         '"timestamp": pa.timestamp("ms", tz="UTC")',
-        (f"{_TESTS}/rows/test_decode.py",),
+        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_round_trips",),
         "Timestamps are read as microseconds.",
     ),
     Mutant(
