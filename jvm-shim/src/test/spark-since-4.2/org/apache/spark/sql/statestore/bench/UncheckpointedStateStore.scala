@@ -16,20 +16,14 @@ import org.apache.spark.sql.types.StructType
  *
  * Guarantees: right answers as long as the process lives and each batch commits. It is not a store that can
  * recover: it writes nothing, has the newest version alone, and changes it in place, so that another version, or
- * a batch after one that did not commit, is an error. A commit counts the version and does not even report it to
+ * a batch after one that did not commit, is an error. Rows outlive their provider, which Spark may unload and make
+ * anew at any time. A commit counts the version and does not even report it to
  * Spark's coordinator, which only foreachBatch sinks demand. It supports operators that get, put, remove and iterate,
  * in column families too.
  */
 final class UncheckpointedStateStoreProvider extends StateStoreProvider {
-  // Spark removes rows while it iterates, and the tasks of a batch have other threads than those of the last one.
-  private val families = new ConcurrentHashMap[String, ConcurrentHashMap[UnsafeRow, UnsafeRow]]
-  createFamily(StateStore.DEFAULT_COL_FAMILY_NAME)
-
-  // Not volatile, which each put would pay for: the tasks of a partition follow one another.
-  private[bench] var newest = 0L
-  private[bench] var isChanged = false
-
   private var id: StateStoreId = _
+  private var partition: UncheckpointedPartition = _
 
   override def init(
       stateStoreId: StateStoreId,
@@ -40,7 +34,10 @@ final class UncheckpointedStateStoreProvider extends StateStoreProvider {
       storeConfs: StateStoreConf,
       hadoopConf: Configuration,
       useMultipleValuesPerKey: Boolean,
-      stateSchemaProvider: Option[StateSchemaProvider]): Unit = id = stateStoreId
+      stateSchemaProvider: Option[StateSchemaProvider]): Unit = {
+    id = stateStoreId
+    partition = UncheckpointedPartition.of(id)
+  }
 
   override def stateStoreId: StateStoreId = id
 
@@ -49,42 +46,61 @@ final class UncheckpointedStateStoreProvider extends StateStoreProvider {
       stateStoreCkptId: Option[String],
       forceSnapshotOnCommit: Boolean,
       loadEmpty: Boolean): StateStore = {
-    if (version != newest || isChanged || loadEmpty) {
+    if (version != partition.newest || partition.isChanged || loadEmpty) {
       throw new IllegalStateException(
-        s"version $version of $id is lost: the benchmark's store without checkpoints has version $newest alone" +
-          s"${if (isChanged) ", changed by a batch that did not commit" else ""}. Start the query anew.")
+        s"version $version of $id is lost: the benchmark's store without checkpoints has version " +
+          s"${partition.newest} alone${if (partition.isChanged) ", changed by a batch that did not commit" else ""}. " +
+          "Start the query anew.")
     }
-    new UncheckpointedStateStore(this, version)
+    new UncheckpointedStateStore(partition, version)
   }
 
-  override def close(): Unit = families.clear()
+  override def close(): Unit = ()
+}
 
-  private[bench] def createFamily(name: String): Unit = families.putIfAbsent(name, new ConcurrentHashMap)
+/** Rows of a partition's store, and the version that they are. */
+private[bench] final class UncheckpointedPartition(val id: StateStoreId) {
+  // Spark removes rows while it iterates, and the tasks of a batch have other threads than those of the last one.
+  private val families = new ConcurrentHashMap[String, ConcurrentHashMap[UnsafeRow, UnsafeRow]]
+  createFamily(StateStore.DEFAULT_COL_FAMILY_NAME)
 
-  private[bench] def familyNames: Set[String] = families.keySet.asScala.toSet
+  // Not volatile, which each put would pay for: the tasks of a partition follow one another.
+  var newest = 0L
+  var isChanged = false
 
-  private[bench] def family(name: String): ConcurrentHashMap[UnsafeRow, UnsafeRow] = {
+  def createFamily(name: String): Unit = families.putIfAbsent(name, new ConcurrentHashMap)
+
+  def familyNames: Set[String] = families.keySet.asScala.toSet
+
+  def family(name: String): ConcurrentHashMap[UnsafeRow, UnsafeRow] = {
     val rows = families.get(name)
     if (rows == null) throw new IllegalStateException(s"$id has no column family $name. Create it first.")
     rows
   }
 
-  private[bench] def numRows: Long = families.values.asScala.map(_.size.toLong).sum
+  def numRows: Long = families.values.asScala.map(_.size.toLong).sum
+}
+
+private object UncheckpointedPartition {
+  private val partitions = new ConcurrentHashMap[StateStoreId, UncheckpointedPartition]
+
+  def of(id: StateStoreId): UncheckpointedPartition =
+    partitions.computeIfAbsent(id, id => new UncheckpointedPartition(id))
 }
 
 /** Reads and writes of one batch, in place. */
 private[bench] final class UncheckpointedStateStore(
-    provider: UncheckpointedStateStoreProvider, override val version: Long) extends StateStore {
+    partition: UncheckpointedPartition, override val version: Long) extends StateStore {
   import UncheckpointedStateStore._
 
-  private val default = provider.family(StateStore.DEFAULT_COL_FAMILY_NAME)
+  private val default = partition.family(StateStore.DEFAULT_COL_FAMILY_NAME)
 
-  override def id: StateStoreId = provider.stateStoreId
+  override def id: StateStoreId = partition.id
 
   override def get(key: UnsafeRow, colFamilyName: String): UnsafeRow = rows(colFamilyName).get(key)
 
   override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = {
-    provider.isChanged = true
+    partition.isChanged = true
     // Spark reuses the memory of both.
     val kept = value.copy()
     val of = rows(colFamilyName)
@@ -92,7 +108,7 @@ private[bench] final class UncheckpointedStateStore(
   }
 
   override def remove(key: UnsafeRow, colFamilyName: String): Unit = {
-    provider.isChanged = true
+    partition.isChanged = true
     rows(colFamilyName).remove(key)
   }
 
@@ -103,33 +119,33 @@ private[bench] final class UncheckpointedStateStore(
   }
 
   override def commit(): Long = {
-    provider.newest = version + 1
-    provider.isChanged = false
+    partition.newest = version + 1
+    partition.isChanged = false
     version + 1
   }
 
-  override def hasCommitted: Boolean = provider.newest > version
+  override def hasCommitted: Boolean = partition.newest > version
 
   override def abort(): Unit = ()
 
   override def release(): Unit = ()
 
-  override def metrics: StateStoreMetrics = StateStoreMetrics(provider.numRows, 0L, Map.empty, Map.empty)
+  override def metrics: StateStoreMetrics = StateStoreMetrics(partition.numRows, 0L, Map.empty, Map.empty)
 
   override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo =
     StateStoreCheckpointInfo(id.partitionId, version + 1, None, None)
 
-  override def allColumnFamilyNames: Set[String] = provider.familyNames
+  override def allColumnFamilyNames: Set[String] = partition.familyNames
 
   override def createColFamilyIfAbsent(
       colFamilyName: String, keySchema: StructType, valueSchema: StructType,
       keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean, isInternal: Boolean): Unit = {
     if (useMultipleValuesPerKey) unsupported("multiple values per key")
-    provider.createFamily(colFamilyName)
+    partition.createFamily(colFamilyName)
   }
 
   private def rows(colFamilyName: String): ConcurrentHashMap[UnsafeRow, UnsafeRow] =
-    if (colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME) default else provider.family(colFamilyName)
+    if (colFamilyName == StateStore.DEFAULT_COL_FAMILY_NAME) default else partition.family(colFamilyName)
 
   override def valuesIterator(key: UnsafeRow, colFamilyName: String): Iterator[UnsafeRow] =
     unsupported("valuesIterator")
