@@ -160,8 +160,8 @@ OPTIONS: tuple[Option, ...] = (
         "snapshotInterval",
         "integer",
         "spark.sql.streaming.stateStore.minDeltasForSnapshot",
-        "number of deltas of about one size that a load reads before they are merged into a run, or, of a "
-        "small state, before the next full snapshot",
+        "number of deltas of about one size in a chain: with one more, they are merged into a run in the "
+        "background, and a small state is written whole instead",
         least=1,
         most=1_000_000,
     ),
@@ -169,9 +169,10 @@ OPTIONS: tuple[Option, ...] = (
         "commit",
         "choice",
         "auto",
-        "when a commit is durable: `task`: before its task ends; `batch`: before Spark's commit log gets the "
-        "batch, in one object for all partitions; `auto`: `batch` with a local master and on storage other "
-        "than local files, where that is possible, else `task`",
+        "when a commit is durable. `task`: before its task ends, in an object for each partition; `batch`: "
+        "before Spark's commit log has the batch, in one object for all partitions, which on a cluster needs "
+        "checkpoint format v2; `auto`: `batch` where that is possible and the master is local or the storage "
+        "is not local files, else `task`",
         choices=("auto", "task", "batch"),
     ),
     Option(
@@ -218,8 +219,8 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "heap that all stores of a JVM may use together, indexes included, and a quarter more until rows "
-        "have been moved; beyond it rows are moved to memory-mapped files in Spark's local directory, and "
+        "heap that all stores of a JVM may use together, indexes included. Beyond it rows are moved to "
+        "memory-mapped files in Spark's local directory, at the latest when a quarter more is in use; "
         "indexes stay in the heap as far as they fit. Spark does not subtract it from its own memory. Per "
         "JVM: the last opened store wins, so set it alike for all queries of an application",
         least=0,
@@ -241,8 +242,8 @@ OPTIONS: tuple[Option, ...] = (
         "realTimeMode",
         "boolean",
         "false",
-        "for sessions that do not set `providerClass`: their queries use this store, in real-time mode, too. "
-        "Spark 4.3 refuses real-time queries in a session that sets this store's class",
+        "whether queries use this store although the session does not set `providerClass`: Spark 4.3 refuses "
+        "queries in real-time mode in a session that sets this store's class",
     ),
 )
 
