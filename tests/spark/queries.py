@@ -62,7 +62,7 @@ class Query:
     provider
         Class of its state store provider; `session_provider` may be set to another setting of the session.
     checkpoint_format
-        Spark's format of state checkpoints, 1 or 2.
+        Spark's format of state checkpoints, 1 or 2; None leaves it to the store.
     confs
         Further settings while it starts.
     collect
@@ -78,7 +78,7 @@ class Query:
         schema: pa.Schema,
         *,
         provider: str = OURS,
-        checkpoint_format: int = 1,
+        checkpoint_format: int | None = 1,
         confs: Mapping[str, str] | None = None,
         collect: Collect = lambda batch: batch.collect(),
     ) -> None:
@@ -91,8 +91,8 @@ class Query:
         self.build = build
         self._mode = mode
         self._schema = schema
-        self._confs = {
-            STATE_STORE + "checkpointFormatVersion": str(checkpoint_format),
+        format_conf = {STATE_STORE + "checkpointFormatVersion": str(checkpoint_format)}
+        self._confs = (format_conf if checkpoint_format is not None else {}) | {
             # Snapshots are written too, and some state is too large to be inside the metadata.
             STATE_STORE + "minDeltasForSnapshot": "2",
             STATE_STORE + "backend.fileStateThreshold": "600",

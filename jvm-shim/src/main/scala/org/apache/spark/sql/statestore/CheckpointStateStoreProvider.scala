@@ -11,7 +11,7 @@ import org.apache.spark.internal.Logging
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.backend._
-import org.apache.spark.sql.statestore.compat.{NewestReadStateStore, NewestStateStoreProvider, TaskReadStores}
+import org.apache.spark.sql.statestore.compat.{NewestStateStoreProvider, TaskReadStores}
 import org.apache.spark.sql.statestore.driver.DriverCheckpointStore
 import org.apache.spark.sql.statestore.families.{FamilySchema, ValueEvolution}
 import org.apache.spark.sql.statestore.provider._
@@ -30,9 +30,12 @@ import org.apache.spark.sql.types.StructType
  *
  * Nothing does I/O before the first `getStore`: `init` runs under a lock that every task of the executor
  * takes, and the driver uses the constructor and the metric lists, too.
+ *
+ * It has the type of Spark's RocksDB provider, which Spark 4.3 demands before it lets a stream-stream join use state format
+ * 3 or 4. No inherited code runs, so RocksDB's native library is never loaded.
  */
 class CheckpointStateStoreProvider
-  extends NewestStateStoreProvider with CheckpointReplay with Logging {
+  extends RocksDBStateStoreProvider with NewestStateStoreProvider with CheckpointReplay with Logging {
   import CheckpointStateStoreProvider._
 
   private var id: StateStoreId = _
@@ -105,7 +108,7 @@ class CheckpointStateStoreProvider
       .flatMap(upgraded(_, version, stateStoreCkptId, forceSnapshotOnCommit))
       .getOrElse(loading(version)(openStore(version, stateStoreCkptId, None, forceSnapshotOnCommit, loadEmpty)))
 
-  override def getReadStore(version: Long, stateStoreCkptId: Option[String]): NewestReadStateStore =
+  override def getReadStore(version: Long, stateStoreCkptId: Option[String]): CheckpointReadStateStore =
     loading(version)(openReadStore(version, stateStoreCkptId, None))
 
   private[statestore] def openStore(
@@ -129,7 +132,7 @@ class CheckpointStateStoreProvider
   }
 
   private[statestore] def openReadStore(
-      version: Long, stateStoreCkptId: Option[String], from: Option[ReplayStart]): NewestReadStateStore = {
+      version: Long, stateStoreCkptId: Option[String], from: Option[ReplayStart]): CheckpointReadStateStore = {
     val counters = new StoreCounters
     var store: CheckpointReadStateStore = null
     acquire(version, stateStoreCkptId, from, counters, forWriting = false, found => {

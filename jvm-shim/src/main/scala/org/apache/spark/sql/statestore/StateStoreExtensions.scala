@@ -5,7 +5,7 @@ import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.driver.{CommitReportsRule, DriverCheckpointStore, OptionCheck, QueryMonitor,
-  QueryOptionsRule, RealTimeSessions}
+  QueryOptionsRule, QueryStarts, RealTimeSessions}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 import org.apache.spark.sql.statestore.transform.TransformWithStateRule
 
@@ -38,7 +38,8 @@ private[statestore] object StateStoreExtensions {
       val options = BackendOptions.parse(session.conf.getAll)
       OptionCheck.requireValid(session, options)
       if (options.isOnDriver) DriverCheckpointStore.require(session.sparkContext)
-      if (options.isRealTimeMode) RealTimeSessions.prepare(session)
+      if (options.isRealTimeMode) RealTimeSessions.require()
+      QueryStarts.attend(session)
     }
 
   private def usesOurs(settings: Map[String, String]): Boolean =
@@ -46,7 +47,5 @@ private[statestore] object StateStoreExtensions {
       .fold(settings.contains(BackendOptions.RealTimeMode))(isOurs)
 
   /** True if a provider class keeps its state in this store. */
-  def isOurs(className: String): Boolean =
-    className == classOf[CheckpointStateStoreProvider].getName ||
-      className == classOf[CheckpointJoinStateStoreProvider].getName
+  def isOurs(className: String): Boolean = className == classOf[CheckpointStateStoreProvider].getName
 }

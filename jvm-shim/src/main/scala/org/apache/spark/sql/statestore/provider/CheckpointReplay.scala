@@ -2,9 +2,9 @@ package org.apache.spark.sql.statestore.provider
 
 import org.apache.spark.sql.errors.QueryExecutionErrors
 import org.apache.spark.sql.execution.streaming.state._
-import org.apache.spark.sql.statestore.{CheckpointStateStoreProvider, ReadOnlyStateStore, UnsupportedFeatureException}
+import org.apache.spark.sql.statestore.{CheckpointStateStoreProvider, UnsupportedFeatureException}
 import org.apache.spark.sql.statestore.backend.ReplayStart
-import org.apache.spark.sql.statestore.compat.{NewestFineGrainedReplay, NewestReadStateStore}
+import org.apache.spark.sql.statestore.compat.NewestFineGrainedReplay
 
 /**
  * Fine-grained replay for the state data source: a version rebuilt from an earlier one and the changes
@@ -23,8 +23,8 @@ private[statestore] trait CheckpointReplay extends NewestFineGrainedReplay {
       snapshotVersionStateStoreCkptId: Option[String],
       endVersionStateStoreCkptId: Option[String]): StateStore =
     if (readOnly) {
-      new ReadOnlyStateStore(replayReadStateFromSnapshot(
-        snapshotVersion, endVersion, snapshotVersionStateStoreCkptId, endVersionStateStoreCkptId))
+      replayReadStateFromSnapshot(
+        snapshotVersion, endVersion, snapshotVersionStateStoreCkptId, endVersionStateStoreCkptId)
     } else {
       replaying(snapshotVersion, endVersion) {
         val from = new ReplayStart(snapshotVersion, snapshotVersionStateStoreCkptId)
@@ -36,7 +36,7 @@ private[statestore] trait CheckpointReplay extends NewestFineGrainedReplay {
       snapshotVersion: Long,
       endVersion: Long,
       snapshotVersionStateStoreCkptId: Option[String],
-      endVersionStateStoreCkptId: Option[String]): NewestReadStateStore = replaying(snapshotVersion, endVersion) {
+      endVersionStateStoreCkptId: Option[String]): CheckpointReadStateStore = replaying(snapshotVersion, endVersion) {
     val from = new ReplayStart(snapshotVersion, snapshotVersionStateStoreCkptId)
     openReadStore(endVersion, endVersionStateStoreCkptId, Some(from))
   }

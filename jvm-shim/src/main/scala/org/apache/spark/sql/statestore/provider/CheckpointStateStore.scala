@@ -215,13 +215,16 @@ private[statestore] sealed abstract class LoadedStateReader(
 /** A table and the row that one store reads its values with, as one immutable object. */
 private final class TableRow(val table: StateTable, val row: RowView)
 
-/** A read-only store; several may share a loaded state. */
+/**
+ * A read-only store; several may share a loaded state. Spark's RocksDB provider returns read stores of the type of a writable
+ * one, so it has that type; writes throw.
+ */
 private[statestore] final class CheckpointReadStateStore(
     provider: CheckpointStateStoreProvider,
     content: LoadedState,
     version: Long,
     val checkpointId: Option[String],
-    val counters: StoreCounters) extends LoadedStateReader(provider, content, version) {
+    val counters: StoreCounters) extends LoadedStateReader(provider, content, version) with NewestStateStore {
 
   @volatile private var released = false
 
@@ -286,6 +289,34 @@ private[statestore] final class CheckpointReadStateStore(
 
   override protected def requireOpen(): Unit =
     if (released) throw new EndedStoreException(version, s"this read store was released: $this")
+
+  override def hasCommitted: Boolean = false
+
+  override def createColFamilyIfAbsent(
+      colFamilyName: String, keySchema: StructType, valueSchema: StructType,
+      keyStateEncoderSpec: KeyStateEncoderSpec, useMultipleValuesPerKey: Boolean, isInternal: Boolean): Unit = readOnly()
+
+  override def removeColFamilyIfExists(colFamilyName: String): Boolean = readOnly()
+
+  override def put(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = readOnly()
+
+  override def putList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = readOnly()
+
+  override def remove(key: UnsafeRow, colFamilyName: String): Unit = readOnly()
+
+  override def deleteRange(beginKey: UnsafeRow, endKey: UnsafeRow, colFamilyName: String): Unit = readOnly()
+
+  override def merge(key: UnsafeRow, value: UnsafeRow, colFamilyName: String): Unit = readOnly()
+
+  override def mergeList(key: UnsafeRow, values: Array[UnsafeRow], colFamilyName: String): Unit = readOnly()
+
+  override def commit(): Long = readOnly()
+
+  override def metrics: StateStoreMetrics = readOnly()
+
+  override def getStateStoreCheckpointInfo(): StateStoreCheckpointInfo = readOnly()
+
+  private def readOnly(): Nothing = throw new UnsupportedOperationException(s"this store is read-only: $this")
 }
 
 /** A store that a task writes to and commits as the next version, or aborts without a trace. */

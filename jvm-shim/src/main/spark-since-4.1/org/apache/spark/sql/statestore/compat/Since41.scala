@@ -1,5 +1,8 @@
 package org.apache.spark.sql.statestore.compat
 
+import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.Path
+
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
@@ -32,6 +35,9 @@ private[statestore] object Since41 {
 
   /** Local property with the id of the running query. */
   val QueryIdKey: String = org.apache.spark.sql.execution.streaming.runtime.StreamExecution.QUERY_ID_KEY
+
+  def fileManager(directory: Path, hadoopConf: Configuration): CheckpointFileManager =
+    org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.create(directory, hadoopConf)
 
   def validateStateRowFormat(
       key: UnsafeRow, keySchema: StructType, value: UnsafeRow, valueSchema: StructType, store: StateStoreId,

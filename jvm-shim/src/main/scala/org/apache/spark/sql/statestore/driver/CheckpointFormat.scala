@@ -1,0 +1,101 @@
+package org.apache.spark.sql.statestore.driver
+
+import java.io.FileNotFoundException
+import java.nio.charset.StandardCharsets.UTF_8
+import java.util.{Collections, WeakHashMap}
+
+import com.fasterxml.jackson.databind.JsonNode
+
+import org.apache.hadoop.conf.Configuration
+import org.apache.hadoop.fs.Path
+
+import org.apache.spark.SPARK_VERSION
+import org.apache.spark.sql.internal.SQLConf
+import org.apache.spark.sql.statestore.{InvalidOptionException, StateStoreExtensions}
+import org.apache.spark.sql.statestore.backend.CheckpointClient
+import org.apache.spark.sql.statestore.compat.Since41
+import org.apache.spark.sql.statestore.compat.Since41.{CheckpointFileManager, StreamExecution}
+import org.apache.spark.sql.statestore.provider.StoreLocation
+
+/**
+ * Spark's checkpoint format, v1 or v2, of each query.
+ *
+ * Guarantees: a checkpoint that has a batch keeps its format, whatever the session has. A new query of this store has the
+ * format that its session sets; if it sets none, v2 where Spark's state data source can read it in any session.
+ */
+private[statestore] object CheckpointFormat {
+  private val Key = SQLConf.STATE_STORE_CHECKPOINT_FORMAT_VERSION.key
+  private val ProviderKey = SQLConf.STATE_STORE_PROVIDER_CLASS.key
+
+  // Before, the data source reads format v2 only in a session that sets it, and on 4.0 without the ids.
+  private val isV2Readable = !SPARK_VERSION.startsWith("4.0.") && !SPARK_VERSION.startsWith("4.1.")
+
+  // Before, the query's commit log has taken the format from the session when the query is announced.
+  private val isSettable = !SPARK_VERSION.startsWith("4.0.")
+
+  private val verified = Collections.synchronizedMap(new WeakHashMap[StreamExecution, java.lang.Boolean])
+
+  /** Sets the format in the settings of a query that has not read them yet. */
+  def settle(query: StreamExecution): Unit = {
+    val conf = query.sparkSessionForStream.conf
+    if (isSettable && conf.getOption(ProviderKey).exists(StateStoreExtensions.isOurs)) {
+      val settings = conf.getAll
+      val own = formatOf(query)
+      val format = own.orElse(if (isV2Readable && !settings.contains(Key) && isNewOrOurs(query)) Some(2) else None)
+      format.foreach(version => conf.set(Key, version.toString))
+    }
+  }
+
+  /**
+   * Checks that a query has the format of its checkpoint; the storage is asked once for a run.
+   *
+   * @throws InvalidOptionException  if not
+   */
+  def require(query: StreamExecution, conf: SQLConf): Unit = if (!verified.containsKey(query)) {
+    val format = conf.getConf(SQLConf.STATE_STORE_CHECKPOINT_FORMAT_VERSION)
+    formatOf(query).filter(_ != format).foreach { own =>
+      throw new InvalidOptionException(
+        s"the checkpoint at ${query.resolvedCheckpointRoot} has Spark's checkpoint format v$own, and '$Key' is $format in this " +
+          s"session. Spark $SPARK_VERSION continues a query only in its own format: set it to $own before the query starts. " +
+          "Nothing was changed.")
+    }
+    verified.put(query, true)
+  }
+
+  // None without a batch in the commit log.
+  private def formatOf(query: StreamExecution): Option[Int] =
+    newest(query, StoreLocation.CommitLog).map { entry =>
+      entry.version match {
+        case version if version <= 2 => version
+        // Version 3 of the log has ids in format v2 alone.
+        case _ => if (entry.lines.exists(_.path("stateUniqueIds").size > 0)) 2 else 1
+      }
+    }
+
+  // False if the first batch of a query of another store has begun, of which the log of offsets has the provider.
+  private def isNewOrOurs(query: StreamExecution): Boolean =
+    newest(query, StoreLocation.OffsetLog).forall(_.lines.headOption.exists { metadata =>
+      StateStoreExtensions.isOurs(metadata.path("conf").path(ProviderKey).asText)
+    })
+
+  private final class Entry(val version: Int, val lines: Seq[JsonNode])
+
+  // The newest entry of a log of the query.
+  private def newest(query: StreamExecution, log: String): Option[Entry] = {
+    val hadoopConf: Configuration = query.sparkSessionForStream.sessionState.newHadoopConf()
+    val directory = new Path(query.resolvedCheckpointRoot, log)
+    val files = Since41.fileManager(directory, hadoopConf)
+    val batches = try files.list(directory).toSeq.map(_.getPath) catch {
+      case _: FileNotFoundException => Nil
+    }
+    batches.filter(_.getName.matches("\\d{1,18}")).sortBy(_.getName.toLong).lastOption.map(read(files, _))
+  }
+
+  private def read(files: CheckpointFileManager, batch: Path): Entry = {
+    val stream = files.open(batch)
+    val lines = try new String(stream.readAllBytes(), UTF_8).split('\n') finally stream.close()
+    val version = lines.head.stripPrefix("v").trim.toIntOption.getOrElse(throw new IllegalStateException(
+      s"$batch does not begin with the version of a log: it is damaged. Restore it from a backup; nothing was changed."))
+    new Entry(version, lines.tail.toSeq.filter(_.startsWith("{")).map(CheckpointClient.mapper.readTree(_)))
+  }
+}

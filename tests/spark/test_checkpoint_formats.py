@@ -1,0 +1,124 @@
+"""Spark's checkpoint format of a query: its checkpoint's; that of its session for a new one; v2 by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from tests.spark import events
+from tests.spark.counting import messages
+from tests.spark.queries import OURS, SPARKS, Output, Query, configured, unload_all
+from tests.support.spark_versions import is_since
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+DEFAULT = 2 if is_since("4.2") else 1
+
+can_set = pytest.mark.skipif(
+    not is_since("4.1"), reason="Spark 4.0 reads the setting before a session extension sees the query"
+)
+
+
+def counts(stream: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return stream.groupBy("id").agg(F.count("*").alias("n"))
+
+
+def make(spark: Any, directory: Path, provider: str = OURS, **confs: str) -> Query:
+    return Query(
+        spark, directory, counts, "update", events.SCHEMA, provider=provider, checkpoint_format=None, confs=confs
+    )
+
+
+def formats(query: Query) -> list[int]:
+    """Return the format of each batch, by Spark's commit log and by the names of the versions on disk."""
+    logged = [2 if "stateUniqueIds" in path.read_text() else 1 for path in query.commits]
+    versions = [path.name for path in (query.checkpoint / "state" / "0" / "0").glob("chk-*")]
+    stored = {int(name[4:].split("_")[0]): 2 if "_" in name else 1 for name in versions}
+    assert all(stored[batch + 1] == logged[batch] for batch in range(len(logged)) if batch + 1 in stored)
+    return logged
+
+
+def run_in(query: Query, batches: list[list[dict[str, Any]]], version: int | None) -> Output:
+    """Run batches in a session with a format, without one if `version` is None."""
+    query.feed(*batches)
+    unload_all(query.spark)
+    with configured(query.spark, {} if version is None else {FORMAT: str(version)}):
+        return query.run()
+
+
+@pytest.mark.parametrize("session", [None, 1, 2])
+def test_new_query_has_the_format_of_its_session(spark: Any, tmp_path: Path, session: int | None) -> None:
+    query = make(spark, tmp_path)
+    run_in(query, events.batches(2), session)
+    assert formats(query) == [session or DEFAULT] * 2
+
+
+@pytest.mark.parametrize("session", [None, pytest.param(1, marks=can_set), pytest.param(2, marks=can_set)])
+@pytest.mark.parametrize("own", [1, 2])
+def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, session: int | None) -> None:
+    if own == 2 and not is_since("4.1"):
+        pytest.skip("Spark 4.0 reads the log of a query in format v2 only in a session with the format")
+    query, stays = make(spark, tmp_path / "query"), make(spark, tmp_path / "stays")
+    made = events.batches(4)
+    outputs = [run_in(query, made[:2], own), run_in(query, made[2:], session)]
+    assert outputs == [run_in(stays, made[:2], own), run_in(stays, made[2:], own)]
+    assert formats(query) == [own] * 4
+
+
+@pytest.mark.skipif(is_since("4.1"), reason="a query keeps its format")
+def test_other_format_than_the_checkpoints_is_refused(spark: Any, tmp_path: Path) -> None:
+    query = make(spark, tmp_path)
+    made = events.batches(3)
+    first = run_in(query, made[:1], 1)
+    with pytest.raises(StreamingQueryException) as error:
+        run_in(query, made[1:], 2)
+    assert f"'{FORMAT}' is 2 in this session" in messages(error.value)
+    assert len(first + run_in(query, [], 1)) == 3
+
+
+def test_queries_of_both_formats_run_in_one_session(spark: Any, tmp_path: Path) -> None:
+    made = events.batches(4)
+    queries = {version: make(spark, tmp_path / str(version)) for version in (1, 2)}
+    if not is_since("4.1"):
+        queries.pop(2)
+    for version, query in queries.items():
+        run_in(query, made[:2], version)
+        query.feed(*made[2:])
+    outputs: dict[int, Output] = {version: [] for version in queries}
+    running = [query.start(outputs[version], availableNow=True) for version, query in queries.items()]
+    for query in running:
+        assert query.awaitTermination(120)
+    assert {version: formats(query) for version, query in queries.items()} == {
+        version: [version] * 4 for version in queries
+    }
+    assert len({repr(output) for output in outputs.values()}) == 1
+
+
+@pytest.mark.parametrize("provider", [OURS, SPARKS])
+def test_query_whose_first_batch_is_not_committed_goes_on(spark: Any, tmp_path: Path, provider: str) -> None:
+    query = make(spark, tmp_path, provider)
+    (first,) = run_in(query, events.batches(1), None)
+    query.forget_newest_commit()
+    # The offset log has the store, whatever the session sets.
+    query.session_provider = OURS
+    assert run_in(query, [], None) == [first]
+    assert formats(query) == [DEFAULT if provider == OURS else 1]
+
+
+@pytest.mark.skipif(not is_since("4.1"), reason="Spark 4.0 names the damage itself")
+def test_damaged_commit_log_is_named(spark: Any, tmp_path: Path) -> None:
+    query = make(spark, tmp_path)
+    made = events.batches(2)
+    run_in(query, made[:1], None)
+    newest = query.commits[-1]
+    newest.write_text("not a log\n{}")
+    newest.with_name(f".{newest.name}.crc").unlink(missing_ok=True)
+    with pytest.raises(StreamingQueryException) as error:
+        run_in(query, made[1:], None)
+    assert newest.name in messages(error.value)
