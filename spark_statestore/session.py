@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "EXTENSIONS_CLASS",
     "FILE_MANAGER_CLASS",
-    "JOIN_PROVIDER_CLASS",
     "PLUGIN_CLASS",
     "PROVIDER_CLASS",
     "attach",
@@ -38,13 +37,6 @@ __all__ = [
 
 PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointStateStoreProvider"
 """For ``spark.sql.streaming.stateStore.providerClass``."""
-
-JOIN_PROVIDER_CLASS: Final = "org.apache.spark.sql.statestore.CheckpointJoinStateStoreProvider"
-"""The same store, for queries with stream-stream joins of state format 3 or 4: Spark 4.3 takes those only
-for a class that extends its RocksDB provider, and uses format 2 otherwise."""
-
-PROVIDER_CLASSES: Final = (PROVIDER_CLASS, JOIN_PROVIDER_CLASS)
-"""The classes of this store."""
 
 EXTENSIONS_CLASS: Final = "org.apache.spark.sql.statestore.StateStoreExtensions"
 """For ``spark.sql.extensions``: enables transformWithState, which Spark restricts to its own RocksDB
@@ -149,8 +141,7 @@ def configure(
 
     Adds the jar and an archive of the backend to the files that the session ships, and sets provider,
     extension, interpreter and options. Spark's page of a streaming query then shows the store's metrics, too.
-    Present settings are kept: lists are appended to, and a contradicting setting is an error. The provider is
-    `PROVIDER_CLASS`, unless the builder or spark-defaults.conf already names `JOIN_PROVIDER_CLASS`.
+    Present settings are kept: lists are appended to, and a contradicting setting is an error.
 
     With ``storage="memory"`` and no ``checkpoints_dir`` the driver keeps the state of all executors,
     until the application ends. Executors reach it through `PLUGIN_CLASS`, which is added to
@@ -204,8 +195,7 @@ def configure(
         )
     defaults = _spark_defaults()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
-    provider = given.get(PROVIDER_KEY) or defaults.get(PROVIDER_KEY)
-    settings = {PROVIDER_KEY: provider if provider in PROVIDER_CLASSES else PROVIDER_CLASS}
+    settings = {PROVIDER_KEY: PROVIDER_CLASS}
     settings |= {OPTION_PREFIX + name: value for name, value in values.items()}
     python = _interpreter(given, defaults)
     if python is not None and OPTION_PREFIX + "python" not in settings | given:
@@ -262,7 +252,7 @@ def attach(spark: SparkSession) -> None:
         effect = (
             f"; {PROVIDER_KEY!r} names a class in it, so a query ends with 'terminated with "
             f"exception: {PROVIDER_CLASS}', a ClassNotFoundException"
-            if provider in PROVIDER_CLASSES
+            if provider == PROVIDER_CLASS
             else ""
         )
         missing.append(
@@ -272,7 +262,7 @@ def attach(spark: SparkSession) -> None:
             f"or   spark-submit --jars {_jar_or_hint(spark.version)} ..."
         )
     # Such a session has no class of its own: its queries get this store's.
-    if provider not in PROVIDER_CLASSES and spark.conf.get(OPTION_PREFIX + "realTimeMode", "false") != "true":
+    if provider != PROVIDER_CLASS and spark.conf.get(OPTION_PREFIX + "realTimeMode", "false") != "true":
         missing.append(
             "the session has another provider. Before the query's first start:\n"
             f'    spark.conf.set("{PROVIDER_KEY}", "{PROVIDER_CLASS}")'

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import spark_statestore
 from benchmarks import streaming
 from benchmarks.nexmark import queries
 from benchmarks.nexmark.events import input_table
@@ -81,12 +80,8 @@ def comparisons(size: Size, partitions: int) -> list[Comparison]:
 
 
 def _in_format_4(store: StoreConfig) -> StoreConfig:
-    """Return the configuration of a store for joins with state of format 4.
-
-    Spark permits it for a class of RocksDB.
-    """
-    provider = spark_statestore.JOIN_PROVIDER_CLASS if store.name == OURS else store.provider
-    return StoreConfig(store.name, provider, store.settings, {JOIN_FORMAT: "4"})
+    """Return the configuration of a store for joins with state of format 4."""
+    return StoreConfig(store.name, store.provider, store.settings, {JOIN_FORMAT: "4"})
 
 
 def run(scratch: Path, quick: bool) -> Result:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pyspark
 
-import spark_statestore
 from benchmarks.sessions import SessionSettings
 from benchmarks.stores import BY_TASK, CHANGELOG, HDFS, LIMIT, LIMIT_EXTENSIONS, OURS
 from benchmarks.streaming import CONFS, StoreConfig, config_of
@@ -130,8 +129,6 @@ def store_configs(buckets: Mapping[str, str], *, is_join: bool) -> tuple[StoreCo
         config = replace(config_of(name), checkpoints=f"{scheme}://{bucket}")
         if is_join and name not in (HDFS, LIMIT):
             config = replace(config, confs={JOIN_FORMAT: "4"})
-            if name in MINE:
-                config = replace(config, provider=spark_statestore.JOIN_PROVIDER_CLASS)
         configs.append(config)
     return tuple(configs)
 

@@ -8,7 +8,7 @@ from typing import Final, Literal, get_args
 from spark_statestore.errors import ConversionError, OptionError
 from spark_statestore.query import StatefulOperator
 from spark_statestore.query.operators import JOIN
-from spark_statestore.session import JOIN_PROVIDER_CLASS, PROVIDER_CLASS, PROVIDER_CLASSES
+from spark_statestore.session import PROVIDER_CLASS
 
 Target = Literal["statestore", "rocksdb", "hdfs"]
 
@@ -39,8 +39,8 @@ def require_target(to: str) -> None:
 
 
 def is_own(provider: str) -> bool:
-    """Return True for the classes of this package."""
-    return provider in PROVIDER_CLASSES
+    """Return True for the class of this package."""
+    return provider == PROVIDER_CLASS
 
 
 def has_families(operator: StatefulOperator) -> bool:
@@ -61,9 +61,7 @@ def require_known(operators: Sequence[StatefulOperator]) -> None:
 def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: bool) -> str:
     """Return the class of a target's provider, or raise if it cannot hold the state."""
     if to == "statestore":
-        # Since Spark 4.3 such joins need a subclass of Spark's RocksDB provider.
-        late_join = any(candidate.is_join and has_families(candidate) for candidate in operators)
-        return JOIN_PROVIDER_CLASS if late_join else PROVIDER_CLASS
+        return PROVIDER_CLASS
     if to == "rocksdb":
         return _ROCKSDB
     for operator in operators:
