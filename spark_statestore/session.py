@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 from spark_statestore._version import SUPPORTED_SPARK, __version__, minor_of
 from spark_statestore.errors import IncompatibleSparkError, OptionError, SessionError
 from spark_statestore.options import OPTION_PREFIX, PROVIDER_KEY, check
+from spark_statestore.python_workers import settings_of_workers
 from spark_statestore.temporary import PREFIX, keep_while_alive, remove_abandoned
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def configure(
     storage: str = "filesystem",
     *,
     spark_files: Literal["backend", "hadoop"] = "backend",
+    python_workers: Literal["fast", "spark"] = "fast",
     **options: Any,
 ) -> Builder:
     """Configure a session builder to keep streaming state in this store.
@@ -158,6 +160,10 @@ def configure(
         the ``backend`` of the driver, with which any fsspec URL is valid, or ``hadoop``, which needs a
         connector for the URL. Either continues what the other wrote. A
         ``spark.sql.streaming.checkpointFileManagerClass`` that is set is kept.
+    python_workers
+        How Python tasks run with a local master: ``fast`` uses `spark_statestore.worker_daemon`, if the
+        workers' interpreter has this package, and from Spark 4.1 Unix domain sockets; ``spark`` leaves both
+        to Spark. Present settings are kept.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
         ``checkpoints_dir="s3://bucket/checkpoints"``.
@@ -170,7 +176,7 @@ def configure(
     Raises
     ------
     OptionError
-        If an option is unknown or its value invalid, or `spark_files` is.
+        If an option is unknown or its value invalid, or `spark_files` or `python_workers` is.
     StorageURLError, MissingDriverError
         If the URL of a directory is invalid, or its driver is not installed.
     IncompatibleSparkError
@@ -187,6 +193,8 @@ def configure(
     values = _check_options({"storage": storage} | options)
     if spark_files not in ("backend", "hadoop"):
         raise OptionError(f"spark_files is {spark_files!r}, but it must be 'backend' or 'hadoop'.")
+    if python_workers not in ("fast", "spark"):
+        raise OptionError(f"python_workers is {python_workers!r}, but it must be 'fast' or 'spark'.")
     given: dict[str, Any] = builder._options
     if "spark.remote" in given or "SPARK_REMOTE" in os.environ:
         raise SessionError(
@@ -219,6 +227,11 @@ def configure(
     is_on_driver = storage == "memory" and directory not in settings | given | defaults
     if is_on_driver or _has_executors(given, defaults):
         _append(builder, defaults, "spark.plugins", PLUGIN_CLASS)
+    if python_workers == "fast" and not submitted and not _has_executors(given, defaults):
+        spark = installed_spark()
+        has_unix_sockets = spark is not None and minor_of(spark) != "4.0"
+        for key, value in settings_of_workers(defaults | given, has_unix_sockets=has_unix_sockets).items():
+            builder.config(key, value)
     # spark-submit has started the JVM already, with --jars and --py-files.
     if not submitted:
         _require_loadable_jar(set(settings))
@@ -442,10 +455,7 @@ def _remove_shipped(directory: Path, process: int) -> None:
 
 
 def _shippable_jar() -> str:
-    """Return the path of the jar.
-
-    It is that of a copy if Spark would take the path for a list, pattern or fragment.
-    """
+    """Return the path of the jar, of a copy if Spark would take it for a list, pattern or fragment."""
     jar = jar_path()
     if _LIST_CHARACTERS.search(jar) is None:
         return jar
