@@ -17,14 +17,13 @@ import spark_statestore
 from tests.support.spark_versions import is_since
 
 OURS = spark_statestore.PROVIDER_CLASS
-OURS_FOR_JOINS = spark_statestore.JOIN_PROVIDER_CLASS
+OURS_FOR_JOINS = OURS
 SPARKS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 # A metric that only this provider reports.
 METRICS = {
     OURS: "checkpointBytesWritten",
-    OURS_FOR_JOINS: "checkpointBytesWritten",
     SPARKS: "loadedMapCacheHitCount",
     ROCKSDB: "rocksdbPutCount",
 }
