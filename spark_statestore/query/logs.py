@@ -103,11 +103,12 @@ class CommitEntry:
         return {int(operator): partitions for operator, partitions in ids.items()} if ids else None
 
     def with_state_ids(self, ids: Mapping[int, Sequence[Sequence[str]]]) -> CommitEntry:
-        """Return the entry with other checkpoint ids."""
+        """Return the entry with other checkpoint ids, in checkpoint format v2."""
         written = {
             str(operator): [list(stores) for stores in partitions] for operator, partitions in ids.items()
         }
-        return replace(self, metadata={**self.metadata, "stateUniqueIds": written})
+        version = "v2" if self.version == "v1" else self.version
+        return replace(self, version=version, metadata={**self.metadata, "stateUniqueIds": written})
 
 
 def _decode(data: bytes, where: str) -> tuple[str, dict[str, Any], tuple[str, ...]]:

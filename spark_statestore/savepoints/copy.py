@@ -57,6 +57,8 @@ class CheckpointCopy:
         The option ``checkpointsDir`` of the query in the copy.
     conf
         Settings in the offset log that the copy has with other values.
+    with_ids
+        Write checkpoint format v2, whatever the source has.
     progress
         Called with the number of stores that are copied and their total.
     """
@@ -72,9 +74,11 @@ class CheckpointCopy:
         checkpoints_dir: str | None = None,
         fsync: bool = False,
         conf: Mapping[str, str] | None = None,
+        with_ids: bool = False,
         progress: Progress | None = None,
     ) -> None:
         self._source = source
+        self._with_ids = with_ids
         self._batch = source.require_batch(batch)
         self._commit = source.commit(batch)
         self._offsets = source.offsets(batch)
@@ -104,7 +108,7 @@ class CheckpointCopy:
         if state:
             written = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
             ids = {stateful.id: self._write_stores(stateful, written) for _, stateful in operators}
-            if commit.state_ids is not None:
+            if self._with_ids or commit.state_ids is not None:
                 commit = commit.with_state_ids(ids)
         self._commit = commit
         for path, operator in operators:
@@ -162,7 +166,7 @@ class CheckpointCopy:
     def _write_stores(self, operator: StatefulOperator, count_one: Callable[[], None]) -> list[list[str]]:
         """Write the stores of an operator, and return their attempts by partition and store."""
         ids = self._commit.state_ids
-        has_ids = ids is not None and operator.id in ids
+        has_ids = self._with_ids or (ids is not None and operator.id in ids)
 
         def write(content: StoreSnapshot) -> tuple[StoreId, str]:
             attempt_id = secrets.token_hex(8)

@@ -127,6 +127,7 @@ def clone(
     *,
     batch: int | None = None,
     partitions: int | None = None,
+    checkpoint_format: int | None = None,
     checkpoints_dir: str | None = None,
     progress: Progress | None = None,
 ) -> int:
@@ -145,6 +146,8 @@ def clone(
         The last batch of the copy, by default the newest committed one.
     partitions
         Number of state partitions of the copy, by default unchanged.
+    checkpoint_format
+        2: the copy has Spark's checkpoint format v2, also if the query has v1. By default unchanged.
     checkpoints_dir
         The option ``checkpointsDir`` of both queries.
     progress
@@ -161,14 +164,23 @@ def clone(
         If the checkpoint or the batch does not exist.
     CheckpointExistsError
         If the new location is not empty.
+    OptionError
+        If `checkpoint_format` is not 2: a query does not go back to v1.
     CheckpointError, StorageError
         If a file cannot be read or written. No files remain at the new location.
     ValueError
         If `partitions` is less than one.
     """
+    if checkpoint_format not in (None, 2):
+        raise OptionError(
+            f"the checkpoint format is {checkpoint_format!r}, but it must be 2: no copy goes back to Spark's "
+            "format v1, which does not say which attempt at a version counts."
+        )
     source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     batch = source.require_batch(batch)
-    _copy(source, batch, new_checkpoint, str(uuid.uuid4()), partitions, checkpoints_dir, progress)
+    query_id = str(uuid.uuid4())
+    with_ids = checkpoint_format == 2
+    _copy(source, batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress, with_ids=with_ids)
     return batch
 
 
@@ -247,6 +259,8 @@ def _copy(
     checkpoints_dir: str | None,
     progress: Progress | None,
     activity: ActivityCheck | None = None,
+    *,
+    with_ids: bool = False,
 ) -> None:
     """Write a durable checkpoint to an empty location."""
     _require_partitions(partitions)
@@ -261,6 +275,7 @@ def _copy(
             checkpoints_dir=checkpoints_dir,
             # An incomplete copy may look like a new query, and the savepoint may be disposed of next.
             fsync=True,
+            with_ids=with_ids,
             progress=progress,
         )
         copy.write()

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+import spark_statestore
+from spark_statestore.errors import OptionError
 from tests.spark import events
 from tests.spark.queries import OURS, SPARKS, Output, Query, configured, unload_all
 from tests.support.spark_versions import is_since
@@ -30,7 +32,14 @@ def counts(stream: Any) -> Any:
 
 def make(spark: Any, directory: Path, provider: str = OURS, **confs: str) -> Query:
     return Query(
-        spark, directory, counts, "update", events.SCHEMA, provider=provider, checkpoint_format=None, confs=confs
+        spark,
+        directory,
+        counts,
+        "update",
+        events.SCHEMA,
+        provider=provider,
+        checkpoint_format=None,
+        confs=confs,
     )
 
 
@@ -97,6 +106,20 @@ def test_queries_of_both_formats_run_in_one_session(spark: Any, tmp_path: Path) 
         version: [version] * 4 for version in queries
     }
     assert len({repr(output) for output in outputs.values()}) == 1
+
+
+@can_set
+def test_clone_takes_a_query_to_format_2(spark: Any, tmp_path: Path) -> None:
+    query, stays = make(spark, tmp_path / "query"), make(spark, tmp_path / "stays")
+    made = events.batches(4)
+    outputs = [run_in(query, made[:2], 1)]
+    with pytest.raises(OptionError, match="the checkpoint format is 1, but it must be 2"):
+        spark_statestore.clone(str(query.checkpoint), str(tmp_path / "clone"), checkpoint_format=1)
+    assert spark_statestore.clone(str(query.checkpoint), str(tmp_path / "clone"), checkpoint_format=2) == 1
+    query.checkpoint = tmp_path / "clone"
+    outputs.append(run_in(query, made[2:], None))
+    assert formats(query) == [2] * 3, "the batch of the copy, and two"
+    assert outputs == [run_in(stays, made[:2], 1), run_in(stays, made[2:], 1)]
 
 
 @pytest.mark.parametrize("provider", [OURS, SPARKS])
