@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from spark_statestore.storage.handle_codec import (
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
+from tests.unit.storage.handles import facts
 
 FILES = MemoryFileSystem()
 CONTEXT = HandleContext(FILES, "/store")
@@ -64,19 +64,6 @@ def chains(draw: st.DrawFn) -> IncrementalStateHandle:
 handles = st.one_of(streams, operators, chains())
 
 
-def facts(state: StateObject) -> object:
-    """All that a handle knows; handles are equal by their names alone."""
-    match state:
-        case IncrementalStateHandle():
-            entries = [(entry.version, entry.full, facts(entry.state)) for entry in state]
-            return (state.version, state.base_version, entries)
-        case OperatorStreamStateHandle():
-            column_families = list(state.state_name_to_partition_offsets.items())
-            return (column_families, facts(state.delegate_state_handle))
-        case _:
-            return (type(state), {f.name: getattr(state, f.name) for f in fields(state) if f.name != "files"})
-
-
 @given(chains(), st.lists(st.none() | operators, min_size=1, max_size=12))
 def test_extended_handle_is_encoded_as_the_whole(parent: IncrementalStateHandle, changes: list[Any]) -> None:
     encoded = encode_handle(parent, CONTEXT)
@@ -91,7 +78,7 @@ def test_extended_handle_is_encoded_as_the_whole(parent: IncrementalStateHandle,
 def test_handle_round_trip(state: StateObject) -> None:
     again = decode_handle(encode_handle(state, CONTEXT), CONTEXT)
     assert facts(again) == facts(state)
-    assert again == state
+    assert (again, hash(again)) == (state, hash(state))
 
 
 def test_encode_stores_files_of_the_store_by_relative_path(tmp_path: Path) -> None:
@@ -189,10 +176,3 @@ def test_encode_refuses_a_file_of_another_file_system_or_unknown_size() -> None:
         encode_handle(FileStateHandle(LocalFileSystem(), "/store/x", 1), CONTEXT)
     with pytest.raises(ValueError, match="not known"):
         encode_handle(FileStateHandle(FILES, "/store/x", -1), CONTEXT)
-
-
-@given(handles)
-def test_equal_handles_have_equal_hashes(state: StateObject) -> None:
-    again = decode_handle(encode_handle(state, CONTEXT), CONTEXT)
-    assert hash(again) == hash(state)
-    assert type(state).__name__ in repr(state)

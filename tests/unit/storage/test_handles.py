@@ -12,7 +12,7 @@ from spark_statestore.errors import CheckpointIOError
 from spark_statestore.files import FileSystem, LocalFileSystem, MemoryFileSystem
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StreamStateHandle
 
@@ -37,15 +37,6 @@ def test_handles_refuse_invalid_arguments() -> None:
         SegmentFileStateHandle(FILES, "/a", -1, 1, "o")
     with pytest.raises(TypeError, match="needs the handle"):
         OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=None)
-
-
-def test_discard_is_idempotent_and_keeps_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "state").write_bytes(b"1")
-    handle = FileStateHandle(LocalFileSystem(), str(tmp_path / "state"), 1)
-    handle.discard_state()
-    handle.discard_state()
-    assert list(tmp_path.iterdir()) == []
-    assert tmp_path.exists()
 
 
 def test_discard_error_names_the_file(tmp_path: Path) -> None:
@@ -156,16 +147,6 @@ def file(directory: Path, name: str) -> FileStateHandle:
     return FileStateHandle(LocalFileSystem(), str(directory / name), 5)
 
 
-def test_registry_discards_the_streams_of_a_registered_chain(tmp_path: Path) -> None:
-    registry = SharedStateRegistry()
-    chain = IncrementalStateHandle(2, 1, [entry(file(tmp_path, "1"), 1, True), entry(file(tmp_path, "2"), 2)])
-    chain.register_shared_states(registry)
-    registry.unregister_unused_state(2)
-    assert len(list(tmp_path.iterdir())) == 2
-    registry.unregister_unused_state(3)
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_chain_registers_once_with_each_registry(tmp_path: Path) -> None:
     old, new = SharedStateRegistry(), SharedStateRegistry()
     chain = IncrementalStateHandle(1, 1, [entry(file(tmp_path, "1"), 1, True)])
@@ -184,30 +165,3 @@ def test_segment_keeps_its_version_in_use() -> None:
     segment = SegmentFileStateHandle(FILES, "/store/chk-1/_metadata", 40, 5, "0123456789abcdef")
     IncrementalStateHandle(3, 1, [entry(segment, 1, True)]).register_shared_states(registry)
     assert registry.checkpoints_in_use(2) == {1}
-
-
-def test_mode_numbers_are_stable() -> None:
-    assert {mode.name: int(mode) for mode in Mode} == {"SPLIT_DISTRIBUTE": 0, "UNION": 1, "BROADCAST": 2}
-
-
-def test_operator_handle_delegates_to_its_stream() -> None:
-    delegate = ByteStreamStateHandle("s", b"123", 7)
-    handle = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=delegate)
-    assert handle.as_bytes_if_in_memory() == b"123"
-    assert (handle.stream_state_handle_id, handle.state_size, handle.checksum) == ("s", 3, 7)
-    with handle.open_input_stream() as stream:
-        assert stream.read() == b"123"
-    assert handle != delegate
-
-
-def test_handles_are_unequal_to_other_objects() -> None:
-    file = FileStateHandle(FILES, "/a", 1)
-    segment = SegmentFileStateHandle(FILES, "/a", 0, 1, "o")
-    for handle in (
-        file,
-        segment,
-        ByteStreamStateHandle("/a", b""),
-        IncrementalStateHandle(1, 1, []),
-    ):
-        assert handle != "/a"
-    assert file.as_bytes_if_in_memory() is segment.as_bytes_if_in_memory() is None

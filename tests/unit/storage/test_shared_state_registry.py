@@ -41,16 +41,6 @@ def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
 
-def test_registry_keeps_a_stream_until_its_newest_user_in_any_order() -> None:
-    registry = SharedStateRegistry()
-    registry.register_reference(handle("s"), 5)
-    registry.register_reference(handle("s"), 3)
-    registry.unregister_unused_state(5)
-    assert "s" in registry
-    registry.unregister_unused_state(6)
-    assert len(registry) == 0
-
-
 @given(
     st.lists(
         st.tuples(st.sampled_from("abcd"), st.integers(1, 9), st.integers(0, 3), st.booleans()), max_size=30
@@ -77,35 +67,6 @@ def test_registry_discards_what_no_kept_checkpoint_uses(
     assert {key for key in users if key in registry} == kept
 
 
-@pytest.mark.parametrize("lowest", [-1, 0, 2**63 - 1])
-def test_registry_accepts_ids_of_unknown_checkpoints(lowest: int) -> None:
-    assert SharedStateRegistry().unregister_unused_state(lowest) == set()
-    registry = SharedStateRegistry()
-    registry.register_reference(handle("s"), 1)
-    assert registry.unregister_unused_state(lowest) == set()
-    assert ("s" in registry) == (lowest < 2)
-
-
-@pytest.mark.parametrize("numbers", [range(1, 9), range(8, 0, -1)])
-def test_registry_stores_consecutive_users_as_one_run(numbers: range) -> None:
-    registry = SharedStateRegistry()
-    for number in numbers:
-        registry.register_reference(handle("s"), number)
-    assert registry._entries["s"].users == [(1, 8)]
-
-
-@pytest.mark.parametrize("numbers", [(3, 5), (5, 3)])
-def test_registry_does_not_count_a_checkpoint_between_two_users(numbers: tuple[int, int]) -> None:
-    registry = SharedStateRegistry()
-    for number in numbers:
-        registry.register_reference(handle("s"), number, created_by=1, keeps_creator=True)
-    assert [registry.checkpoints_in_use(9, [number]) for number in (2, 3, 4, 5, 6)] == [
-        set(), {1}, set(), {1}, set()
-    ]  # fmt: skip
-    assert registry.checkpoints_in_use(1) == set()
-    assert registry.checkpoints_in_use(2) == {1}
-
-
 def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
     first = file(tmp_path, "s")
@@ -117,18 +78,6 @@ def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
     registry.unregister_unused_state(2)
     assert names(tmp_path) == {"s"}
     registry.unregister_unused_state(3)
-    assert names(tmp_path) == set()
-
-
-def test_registry_keeps_a_base_while_a_newer_version_uses_it(tmp_path: Path) -> None:
-    registry = SharedStateRegistry()
-    base = file(tmp_path, "base")
-    for number in (1, 2, 3):
-        registry.register_reference(base, number)
-        registry.register_reference(file(tmp_path, f"{number}"), number)
-    assert registry.unregister_unused_state(3) == set()
-    assert names(tmp_path) == {"base", "3"}
-    registry.unregister_unused_state(4)
     assert names(tmp_path) == set()
 
 

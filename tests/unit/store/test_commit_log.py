@@ -103,14 +103,6 @@ def test_repeated_commit_of_a_committed_attempt_succeeds(query: Query) -> None:
     assert commit(store, ONE, {b"a": b"1"}, by=by).handle == first.handle
 
 
-def test_late_commit_in_format_v2_succeeds_under_its_own_id(query: Query) -> None:
-    committed, late = (CheckpointName(1, attempt_id()) for _ in range(2))
-    commit(query.instance(), committed, {b"a": b"1"})
-    query.log_commit(committed)
-    commit(query.instance(), late, {b"a": b"2"})
-    assert rows_of(query.instance(), committed) == {b"a": b"1"}
-
-
 def test_commit_replaces_and_warns_if_the_log_cannot_be_opened(
     query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:

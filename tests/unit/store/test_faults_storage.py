@@ -159,33 +159,6 @@ def check_cut_short(faulty: FaultyStorage) -> None:
     faulty.remove()
 
 
-@pytest.mark.parametrize("recursive", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-def test_completed_checkpoint_can_be_disposed_of_again_after_a_fault(model: str, recursive: bool) -> None:
-    def complete() -> FaultyStorage:
-        faulty = FaultyStorage(MODELS[model], "filesystem")
-        write_checkpoint(faulty)
-        if not recursive:
-            for state in faulty.column_families:
-                state.discard_state()
-        return faulty
-
-    faulty = complete()
-    faulty.fs.inject()
-    faulty.dispose(recursive=recursive)
-    for fault in faults_at(faulty.fs.calls, MODELS[model].kinds):
-        faulty = complete()
-        faulty.fs.inject(fault)
-        with contextlib.suppress(OSError, CrashedError):
-            faulty.dispose(recursive=recursive)
-        faulty.fs.restart()
-        with contextlib.suppress(FileNotFoundError):
-            assert faulty.metadata() == METADATA
-        faulty.dispose(recursive=recursive)
-        assert [path for path in faulty.left() if "/chk-" in path] == []
-        assert not faulty.fs.exists(f"{faulty.path}/chk-5")
-
-
 def test_published_metadata_survives_faults_of_later_attempts() -> None:
     for model in MODELS.values():
         faulty = FaultyStorage(model, "filesystem")

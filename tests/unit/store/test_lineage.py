@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
-from spark_statestore.errors import CheckpointNotFoundError, CorruptCheckpointError, IllegalStateError
+from spark_statestore.errors import CheckpointNotFoundError, IllegalStateError
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
@@ -223,18 +223,6 @@ def test_replay_from_any_ancestor_gives_the_version(with_ids: bool, history: lis
 
 def puts(**rows: bytes) -> Step:
     return Step({"default": [(PUT, key.encode(), value) for key, value in rows.items()]})
-
-
-def test_replay_reads_no_newer_snapshot(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    rebased = Step({"default": [(PUT, b"c", b"3")]}, rebased=True)
-    end = name_of(write(store, [puts(a=b"1"), puts(b=b"2"), rebased], with_ids=False)[-1], with_ids=False)
-    (snapshot,) = (tmp_path / "shared").iterdir()
-    snapshot.unlink()
-    with pytest.raises(CorruptCheckpointError):
-        rows_of(store, end, store.load(end))
-    rows = rows_of(store, end, replay(store, CheckpointName(2), end))
-    assert rows == {"default": {b"a": [b"1"], b"b": [b"2"], b"c": [b"3"]}}
 
 
 def test_lineage_follows_the_attempt_that_was_built_on(tmp_path: Path) -> None:

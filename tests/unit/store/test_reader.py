@@ -9,14 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_statestore.errors import CheckpointIOError, CorruptCheckpointError, UnsupportedFormatError
+from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files import LocalFileSystem
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA
-from spark_statestore.formats.metadata import INLINE_STATE_OFFSET
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, metadata_streams
 from spark_statestore.store.directory import StoreDirectory
-from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
+from spark_statestore.store.reader import is_read_newest_first, local_streams, stored_messages
 from tests.unit.store.stores import commit, message, open_store, rows_of
 
 
@@ -146,32 +145,3 @@ def test_load_does_not_read_inline_state(large: Path, monkeypatch: pytest.Monkey
     assert all(size is not None and size < 1_000 for _, size in ranges)
     assert rows_of(store, CheckpointName(1)) == LARGE
     assert metadata == store.metadata(CheckpointName(1))
-
-
-def test_load_detects_damage_before_rows_are_used(large: Path) -> None:
-    whole = large.read_bytes()
-    unread = 0
-    state = range(INLINE_STATE_OFFSET, INLINE_STATE_OFFSET + 4 * 900)
-    for at in (at for at in range(len(whole)) if at not in state or at % 40 == 0):
-        damaged = bytearray(whole)
-        damaged[at] ^= 1 << at % 8
-        large.write_bytes(damaged)
-        store = open_store(large.parent.parent)
-        try:
-            metadata = store.load(CheckpointName(1))
-        except (CorruptCheckpointError, UnsupportedFormatError, CheckpointIOError):
-            continue
-        # Damage in the state is detected by reading the state.
-        assert INLINE_STATE_OFFSET <= at < INLINE_STATE_OFFSET + metadata.handle.state_size
-        unread += 1
-        with pytest.raises((CorruptCheckpointError, UnsupportedFormatError)):
-            list(read_version(store, CheckpointName(1), metadata))
-    assert unread >= len(state) / 40
-
-
-def test_load_refuses_truncated_metadata(large: Path) -> None:
-    whole = large.read_bytes()
-    for length in (*range(0, len(whole), 50), *range(len(whole) - 20, len(whole))):
-        large.write_bytes(whole[:length])
-        with pytest.raises(CorruptCheckpointError):
-            open_store(large.parent.parent).load(CheckpointName(1))

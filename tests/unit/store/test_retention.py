@@ -82,20 +82,6 @@ def test_discard_before_keeps_the_streams_of_metadata_that_remains(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1-shared", "chk-1"]
 
 
-def test_track_of_a_version_twice_discards_it_once(tmp_path: Path) -> None:
-    files = LocalFileSystem()
-    index = RetentionIndex(files, str(tmp_path))
-    version = start_chain(
-        1,
-        OperatorStreamStateHandle(
-            state_name_to_partition_offsets={}, delegate_state_handle=file(tmp_path, "1-shared")
-        ),
-    )
-    index.track(CheckpointName(1), version)
-    index.track(CheckpointName(1), version)
-    assert index.discard_before(2, 0) == 2
-
-
 def test_index_can_be_used_during_deletions(tmp_path: Path) -> None:
     class Nosy(LocalFileSystem):
         def delete(self, path: str) -> None:
@@ -178,15 +164,6 @@ def test_discard_before_deletes_metadata_first_and_unknown_files_too(tmp_path: P
     assert index.discard_before(2, 0) == 2
     assert deleted == ["_metadata", "ABC"]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_discard_before_counts_removed_objects(tmp_path: Path) -> None:
-    files = LocalFileSystem()
-    index = RetentionIndex(files, str(tmp_path))
-    streams = [file(tmp_path, "1-shared"), file(tmp_path, "2-shared")]
-    for number in (1, 2):
-        index.track(CheckpointName(number), version(number, *streams[:number]))
-    assert index.discard_before(3, 0) == 4
 
 
 def test_discard_before_keeps_held_versions_and_their_streams(tmp_path: Path) -> None:
