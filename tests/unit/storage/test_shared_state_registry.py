@@ -15,26 +15,11 @@ from spark_statestore.files import LocalFileSystem
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StreamStateHandle
+from tests.unit.storage.handles import StubbornFiles, state_file
 
 
 def handle(name: str) -> ByteStreamStateHandle:
     return ByteStreamStateHandle(name, b"")
-
-
-def file(directory: Path, name: str, files: LocalFileSystem | None = None) -> FileStateHandle:
-    (directory / name).write_bytes(b"1")
-    return FileStateHandle(files or LocalFileSystem(), str(directory / name), 1)
-
-
-class StubbornFiles(LocalFileSystem):
-    """A file system that refuses to delete while `stubborn` is set."""
-
-    stubborn = True
-
-    def delete(self, path: str) -> None:
-        if self.stubborn:
-            raise PermissionError(path)
-        super().delete(path)
 
 
 def names(directory: Path) -> set[str]:
@@ -69,7 +54,7 @@ def test_registry_discards_what_no_kept_checkpoint_uses(
 
 def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
-    first = file(tmp_path, "s")
+    first = state_file(tmp_path, "s")
     registry.register_reference(first, 1)
     registry.register_reference(first, 1)
     registry.register_reference(FileStateHandle(LocalFileSystem(), first.path, -1), 2)
@@ -83,7 +68,7 @@ def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
 
 def test_registry_discards_an_orphan_after_its_last_possible_user(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
-    orphan, known = file(tmp_path, "orphan"), file(tmp_path, "known")
+    orphan, known = state_file(tmp_path, "orphan"), state_file(tmp_path, "known")
     registry.register_reference(known, 9)
     for stream in (orphan, known):
         registry.register_orphan(stream, 4)
@@ -96,7 +81,7 @@ def test_registry_discards_an_orphan_after_its_last_possible_user(tmp_path: Path
 def test_registry_retries_a_deletion_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = StubbornFiles()
     registry = SharedStateRegistry()
-    state = file(tmp_path, "s", files)
+    state = state_file(tmp_path, "s", files)
     registry.register_reference(state, 1)
     registry.unregister_unused_state(2)
     assert "the next cleanup retries" in caplog.text
@@ -114,7 +99,7 @@ def test_registry_cancels_a_pending_deletion_when_the_stream_is_used_again(
 ) -> None:
     files = StubbornFiles()
     registry = SharedStateRegistry()
-    state = file(tmp_path, "s", files)
+    state = state_file(tmp_path, "s", files)
     registry.register_reference(state, 1)
     registry.unregister_unused_state(2)
     if orphan:
@@ -138,7 +123,7 @@ def test_registry_refuses_a_stream_that_is_being_deleted(tmp_path: Path) -> None
             super().delete(path)
 
     registry = SharedStateRegistry()
-    state = file(tmp_path, "s", SlowFiles())
+    state = state_file(tmp_path, "s", SlowFiles())
     registry.register_reference(state, 1)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(registry.unregister_unused_state, 2)

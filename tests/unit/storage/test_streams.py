@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import tempfile
 import uuid
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream, F
 from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory, MemoryCheckpointOutputStream
 from spark_statestore.storage.metadata_streams import (
     FsCheckpointMetadataOutputStream,
+    MemoryCheckpointMetadataOutputStream,
 )
+from spark_statestore.storage.stream_handles import StreamStateHandle
+from spark_statestore.storage.streams import CheckpointMetadataOutputStream
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests, MemoryCheckpointStreamTests
 from tests.support.effort import EFFORT
 from tests.support.machines.streams import CheckpointStreamMachine
@@ -150,8 +154,11 @@ def test_state_stream_retries_taken_names() -> None:
     files = TwoNamesTaken()
     out = FsCheckpointStateOutputStream(files, "/d", 0, 0)
     out.write(b"1")
-    assert out.close_and_get_handle().open_input_stream().read() == b"1"
+    handle = out.close_and_get_handle()
+    assert handle.open_input_stream().read() == b"1"
     assert files.calls.count("open") == 3
+    handle.discard_state()
+    assert [files.read(status.path) for status in files.list_files("/d")] == [b"of others"] * 2
 
 
 def test_state_stream_that_fails_to_close_removes_and_names_its_file() -> None:
@@ -237,6 +244,17 @@ def test_metadata_stream_that_fails_leaves_nothing() -> None:
     assert not files.exists("/d")
     with pytest.raises(CheckpointIOError, match="closed"):
         out.close_and_finalize_checkpoint()
+
+
+def test_metadata_handles_have_names_and_checksums(tmp_path: Path) -> None:
+    def finished(out: CheckpointMetadataOutputStream) -> StreamStateHandle:
+        out.write(b"one")
+        return out.close_and_finalize_checkpoint()
+
+    memory = [finished(MemoryCheckpointMetadataOutputStream()) for _ in range(2)]
+    assert memory[0].stream_state_handle_id != memory[1].stream_state_handle_id
+    stored = finished(FsCheckpointMetadataOutputStream(LocalFileSystem(), str(tmp_path / "_metadata")))
+    assert stored.checksum == memory[0].checksum == zlib.crc32(b"one")
 
 
 def test_state_stream_flushes_a_full_buffer(tmp_path: Path) -> None:
