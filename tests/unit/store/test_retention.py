@@ -7,39 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.files import FileStatus, LocalFileSystem, MemoryFileSystem
+from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.chains import start_chain
-from spark_statestore.store.retention import RetentionIndex, parse_listing
+from spark_statestore.store.retention import RetentionIndex
 from tests.unit.storage.handles import StubbornFiles, state_file, state_in
-
-
-def test_parse_listing_omits_files_of_others() -> None:
-    uuid = "0f8fad5b-d9cb-469f-a165-70867728950e"
-    paths = [
-        f"/elsewhere/shared/2-{uuid}",
-        "/s/chk-3/_metadata",
-        "/s/chk-3/other/file",
-        "/s/chk-3/_metadata.0123456789abcdef",
-        "/s/chk-4_0123456789abcdef/_metadata",
-        f"/s/shared/2-{uuid}",
-        "/s/shared/backup",
-        "/s/shared",
-        "/s/chk-x/_metadata",
-        "/s/chk--1/_metadata",
-        "/s/chk-3",
-        "/s/3.delta",
-        "/s/_metadata/schema",
-        "/s/chk-5/_metadata",
-    ]
-    paths = [path.replace("/s/", "/sX/") for path in paths]
-    listing = parse_listing("/sX/", [FileStatus(path, 1) for path in paths])
-    assert listing.checkpoints == {
-        CheckpointName(3): {"_metadata", "_metadata.0123456789abcdef", "other/file"},
-        CheckpointName(4, "0123456789abcdef"): {"_metadata"},
-        CheckpointName(5): {"_metadata"},
-    }
-    assert listing.shared == {f"/sX/shared/2-{uuid}": 2}
 
 
 def tracked(directory: Path, files: LocalFileSystem, *numbers: int) -> RetentionIndex:
