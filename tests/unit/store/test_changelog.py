@@ -25,8 +25,7 @@ from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.store.changelog import CHANGE_FORMAT_VERSION, ChangeStreamWriter, compress, read_changes
 from tests.unit.damaged_bytes import without_offsets
 from tests.unit.storage.handles import state_in
-
-Change = tuple[int, bytes, bytes | None]
+from tests.unit.store.stores import Change, change_batch
 
 keys = st.binary(max_size=6)
 changes = st.one_of(
@@ -46,9 +45,7 @@ batches = st.lists(st.tuples(st.sampled_from(["default", "timers"]), rows_of_a_b
 
 
 def batch(rows: list[Change]) -> pa.Buffer:
-    columns = list(zip(*rows, strict=True)) or [[], [], []]
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, CHANGE_SCHEMA, strict=True)]
-    return pa.record_batch(arrays, schema=CHANGE_SCHEMA).serialize()
+    return change_batch(rows).serialize()
 
 
 def packed(rows: list[Change]) -> pa.Buffer:

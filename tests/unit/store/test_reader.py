@@ -116,22 +116,12 @@ def test_local_streams_is_none_for_other_storage(tmp_path: Path) -> None:
     assert local_streams(remote, CheckpointName(1), remote.load(CheckpointName(1))) is None
 
 
-# A version is loaded without reading what others read
-
-
-LARGE = {b"key %d" % number: bytes([number]) * 900 for number in range(4)}
-
-
-@pytest.fixture
-def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The metadata of a version with its state inside, more than is read at once."""
-    monkeypatch.setattr(metadata_streams, "_FIRST_READ", 256)
+def test_load_does_not_read_inline_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    large = {b"key %d" % number: bytes([number]) * 900 for number in range(4)}
     inside = StorageOptions(file_state_threshold=1 << 20, compression=None)
-    commit(open_store(tmp_path, inside), CheckpointName(1), LARGE)
-    return tmp_path / "chk-1" / "_metadata"
-
-
-def test_load_does_not_read_inline_state(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(open_store(tmp_path, inside), CheckpointName(1), large)
+    # The metadata with its state inside is more than is read at once.
+    monkeypatch.setattr(metadata_streams, "_FIRST_READ", 256)
     ranges: list[tuple[int, int | None]] = []
     read = LocalFileSystem.read
 
@@ -140,8 +130,8 @@ def test_load_does_not_read_inline_state(large: Path, monkeypatch: pytest.Monkey
         return read(self, path, start, size)
 
     monkeypatch.setattr(LocalFileSystem, "read", record)
-    store = open_store(large.parent.parent)
+    store = open_store(tmp_path)
     metadata = store.load(CheckpointName(1))
     assert all(size is not None and size < 1_000 for _, size in ranges)
-    assert rows_of(store, CheckpointName(1)) == LARGE
+    assert rows_of(store, CheckpointName(1)) == large
     assert metadata == store.metadata(CheckpointName(1))
