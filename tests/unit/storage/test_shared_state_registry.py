@@ -52,6 +52,14 @@ def test_registry_discards_what_no_kept_checkpoint_uses(
     assert {key for key in users if key in registry} == kept
 
 
+@pytest.mark.parametrize("numbers", [range(1, 9), range(8, 0, -1)])
+def test_registry_stores_consecutive_users_as_one_run(numbers: range) -> None:
+    registry = SharedStateRegistry()
+    for number in numbers:
+        registry.register_reference(handle("s"), number)
+    assert registry._entries["s"].users == [(1, 8)]
+
+
 def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
     first = state_file(tmp_path, "s")
