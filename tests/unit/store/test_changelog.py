@@ -133,6 +133,14 @@ def test_read_change_batch_refuses_another_number_of_buffers() -> None:
             read_change_batch(message, full=True)
 
 
+def test_compress_drops_offsets_of_equal_lengths() -> None:
+    even = batch([(0, b"%03d" % i, zlib.crc32(b"%d" % i).to_bytes(4, "big") * 4) for i in range(500)])
+    small = compress(even, "zstd")
+    assert message_layout(small).buffers == 6
+    assert small.size < 500 * 16
+    assert read_change_batch(small, full=True) == read_change_batch(even, full=True)
+
+
 def test_compress_keeps_a_message_that_would_not_shrink() -> None:
     assert compress(batch([(0, b"k", b"x" * 5000)]), "zstd").size < 1000
     for value in (b"v", random.Random(1).randbytes(1000)):
