@@ -1,15 +1,42 @@
-"""Handles of state for tests, and files that cannot be deleted."""
+"""Handles of state for tests, generated and by hand, and files that cannot be deleted."""
 
 from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
 
-from spark_statestore.files import LocalFileSystem
-from spark_statestore.storage.file_handles import FileStateHandle
+import hypothesis.strategies as st
+
+from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
-from spark_statestore.storage.stream_handles import StateObject, StreamStateHandle
+from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
+
+FILES = MemoryFileSystem()
+CONTEXT = HandleContext(FILES, "/store")
+
+texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
+sizes = st.integers(0, 2**62)
+checksums = st.one_of(st.none(), st.integers(0, 2**32 - 1))
+paths = st.from_regex(r"/store/shared/[0-9A-Za-z_][0-9A-Za-z_.-]{0,11}", fullmatch=True)
+attempts = st.from_regex("[0-9a-f]{16}", fullmatch=True)
+
+streams = st.one_of(
+    st.builds(ByteStreamStateHandle, texts, st.binary(max_size=20), checksums),
+    st.builds(FileStateHandle, st.just(FILES), paths, sizes, checksums),
+    st.builds(SegmentFileStateHandle, st.just(FILES), paths, sizes, sizes, attempts, checksums),
+)
+operators = st.builds(
+    OperatorStreamStateHandle,
+    state_name_to_partition_offsets=st.dictionaries(
+        texts,
+        st.builds(StateMetaInfo, st.lists(sizes, max_size=3).map(tuple), st.sampled_from(Mode)),
+        max_size=3,
+    ),
+    delegate_state_handle=streams,
+)
 
 
 def state_in(stream: StreamStateHandle, *offsets: int) -> OperatorStreamStateHandle:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from spark_statestore.errors import CorruptCheckpointError
-from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.files import LocalFileSystem
 from spark_statestore.storage.chains import extend_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import (
@@ -22,33 +22,8 @@ from spark_statestore.storage.handle_codec import (
     encode_handle,
 )
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
-from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
-from tests.unit.storage.handles import facts
-
-FILES = MemoryFileSystem()
-CONTEXT = HandleContext(FILES, "/store")
-
-texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
-sizes = st.integers(0, 2**62)
-checksums = st.one_of(st.none(), st.integers(0, 2**32 - 1))
-paths = st.from_regex(r"/store/shared/[0-9A-Za-z_][0-9A-Za-z_.-]{0,11}", fullmatch=True)
-attempts = st.from_regex("[0-9a-f]{16}", fullmatch=True)
-
-streams = st.one_of(
-    st.builds(ByteStreamStateHandle, texts, st.binary(max_size=20), checksums),
-    st.builds(FileStateHandle, st.just(FILES), paths, sizes, checksums),
-    st.builds(SegmentFileStateHandle, st.just(FILES), paths, sizes, sizes, attempts, checksums),
-)
-operators = st.builds(
-    OperatorStreamStateHandle,
-    state_name_to_partition_offsets=st.dictionaries(
-        texts,
-        st.builds(StateMetaInfo, st.lists(sizes, max_size=3).map(tuple), st.sampled_from(Mode)),
-        max_size=3,
-    ),
-    delegate_state_handle=streams,
-)
+from spark_statestore.storage.stream_handles import StateObject, StreamStateHandle
+from tests.unit.storage.handles import CONTEXT, FILES, facts, operators, streams
 
 
 @st.composite

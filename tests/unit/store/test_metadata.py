@@ -41,9 +41,7 @@ from spark_statestore.store.metadata import (
     decode_metadata,
     encode_metadata,
 )
-from tests.unit.storage.handles import facts, state_in
-
-CONTEXT = HandleContext(MemoryFileSystem(), "/store")
+from tests.unit.storage.handles import CONTEXT, facts, operators, state_in, streams
 
 texts = st.text(max_size=20)
 attempts = st.binary(min_size=8, max_size=8).map(bytes.hex)
@@ -172,32 +170,8 @@ def test_read_without_state_detects_damage_outside_of_the_state(size: int) -> No
 @st.composite
 def operator_states(draw: st.DrawFn, name: str) -> OperatorState:
     parallelism = draw(st.one_of(st.integers(1, 5), st.just(300)))
-    subtasks = draw(st.lists(st.integers(0, parallelism - 1), unique=True, max_size=5))
-    streams = st.one_of(
-        st.builds(ByteStreamStateHandle, texts, st.binary(max_size=20)),
-        st.builds(
-            FileStateHandle,
-            st.just(CONTEXT.files),
-            st.from_regex(r"/store/[a-z]{1,9}", fullmatch=True),
-            st.integers(0, 2**62),
-        ),
-    )
-    infos = st.builds(
-        StateMetaInfo, st.lists(st.integers(0, 2**62), max_size=4).map(tuple), st.sampled_from(Mode)
-    )
-    handles = st.builds(
-        lambda column_families, stream: OperatorStreamStateHandle(
-            state_name_to_partition_offsets=column_families, delegate_state_handle=stream
-        ),
-        st.dictionaries(texts, infos, max_size=3),
-        streams,
-    )
-    return OperatorState(
-        name,
-        parallelism,
-        draw(st.integers(parallelism, 2**15)),
-        {subtask: draw(st.one_of(handles, streams)) for subtask in subtasks},
-    )
+    subtasks = st.dictionaries(st.integers(0, parallelism - 1), st.one_of(operators, streams), max_size=5)
+    return OperatorState(name, parallelism, draw(st.integers(parallelism, 2**15)), draw(subtasks))
 
 
 @st.composite
