@@ -60,6 +60,18 @@ def test_registry_stores_consecutive_users_as_one_run(numbers: range) -> None:
     assert registry._entries["s"].users == [(1, 8)]
 
 
+@pytest.mark.parametrize("numbers", [(3, 5), (5, 3)])
+def test_registry_does_not_count_a_checkpoint_between_two_users(numbers: tuple[int, int]) -> None:
+    registry = SharedStateRegistry()
+    for number in numbers:
+        registry.register_reference(handle("s"), number, created_by=1, keeps_creator=True)
+    assert [registry.checkpoints_in_use(9, [number]) for number in (2, 3, 4, 5, 6)] == [
+        set(), {1}, set(), {1}, set()
+    ]  # fmt: skip
+    assert registry.checkpoints_in_use(1) == set()
+    assert registry.checkpoints_in_use(2) == {1}
+
+
 def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
     first = state_file(tmp_path, "s")

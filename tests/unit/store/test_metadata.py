@@ -369,6 +369,12 @@ def test_newer_format_is_refused_with_both_versions() -> None:
             decode(newer.ljust(100, b"\0"), CONTEXT, "the one at the sea")
 
 
+def test_format_version_zero_is_refused() -> None:
+    for kind, decode in enumerate((decode_metadata, decode_operators)):
+        with pytest.raises(CorruptCheckpointError, match="does not match its checksum"):
+            decode(encoded(body_of({}), version=0, kind=kind), CONTEXT, "here")
+
+
 def test_encode_writes_zero_into_reserved_fields() -> None:
     operators = operators_sample()
     assert [struct.unpack_from("<I", data, 12) for data in (sample(b"inside"), operators)] == [(0,)] * 2
