@@ -342,6 +342,7 @@ def test_decode_metadata_refuses_fields_of_wrong_types(store_path: Path, wrong: 
     path = store_path / "chk-2" / "_metadata"
     found = decode_object(path.read_bytes(), "it")
     if not wrong.keys() <= found.properties.keys():
+        # A field of a column family.
         wrong = {"columnFamilies": [found.properties["columnFamilies"][0] | wrong]}
     properties = found.properties | wrong
     path.write_bytes(bytes(encode_object(found.kind, found.attempt_id, properties, list(found.handles))))
