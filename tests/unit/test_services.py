@@ -53,8 +53,14 @@ def test_server_that_is_never_ready_is_stopped(program: Callable[[str], list[str
     assert started() == []
 
 
-def test_fetched_fills_the_cache_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.mark.usefixtures("cache")
+def test_fetched_fills_the_cache_once() -> None:
     calls: list[Path] = []
 
     def fetch(directory: Path) -> None:
@@ -66,8 +72,8 @@ def test_fetched_fills_the_cache_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(calls) == 1
 
 
-def test_nothing_is_fetched_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
+@pytest.mark.usefixtures("cache")
+def test_nothing_is_fetched_without_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "FETCH_SECONDS", 0)
     with pytest.raises(ServiceUnavailableError, match=r"it-1 is not in .*cache"):
         fetched("it-1", lambda _: pytest.fail("fetched"))
@@ -79,16 +85,14 @@ def test_slow_fetch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         run_client([sys.executable, "-c", "import time; time.sleep(60)"])
 
 
-def test_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
-
+def test_failed_fetch_leaves_nothing(cache: Path) -> None:
     def fetch(directory: Path) -> None:
         (directory / "half").touch()
         run_client([sys.executable, "-c", "import sys; sys.exit('no network')"])
 
     with pytest.raises(ServiceUnavailableError, match=r"exit code 1:\nno network"):
         fetched("it-1", fetch)
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert list(cache.iterdir()) == []
 
 
 def test_missing_package_manager_is_named() -> None:

@@ -20,11 +20,8 @@ MODULES = {
     ".".join((PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)).removesuffix(".__init__"): path
     for path in PACKAGE.rglob("*.py")
 }
+# Entry points on executors: the backend process, and operator state in workers of a Python data source.
 ROOTS = ("spark_statestore.backend.__main__", "spark_statestore.operator_state")
-"""Entry points on executors: the backend process, and `QueryOperatorState`.
-
-The latter runs in the workers of a Python data source.
-"""
 
 
 def statements(nodes: list[ast.stmt]) -> Iterator[ast.AST]:
