@@ -6,7 +6,6 @@ import builtins
 import pickle
 import re
 
-
 import spark_statestore
 from spark_statestore import errors
 

@@ -79,10 +79,12 @@ def test_nothing_is_fetched_without_time_for_it(monkeypatch: pytest.MonkeyPatch)
         fetched("it-1", lambda _: pytest.fail("fetched"))
 
 
-def test_slow_fetch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_that_is_slow_or_lacks_its_client_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "FETCH_SECONDS", 1)
     with pytest.raises(ServiceUnavailableError, match="took more than 1 s"):
         run_client([sys.executable, "-c", "import time; time.sleep(60)"])
+    with pytest.raises(ServiceUnavailableError, match="no-such-client is not installed"):
+        run_client(["no-such-client", "install"])
 
 
 def test_failed_fetch_leaves_nothing(cache: Path) -> None:
@@ -93,8 +95,3 @@ def test_failed_fetch_leaves_nothing(cache: Path) -> None:
     with pytest.raises(ServiceUnavailableError, match=r"exit code 1:\nno network"):
         fetched("it-1", fetch)
     assert list(cache.iterdir()) == []
-
-
-def test_missing_package_manager_is_named() -> None:
-    with pytest.raises(ServiceUnavailableError, match="no-such-client is not installed"):
-        run_client(["no-such-client", "install"])

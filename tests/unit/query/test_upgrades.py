@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.upgrades import obstacles_by_spark
 from spark_statestore.store.metadata import ColumnFamily
+from tests.unit.query import stored_query
 from tests.unit.query.stored_query import COUNTS, WORDS, StoredQuery, schema
 
 
@@ -30,14 +32,13 @@ def able(query: StoredQuery) -> tuple[str, ...]:
     return tuple(spark for spark, reasons in found.items() if not reasons)
 
 
-def set_operator(query: StoredQuery, name: str, stores: tuple[str, ...] = ("default",)) -> None:
-    node = {
-        "operatorInfo": {"operatorId": 0, "operatorName": name},
-        "stateStoreInfo": [
-            {"storeName": store, "numColsPrefixKey": 0, "numPartitions": query.partitions} for store in stores
-        ],
-    }
-    query.put("state/0/_metadata/metadata", f"v1\n{json.dumps(node)}")
+def set_operator(query: StoredQuery, name: str) -> None:
+    metadata = (query.directory / "state/0/_metadata/metadata").read_text()
+    query.put("state/0/_metadata/metadata", metadata.replace("stateStoreSave", name))
+
+
+def set_commit_version(query: StoredQuery, version: str) -> None:
+    query.put("commits/0", (query.directory / "commits/0").read_text().replace("v2", version, 1))
 
 
 def set_offsets(query: StoredQuery, batch: int, version: str = "v1", **conf: str) -> None:
@@ -49,20 +50,24 @@ def test_plain_state_continues_on_every_spark(query: StoredQuery) -> None:
     assert able(query) == SUPPORTED_SPARK
 
 
-def test_python_by_rows_needs_spark_4_1(query: StoredQuery) -> None:
-    set_operator(query, "transformWithStateInPySparkExec")
-    assert able(query) == ("4.1", "4.2", "4.3")
-
-
-def test_offset_log_with_names_of_sources_needs_spark_4_2(query: StoredQuery) -> None:
-    # The entry of a batch that was planned, but not committed, is what the query starts from.
-    set_offsets(query, 1, "v2")
-    assert able(query) == ("4.2", "4.3")
-
-
-def test_another_commit_log_needs_spark_4_2(query: StoredQuery) -> None:
-    query.put("commits/0", (query.directory / "commits/0").read_text().replace("v2\n", "v3\n", 1))
-    assert able(query) == ("4.2", "4.3")
+@pytest.mark.parametrize(
+    ("change", "sparks"),
+    [
+        pytest.param(
+            lambda query: set_operator(query, "transformWithStateInPySparkExec"),
+            ("4.1", "4.2", "4.3"),
+            id="Python by rows",
+        ),
+        # The entry of a batch that was planned, but not committed, is what the query starts from.
+        pytest.param(lambda query: set_offsets(query, 1, "v2"), ("4.2", "4.3"), id="names of sources"),
+        pytest.param(lambda query: set_commit_version(query, "v3"), ("4.2", "4.3"), id="other commit log"),
+    ],
+)
+def test_later_format_needs_a_later_spark(
+    query: StoredQuery, change: Callable[[StoredQuery], None], sparks: tuple[str, ...]
+) -> None:
+    change(query)
+    assert able(query) == sparks
 
 
 def test_state_of_another_provider_continues_nowhere(query: StoredQuery) -> None:
@@ -78,8 +83,11 @@ def test_joins_of_later_state_formats_need_later_sparks(query: StoredQuery) -> N
     assert able(query) == ("4.1", "4.2", "4.3")
     write_with(query, encoder="timestampPrefix")
     assert able(query) == ("4.3",)
-    # Keys like these in another operator need the Spark that introduced them.
+
+
+def test_keys_with_times_need_the_spark_that_introduced_them(query: StoredQuery) -> None:
     set_operator(query, "transformWithStateExec")
+    write_with(query, encoder="timestampPrefix")
     assert able(query) == ("4.2", "4.3")
 
 
@@ -103,7 +111,6 @@ def test_order_of_many_deduplicated_columns_needs_the_same_rule(
 
 def write_with(query: StoredQuery, encoder: str = "hash", keys: str = WORDS) -> None:
     """Commit a batch whose column family has other keys."""
-    from tests.unit.query import stored_query
 
     def family(name: str, rows: int, *_: Any) -> ColumnFamily:
         return ColumnFamily(name, rows, keys, COUNTS, encoder, 0)
