@@ -26,14 +26,6 @@ def program(tmp_path: Path) -> Callable[[str], list[str]]:
     return write
 
 
-def test_running_stops_the_server(program: Callable[[str], list[str]], tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    command = program(f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)")
-    with running("it", command, ready.exists):
-        assert len(started()) == 1
-    assert started() == []
-
-
 def test_server_that_ends_fails_with_its_log(program: Callable[[str], list[str]]) -> None:
     command = program("import sys; sys.exit('address in use')")
     with (

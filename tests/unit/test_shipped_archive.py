@@ -27,8 +27,8 @@ ROOTS = ("spark_statestore.backend.__main__", "spark_statestore.operator_state")
 def imports(module: str) -> Iterator[str]:
     """Yield what a module imports when it runs: not what it imports ``if TYPE_CHECKING``."""
     nodes: list[ast.AST] = [ast.parse(MODULES[module].read_text())]
-    for node in nodes:
-        match node:
+    while nodes:
+        match node := nodes.pop():
             case ast.If(test=ast.Name("TYPE_CHECKING")):
                 nodes += node.orelse
             case ast.Import(names):

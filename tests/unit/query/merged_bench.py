@@ -56,7 +56,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that was begun: its value, the attempts that Spark accepts, and the rows after it by partition."""
+    """A batch that was begun: its value, the accepted attempts, and the rows after it by partition."""
 
     number: int
     put: bytes

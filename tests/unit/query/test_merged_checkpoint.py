@@ -16,6 +16,7 @@ from spark_statestore.options import StorageOptions
 from spark_statestore.query.gc import gc
 from spark_statestore.query.repair import repair
 from spark_statestore.query.rollback import rollback
+from spark_statestore.query.savepoint import KINDS
 from spark_statestore.query.verify import verify
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
@@ -84,12 +85,6 @@ def test_all_versions_but_the_first_are_merged(query: StoredQuery) -> None:
     assert len(list(query.directory.glob("state/0/*/chk-*"))) == query.partitions
 
 
-def test_every_batch_is_read(query: StoredQuery) -> None:
-    for batch, expected in enumerate(query.left):
-        assert state(query.url, batch) == expected
-        assert verify(query.url, batch).ok
-
-
 def test_rollback_and_further_batches(query: StoredQuery) -> None:
     rollback(query.url, 2, stopped=True)
     assert state(query.url) == query.left[2]
@@ -98,13 +93,18 @@ def test_rollback_and_further_batches(query: StoredQuery) -> None:
     assert verify(query.url).ok
 
 
-@pytest.mark.parametrize("kind", ["canonical", "pointer"])
-def test_savepoint_restores(query: StoredQuery, tmp_path: Path, kind: str) -> None:
-    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind=kind)  # type: ignore[arg-type]
-    assert state(taken.path) == query.left[-1]
-    spark_statestore.restore(taken.path, str(tmp_path / "restored"))
-    assert state(str(tmp_path / "restored")) == query.left[-1]
-    assert not (tmp_path / "restored" / "state" / "_merged").exists()
+def test_copies_have_the_state_of_the_batch(query: StoredQuery, tmp_path: Path) -> None:
+    for kind in KINDS:
+        taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind=kind)
+        assert state(taken.path) == query.left[-1]
+        restored = tmp_path / f"restored from {kind}"
+        spark_statestore.restore(taken.path, str(restored))
+        assert state(str(restored)) == query.left[-1]
+        assert not (restored / "state" / "_merged").exists()
+    spark_statestore.clone(query.url, str(tmp_path / "clone"))
+    spark_statestore.rescale(query.url, str(tmp_path / "wide"), 5, stopped=True)
+    for copy in ("clone", "wide"):
+        assert state(str(tmp_path / copy)) == query.left[-1]
 
 
 def test_pointer_savepoint_keeps_its_version(query: StoredQuery, tmp_path: Path) -> None:
@@ -119,13 +119,6 @@ def test_pointer_savepoint_keeps_its_version(query: StoredQuery, tmp_path: Path)
     discard_old(query)
     assert len(merged(query)) == 1
     assert state(query.url) == query.left[-1]
-
-
-def test_clone_and_rescale(query: StoredQuery, tmp_path: Path) -> None:
-    spark_statestore.clone(query.url, str(tmp_path / "clone"))
-    spark_statestore.rescale(query.url, str(tmp_path / "wide"), 5, stopped=True)
-    for made in ("clone", "wide"):
-        assert state(str(tmp_path / made)) == query.left[-1]
 
 
 @pytest.mark.parametrize("kind", ["damaged", "missing"])
@@ -218,13 +211,6 @@ def test_old_run_discards_nothing_once_another_one_has_its_version(tmp_path: Pat
     discard_old(new)
     assert new.files() != before
     assert state(new.url) == new.left[-1]
-
-
-def test_reader_finds_a_version_that_was_merged_since_it_listed(query: StoredQuery) -> None:
-    reader = query.restart(BATCHES)
-    reader.stores[0].metadata(newest_name(query))
-    query.run(word=50)
-    assert reader.stores[0].metadata(newest_name(query)).attempt_id == query.counted[-1][0].id
 
 
 def test_first_cleanup_without_ids_sees_what_another_run_has_merged(tmp_path: Path) -> None:
