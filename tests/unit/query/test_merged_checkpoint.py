@@ -12,6 +12,7 @@ import pytest
 
 import spark_statestore
 from spark_statestore.errors import CheckpointExistsError, CorruptCheckpointError
+from spark_statestore.files import open_file_system
 from spark_statestore.options import StorageOptions
 from spark_statestore.query.gc import gc
 from spark_statestore.query.repair import repair
@@ -322,7 +323,8 @@ def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_directory_of_a_merged_store_is_kept_on_object_stores() -> None:
-    store = merging_store(f"memory://{uuid.uuid4()}/state/0/0")
+    url = f"memory://{uuid.uuid4()}/state/0/0"
+    store = merging_store(url)
     for version in (1, 2, 3):
         by = f"{version:016x}"
         name = CheckpointName(version, by)
@@ -330,7 +332,8 @@ def test_directory_of_a_merged_store_is_kept_on_object_stores() -> None:
         store.publish_merged([])
     discard_versions(store, name, by, 3, 0)
     store.sweep_merged()
-    state_directory = store.directory.removesuffix("/0/0")
-    paths = [status.path for status in store.files.list_files(state_directory)]
+    files, directory = open_file_system(url)
+    state_directory = directory.removesuffix("/0/0")
+    paths = [status.path for status in files.list_files(state_directory)]
     left = {path.removeprefix(f"{state_directory}/") for path in paths}
     assert left == {"_merged/3-3-0", "_holds/horizon-0", "0/0/shared/kept"}

@@ -17,6 +17,8 @@ from spark_statestore.query.rollback import rollback
 from spark_statestore.query.verify import verify
 from tests.unit.query.stored_query import StoredQuery
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
 
 

@@ -18,6 +18,8 @@ from spark_statestore.query.rollback import undo_rollback
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import WrittenQuery, content
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 
 

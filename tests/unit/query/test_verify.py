@@ -140,7 +140,7 @@ def test_verify_problem_names_its_part(query: StoredQuery) -> None:
     (unreadable,) = verify(query.url, 2).problems
     assert (damaged.kind, unreadable.kind) == ("damaged", "unreadable")
     assert damaged.what == unreadable.what == "operator 0, partition 1, store default"
-    assert "version 2" in damaged.message
+    assert "version 3" in damaged.message
     assert str(query.directory) in damaged.message
 
 
