@@ -127,6 +127,13 @@ def test_repair_rolls_back_to_the_oldest_batch(query: StoredQuery) -> None:
     assert (found.batch, found.ok) == (2, True)
 
 
+@pytest.mark.slow
+def test_repair_rolls_back_a_newest_batch_without_a_previous_offset_entry(query: StoredQuery) -> None:
+    (query.directory / "offsets/2").unlink()
+    assert repair(query.url, stopped=True).batch == 1
+    assert verify(query.url).ok
+
+
 def entries(query: StoredQuery) -> list[list[int]]:
     return [
         sorted(int(path.name) for path in (query.directory / log).iterdir() if path.name.isdigit())
