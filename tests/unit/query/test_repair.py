@@ -127,7 +127,6 @@ def test_repair_rolls_back_to_the_oldest_batch(query: StoredQuery) -> None:
     assert (found.batch, found.ok) == (2, True)
 
 
-@pytest.mark.slow
 def test_repair_rolls_back_a_newest_batch_without_a_previous_offset_entry(query: StoredQuery) -> None:
     (query.directory / "offsets/2").unlink()
     assert repair(query.url, stopped=True).batch == 1
@@ -148,7 +147,6 @@ def roll_back_as_it_runs(query: StoredQuery, batch: int) -> None:
         query.run(**dict.fromkeys(LARGE, number))
 
 
-@pytest.mark.slow
 def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None:
     rolled_back = query.files()
     roll_back_as_it_runs(query, 1)
@@ -170,7 +168,6 @@ def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None
     assert repair(query.url).broken == ()
 
 
-@pytest.mark.slow
 def test_repair_rolls_back_to_the_batch_before_a_gap(query: StoredQuery) -> None:
     roll_back_as_it_runs(query, 1)
     (query.directory / "commits/4").unlink()
