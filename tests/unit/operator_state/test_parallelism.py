@@ -154,6 +154,12 @@ def test_subtask_leaves_what_others_of_its_parallelism_are_writing(tmp_path: Pat
     run(str(tmp_path), 1, 2, nothing, only=[1])
     assert not writing[1].exists()
     assert QueryOperatorState(str(tmp_path), "sink").batches() == [0, 1]
+    # A task that was killed has left files beside those of the attempt that counts.
+    killed = root / "chk-1_0000000900020000"
+    killed.mkdir()
+    (killed / "1-stream").write_bytes(b"never published")
+    run(str(tmp_path), 2, 2, nothing)
+    assert not killed.exists()
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,6 @@ class ParallelMachine(RuleBasedStateMachine):
         super().__init__()
         self.location = f"memory://{uuid.uuid4()}"
         self.objects: dict[tuple[int, int], QueryOperatorState] = {}
-        self.objects_of_another_driver: dict[tuple[int, int], QueryOperatorState] = {}
         self.history: dict[int, Model] = {}
         self.next = 0
         self.created = 0
@@ -177,11 +176,6 @@ class ParallelMachine(RuleBasedStateMachine):
     def restart(self) -> None:
         """Lose all that is in memory."""
         self.objects.clear()
-
-    @rule()
-    def another_driver_takes_over(self) -> None:
-        """Go on with objects that know an older state."""
-        self.objects, self.objects_of_another_driver = self.objects_of_another_driver, self.objects
 
     @precondition(lambda self: self.history)
     @rule(data=st.data())

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from spark_statestore.errors import (
     CheckpointExistsError,
@@ -16,11 +19,12 @@ from spark_statestore.errors import (
     IllegalStateError,
     OptionError,
 )
-from spark_statestore.operator_state import ListStateDescriptor, QueryOperatorState
+from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
 from spark_statestore.storage import METADATA_FILE_NAME
 from tests.support.trees import files_below
 
 OFFSETS = ListStateDescriptor("offsets", pa.int64())
+RULES = MapStateDescriptor("rules", pa.string(), pa.string())
 
 
 def opened(location: str, **options: object) -> QueryOperatorState:
@@ -32,6 +36,13 @@ def add(state: QueryOperatorState, batch_id: int, value: int) -> list[int]:
         offsets = store.get_list_state(OFFSETS)
         offsets.add(value)
         return offsets.get()
+
+
+def fail(state: QueryOperatorState, batch_id: int) -> None:
+    with state.batch(batch_id) as store:
+        store.get_list_state(OFFSETS).add(-1)
+        store.get_broadcast_state(RULES).put("fails", "b")
+        raise ZeroDivisionError
 
 
 def offsets(state: QueryOperatorState, batch_id: int | None = None) -> list[int]:
@@ -164,3 +175,76 @@ def test_late_driver_does_not_replace_a_published_batch(tmp_path: Path) -> None:
     assert other.batches() == [0, 1]
     assert opened(str(tmp_path)).read().get_list_state(large).get() == [b"other" * 30_000]
     assert len(files_below(tmp_path)) == 3
+
+
+class QueryMachine(RuleBasedStateMachine):
+    """Batches that succeed, fail, are run again and set back, over drivers that come and go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.location = f"memory://{uuid.uuid4()}"
+        self.state = opened(self.location, num_retained=50)
+        self.other = opened(self.location, num_retained=50)
+        self.history: dict[int, tuple[list[int], dict[str, str]]] = {}
+        self.next = 0
+
+    def work(self, store: object, batch: int, values: list[int], entries: dict[str, str | None]) -> None:
+        wanted, rules = self.before(batch)
+        offsets, broadcast = store.get_list_state(OFFSETS), store.get_broadcast_state(RULES)
+        assert (offsets.get(), dict(broadcast.items())) == (wanted, rules)
+        offsets.add_all(values)
+        for key, value in entries.items():
+            if value is None:
+                broadcast.remove(key)
+            else:
+                broadcast.put(key, value)
+        self.made = ([*wanted, *values], {k: v for k, v in (rules | entries).items() if v is not None})
+
+    def before(self, batch: int) -> tuple[list[int], dict[str, str]]:
+        earlier = [number for number in self.history if number < batch]
+        return self.history[max(earlier)] if earlier else ([], {})
+
+    @rule(
+        values=st.lists(st.integers(-9, 9), max_size=3),
+        entries=st.dictionaries(st.sampled_from("abc"), st.none() | st.text(max_size=3), max_size=3),
+        done=st.booleans(),
+    )
+    def run(self, values: list[int], entries: dict[str, str | None], done: bool) -> None:
+        with self.state.batch(self.next) as store:
+            self.work(store, self.next, values, entries)
+        self.history = {n: kept for n, kept in self.history.items() if n < self.next}
+        self.history[self.next] = self.made
+        # Otherwise the driver fails before Spark logs the commit.
+        if done:
+            self.next += 1
+
+    @rule()
+    def fail(self) -> None:
+        with pytest.raises(ZeroDivisionError):
+            fail(self.state, self.next)
+
+    @rule()
+    def restart(self) -> None:
+        self.state = opened(self.location, num_retained=50)
+
+    @rule()
+    def another_driver_takes_over(self) -> None:
+        self.state, self.other = self.other, self.state
+
+    @precondition(lambda self: self.next > 0)
+    @rule(data=st.data())
+    def set_back(self, data: st.DataObject) -> None:
+        self.next = data.draw(st.integers(0, self.next - 1))
+
+    @invariant()
+    def what_is_kept_is_what_was_done(self) -> None:
+        reader = opened(self.location)
+        assert reader.batches() == sorted(self.history)
+        if self.history:
+            newest = reader.read()
+            wanted, rules = self.history[max(self.history)]
+            assert newest.get_list_state(OFFSETS).get() == wanted
+            assert dict(newest.get_broadcast_state(RULES).items()) == rules
+
+
+TestQueryMachine = QueryMachine.TestCase
