@@ -9,6 +9,7 @@ from pathlib import Path
 import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from spark_statestore.errors import (
@@ -21,6 +22,7 @@ from spark_statestore.errors import (
 )
 from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor, QueryOperatorState
 from spark_statestore.storage import METADATA_FILE_NAME
+from tests.support.effort import EFFORT
 from tests.support.trees import files_below
 
 OFFSETS = ListStateDescriptor("offsets", pa.int64())
@@ -248,3 +250,4 @@ class QueryMachine(RuleBasedStateMachine):
 
 
 TestQueryMachine = QueryMachine.TestCase
+TestQueryMachine.settings = settings(max_examples=40 * EFFORT, stateful_step_count=20)

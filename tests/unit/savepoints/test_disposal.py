@@ -94,7 +94,7 @@ def test_disposal_refuses_a_savepoint_that_others_need(tmp_path: Path) -> None:
 def test_disposal_and_a_concurrent_copy_exclude_each_other() -> None:
     def disposed(at: int | None) -> tuple[str, int]:
         fs = FaultInjectingFileSystem()
-        query = grown(fs.url("checkpoint"))
+        query = grown(fs.url("checkpoint"), operators=SMALL)
         canonical = savepoint(query.url, fs.url("target"))
 
         def take() -> None:
