@@ -162,6 +162,7 @@ def test_command_without_arguments_prints_help() -> None:
     [
         (0, "0 B"),
         (1023, "1023 B"),
+        (1024, "1.0 KiB"),
         (1536, "1.5 KiB"),
         (1 << 60, "1048576.0 TiB"),
     ],

@@ -206,8 +206,9 @@ TWO_ROWS = pa.record_batch([pa.array([[1], [2]], LISTS)], names=["value"]).seria
 
 @pytest.mark.parametrize(
     ("type_", "data"),
-    [(pa.int64(), b"1234567"), (pa.utf8(), b"\xff"), (LISTS, b"abc"), (LISTS, bytes(TWO_ROWS))],
-)
+    [(pa.int64(), b"1234567"), (pa.utf8(), b"\xff"), (pa.date32(), b"12345"), (LISTS, b"abc"),
+     (LISTS, bytes(TWO_ROWS))],
+)  # fmt: skip
 def test_serializer_detects_damaged_bytes(type_: pa.DataType, data: bytes) -> None:
     with pytest.raises(Exception, match=r"."):
         ArrowSerializer(type_).deserialize(data)
