@@ -436,13 +436,3 @@ def test_state_of_another_provider_is_rejected_unchanged(
     assert "was written by another state store provider: its files there are 1.delta" in message
     assert "providerClass back" in message
     assert files_below(tmp_path) == before
-
-
-@pytest.mark.slow
-def test_query_keeps_the_provider_of_its_first_batch(spark: Any, tmp_path: Path) -> None:
-    session = spark.newSession()
-    session.conf.set(PROVIDER, SPARKS)
-    run_to(session, tmp_path, 1)
-    query = run_to(spark.newSession(), tmp_path, 3)
-    assert "checkpointCommitStoreTimeUs" not in query.lastProgress.stateOperators[0].customMetrics
-    assert not list(tmp_path.rglob("chk-*"))
