@@ -19,7 +19,7 @@ STORAGE = OPTION_PREFIX + "storage"
 def main():
     asked = json.loads(sys.argv[1])
     checkpoint = asked["checkpoint"]
-    spark = spark_statestore.configure(cluster_builder()).getOrCreate()
+    spark = spark_statestore.configure(cluster_builder()).config("spark.plugins", "").getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     session = spark.newSession()
     session.conf.set(STORAGE, "memory")
