@@ -179,7 +179,7 @@ def starts() -> Iterator[Any]:
             yield pytest.param(name, provider, checkpoint_format, marks=marks, id=about)
 
 
-@pytest.mark.parametrize(("name", "provider", "checkpoint_format"), starts())
+@pytest.mark.parametrize(("name", "provider", "checkpoint_format"), list(starts()))
 def test_query_continues_after_its_conversion_and_back(
     spark: Any, tmp_path: Path, name: str, provider: str, checkpoint_format: int
 ) -> None:
