@@ -153,7 +153,7 @@ _HANDED_OVER: Final = (
         (
             f"{_TESTS}/test_driver_checks.py",
             "-k",
-            "sink_rejects_a_store_option and checkpointsdir and nowhere",
+            "sink_rejects_a_store_option and checkpointsdir",
         ),
         "An option of the store that is given to a sink fails the query, instead of being ignored.",
     ),
@@ -312,7 +312,7 @@ _SCHEMAS: Final = (
         f"{_SHIM}/convert/StateConversion.scala",
         "if (family.hasLists) target.merge(pair.key, pair.value, family.name)",
         "if (family.isOrdered && family.hasLists) target.merge(pair.key, pair.value, family.name)",
-        (f"{_TESTS}/test_conversion.py", "-k", "from_rocksdb_and_back and Scala and timers"),
+        (f"{_TESTS}/test_conversion.py", "-k", "conversion_and_back and Scala and timers"),
         "A conversion copies every value of a list.",
     ),
     Mutant(
