@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,26 +67,6 @@ def every_join(stream: Any) -> Any:
     )
 
 
-def make(
-    spark: Any,
-    directory: Path,
-    provider: str,
-    state_format: int,
-    checkpoint_format: int,
-    build: Any = every_join,
-) -> Query:
-    return Query(
-        spark,
-        directory,
-        build,
-        "append",
-        events.SCHEMA,
-        provider=provider,
-        checkpoint_format=checkpoint_format,
-        confs={JOIN_FORMAT: str(state_format)},
-    )
-
-
 def life_of(query: Query) -> Life:
     """Return output, an older state and the last one, and Spark's metadata of the operators."""
     made = events.batches(3, rows=40)
@@ -106,22 +85,21 @@ def without_chance(state: Counter[str]) -> Counter[str]:
     return Counter(times.sub("", row) for row in rows)
 
 
-format_3 = since("4.1", "joins of state format 3")
-format_4 = since("4.3", "joins of state format 4")
-
-
 # With another Spark, joins of its newest format.
 @pytest.mark.parametrize(
     ("state_format", "checkpoint_format"),
     [
         pytest.param(2, 1, marks=[pytest.mark.spark] * (NEWEST_JOIN_FORMAT == 2)),
-        pytest.param(4, 2, marks=[pytest.mark.spark, format_4]),
+        pytest.param(4, 2, marks=[pytest.mark.spark, since("4.3", "joins of state format 4")]),
         pytest.param(
-            3, 2, marks=[pytest.mark.spark, format_3, *[pytest.mark.soak] * (NEWEST_JOIN_FORMAT > 3)]
+            3,
+            2,
+            marks=[
+                pytest.mark.spark,
+                since("4.1", "joins of state format 3"),
+                *[pytest.mark.soak] * (NEWEST_JOIN_FORMAT > 3),
+            ],
         ),
-        pytest.param(2, 2, marks=[pytest.mark.soak, since("4.1", "data source of checkpoint format v2")]),
-        pytest.param(3, 1, marks=[pytest.mark.soak, format_3]),
-        pytest.param(4, 1, marks=[pytest.mark.soak, format_4]),
     ],
 )
 def test_join_output_equals_sparks_store(
@@ -132,8 +110,17 @@ def test_join_output_equals_sparks_store(
     checkpoint_format: int,
 ) -> None:
     def live(provider: str, checkpoint_format: int) -> Life:
-        directory = tmp_path_factory.mktemp("joins")
-        return life_of(make(spark, directory, provider, state_format, checkpoint_format))
+        query = Query(
+            spark,
+            tmp_path_factory.mktemp("joins"),
+            every_join,
+            "append",
+            events.SCHEMA,
+            provider=provider,
+            checkpoint_format=checkpoint_format,
+            confs={JOIN_FORMAT: str(state_format)},
+        )
+        return life_of(query)
 
     sparks_store, sparks_format, our_store = STORES[state_format]
     ours = live(our_store, checkpoint_format)
@@ -144,26 +131,3 @@ def test_join_output_equals_sparks_store(
     assert newest
     assert [any(f"{kind}=Row(" in row for row in rows) for kind in kinds] == [True] * len(kinds)
     recordings.compare(f"state format {state_format}", ours, lambda: live(sparks_store, sparks_format))
-
-
-# Spark 4.3 cannot write the schemas of an inner join's state in this format, and refuses outer joins.
-REFUSALS = {
-    "inner": "Unsupported schema writer version: 1",
-    "left": "with state format version 1 - correctness issue",
-}
-
-
-@pytest.mark.parametrize("provider", [SPARKS, OURS])
-@pytest.mark.parametrize("how", REFUSALS)
-def test_join_with_state_format_1_is_rejected_on_any_store(
-    spark: Any, tmp_path: Path, provider: str, how: str
-) -> None:
-    from pyspark.errors import StreamingQueryException
-
-    def build(stream: Any) -> Any:
-        return join(stream.withWatermark("ts", WATERMARK), how, f"left_k = right_k and {NEAR}")
-
-    query = make(spark, tmp_path, provider, 1, 1, build)
-    query.feed(events.batches(1)[0])
-    with pytest.raises(StreamingQueryException, match=REFUSALS[how]):
-        query.run()

@@ -64,10 +64,8 @@ def rows(keys: range, text: str = "") -> Rows:
     return [{"k": key, "text": f"{key:08}{text}"} for key in keys]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["format 1", "format 2"])
-def operator(
-    spark: Any, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
-) -> list[dict[str, Any]]:
+@pytest.fixture(scope="module")
+def operator(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the progress of the stateful operator in each batch."""
     query = Query(
         spark,
@@ -75,7 +73,7 @@ def operator(
         latest,
         "update",
         SCHEMA,
-        checkpoint_format=request.param,
+        checkpoint_format=2,
         confs={
             **BY_TASK,
             STATE_STORE + "minDeltasForSnapshot": str(INTERVAL),
@@ -220,13 +218,3 @@ def test_time_and_memory_metrics_are_set(operator: list[dict[str, Any]]) -> None
     assert max(times) < 60_000_000
     assert all(5 << 20 < memory < 2 << 30 for memory in series(operator, "backendMemoryBytes"))
     assert sum(series(operator, "backendRestarts")) == 0
-
-
-def test_rewriting_the_same_rows_compacts_the_table(spark: Any, tmp_path: Path) -> None:
-    query = Query(spark, tmp_path, latest, "update", SCHEMA)
-    run_with_restarts(query, [[rows(range(200), str(n) * 2000) for n in range(5)]])
-    operator = [progress["stateOperators"][0] for progress in query.progress]
-    assert sum(series(operator, "stateTableCompactions")) > 0
-    # Live rows, and at most slightly more than as many dead ones.
-    assert operator[-1]["memoryUsedBytes"] < 200 * 2000 * 4
-    assert operator[-1]["numRowsTotal"] == 200
