@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tests.spark.queries import OURS_FOR_JOINS, STATE_STORE, Query, Rows, run_with_restarts
+from tests.spark.queries import JOIN_FORMAT, STATE_STORE, Query, Rows, run_with_restarts
 
 pytestmark = pytest.mark.slow
 
@@ -167,10 +167,7 @@ def test_chain_length_and_snapshot_age_are_maxima_over_partitions(spark: Any, tm
     assert shown["versions since the last full snapshot, maximum over partitions"] == "3"
 
 
-@pytest.mark.parametrize("join_format", [2, 3])
-def test_chain_length_of_a_join_is_the_maximum_over_its_stores(
-    spark: Any, tmp_path: Path, join_format: int
-) -> None:
+def test_chain_length_of_a_join_is_the_maximum_over_its_stores(spark: Any, tmp_path: Path) -> None:
     from pyspark.sql import functions as F
 
     def joined(stream: Any) -> Any:
@@ -184,12 +181,8 @@ def test_chain_length_of_a_join_is_the_maximum_over_its_stores(
         joined,
         "append",
         SCHEMA,
-        provider=OURS_FOR_JOINS,
-        confs={
-            **BY_TASK,
-            STATE_STORE + "minDeltasForSnapshot": "100",
-            "spark.sql.streaming.join.stateFormatVersion": str(join_format),
-        },
+        # Each side has two stores of its own in this format.
+        confs=BY_TASK | {STATE_STORE + "minDeltasForSnapshot": "100", JOIN_FORMAT: "2"},
     )
     # The left side alone grows.
     batches = [rows(range(50)) + rows(range(1000, 1050)), rows(range(50, 100)), rows(range(100, 150))]

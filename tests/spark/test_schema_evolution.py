@@ -47,14 +47,14 @@ def in_python(*schemas: Any, ttl: int | None = None) -> Build:
     return build
 
 
-def in_scala(*schemas: str, ttl: int | None = None) -> Build:
+def in_scala(*schemas: str) -> Build:
     def build(stream: Any, run: int) -> Any:
         from pyspark.sql import DataFrame
 
         session = stream.sparkSession
         processors = session._jvm.org.apache.spark.sql.statestore.transform.EvolvingProcessors
         steps = stream.select("k", "seq", "op", "n", "v")
-        return DataFrame(processors.evolving(steps._jdf, schemas[run], ttl or 0), session)
+        return DataFrame(processors.evolving(steps._jdf, schemas[run], 0), session)
 
     return build
 
@@ -78,13 +78,9 @@ def query_of(
 @pytest.mark.parametrize(
     ("build", "checkpoint_format"),
     [
-        pytest.param(in_python(NARROW, WIDE, SHORT), 1, id="python", marks=pytest.mark.slow),
-        pytest.param(in_python(NARROW, WIDE, SHORT, ttl=DAY), 2, id="python, TTL", marks=pytest.mark.slow),
+        pytest.param(in_python(NARROW, WIDE, SHORT, ttl=DAY), 1, id="python, TTL", marks=pytest.mark.slow),
         pytest.param(
             in_scala("narrow", "wide", "short"), 2, id="scala", marks=[pytest.mark.first, pytest.mark.spark]
-        ),
-        pytest.param(
-            in_scala("narrow", "wide", "short", ttl=DAY), 1, id="scala, TTL", marks=pytest.mark.slow
         ),
     ],
 )
@@ -150,7 +146,7 @@ def test_data_source_reads_each_batch_with_its_own_schema(
         expected = Counter(map(repr, state_of(theirs, **options)))
         assert Counter(map(repr, state_of(ours, **options))) == expected, batch
         columns.append(next(iter(expected)))
-        for start in range(batch + 1):
+        for start in {0, max(0, batch - 1)}:
             found: Counter[str] = Counter()
             for partition in (0, 1):
                 replayed = {"snapshotStartBatchId": start, "snapshotPartitionId": partition}
@@ -164,7 +160,7 @@ def test_data_source_reads_each_batch_with_its_own_schema(
 def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
     evolved: list[ProcessorQuery], variable: str
 ) -> None:
-    for limits in ({}, {"changeEndBatchId": 1}, {"changeEndBatchId": 3}):
+    for limits in ({}, {"changeEndBatchId": 1}):
         options = {"stateVarName": variable, "readChangeFeed": "true", "changeStartBatchId": 0, **limits}
         ours, theirs = (states_of(state_of(query, **options)) for query in evolved)
         assert ours == theirs
@@ -174,11 +170,7 @@ def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "checkpoint_format"),
-    [
-        pytest.param(kind, checkpoint_format, marks=[pytest.mark.soak] * ((number + checkpoint_format) % 2))
-        for number, kind in enumerate(["task fails", "batch repeated", "former code"], 1)
-        for checkpoint_format in (1, 2)
-    ],
+    [("task fails", 1), ("batch repeated", 2), ("former code", 1)],
 )
 def test_interrupted_evolution_changes_no_result(
     spark: Any, tmp_path: Path, recordings: Recordings, kind: str, checkpoint_format: int

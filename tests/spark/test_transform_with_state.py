@@ -120,25 +120,15 @@ CASES = {
         parts=(2, 1, 2),
         confs=NO_EMPTY_BATCHES,
     ),
-    "timers by event time, in two batches": Case(
+    "timers by event time and initial state, in Scala": Case(
         in_scala(["one,many,named"] * 2, [""] * 2, [0] * 2, "eventTime", "update"),
         checkpoint_format=2,
         mode="update",
         timers=BY_EVENTS,
         parts=(1, 1),
     ),
-    "timers by event time and initial state, in Scala": Case(
-        in_scala(["one,many,named"] * 2, [""] * 2, [0] * 2, "eventTime", "update"),
-        checkpoint_format=2,
-        mode="update",
-        timers=BY_EVENTS,
-        large=True,
-        parts=(3, 2),
-    ),
 }
 
-
-IN_FIRST_TIER = "timers by event time, in two batches"
 
 IN_ROWS = {"timers by event time, then another one", "variables that go and come"}
 
@@ -148,7 +138,7 @@ NOT_WITH_EVERY_SPARK = "timers by event time, then another one"
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
     return [
-        *[pytest.mark.first] * (name == IN_FIRST_TIER),
+        *[pytest.mark.first] * (name == "timers by event time and initial state, in Scala"),
         *[pytest.mark.spark] * (name != NOT_WITH_EVERY_SPARK),
         *[since("4.1", "transformWithState by rows in Python")] * (name in IN_ROWS),
     ]

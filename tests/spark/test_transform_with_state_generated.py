@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,22 +10,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, note, settings
 
-from tests.spark.inputs import TYPES
+from tests.spark.inputs import TYPES, Input
 from tests.spark.processors import OUTPUT, Interpreter
 from tests.spark.processors_query import CHANGES, ROCKS, ProcessorQuery, life_of
-from tests.spark.queries import OURS, Rows
+from tests.spark.queries import OURS
 from tests.support.effort import EFFORT
 
 # PySpark 4.3 cannot read the schema of a grouping key that has an array in it, on any store.
 KEY_TYPES = [(type_, values) for type_, values in TYPES if "list" not in str(type_)]
-
-
-# Too long to be printed; Hypothesis prints the seed.
-@dataclass(repr=False)
-class Input:
-    schema: pa.Schema
-    parts: list[list[Rows]]
-    checkpoint_format: int
 
 
 @st.composite
