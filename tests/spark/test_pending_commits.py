@@ -65,23 +65,6 @@ def read(provider: Provider, version: int) -> dict[Row, Row]:
     return rows
 
 
-def test_barrier_makes_commits_durable(
-    spark: Any, executor: Provider, slow: SlowStorage, tmp_path: Path
-) -> None:
-    for version in range(3):
-        begin(executor, version, {A: value(version)}).commit()
-        executor.barrier()
-        assert read(instance(spark, slow, tmp_path), version + 1) == {A: value(version)}
-
-
-def test_barrier_fails_with_a_commit_of_the_batch(executor: Provider, slow: SlowStorage) -> None:
-    with slow.hanging("write", "/0/0/"):
-        # A small one would be sent again by itself.
-        begin(executor, 0, {A: value(1, LARGE)}).commit()
-        with pytest.raises(Py4JJavaError, match="storage did not answer within 2 s"):
-            executor.barrier()
-
-
 def test_batch_without_a_barrier_is_refused(
     spark: Any, executor: Provider, slow: SlowStorage, tmp_path: Path
 ) -> None:

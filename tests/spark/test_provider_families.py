@@ -77,33 +77,6 @@ def test_removed_family_stays_removed(instance: Open) -> None:
     assert store.rows("maps") == [(A, value(1))]
 
 
-@ours_alone
-def test_run_has_all_rows_of_a_family_that_was_created_again(instance: Open) -> None:
-    # So much other data that the base stays, and the changes since are merged into a run.
-    options = {"backend__compression": "none", "backend__snapshotInterval": "2"}
-    provider = instance(**options)
-    store = created(provider.open(0), MAPS)
-    for i in range(4):
-        store.put(("filling", i), value(i, 120_000))
-        store.put(("a", i), value(i, 1_000), "maps")
-    store.commit()
-    for version in range(1, 6):
-        store = created(provider.open(version), MAPS)
-        if version == 3:
-            assert store.remove_family("maps")
-            created(store, MAPS)
-        store.put(("b", version), value(version), "maps")
-        store.commit()
-    provider.snapshot()
-    store = created(provider.open(6), MAPS)
-    store.put(("b", 6), value(6), "maps")
-    store.commit()
-    # Without the run there would be the base and six deltas.
-    assert store.metrics["checkpointMaxChainLength"] == 4
-    found = created(instance(**options).open(7), MAPS).rows("maps")
-    assert sorted(numbers(found)) == [3, 4, 5, 6]
-
-
 def test_abort_restores_families_and_rows(instance: Open) -> None:
     provider = instance()
     hidden = Family("$hidden", internal=True)

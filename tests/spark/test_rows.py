@@ -212,7 +212,6 @@ def assert_read_alike(query: Query, options: Mapping[str, Any], **read: Any) -> 
     ("checkpoint_format", "join_format", "stores"),
     [
         (1, "2", ["keyToNumValues", "keyWithIndexToValue"]),
-        pytest.param(1, "3", ["keyToNumValues", "keyWithIndexToValue"], marks=pytest.mark.soak),
         (2, "4", ["keyWithTsToValues", "tsWithKey"]),
     ],
 )

@@ -16,7 +16,7 @@ from tests.spark.golden import Recordings
 from tests.spark.processors import DAY, OUTPUT
 from tests.spark.processors_query import NO_EMPTY_BATCHES, ROCKS, SCHEMA, Build, Life, ProcessorQuery, life_of
 from tests.spark.queries import OURS, STATE_STORE, Rows, configured, unload_all
-from tests.spark.test_state_data_source_variables import states_of
+from tests.spark.test_state_data_source_variables import changes_of, states_of
 from tests.support.spark_versions import NEWEST_READABLE_FORMAT
 
 CONFS = NO_EMPTY_BATCHES | {STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true"}
@@ -162,7 +162,7 @@ def test_change_feed_over_evolutions_leads_to_the_states_of_rocksdb(
 ) -> None:
     for limits in ({}, {"changeEndBatchId": 1}):
         options = {"stateVarName": variable, "readChangeFeed": "true", "changeStartBatchId": 0, **limits}
-        ours, theirs = (states_of(state_of(query, **options)) for query in evolved)
+        ours, theirs = (states_of(changes_of(state_of(query, **options))) for query in evolved)
         assert ours == theirs
         assert all(ours)
 

@@ -137,13 +137,6 @@ def test_attempt_elsewhere_replaces_that_of_a_task_that_failed_after_its_commit(
     assert read(instance(), 3, third) == {A: value(1), B: value(2), ("c", 1): value(3)}
 
 
-def test_uncommitted_batch_is_committed_again_by_another_instance(instance: Open, tmp_path: Path) -> None:
-    first = batch(tmp_path, instance(), 0, None, {A: value(1)})
-    begin(instance(), 1, first, {B: value(0, "failed")}).commit()
-    second = batch(tmp_path, instance(), 1, first, {B: value(2)})
-    assert read(instance(), 2, second) == {A: value(1), B: value(2)}
-
-
 def test_maintenance_of_a_zombie_keeps_versions_after_a_rollback(instance: Open, tmp_path: Path) -> None:
     # So that changes are in separate files, and metadata can be deleted.
     files = {"backend__compression": "none"}
