@@ -322,9 +322,6 @@ class Store(Operations):
     def iterator(self) -> RowIterator:
         return self.open_iterator("all")
 
-    def prefix_iterator(self, *prefix: Any) -> RowIterator:
-        return self.open_iterator("prefix", prefix)
-
     @property
     def has_committed(self) -> bool:
         return self._do(_as_is, "hasCommitted")
@@ -398,10 +395,6 @@ class RowIterator:
 
     def next(self) -> Any:
         return next(iter(self.take(1)), None)
-
-    def next_removed(self) -> Any:
-        """Return the next row, read after its key was removed from the store."""
-        return next(iter(self.take_removed(1)), None)
 
     def seek(self, *prefix: Any) -> None:
         """Make a reusable iterator see all writes, and seek the first key that is not below the prefix."""

@@ -208,11 +208,8 @@ def test_rollback_covers_all_sources(spark: Any, tmp_path: Path) -> None:
 
 
 def test_rollback_restores_removed_state_variables(spark: Any, tmp_path: Path) -> None:
-    run = 0
     build = in_scala(["one,many", "one"], ["", "many"], [0, 0], "eventTime", "update")
-    query = ProcessorQuery(
-        spark, tmp_path, lambda stream: build(stream, run), "update", PROCESSED, confs=NO_EMPTY_BATCHES
-    )
+    query = ProcessorQuery(spark, tmp_path, build, "update", PROCESSED, confs=NO_EMPTY_BATCHES)
     first, second = batches(2, rows=12)
     query.feed(first)
     query.run()
@@ -221,10 +218,10 @@ def test_rollback_restores_removed_state_variables(spark: Any, tmp_path: Path) -
     query.feed(second)
     outputs = twin.run()
 
-    run = 1
+    query.number = 1
     assert query.run() != outputs
     rollback(str(query.checkpoint), 0, stopped=True)
-    run = 0
+    query.number = 0
     assert query.run() == outputs
     assert query.state() == twin.state()
     assert contents(query) == contents(twin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -60,16 +60,10 @@ def in_scala(*schemas: str) -> Build:
 
 
 def query_of(
-    spark: Any, directory: Path, build: Build, run: Callable[[], int], provider: str = OURS, **options: Any
+    spark: Any, directory: Path, build: Build, provider: str = OURS, **options: Any
 ) -> ProcessorQuery:
     query = ProcessorQuery(
-        spark,
-        directory,
-        lambda stream: build(stream, run()),
-        "update",
-        SCHEMA,
-        provider=provider,
-        **{"confs": AVRO} | options,
+        spark, directory, build, "update", SCHEMA, provider=provider, **{"confs": AVRO} | options
     )
     query.keeps_clock = True
     return query
@@ -93,12 +87,8 @@ def test_output_and_state_equal_rocksdb(
     checkpoint_format: int,
 ) -> None:
     def live(provider: str, checkpoint_format: int) -> Life:
-        def make(run: Callable[[], int]) -> ProcessorQuery:
-            return query_of(
-                spark, tmp_path / provider, build, run, provider, checkpoint_format=checkpoint_format
-            )
-
-        return life_of(make, PARTS)
+        query = query_of(spark, tmp_path / provider, build, provider, checkpoint_format=checkpoint_format)
+        return life_of(query, PARTS)
 
     ours = live(OURS, min(checkpoint_format, NEWEST_READABLE_FORMAT))
     assert [number for output in ours[0] for number, _ in output] == [0, 1, 2, 3, 4]
@@ -111,16 +101,9 @@ def evolved(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[li
     build = in_scala("narrow", "wide", "short")
     made = []
     for provider in (OURS, ROCKS):
-        run = 0
-        query = query_of(
-            spark,
-            tmp_path_factory.mktemp("evolved"),
-            build,
-            lambda: run,  # noqa: B023
-            provider,
-            checkpoint_format=2,
-        )
-        for run, part in enumerate(PARTS):  # noqa: B007
+        query = query_of(spark, tmp_path_factory.mktemp("evolved"), build, provider, checkpoint_format=2)
+        for number, part in enumerate(PARTS):
+            query.number = number
             query.feed(*part)
             query.run()
         made.append(query)
@@ -178,13 +161,12 @@ def test_interrupted_evolution_changes_no_result(
     from pyspark.errors import StreamingQueryException
 
     def live(directory: Path, provider: str, *, interrupted: bool) -> Any:
-        run = 0
         options = {"checkpoint_format": checkpoint_format if provider == OURS else 1}
         build = in_python(NARROW, LONGER if kind == "former code" else WIDE)
-        query = query_of(spark, directory, build, lambda: run, provider, **options)
+        query = query_of(spark, directory, build, provider, **options)
         query.feed(rows(0, "abcdef"))
         query.run()
-        run = 1
+        query.number = 1
         second = rows(1, "bce")
         marker = directory / "failed"
         if not interrupted:
@@ -204,10 +186,10 @@ def test_interrupted_evolution_changes_no_result(
             elif kind == "former code":
                 query.run()
                 query.forget_newest_commit()
-                run = 0
+                query.number = 0
                 query.run()
                 query.forget_newest_commit()
-                run = 1
+                query.number = 1
         outputs += query.run()
         query.feed(rows(2, "ad"))
         outputs += query.run()
@@ -222,17 +204,16 @@ def test_incompatible_schema_is_rejected_as_on_rocksdb(spark: Any, tmp_path: Pat
     from pyspark.errors import StreamingQueryException
 
     for provider in (ROCKS, OURS):
-        run = 0
         build = in_scala("wide", "narrow")
-        query = query_of(spark, tmp_path / provider, build, lambda: run, provider)  # noqa: B023
+        query = query_of(spark, tmp_path / provider, build, provider)
         query.feed(rows(0, "abc"))
         query.run()
         before = query.state()
-        run = 1
+        query.number = 1
         query.feed(rows(1, "a"))
         with pytest.raises(StreamingQueryException, match="STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION"):
             query.run()
-        run = 0
+        query.number = 0
         assert query.state() == before
         assert [number for number, _ in query.run()] == [1]
 
@@ -242,12 +223,11 @@ def test_query_without_avro_keeps_its_schema(spark: Any, tmp_path: Path) -> None
     from pyspark.errors import StreamingQueryException
 
     for provider in (ROCKS, OURS):
-        run = 0
         build = in_scala("narrow", "wide")
-        query = query_of(spark, tmp_path / provider, build, lambda: run, provider, confs=CONFS)  # noqa: B023
+        query = query_of(spark, tmp_path / provider, build, provider, confs=CONFS)
         query.feed(rows(0, "abc"))
         query.run()
-        run = 1
+        query.number = 1
         query.feed(rows(1, "a"))
         query._confs = query._confs | AVRO
         with pytest.raises(StreamingQueryException, match="STATE_STORE_VALUE_SCHEMA_NOT_COMPATIBLE"):
@@ -289,15 +269,14 @@ def test_state_of_each_batch_is_read_and_copied_with_its_schema(
 
 @pytest.mark.slow
 def test_savepoint_before_an_evolution_is_evolved_later(spark: Any, tmp_path: Path) -> None:
-    run = 0
-    original = query_of(spark, tmp_path / "original", in_scala("narrow", "wide"), lambda: run)
+    original = query_of(spark, tmp_path / "original", in_scala("narrow", "wide"))
     original.feed(rows(0, "abcd"))
     original.run()
     taken = spark_statestore.savepoint(str(original.checkpoint), str(tmp_path / "savepoints"))
+    original.number = 1
     restored = copy(original)
     restored.checkpoint = tmp_path / "restored"
     spark_statestore.restore(taken, str(restored.checkpoint))
-    run = 1
     original.feed(rows(1, "a"), rows(2, "bc"))
     found = [(query.run(), query.state()) for query in (original, restored)]
     assert len(found[0][0]) == 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -154,21 +154,18 @@ def test_transform_with_state_output_and_state_equal_rocksdb(
     parts = [[next(made) for _ in range(count)] for count in case.parts]
 
     def live(directory: Path, provider: str, checkpoint_format: int) -> Life:
-        def make(run: Callable[[], int]) -> ProcessorQuery:
-            query = ProcessorQuery(
-                spark,
-                directory,
-                lambda stream: case.build(stream, run()),
-                case.mode,
-                SCHEMA,
-                provider=provider,
-                checkpoint_format=checkpoint_format,
-                confs=case.confs,
-            )
-            query.keeps_clock = case.keeps_clock
-            return query
-
-        return life_of(make, parts)
+        query = ProcessorQuery(
+            spark,
+            directory,
+            case.build,
+            case.mode,
+            SCHEMA,
+            provider=provider,
+            checkpoint_format=checkpoint_format,
+            confs=case.confs,
+        )
+        query.keeps_clock = case.keeps_clock
+        return life_of(query, parts)
 
     checkpoint_format = min(case.checkpoint_format, NEWEST_READABLE_FORMAT)
     ours = live(tmp_path / "ours", OURS, checkpoint_format)

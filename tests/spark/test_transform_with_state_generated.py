@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import hypothesis.strategies as st
@@ -40,7 +39,7 @@ def inputs(draw: st.DrawFn) -> Input:
     return Input(pa.schema(fields), parts, draw(st.sampled_from([1, 2])))
 
 
-def interpreted(stream: Any) -> Any:
+def interpreted(stream: Any, run: int) -> Any:
     from pyspark.sql import functions as F
 
     keys = [name for name in stream.columns if name[0] == "k"]
@@ -60,18 +59,16 @@ def test_transform_with_state_of_every_type_equals_rocksdb(
         note(str(given_.schema))
 
         def live(provider: str, checkpoint_format: int) -> Any:
-            def make(_: Callable[[], int]) -> ProcessorQuery:
-                return ProcessorQuery(
-                    spark,
-                    tmp_path_factory.mktemp("generated"),
-                    interpreted,
-                    "update",
-                    given_.schema,
-                    provider=provider,
-                    checkpoint_format=checkpoint_format,
-                )
-
-            return life_of(make, given_.parts)
+            query = ProcessorQuery(
+                spark,
+                tmp_path_factory.mktemp("generated"),
+                interpreted,
+                "update",
+                given_.schema,
+                provider=provider,
+                checkpoint_format=checkpoint_format,
+            )
+            return life_of(query, given_.parts)
 
         assert live(OURS, given_.checkpoint_format) == live(ROCKS, 1)
 

@@ -46,7 +46,7 @@ def make(session: Any, directory: Path, build: Build, provider: str = OURS, **co
     return ProcessorQuery(
         session,
         directory,
-        lambda stream: build(stream, 0),
+        build,
         "update",
         SCHEMA,
         provider=provider,
