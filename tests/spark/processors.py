@@ -173,3 +173,41 @@ class TimedInterpreter(Interpreter):
     def _output(self, key: Any, event: str, content: Any, times: Any) -> Any:
         at = datetime.fromtimestamp(times.getCurrentWatermarkInMs() / 1000 + 1, UTC)
         return Row(**super()._output(key, event, content, times).asDict(), at=at)
+
+
+class Rebuilt(StatefulProcessor):
+    """Keeps the values of its rows in its current variables.
+
+    Parameters
+    ----------
+    has
+        Names of its variables: of "total", "seen" and "named".
+    gone
+        Names of its former variables.
+    """
+
+    def __init__(self, has: set[str], gone: set[str]) -> None:
+        self._has = has
+        self._gone = gone
+
+    def init(self, handle: Any) -> None:
+        for name in sorted(self._gone):
+            handle.deleteIfExists(name)
+        self.total = handle.getValueState("total", "n bigint") if "total" in self._has else None
+        self.seen = handle.getListState("seen", "v string", DAY) if "seen" in self._has else None
+        self.named = handle.getMapState("named", "v string", "n bigint") if "named" in self._has else None
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        for row in sorted(rows, key=lambda row: row.seq):
+            if self.total is not None:
+                self.total.update(((self.total.get() or (0,))[0] + row.n,))
+            if self.seen is not None:
+                self.seen.appendValue((row.v,))
+            if self.named is not None:
+                self.named.updateValue((row.v,), (row.n,))
+        content = {
+            "total": self.total and self.total.get(),
+            "seen": self.seen and list(self.seen.get()),
+            "named": self.named and sorted(map(repr, self.named.iterator())),
+        }
+        yield Row(k=repr(key), event="rows", content=repr(content))

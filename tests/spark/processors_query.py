@@ -89,10 +89,11 @@ class ProcessorQuery(Query):
         return CLOCK.sub(r"\1", repr(columns)) if self.keeps_clock else repr(columns)
 
 
-def batches(count: int, timers: Sequence[int] = (), rows: int = 30) -> list[Rows]:
+def batches(count: int, timers: Sequence[int] = (), rows: int = 30, *, large: bool = False) -> list[Rows]:
     """Generate input for an `Interpreter`, in batches ten minutes apart.
 
-    `timers` are milliseconds from now, or from the start of event time.
+    `timers` are milliseconds from now, or from the start of event time. With `large` some values
+    of the first batch have a megabyte.
     """
     chosen = random.Random(6)
     ops = CHANGES + ["timer", "timer", "timer", "no_timer"] * bool(timers)
@@ -111,7 +112,11 @@ def batches(count: int, timers: Sequence[int] = (), rows: int = 30) -> list[Rows
             + timedelta(minutes=10 * number + chosen.randrange(10) - chosen.choice([0, 0, 0, 0, 20])),
         }
 
-    return [[row(number, seq) for seq in range(rows)] for number in range(count)]
+    made = [[row(number, seq) for seq in range(rows)] for number in range(count)]
+    if large:
+        changed = [row(0, rows) | {"k": "large", "op": op} for op in ("set", "append", "put")]
+        made[0] += [change | {"v": "x" * 2**20} for change in changed]
+    return made
 
 
 Life = tuple[list[Output], list[list[list[int]]], Counter[str]]

@@ -86,21 +86,22 @@ def without_chance(state: Counter[str]) -> Counter[str]:
     return Counter(times.sub("", row) for row in rows)
 
 
+format_3 = since("4.1", "joins of state format 3")
+format_4 = since("4.3", "joins of state format 4")
+
+
 # With another Spark, joins of its newest format.
 @pytest.mark.parametrize(
     ("state_format", "checkpoint_format"),
     [
         pytest.param(2, 1, marks=[pytest.mark.spark] * (NEWEST_JOIN_FORMAT == 2)),
-        pytest.param(4, 2, marks=[pytest.mark.spark, since("4.3", "joins of state format 4")]),
+        pytest.param(4, 2, marks=[pytest.mark.spark, format_4]),
         pytest.param(
-            3,
-            2,
-            marks=[
-                pytest.mark.spark,
-                since("4.1", "joins of state format 3"),
-                *[pytest.mark.soak] * (NEWEST_JOIN_FORMAT > 3),
-            ],
+            3, 2, marks=[pytest.mark.spark, format_3, *[pytest.mark.soak] * (NEWEST_JOIN_FORMAT > 3)]
         ),
+        pytest.param(2, 2, marks=[pytest.mark.soak, since("4.1", "data source of checkpoint format v2")]),
+        pytest.param(3, 1, marks=[pytest.mark.soak, format_3]),
+        pytest.param(4, 1, marks=[pytest.mark.soak, format_4]),
     ],
 )
 def test_join_output_equals_sparks_store(

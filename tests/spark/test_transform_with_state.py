@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.spark.golden import Recordings
-from tests.spark.processors import DAY, OUTPUT, Interpreter, TimedInterpreter
+from tests.spark.processors import DAY, OUTPUT, Interpreter, Rebuilt, TimedInterpreter
 from tests.spark.processors_query import (
     NO_EMPTY_BATCHES,
     ROCKS,
@@ -35,6 +35,7 @@ class Case:
     mode: str = "append"
     keeps_clock: bool = False
     timers: Sequence[int] = ()
+    large: bool = False
     # Batches in each run.
     parts: Sequence[int] = (2, 1)
     confs: Mapping[str, str] = field(default_factory=dict)
@@ -73,6 +74,15 @@ def chained(stream: Any, run: int) -> Any:
     )
 
 
+def rebuilt(stream: Any, run: int) -> Any:
+    has, gone = [
+        ({"total", "seen"}, set()),
+        ({"total", "named"}, {"seen", "never there"}),
+        ({"total", "named", "seen"}, set()),
+    ][run]
+    return stream.groupBy("k").transformWithState(Rebuilt(has, gone), OUTPUT, "update", "processingTime")
+
+
 BY_THE_CLOCK = [1, 2, 3, DAY, 2 * DAY]
 BY_EVENTS = [number * 400_000 + number % 4 for number in range(8)]
 
@@ -87,6 +97,15 @@ CASES = {
         confs=NO_EMPTY_BATCHES,
     ),
     "timers by event time, then another one": Case(chained, checkpoint_format=1, timers=BY_EVENTS),
+    "variables that go and come": Case(
+        rebuilt,
+        checkpoint_format=2,
+        mode="update",
+        keeps_clock=True,
+        large=True,
+        parts=(1, 1, 1),
+        confs=NO_EMPTY_BATCHES,
+    ),
     "TTL, timers by processing time, initial state, and variables that go and come, in Scala": Case(
         in_scala(
             ["one,many,named", "one,named", "one,many,named"],
@@ -111,22 +130,27 @@ CASES = {
 }
 
 
-MARKS = {
-    # The longest.
-    "timers by event time, then another one": [since("4.1", "transformWithState by rows in Python")],
-    "timers by event time and initial state, in Scala": [pytest.mark.first, pytest.mark.spark],
-}
+IN_ROWS = {"timers by event time, then another one", "variables that go and come"}
+
+# The longest.
+NOT_WITH_EVERY_SPARK = "timers by event time, then another one"
+
+
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    return [
+        *[pytest.mark.first] * (name == "timers by event time and initial state, in Scala"),
+        *[pytest.mark.spark] * (name != NOT_WITH_EVERY_SPARK),
+        *[since("4.1", "transformWithState by rows in Python")] * (name in IN_ROWS),
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=MARKS.get(name, [pytest.mark.spark])) for name in CASES]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
 def test_transform_with_state_output_and_state_equal_rocksdb(
     spark: Any, tmp_path: Path, recordings: Recordings, name: str
 ) -> None:
     case = CASES[name]
-    made = iter(batches(sum(case.parts), case.timers))
+    made = iter(batches(sum(case.parts), case.timers, large=case.large))
     parts = [[next(made) for _ in range(count)] for count in case.parts]
 
     def live(directory: Path, provider: str, checkpoint_format: int) -> Life:
