@@ -6,6 +6,7 @@ repeated.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -128,6 +129,9 @@ OPERATIONS: dict[str, Callable[[Life, Provider], None]] = {
     "a-load": loads,
     "maintenance": maintains,
 }
+SHORT = {("a-large-commit", "1", "false"), ("a-batch-run-again", "2", "false"), ("a-load", "1", "false")}
+"""Cases of every run; the others are for soak."""
+
 KINDS: list[FaultKind] = ["fail", "fail_after", "tear", "kill"]
 
 
@@ -140,14 +144,8 @@ def backend(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> FaultyBacke
 @pytest.mark.parametrize(
     ("operation", "checkpoint_format", "fsync"),
     [
-        ("a-large-commit", "1", "false"),
-        ("a-batch-run-again", "2", "false"),
-        ("a-load", "1", "false"),
-        *(
-            pytest.param(operation, checkpoint_format, "true", marks=pytest.mark.soak)
-            for operation in OPERATIONS
-            for checkpoint_format in ("1", "2")
-        ),
+        pytest.param(*case, marks=[] if case in SHORT else [pytest.mark.soak])
+        for case in itertools.product(OPERATIONS, ("1", "2"), ("false", "true"))
     ],
 )
 def test_commit_is_atomic_under_backend_faults(
