@@ -339,6 +339,22 @@ class Store(Operations):
         return self._do(dict, "metrics")
 
 
+def begin(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> Store:
+    """Open a version for writing, and put rows."""
+    store = provider.open(version, checkpoint_id)
+    for key, row in rows.items():
+        store.put(key, row)
+    return store
+
+
+def read(provider: Provider, version: int, checkpoint_id: str | None = None) -> dict[Row, Row]:
+    """Return the rows of a version."""
+    store = provider.open_read(version, checkpoint_id)
+    rows = dict(store.rows())
+    store.release()
+    return rows
+
+
 class Script(Operations):
     """Operations on one store, sent to it in one call; single calls are ten times slower."""
 

@@ -16,22 +16,18 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import SparkRuntimeException
 
-from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances
+from tests.spark.families import A, B, C, value
+from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances, read
 from tests.support.trees import files_below
 
 pytestmark = pytest.mark.first
 
-A, B, C = ("a", 1), ("b", 1), ("c", 1)
 # Four of them are more than a commit writes as a snapshot; one is not.
 LARGE = 120_000
 
 
 # Without compression the base is so much larger than the changes that only explicit requests write snapshots.
 CHAINING = {"backend__snapshotInterval": "2", "backend__compression": "none"}
-
-
-def value(number: int, text: str | int = "") -> Row:
-    return (number, text)
 
 
 FILLING = {("fill", i): value(i, LARGE) for i in range(4)}
@@ -70,13 +66,6 @@ def change(store: Store, rows: dict[Row, Row | None]) -> None:
             store.remove(key)
         else:
             store.put(key, row)
-
-
-def read(provider: Provider, version: int, checkpoint_id: str | None) -> dict[Row, Row]:
-    store = provider.open_read(version, checkpoint_id)
-    rows = dict(store.rows())
-    store.release()
-    return rows
 
 
 def commit_a_chain(provider: Provider) -> tuple[str | None, str | None]:
