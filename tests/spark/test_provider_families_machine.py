@@ -19,7 +19,6 @@ from spark_statestore.store.metadata import StoreId
 from tests.spark.families_model import (
     FamilyModel,
     column_types,
-    copy_of,
     families_of,
     order_key,
     prefix_of,
@@ -150,8 +149,6 @@ def wants_scan(model: FamilyModel, *scan: Any) -> Check:
 class FamiliesMachine(VersionsMachine):
     """Creates, fills, reads and removes column families in every version of a store."""
 
-    default = Family()
-
     iterators = Bundle("iterators")
 
     def __init__(self) -> None:
@@ -160,15 +157,6 @@ class FamiliesMachine(VersionsMachine):
         self.declared: dict[str, Family] = {}
         # Nor does it count rows deleted by a range.
         self.uncounted = False
-
-    def empty(self) -> dict[str, FamilyModel]:
-        return families_of(self.default)
-
-    def copied(self, content: dict[str, FamilyModel]) -> dict[str, FamilyModel]:
-        return copy_of(content)
-
-    def provider_options(self) -> dict[str, Any]:
-        return {"families": True, "default": self.default}
 
     def number_of_keys(self) -> int | None:
         if self.uncounted and not self.ours:
@@ -316,22 +304,28 @@ class FamiliesMachine(VersionsMachine):
         return Opened(self.store, iterator, model, kind, model.scan(kind, *arguments))
 
     @rule(
-        target=iterators, opened=consumes(iterators), limit=st.sampled_from([1, 2, 99]), remove=st.booleans()
+        target=iterators,
+        opened=consumes(iterators),
+        limit=st.sampled_from([1, 2, 99]),
+        remove=st.booleans(),
+        overwrite=st.booleans(),
     )
-    def step(self, opened: Opened, limit: int, remove: bool) -> Any:
+    def step(self, opened: Opened, limit: int, remove: bool, overwrite: bool) -> Any:
         if opened.store is not self.store:
             # Its store was committed or aborted: it is no longer used.
             opened.iterator.close()
             return multiple()
-        self.advance(opened, limit, remove=remove)
+        self.advance(opened, limit, remove=remove, overwrite=overwrite)
         return opened
 
-    def advance(self, opened: Opened, limit: int, *, remove: bool) -> None:
+    def advance(self, opened: Opened, limit: int, *, remove: bool, overwrite: bool = False) -> None:
         # A removed family has no keys to remove.
         if remove and opened.kind != "values" and self.content.get(opened.model.family.name) is opened.model:
             found = opened.iterator.take_removed(limit)
             for key, _ in found:
                 opened.model.remove(key)
+        elif overwrite and opened.kind != "values":
+            found = opened.iterator.take_overwritten(limit)
         else:
             found = opened.iterator.take(limit)
         opened.check(found, limit)
