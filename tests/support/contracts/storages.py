@@ -26,17 +26,13 @@ class CheckpointStorageTests:
     """The contract of `CheckpointStorage`.
 
     Subclasses override the fixtures ``files`` and ``directory`` and the method `storage_of`.
-
-    Attributes
-    ----------
-    keeps_metadata
-        Whether metadata is published in a file.
-    has_directories
-        Whether the file system has directories without files in them.
     """
 
     keeps_metadata = True
+    """Whether metadata is published in a file."""
+
     has_directories = True
+    """Whether the file system has directories without files in them."""
 
     @pytest.fixture
     def files(self) -> FileSystem:
@@ -109,26 +105,16 @@ class CheckpointStorageTests:
             assert files.read(path) == b"metadata"
             assert handle.stream_state_handle_id == files.url(path)
 
-    def test_metadata_may_be_empty(self, storage: CheckpointStorage) -> None:
-        assert self.content(self.publish(storage.initialize_location_for_checkpoint(1), b"")) == b""
-
-    def test_state_round_trip(self, storage: CheckpointStorage) -> None:
-        location = storage.initialize_location_for_checkpoint(1)
-        for scope, size in itertools.product(CheckpointedStateScope, (1, 50_000)):
-            assert self.content(self.write(location, b"s" * size, scope)) == b"s" * size
-
     def test_resolved_location_writes_to_the_initialized_one(self, storage: CheckpointStorage) -> None:
         location = storage.initialize_location_for_checkpoint(1)
         resolved = storage.resolve_checkpoint_storage_location(1)
-        for scope in CheckpointedStateScope:
-            mine, theirs = (
-                self.write(location, bytes(50_000), scope),
-                self.write(resolved, bytes(50_000), scope),
-            )
-            assert self.content(theirs) == bytes(50_000)
+        for scope, size in itertools.product(CheckpointedStateScope, (1, 50_000)):
+            mine, theirs = (self.write(place, b"s" * size, scope) for place in (location, resolved))
+            assert self.content(mine) == self.content(theirs) == b"s" * size
             if isinstance(mine, FileStateHandle):
                 assert isinstance(theirs, FileStateHandle)
                 assert parent_of(mine.path) == parent_of(theirs.path)
+        assert self.content(self.publish(location, b"")) == b""
 
     def test_metadata_is_invisible_until_published(
         self, storage: CheckpointStorage, stored: Callable[[], list[str]]

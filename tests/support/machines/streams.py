@@ -42,19 +42,8 @@ class _Open:
 class CheckpointStreamMachine(RuleBasedStateMachine):
     """Several streams of one factory are written, finished, read, discarded, in any order.
 
-    Pass a subclass, or a function that makes a machine, to
-    `hypothesis.stateful.run_state_machine_as_test`.
-
-    Parameters
-    ----------
-    factory
-        Opens the streams; states of some megabytes must fit.
-    files
-        The file system that they write to; any if they write to none.
-    directory
-        Directory of everything that they store, and of nothing else.
-    an_empty_write_counts
-        Whether a stream has a handle if nothing but empty pieces was written.
+    States of some megabytes must fit. All that streams store is in `directory` of `files`, and nothing else.
+    With `an_empty_write_counts` a stream has a handle if nothing but empty pieces was written.
     """
 
     def __init__(
@@ -144,7 +133,7 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
             context = HandleContext(self.files, self.directory)
             again = decode_handle(encode_handle(handle, context), context)
             assert isinstance(again, StreamStateHandle)
-            assert again.stream_state_handle_id == handle.stream_state_handle_id
+            assert again == handle
             handle = again
             self.handles[number] = (again, written)
         assert (handle.state_size, handle.checksum) == (len(written), zlib.crc32(written))
