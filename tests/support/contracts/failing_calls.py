@@ -78,15 +78,10 @@ OPERATIONS = {
 
 
 class FailingCallsTests:
-    """Each call of storage fails once, and all are denied; subclasses override the fixtures and `failing`.
-
-    Attributes
-    ----------
-    unaffected
-        Operations that need no call of storage.
-    """
+    """Each call of storage fails once, and all are denied; subclasses override the fixtures and `failing`."""
 
     unaffected: frozenset[str] = frozenset()
+    """Operations that need no call of storage."""
 
     @pytest.fixture
     def files(self) -> FileSystem:

@@ -83,12 +83,7 @@ def connector() -> Path:
 class Broker:
     """A broker that can be stopped and started again, with its topics.
 
-    Parameters
-    ----------
-    home
-        Directory of its jars.
-    directory
-        Directory of its data and log.
+    Its jars are in `home`, its data and log in `directory`.
     """
 
     def __init__(self, home: Path, directory: Path) -> None:
@@ -101,7 +96,8 @@ class Broker:
         self._properties.write_text(
             _PROPERTIES.format(port=self._port, controller_port=free_port(), logs=directory / "data")
         )
-        self._run("kafka.tools.StorageTool", "format", "--standalone", "--cluster-id", self._cluster_id())
+        cluster_id = uuid.uuid4().hex[:22]
+        self._run("kafka.tools.StorageTool", "format", "--standalone", "--cluster-id", cluster_id)
         self.start()
 
     @property
@@ -110,13 +106,7 @@ class Broker:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it unless it runs, and wait until it accepts connections.
-
-        Raises
-        ------
-        RuntimeError
-            If it ends early, or is not ready in time; with the end of its log.
-        """
+        """Start it unless it runs, and wait until it accepts connections."""
         if self._process is not None:
             return
         with self._log.open("ab") as log:
@@ -172,10 +162,6 @@ class Broker:
     def _environment() -> dict[str, str]:
         # Options of Spark's JVMs in tests.
         return os.environ | {"JDK_JAVA_OPTIONS": ""}
-
-    @staticmethod
-    def _cluster_id() -> str:
-        return uuid.uuid4().hex[:22]
 
 
 @contextlib.contextmanager

@@ -33,16 +33,8 @@ from tests.system.soak.many_queries import RETAINED
 class Kills:
     """Figures of a series of kills.
 
-    Attributes
-    ----------
-    kills, runs
-        Number of kills, and of runs of queries before them.
-    verified
-        Number of verified batches.
-    problems
-        Committed batches that are not intact, and queries that failed or had a wrong result.
-    batches
-        Batches of all queries at the end, whose results were as expected.
+    `problems` are committed batches that are not intact, and queries that failed or had a wrong result;
+    `batches` are those of all queries at the end, with the expected results.
     """
 
     kills: int = 0

@@ -96,15 +96,7 @@ class Blocker:
 
 
 class Moving:
-    """The query, and what is retained and held of it.
-
-    Parameters
-    ----------
-    spark
-        The session.
-    directory
-        Directory of the checkpoint, savepoints and what is restored from them.
-    """
+    """The query, and what is retained and held of it, with its checkpoint and savepoints in a directory."""
 
     def __init__(self, spark: Any, directory: Path) -> None:
         self.problems: list[str] = []
