@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.support.commands import run
 from tests.support.services.service import (
     START_SECONDS,
     ServiceUnavailableError,
@@ -143,16 +144,7 @@ class Broker:
 
     def _run(self, *arguments: str) -> None:
         command = [*self._java(), *arguments, "--config", str(self._properties)]
-        done = subprocess.run(
-            command,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{arguments[0]} failed:\n{done.stdout}{done.stderr}"[-_LOG_CHARACTERS:])
+        run(command, env=self._environment(), timeout=START_SECONDS)
 
     def _java(self) -> list[str]:
         options = ["-Xmx384m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]

@@ -21,6 +21,7 @@ import pytest
 
 import spark_statestore
 from tests.spark.counting import wait_until
+from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.support.services.service import free_port
 
@@ -92,17 +93,10 @@ def write(source: Path, name: str, events: list[tuple[int, str, int]]) -> None:
     staged.rename(source / name)
 
 
-def run(server: str, work: Path, source: Path) -> dict[str, dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(CLIENT), server, str(work), str(source)],
-        env={key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
-        | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+def ask(server: str, work: Path, source: Path) -> dict[str, dict[str, Any]]:
+    environment = {key: value for key, value in os.environ.items() if key != "SPARK_HOME"}
+    command = [sys.executable, CLIENT, server, work, source]
+    done = run(command, env=environment | {"PYTHONPATH": str(ROOT)})
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["name"]: line for line in lines}
 
@@ -119,7 +113,7 @@ def answers(server: str, work: Path) -> dict[str, dict[str, Any]]:
     source.mkdir()
     for number, events in enumerate((EVENTS[:HALF], EVENTS[HALF:], [CLOSING])):
         write(source, f"{number}.parquet", events)
-        found = run(server, work, source)
+        found = ask(server, work, source)
     return found
 
 

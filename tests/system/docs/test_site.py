@@ -14,6 +14,7 @@ import pytest
 
 import spark_statestore
 from spark_statestore.options import OPTIONS
+from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.unit.cli.test_app import commands
 
@@ -25,15 +26,9 @@ pytestmark = pytest.mark.slow
 
 
 def build(directory: Path, site: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)],
-        cwd=directory,
-        env=os.environ | {"PYTHONPATH": str(directory), "NO_MKDOCS_2_WARNING": "1"} | environment,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
+    environment |= {"PYTHONPATH": str(directory), "NO_MKDOCS_2_WARNING": "1"}
+    return run(command, cwd=directory, env=os.environ | environment, may_fail=True)
 
 
 @pytest.fixture(scope="module")

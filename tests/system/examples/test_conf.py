@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX, check
+from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.support.s3 import client_of, environment_of, s3_service
 
@@ -28,27 +28,17 @@ def settings(name: str) -> dict[str, str]:
 
 def submit(name: str, work: Path, checkpoint: str | None = None, **environment: str) -> list[str]:
     """Return the program's output of two runs in one application; its checkpoint is in `work` by default."""
-    done = subprocess.run(
-        [
-            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
-            *("--properties-file", str(CONF / f"spark-defaults-{name}.conf")),
-            *("--jars", spark_statestore.jar_path()),
-            *("--master", "local[2]"),
-            *("--conf", "spark.sql.shuffle.partitions=2"),
-            *("--conf", "spark.ui.enabled=false"),
-            str(PROGRAM),
-            str(work),
-            checkpoint or str(work / "checkpoint"),
-        ],
-        cwd=work,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return done.stdout.splitlines()
+    command = [
+        Path(pyspark.__file__).parent / "bin" / "spark-submit",
+        *("--properties-file", CONF / f"spark-defaults-{name}.conf"),
+        *("--jars", spark_statestore.jar_path()),
+        *("--master", "local[2]"),
+        *("--conf", "spark.sql.shuffle.partitions=2"),
+        *("--conf", "spark.ui.enabled=false"),
+        *(PROGRAM, work, checkpoint or work / "checkpoint"),
+    ]
+    environment |= {"PYSPARK_PYTHON": sys.executable}
+    return run(command, cwd=work, env=os.environ | environment).stdout.splitlines()
 
 
 NAMES = ["local", "memory", "s3"]

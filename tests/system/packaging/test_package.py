@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 
 import spark_statestore
 from spark_statestore import errors
+from tests.support.commands import run
 
 PACKAGE = Path(spark_statestore.__file__).parent
 
@@ -31,17 +31,10 @@ def modules() -> list[str]:
     return names
 
 
-def run(program: str, *paths: Path) -> str:
+def output_of(program: str, *paths: Path) -> str:
     path = os.pathsep.join([*map(str, paths), str(PACKAGE.parent)])
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": path},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    command = [sys.executable, "-W", "error", "-c", program]
+    return run(command, env=os.environ | {"PYTHONPATH": path}).stdout
 
 
 def test_package_exports_exactly_the_documented_names_and_every_error() -> None:
@@ -56,11 +49,13 @@ def test_package_imports_without_spark_and_pandas(tmp_path: Path) -> None:
     for name in ("pyspark", "pandas", "numpy", "py4j"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('{name} is not for this test')\n")
     everything = "\n".join(f"import {name}" for name in modules())
-    run(f"{everything}\nimport sys\nassert not {{'pyspark', 'pandas', 'py4j'}} & set(sys.modules)", tmp_path)
+    output_of(
+        f"{everything}\nimport sys\nassert not {{'pyspark', 'pandas', 'py4j'}} & set(sys.modules)", tmp_path
+    )
 
 
 def test_package_import_loads_no_large_module() -> None:
-    loaded = run("import sys, spark_statestore; print(*sys.modules)").split()
+    loaded = output_of("import sys, spark_statestore; print(*sys.modules)").split()
     assert not {"pyspark", "pandas", "numpy", "pyarrow", "fsspec", "s3fs"} & set(loaded)
 
 
@@ -75,7 +70,7 @@ except spark_statestore.IncompatibleSparkError as error:
 else:
     raise AssertionError
 """
-    run(program, tmp_path)
+    output_of(program, tmp_path)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -98,4 +93,4 @@ for name in {modules()!r}:
             os._exit(1)
     os.waitpid(child, 0)
 """
-    assert run(program) == ""
+    assert output_of(program) == ""

@@ -13,6 +13,7 @@ import pytest
 
 from spark_statestore import __version__
 from tests.support.bare import environment_without_settings
+from tests.support.commands import run
 from tests.support.paths import ROOT, SPARK_MINOR, TEST_JAR
 from tests.support.s3 import client_of, environment_of, s3_service
 from tests.system.object_stores.whole_checkpoint_runs import outputs
@@ -59,16 +60,8 @@ import runpy, spark_statestore
 assert spark_statestore.jar_path().startswith({str(site)!r})
 runpy.run_path({str(example)!r}, run_name="__main__")
 """
-    run = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        # Before this checkout, which is installed as editable.
-        env=os.environ | {"PYTHONPATH": str(site)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    # The site comes before this checkout, which is installed as editable.
+    run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)})
 
 
 @pytest.mark.soak
@@ -91,17 +84,14 @@ def test_queries_on_s3_resume_with_the_extra_alone(wheel: Path, tmp_path: Path) 
         # The source reads files in the order of their times.
         os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
-    def run(checkpoints: str, output: Path, *most: int) -> int:
+    def query(checkpoints: str, output: Path, *most: int) -> int:
         program = ROOT / "tests/system/packaging/programs/checkpoint_on_s3.py"
         arguments = [checkpoints, str(source), str(output), str(TEST_JAR), *map(str, most)]
-        done = subprocess.run(
+        done = run(
             [python, str(program), *arguments],
             cwd=tmp_path,
             env=environment_without_settings() | {"PYSPARK_PYTHON": python} | service,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
+            may_fail=True,
         )
         assert (done.returncode == 0) == (not most), done.stderr[-5000:]
         return len(output.read_text().splitlines())
@@ -111,11 +101,11 @@ def test_queries_on_s3_resume_with_the_extra_alone(wheel: Path, tmp_path: Path) 
         service = environment_of(url) | {"AWS_ENDPOINT_URL": url}
         del service["FSSPEC_S3_ENDPOINT_URL"]
         client_of(url).create_bucket(Bucket="checkpoints")
-        run(str(tmp_path / "local"), tmp_path / "local.jsonl")
+        query(str(tmp_path / "local"), tmp_path / "local.jsonl")
         expected = outputs(tmp_path / "local.jsonl")
         assert len(expected) == 12
         # A batch of each query ends with the driver.
-        killed = [run("s3://checkpoints/one", tmp_path / "s3.jsonl", most) for most in (2, 6, 10)]
+        killed = [query("s3://checkpoints/one", tmp_path / "s3.jsonl", most) for most in (2, 6, 10)]
         assert killed == [2, 6, 10]
-        run("s3://checkpoints/one", tmp_path / "s3.jsonl")
+        query("s3://checkpoints/one", tmp_path / "s3.jsonl")
         assert outputs(tmp_path / "s3.jsonl") == expected

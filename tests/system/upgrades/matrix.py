@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from spark_statestore._version import SUPPORTED_SPARK
 from spark_statestore.query.operators import StatefulOperator
+from tests.support import commands
 from tests.support.class_archive import SHORT_LIVED
 from tests.support.paths import ROOT, SPARK_MINOR
 from tests.system.upgrades.cases import CASES, CONTINUED, SCHEMAS, WRITTEN, cases_of, write_input
@@ -97,19 +97,8 @@ def run(minor: str, jobs: Sequence[Mapping[str, Any]], directory: Path) -> list[
     stem = directory / f"{len(list(directory.glob('*.json')))}-{minor}"
     asked, answered = Path(f"{stem}-jobs.json"), Path(f"{stem}-results.json")
     asked.write_text(json.dumps(jobs))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.system.upgrades.program", str(asked), str(answered)],
-        env=environment(minor),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise AssertionError(
-            f"the queries on Spark {minor} ended with {done.returncode}:\n{done.stderr[-4000:]}"
-        )
+    command = [sys.executable, "-m", "tests.system.upgrades.program", asked, answered]
+    commands.run(command, cwd=ROOT, env=environment(minor), timeout=_SECONDS)
     results: list[Result] = json.loads(answered.read_text())
     return results
 
