@@ -68,15 +68,6 @@ class OperatorStateMachine(RuleBasedStateMachine):
     No element may be lost or duplicated, lists keep their order within a run, union lists have the
     order of the subtasks, broadcast maps are the same everywhere, and a name is never forgotten. Some
     states are restored and written again without being accessed, some with another type than before.
-
-    Subclass it with your storage, and run it like any Hypothesis state machine::
-
-        class OnMyStorage(OperatorStateMachine):
-            def stream_factory(self) -> CheckpointStreamFactory:
-                return FsCheckpointStreamFactory(MyFileSystem(), "/chk", "/shared", 0, 0)
-
-
-        TestOnMyStorage = OnMyStorage.TestCase
     """
 
     def __init__(self) -> None:

@@ -7,7 +7,6 @@ import re
 import sys
 from pathlib import Path
 
-import pyspark
 import pytest
 
 import spark_statestore
@@ -26,19 +25,36 @@ def settings(name: str) -> dict[str, str]:
     return dict(re.split(r"\s+", line.strip(), maxsplit=1) for line in lines if line and line[0] != "#")
 
 
-def submit(name: str, work: Path, checkpoint: str | None = None, **environment: str) -> list[str]:
+def submit(
+    name: str, work: Path, checkpoint: str | None = None, python: str = sys.executable, **environment: str
+) -> list[str]:
     """Return the program's output of two runs in one application; its checkpoint is in `work` by default."""
+    paths = "import pyspark, spark_statestore; print(pyspark.__path__[0], spark_statestore.jar_path())"
+    pyspark, jar = run([python, "-c", paths], cwd=work).stdout.split()
     command = [
-        Path(pyspark.__file__).parent / "bin" / "spark-submit",
+        f"{pyspark}/bin/spark-submit",
         *("--properties-file", CONF / f"spark-defaults-{name}.conf"),
-        *("--jars", spark_statestore.jar_path()),
+        *("--jars", jar),
         *("--master", "local[2]"),
         *("--conf", "spark.sql.shuffle.partitions=2"),
         *("--conf", "spark.ui.enabled=false"),
         *(PROGRAM, work, checkpoint or work / "checkpoint"),
     ]
-    environment |= {"PYSPARK_PYTHON": sys.executable}
+    environment |= {"PYSPARK_PYTHON": python}
     return run(command, cwd=work, env=os.environ | environment).stdout.splitlines()
+
+
+def keys_of_a_query_on_s3(work: Path, python: str) -> set[str]:
+    """Run the program with its checkpoint on S3, check its output, and return the keys of its objects."""
+    with s3_service() as url:
+        environment = environment_of(url) | {"AWS_ENDPOINT_URL": url}
+        # Without fsspec's configuration of the endpoint.
+        del environment["FSSPEC_S3_ENDPOINT_URL"]
+        client = client_of(url)
+        client.create_bucket(Bucket=BUCKET)
+        output = submit("s3", work, f"s3://{BUCKET}/checkpoints/count", python, **environment)
+        assert output == ["3 rows counted", "6 rows counted"]
+        return {entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET)["Contents"]}
 
 
 NAMES = ["local", "memory", "s3"]
@@ -81,16 +97,7 @@ def test_conf_keeps_state_in_memory(tmp_path: Path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
 def test_conf_keeps_state_on_s3(tmp_path: Path):
-    with s3_service() as url:
-        environment = environment_of(url) | {"AWS_ENDPOINT_URL": url}
-        # Without fsspec's configuration of the endpoint.
-        del environment["FSSPEC_S3_ENDPOINT_URL"]
-        client = client_of(url)
-        client.create_bucket(Bucket=BUCKET)
-        output = submit("s3", tmp_path, f"s3://{BUCKET}/checkpoints/count", **environment)
-        keys = {entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET)["Contents"]}
-
-    assert output == ["3 rows counted", "6 rows counted"]
+    keys = keys_of_a_query_on_s3(tmp_path, sys.executable)
     metadata = (re.fullmatch(r"checkpoints/count/state/0/(\d)/chk-\d+/_metadata", key) for key in keys)
     assert {match[1] for match in metadata if match} == {"0", "1"}
     assert {"checkpoints/count/commits/1", "checkpoints/count/metadata"} <= keys

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -14,9 +13,8 @@ import pytest
 from spark_statestore import __version__
 from tests.support.bare import environment_without_settings
 from tests.support.commands import run
-from tests.support.paths import ROOT, SPARK_MINOR, TEST_JAR
-from tests.support.s3 import client_of, environment_of, s3_service
-from tests.system.object_stores.whole_checkpoint_runs import outputs
+from tests.support.paths import ROOT, SPARK_MINOR
+from tests.system.examples.test_conf import keys_of_a_query_on_s3
 
 pytestmark = pytest.mark.slow
 
@@ -66,46 +64,18 @@ runpy.run_path({str(example)!r}, run_name="__main__")
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_queries_on_s3_resume_with_the_extra_alone(wheel: Path, tmp_path: Path) -> None:
+def test_query_on_s3_resumes_with_the_extra_alone(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     python = str(environment / "bin" / "python")
     install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
     subprocess.run([*install, f"{wheel}[s3]", f"pyspark=={SPARK_MINOR}.*"], check=True)
-    source = tmp_path / "input"
-    source.mkdir()
-    for number in range(4):
-        rows = [
-            {"k": f"k{i % 5}", "seq": i, "n": i, "ts": f"2026-01-01T00:0{number}:00Z"}
-            for i in range(number, 60, 2)
-        ]
-        path = source / f"{number}.json"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        # The source reads files in the order of their times.
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
-
-    def query(checkpoints: str, output: Path, *most: int) -> int:
-        program = ROOT / "tests/system/packaging/programs/checkpoint_on_s3.py"
-        arguments = [checkpoints, str(source), str(output), str(TEST_JAR), *map(str, most)]
-        done = run(
-            [python, str(program), *arguments],
-            cwd=tmp_path,
-            env=environment_without_settings() | {"PYSPARK_PYTHON": python} | service,
-            may_fail=True,
-        )
-        assert (done.returncode == 0) == (not most), done.stderr[-5000:]
-        return len(output.read_text().splitlines())
-
-    with s3_service() as url:
-        # Without fsspec's configuration of the endpoint.
-        service = environment_of(url) | {"AWS_ENDPOINT_URL": url}
-        del service["FSSPEC_S3_ENDPOINT_URL"]
-        client_of(url).create_bucket(Bucket="checkpoints")
-        query(str(tmp_path / "local"), tmp_path / "local.jsonl")
-        expected = outputs(tmp_path / "local.jsonl")
-        assert len(expected) == 12
-        # A batch of each query ends with the driver.
-        killed = [query("s3://checkpoints/one", tmp_path / "s3.jsonl", most) for most in (2, 6, 10)]
-        assert killed == [2, 6, 10]
-        query("s3://checkpoints/one", tmp_path / "s3.jsonl")
-        assert outputs(tmp_path / "s3.jsonl") == expected
+    for name in os.environ.keys() - environment_without_settings().keys():
+        monkeypatch.delenv(name)
+    modules = (
+        "import importlib.util as i; print(*filter(i.find_spec, ['google', 'pandas', 'pytest', 's3fs']))"
+    )
+    assert run([python, "-c", modules]).stdout.split() == []
+    assert "checkpoints/count/commits/1" in keys_of_a_query_on_s3(tmp_path, python)

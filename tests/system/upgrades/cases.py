@@ -151,6 +151,19 @@ CASES: Final[Mapping[str, Case]] = {
 }
 
 
+def start(spark: Any, case: Case, source: str, checkpoint: str, sink: Callable[[Any, int], None]) -> Any:
+    """Start a query that ends with its input, of which each file is a batch."""
+    stream = spark.readStream.schema(spark.read.parquet(source).schema).option("maxFilesPerTrigger", 1)
+    return (
+        case.build(stream.parquet(source))
+        .writeStream.outputMode(case.mode)
+        .option("checkpointLocation", checkpoint)
+        .foreachBatch(sink)
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
 def write_input(directory: Path, name: str, numbers: Iterable[int]) -> None:
     """Write batches of an input as files in a directory of its name."""
     made = input_of(name)
