@@ -58,7 +58,6 @@ def main():
     finish(spark, query, asked["batches"])
     report("exact", query.lastProgress.batchId)
     spark.stop()
-    sys.stdin.readline()
 
 
 def sample(spark, query, checkpoint, start):

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark.counting import ROOT
 from tests.system.soak.plot import draw
 from tests.system.soak.program import growth
+from tests.system.soak.recording import events_of, record
 
-RESULTS = Path(__file__).parent / "results"
 BATCHES = int(os.environ.get("SOAK_BATCHES", "10000"))
 SAMPLES = 50
 
@@ -67,41 +62,18 @@ def test_sixty_four_concurrent_tasks_leak_no_resources(built: Path, tmp_path: Pa
 
 
 def run(tmp_path: Path, name: str, **asked: Any) -> list[dict[str, Any]]:
-    """Run the program, store its output in the results, check its growth, and return the samples."""
+    """Run the program, record its samples, check their growth, and return them."""
     arguments = {"checkpoint": str(tmp_path / "counting"), "samples": SAMPLES, **asked}
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.system.soak.program", json.dumps(arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        # As in production, with both compilers.
-        env=os.environ | {"JDK_JAVA_OPTIONS": ""},
-    ) as program:
-        samples, exact = [], None
-        for line in program.stdout:
-            if line.startswith("{"):
-                event = json.loads(line)
-                if event["event"] == "exact":
-                    exact = event["value"]
-                    break
-                samples.append(event["value"])
-                print(event["value"], flush=True)
-        program.stdin.close()
-    assert exact is not None, "the program ended before its last batch"
+    samples, exact = [], -1
+    for event, value in events_of("program", arguments):
+        print(event, value, flush=True)
+        if event == "sample":
+            samples.append(value)
+        else:
+            exact = value
     assert exact >= asked["batches"]
     grown = growth(samples, GROWTH, 10)
-    result = {
-        "asked": asked,
-        "batches": exact,
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "growth": grown,
-        "samples": samples,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"{name}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    target = record(name, asked=asked, batches=exact, growth=grown, samples=samples)
     draw(samples, target.with_suffix(".svg"))
-    print(f"{exact} batches, exact; growth: {grown}")
     assert {name: by for name, by in grown.items() if by > GROWTH[name]} == {}
     return samples
