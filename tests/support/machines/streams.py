@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from spark_statestore.errors import CheckpointIOError
-from spark_statestore.files import FileSystem
+from spark_statestore.files import FileSystem, open_file_system
 from spark_statestore.storage.file_handles import FileStateHandle
-from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream
+from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream, FsCheckpointStreamFactory
 from spark_statestore.storage.handle_codec import HandleContext, decode_handle, encode_handle
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import (
@@ -21,8 +23,9 @@ from spark_statestore.storage.streams import (
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
 )
+from tests.support.effort import EFFORT
 
-__all__ = ["CheckpointStreamMachine"]
+__all__ = ["CheckpointStreamMachine", "run_stream_machine_at"]
 
 _pieces = st.one_of(
     st.binary(max_size=20),
@@ -160,3 +163,19 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
         assert {status.path for status in self.files.list_files(self.directory)} == named
         for handle, _ in self.handles:
             handle.discard_state()
+
+
+def run_stream_machine_at(url: str) -> None:
+    """Run the machine in directories below a URL, as queries open it."""
+    files, base = open_file_system(url)
+    numbers = itertools.count()
+
+    def machine() -> CheckpointStreamMachine:
+        directory = f"{base}/{next(numbers)}"
+        exclusive, shared = f"{directory}/chk-1", f"{directory}/shared"
+        files.make_directory(exclusive)
+        files.make_directory(shared)
+        factory = FsCheckpointStreamFactory(files, exclusive, shared, 1000, 4096, "1-")
+        return CheckpointStreamMachine(factory, files, directory)
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
 from spark_statestore.files import FileSystem, open_file_system, urls
 from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
-from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.testing import FileSystemTests
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
-from tests.support.effort import EFFORT
-from tests.support.machines.streams import CheckpointStreamMachine
+from tests.support.machines.streams import run_stream_machine_at
+from tests.support.machines.versions import run_version_machine_at
 from tests.support.s3 import S3_WARNINGS, delete_object, list_objects, new_bucket, s3_service
 from tests.support.s3_faults import FaultyS3, faulty_s3
 from tests.unit.store.stores import attempt_id, commit, open_store, rows_of
@@ -110,17 +106,12 @@ class TestMemoryStorageWithAnS3Directory(S3, MemoryCheckpointStorageTests):
 
 
 def test_stream_machine_on_s3(bucket: str) -> None:
-    files, base = driver_of(bucket), f"{bucket}/machines"
-    numbers = itertools.count()
+    run_stream_machine_at(f"s3://{bucket}/machines")
 
-    def machine() -> CheckpointStreamMachine:
-        directory = f"{base}/{next(numbers)}"
-        factory = FsCheckpointStreamFactory(
-            files, f"{directory}/chk-1", f"{directory}/shared", 1000, 4096, "1-"
-        )
-        return CheckpointStreamMachine(factory, files, directory)
 
-    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))
+@pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+def test_version_store_machine_on_s3(bucket: str, with_ids: bool) -> None:
+    run_version_machine_at(f"s3://{bucket}", with_ids=with_ids)
 
 
 def keys(bucket: str) -> list[str]:
