@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spark_statestore.files import FileSystem, join
+from tests.support.contracts.on_files import OnFiles
 
 __all__ = ["FailingCallsTests"]
 
@@ -77,21 +78,11 @@ OPERATIONS = {
 }
 
 
-class FailingCallsTests:
+class FailingCallsTests(OnFiles):
     """Each call of storage fails once, and all are denied; subclasses override the fixtures and `failing`."""
 
     unaffected: frozenset[str] = frozenset()
     """Operations that need no call of storage."""
-
-    @pytest.fixture
-    def files(self) -> FileSystem:
-        """Return the file system under test."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def directory(self) -> str:
-        """Return the path of a directory for this test alone, which need not exist."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def failing(

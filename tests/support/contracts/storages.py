@@ -18,11 +18,12 @@ from spark_statestore.storage import (
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStreamFactory
+from tests.support.contracts.on_files import OnFiles
 
 __all__ = ["CheckpointStorageTests"]
 
 
-class CheckpointStorageTests:
+class CheckpointStorageTests(OnFiles):
     """The contract of `CheckpointStorage`.
 
     Subclasses override the fixtures ``files`` and ``directory`` and the method `storage_of`.
@@ -34,16 +35,6 @@ class CheckpointStorageTests:
     has_directories = True
     """Whether the file system has directories without files in them."""
 
-    @pytest.fixture
-    def files(self) -> FileSystem:
-        """Return the file system of checkpoints."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def directory(self) -> str:
-        """Return the path of a separate directory for this test; it need not exist."""
-        raise NotImplementedError
-
     def storage_of(self, files: FileSystem, directory: str) -> CheckpointStorage:
         """Return a storage whose job has this directory."""
         raise NotImplementedError
@@ -54,12 +45,6 @@ class CheckpointStorageTests:
         storage = self.storage_of(files, join(directory, "job"))
         storage.initialize_base_locations_for_checkpoint()
         return storage
-
-    @pytest.fixture
-    def stored(self, files: FileSystem, directory: str) -> Callable[[], list[str]]:
-        """Return a function that lists the names of the files below the directory."""
-        start = directory.rstrip("/") + "/"
-        return lambda: sorted(status.path.removeprefix(start) for status in files.list_files(directory))
 
     @staticmethod
     def write(
@@ -80,12 +65,6 @@ class CheckpointStorageTests:
         with location.create_metadata_output_stream() as out:
             out.write(data)
             return out.close_and_finalize_checkpoint()
-
-    @staticmethod
-    def content(handle: StreamStateHandle) -> bytes:
-        """Return the bytes of a stream."""
-        with handle.open_input_stream() as stream:
-            return stream.read()
 
     def test_metadata_is_readable_once_published(
         self, storage: CheckpointStorage, files: FileSystem, directory: str

@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from spark_statestore.errors import CheckpointIOError
-from spark_statestore.files import FileSystem
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStreamFactory
+from tests.support.contracts.on_files import OnFiles
 
 __all__ = ["CheckpointStreamTests"]
 
@@ -20,7 +20,7 @@ EXCLUSIVE, SHARED = CheckpointedStateScope.EXCLUSIVE, CheckpointedStateScope.SHA
 PIECES = (b"a", b"bc" * 40, bytes(5000), b"d" * 200_000, b"e")
 
 
-class CheckpointStreamTests:
+class CheckpointStreamTests(OnFiles):
     """The contract of `CheckpointStreamFactory` and its streams beyond `CheckpointStreamMachine`'s.
 
     Subclasses override the fixtures ``files``, ``directory`` and ``factory``.
@@ -28,16 +28,6 @@ class CheckpointStreamTests:
 
     largest = 5_000_000
     """Bytes of the largest tested state."""
-
-    @pytest.fixture
-    def files(self) -> FileSystem:
-        """Return the file system that the streams write to, or another one if they write to none."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def directory(self) -> str:
-        """Return the path of a separate directory for this test."""
-        raise NotImplementedError
 
     @pytest.fixture
     def factory(self) -> CheckpointStreamFactory:
@@ -50,11 +40,6 @@ class CheckpointStreamTests:
         scope: CheckpointedStateScope = request.param
         return scope
 
-    @pytest.fixture
-    def stored(self, files: FileSystem, directory: str) -> Callable[[], list[str]]:
-        """Return a function that lists the stored files."""
-        return lambda: sorted(status.path for status in files.list_files(directory))
-
     @staticmethod
     def finish(
         factory: CheckpointStreamFactory, scope: CheckpointedStateScope, *pieces: bytes
@@ -66,12 +51,6 @@ class CheckpointStreamTests:
             handle = out.close_and_get_handle()
         assert handle is not None
         return handle
-
-    @staticmethod
-    def content(handle: StreamStateHandle) -> bytes:
-        """Return the bytes of a stream."""
-        with handle.open_input_stream() as stream:
-            return stream.read()
 
     def test_stream_round_trip(self, factory: CheckpointStreamFactory, scope: CheckpointedStateScope) -> None:
         written = 0
