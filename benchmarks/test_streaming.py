@@ -58,9 +58,11 @@ def test_comparison_limits_batches_of_a_slow_store(tmp_path: Path) -> None:
 def test_limit_has_equal_answers_on_every_store(compare_here: Compare) -> None:
     (work,) = limit.QUICK
     comparison = limit.comparison_of(work, tuple(map(config_of, limit.STORES)))
-    batches = compare_here(comparison, work.plan)
+    # On a busy machine any store may be far behind.
+    plan = replace(work.plan, far_behind=float("inf"))
+    batches = compare_here(comparison, plan)
     assert {name: len(measured) for name, measured in batches.items()} == dict.fromkeys(
-        limit.STORES, work.plan.batches
+        limit.STORES, plan.batches
     )
     assert {batches[name][-1].rows for name in (OURS, LIMIT, HDFS)} == {work.keys}
     for batch in (batch for measured in batches.values() for batch in measured):
