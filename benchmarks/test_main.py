@@ -38,7 +38,7 @@ def test_help_describes_every_group() -> None:
 def test_run_fails_if_a_part_fails(tmp_path: Path) -> None:
     program = "from benchmarks import __main__, groups; import sys; groups.PARTS = ('gone',)\n"
     program += "sys.exit(__main__.main())"
-    command = [sys.executable, "-c", program, "--only", "gone", "--directory", tmp_path]
+    command = [sys.executable, "-c", program, "--only", "gone", "--directory", str(tmp_path)]
     failed = run(command, cwd=ROOT, may_fail=True)
     assert failed.returncode == 1
     assert "| gone " in failed.stdout.partition("## Summary")[2]
