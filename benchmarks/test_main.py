@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -12,13 +11,10 @@ import pytest
 from benchmarks import groups
 from benchmarks.groups import limit
 from benchmarks.stores import PROVIDERS
+from tests.support.commands import run
 from tests.support.paths import ROOT
 
 COMMAND = [sys.executable, "-m", "benchmarks"]
-
-
-def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 def test_every_part_has_a_module() -> None:
@@ -28,13 +24,13 @@ def test_every_part_has_a_module() -> None:
 
 def test_groups_and_parts_can_be_named() -> None:
     assert list(groups.parts_of(["guard", "limit", "s3"])) == ["guard", "limit", "s3_queries", "s3_requests"]
-    unknown = run(*COMMAND, "--only", "guard,gone")
+    unknown = run([*COMMAND, "--only", "guard,gone"], cwd=ROOT, may_fail=True)
     assert unknown.returncode == 2
     assert "there is no group or part 'gone'" in unknown.stderr
 
 
 def test_help_describes_every_group() -> None:
-    lines = run(*COMMAND, "--help").stdout.splitlines()
+    lines = run([*COMMAND, "--help"], cwd=ROOT).stdout.splitlines()
     for name, group in groups.GROUPS.items():
         assert any(line.split()[:2] == [name, str(group.minutes)] and group.about in line for line in lines)
 
@@ -42,7 +38,8 @@ def test_help_describes_every_group() -> None:
 def test_run_fails_if_a_part_fails(tmp_path: Path) -> None:
     program = "from benchmarks import __main__, groups; import sys; groups.PARTS = ('gone',)\n"
     program += "sys.exit(__main__.main())"
-    failed = run(sys.executable, "-c", program, "--only", "gone", "--directory", str(tmp_path))
+    command = [sys.executable, "-c", program, "--only", "gone", "--directory", str(tmp_path)]
+    failed = run(command, cwd=ROOT, may_fail=True)
     assert failed.returncode == 1
     assert "| gone " in failed.stdout.partition("## Summary")[2]
 
@@ -55,8 +52,7 @@ def test_run_fails_if_a_part_fails(tmp_path: Path) -> None:
 def test_quick_run_measures_every_store(
     built: Path, tmp_path: Path, part: str, stores: tuple[str, ...], tables: int, criteria: int
 ) -> None:
-    quick = run(*COMMAND, "--quick", "--only", part, "--directory", str(tmp_path))
-    assert quick.returncode == 0, quick.stderr
+    quick = run([*COMMAND, "--quick", "--only", part, "--directory", tmp_path], cwd=ROOT, timeout=580)
     printed, _, summary = quick.stdout.partition("## Summary")
     for name in stores:
         assert sum(line.startswith(f"| {name} ") for line in printed.splitlines()) >= tables

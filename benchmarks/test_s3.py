@@ -81,17 +81,9 @@ def event(name: str, path: str) -> dict[str, Any]:
 
 
 def test_requests_are_classified_by_the_servers_name() -> None:
-    kinds = {
-        "PutObject": "PUT",
-        "CopyObject": "COPY",
-        "GetObject": "GET",
-        "HeadObject": "HEAD",
-        "ListObjectsV1": "LIST",
-        "ListObjectsV2": "LIST",
-        "DeleteMultipleObjects": "DELETE",
-        "PutObjectPart": "multipart",
-        "PutBucket": "other",
-    }
+    names = ["PutObject", "CopyObject", "GetObject", "HeadObject", "ListObjectsV1", "ListObjectsV2"]
+    kinds = dict(zip(names, ["PUT", "COPY", "GET", "HEAD", "LIST", "LIST"], strict=True))
+    kinds |= {"DeleteMultipleObjects": "DELETE", "PutObjectPart": "multipart", "PutBucket": "other"}
     assert {name: parse(event(name, "/bucket/a/b")).kind for name in kinds} == kinds
     assert parse(event("GetObject", "/bucket/a/b")) == Request("GET", "bucket", 30)
 

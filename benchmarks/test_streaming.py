@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.conftest import Compare
 from benchmarks.groups import amplification, limit, merges, operators
 from benchmarks.groups.limit import visits
 from benchmarks.stores import HDFS, LIMIT, OURS
-from benchmarks.streaming import Comparison, Plan, config_of
+from benchmarks.streaming import Batch, Comparison, Plan, config_of, run_in_turns
 
 STORES = tuple(map(config_of, (OURS, HDFS)))
 
@@ -29,12 +30,23 @@ def test_comparison_rejects_stores_with_different_answers(compare_here: Compare)
         compare_here(Comparison("wrong", differently, visits(10, 10), STORES), Plan(0, 1))
 
 
-@pytest.mark.slow
-def test_comparison_limits_batches_of_a_slow_store(compare_here: Compare) -> None:
+class CountingQuery:
+    """A query that counts its input, in as many milliseconds."""
+
+    def process(self, table: Path) -> Batch:
+        rows = pq.read_metadata(table).num_rows
+        return Batch(milliseconds=rows, input_rows=rows)
+
+    def stop(self) -> None:
+        pass
+
+
+def test_comparison_limits_batches_of_a_slow_store(tmp_path: Path) -> None:
     def ran(far_behind: float, rewarm: int = 0) -> dict[str, list[int]]:
         rows = visits(10, 10)
         plain = Comparison("plain", lambda stream: stream, lambda n: rows(1).slice(0, n + 1), STORES)
-        batches = compare_here(plain, Plan(0, 3, far_behind=far_behind, rewarm=rewarm))
+        plan = Plan(0, 3, far_behind=far_behind, rewarm=rewarm)
+        batches = run_in_turns(tmp_path, plain, {store.name: CountingQuery() for store in STORES}, plan)
         return {name: [batch.input_rows - 1 for batch in measured] for name, measured in batches.items()}
 
     assert ran(1000) == {OURS: [1, 2, 3], HDFS: [1, 2, 3]}
@@ -46,9 +58,11 @@ def test_comparison_limits_batches_of_a_slow_store(compare_here: Compare) -> Non
 def test_limit_has_equal_answers_on_every_store(compare_here: Compare) -> None:
     (work,) = limit.QUICK
     comparison = limit.comparison_of(work, tuple(map(config_of, limit.STORES)))
-    batches = compare_here(comparison, work.plan)
+    # On a busy machine any store may be far behind.
+    plan = replace(work.plan, far_behind=float("inf"))
+    batches = compare_here(comparison, plan)
     assert {name: len(measured) for name, measured in batches.items()} == dict.fromkeys(
-        limit.STORES, work.plan.batches
+        limit.STORES, plan.batches
     )
     assert {batches[name][-1].rows for name in (OURS, LIMIT, HDFS)} == {work.keys}
     for batch in (batch for measured in batches.values() for batch in measured):

@@ -35,18 +35,12 @@ def with_atheris(name: str, seconds: int, seed: int) -> None:
     with tempfile.TemporaryDirectory() as corpus:
         for number, data in enumerate(target.seeds):
             Path(corpus, str(number)).write_bytes(data)
-        limits = [
-            f"-max_total_time={seconds}",
-            f"-seed={seed}",
-            "-rss_limit_mb=2048",
-            "-timeout=20",
-            "-max_len=65536",
-        ]
+        limits = [f"-max_total_time={seconds}", "-rss_limit_mb=2048", "-timeout=20", "-max_len=65536"]
 
-        def one(data: bytes) -> None:
+        def take(data: bytes) -> None:
             target.takes(data)
 
-        atheris.Setup([sys.argv[0], *limits, corpus], one)
+        atheris.Setup([sys.argv[0], f"-seed={seed}", *limits, corpus], take)
         atheris.Fuzz()
 
 

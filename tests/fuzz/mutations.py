@@ -7,38 +7,9 @@ import struct
 
 __all__ = ["damaged"]
 
-# Boundary values of lengths, counts and offsets.
-NUMBERS = [
-    0,
-    1,
-    2,
-    7,
-    8,
-    127,
-    128,
-    255,
-    2**15,
-    2**16 - 1,
-    2**31 - 1,
-    2**31,
-    2**32 - 1,
-    2**40,
-    2**62,
-    2**63 - 1,
-]
-PIECES = [
-    b"..",
-    b"/",
-    b"../../../../etc/passwd",
-    b"/etc/passwd",
-    b"\0",
-    b"null",
-    b"-1",
-    b"1e999",
-    b"[[[[",
-    b'"',
-    b"::",
-]
+# Boundary values of lengths, counts and offsets; each is used with its neighbours.
+NUMBERS = [0, *(2**bits for bits in (0, 1, 3, 7, 8, 15, 16, 31, 32, 40, 62, 63))]
+PIECES = [b"..", b"/", b"../../../etc/passwd", b"/etc/passwd", b"\0", b"null", b"-1", b"1e999", b"[[[[", b'"']
 FORMS = ["<B", "<H", "<I", "<i", "<Q", "<q"]
 
 

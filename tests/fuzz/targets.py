@@ -31,6 +31,7 @@ from spark_statestore.storage.handle_codec import HandleContext, decode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.changelog import parts_of
 from spark_statestore.store.metadata import CheckpointMetadata, decode_metadata
+from tests.unit.backend.backends import frame, requests_of
 from tests.unit.damaged_bytes import encoded
 from tests.unit.store.stores import message
 
@@ -46,17 +47,7 @@ _HEADER = struct.Struct("<8sHHI8sQQ")
 
 @dataclass(frozen=True)
 class Target:
-    """One reader.
-
-    Attributes
-    ----------
-    read
-        Function that reads bytes.
-    seeds
-        Valid inputs.
-    errors
-        Exceptions that it may raise.
-    """
+    """A reader, its valid inputs, and the errors that it may raise."""
 
     read: Callable[[bytes], object]
     seeds: list[bytes]
@@ -103,7 +94,6 @@ def _inside(handle: IncrementalStateHandle) -> None:
 
 
 CONTEXT = HandleContext(MemoryFileSystem(), DIRECTORY)
-ANYWHERE = HandleContext(MemoryFileSystem(), DIRECTORY)
 
 VERSIONS = [path.read_bytes() for path in sorted(DATA.glob("format-1/0/*/chk-*/_metadata*"))]
 LIKE = VERSIONS[-1]
@@ -141,20 +131,12 @@ def _frames(data: bytes) -> object:
         ours.sendall(data[: 64 << 10])
         ours.shutdown(socket.SHUT_WR)
         frames = FrameSocket(theirs)
-        found = []
+        received = []
         while (frame := frames.receive()) is not None:
             if frame.kind is Kind.CONTROL:
                 check_request(frame.json())
-            found.append(frame)
-        return found
-
-
-def _framed(*frames: tuple[Kind, bytes]) -> bytes:
-    header = struct.Struct("<BxHIQI")
-    return b"".join(
-        header.pack(kind, 0, 0x31545353, len(payload), zlib.crc32(payload)) + payload
-        for kind, payload in (*frames, (Kind.END, b""))
-    )
+            received.append(frame)
+        return received
 
 
 def _changes(data: bytes) -> object:
@@ -184,41 +166,8 @@ def _messages() -> list[bytes]:
 
 
 def _requests() -> list[bytes]:
-    store = {
-        "instance": "i",
-        "root": "file:/x",
-        "operator": 0,
-        "partition": 1,
-        "name": "default",
-        "options": {},
-    }
-    named = {"version": 3, "attemptId": "0123456789abcdef", "idInPath": True}
-    requests = [
-        {
-            "op": "load",
-            "version": 3,
-            "id": "ab",
-            "metadataPaths": ["chk-1/_metadata"],
-            "driverRange": [1, 3],
-            "from": 1,
-        },
-        {"op": "lineage", "version": 3, "oldest": 1, "columnFamily": "default"},
-        {"op": "changes", "columnFamily": "default", **named},
-        {
-            "op": "commit",
-            "hasParent": True,
-            "hasBase": False,
-            "parentAttemptId": None,
-            "columnFamilies": [],
-            **named,
-        },
-        {"op": "snapshot", "version": 3, "columnFamilies": [{"name": "default"}]},
-        {"op": "cleanup", "retainFrom": 2, "mostVersions": 0, **named},
-    ]
-    return [
-        _framed((Kind.CONTROL, json.dumps({"store": store, **request}).encode()), (Kind.HANDLE, b"handle"))
-        for request in requests
-    ]
+    rest = frame(Kind.HANDLE, b"handle") + frame(Kind.END)
+    return [frame(Kind.CONTROL, json.dumps(request).encode()) + rest for request in requests_of("/x")]
 
 
 LOG = b'v1\n{"batchWatermarkMs":0,"conf":{"spark.sql.shuffle.partitions":"2"}}\n{"logOffset":3}'
@@ -240,7 +189,7 @@ TARGETS = {
         lambda data: _metadata(reencoded(data, LIKE)), [*map(_body, VERSIONS[-12:])], (CheckpointError,)
     ),
     "operators": Target(
-        lambda data: decode_operators(reencoded(data, OPERATORS[-1]), ANYWHERE, "operators"),
+        lambda data: decode_operators(reencoded(data, OPERATORS[-1]), CONTEXT, "operators"),
         [*map(_body, OPERATORS)],
         (CheckpointError,),
     ),

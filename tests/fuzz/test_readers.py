@@ -51,10 +51,3 @@ def test_readers_accept_or_reject_damaged_bytes(target: Target, seed: int) -> No
 @settings(max_examples=30 * EFFORT)
 def test_readers_accept_or_reject_arbitrary_bytes(target: Target, data: bytes) -> None:
     target.takes(data)
-
-
-@each_target
-def test_readers_accept_or_reject_truncated_bytes(target: Target) -> None:
-    for data in target.seeds[-3:]:
-        for end in range(0, len(data), max(1, len(data) // 100)):
-            target.takes(data[:end])

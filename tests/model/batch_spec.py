@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
-from tests.model.checker import follow
-
-T = TypeVar("T")
+from tests.model.checker import follow, put
 
 NONE = -1
 
@@ -71,38 +69,25 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class BatchSpec:
-    """The protocol of commits that tasks hand over.
+    """The protocol of commits that tasks hand over, with injected faults."""
 
-    Attributes
-    ----------
-    with_ids
-        Spark's checkpoint format v2.
-    stores, versions, runs
-        Upper bounds on their numbers.
-    retries, failures, kills
-        Upper bounds on retries of tasks, failed publications, and kills of the process.
-    concurrent
-        Whether a run may begin before the previous one has ended.
-    late
-        Whether a task may try to hand over its commit after Spark has given it up.
-    knows_run
-        Whether a barrier can tell the commits of its run from those of other runs.
-    begin
-        Initial steps, in this order, see `follow`.
-    faults
-        Injected protocol faults.
-    """
-
+    # Spark's checkpoint format v2.
     with_ids: bool = False
+    # Upper bounds on their numbers.
     stores: int = 2
     versions: int = 2
     runs: int = 2
+    # Upper bounds on retries of tasks, failed publications, and kills of the process.
     retries: int = 1
     failures: int = 1
     kills: int = 0
+    # Whether a run may begin before the previous one has ended.
     concurrent: bool = False
+    # Whether a task may try to hand over its commit after Spark has given it up.
     late: bool = False
+    # Whether a barrier can tell the commits of its run from those of other runs.
     knows_run: bool = True
+    # Initial steps, in this order, see `follow`.
     begin: tuple[str, ...] = ()
     faults: frozenset[str] = frozenset()
 
@@ -173,13 +158,13 @@ class BatchSpec:
         stores = tuple(
             store._replace(
                 attempts=_without(store, is_lost),
-                memory=_put(store.memory, number, NONE),
-                accepted=_put(store.accepted, number, NONE),
+                memory=put(store.memory, number, NONE),
+                accepted=put(store.accepted, number, NONE),
             )
             for store in state.stores
         )
         ended = state.runs[number]._replace(step="ended")
-        return state._replace(stores=stores, runs=_put(state.runs, number, ended))
+        return state._replace(stores=stores, runs=put(state.runs, number, ended))
 
     def _killed(self, state: State) -> State:
         nothing = (NONE,) * len(state.runs)
@@ -209,7 +194,7 @@ class BatchSpec:
             )
             started = store._replace(
                 attempts=(*attempts, Attempt("task", run.version, number, parent, owns=owns)),
-                memory=_put(store.memory, number, parent) if owns else store.memory,
+                memory=put(store.memory, number, parent) if owns else store.memory,
             )
             where = f"store {position} at version {run.version} in run {number}"
             yield (
@@ -253,7 +238,7 @@ class BatchSpec:
                 a._replace(owns=False) if a.run == attempt.run else a for a in handed_over.attempts
             )
             handed_over = handed_over._replace(attempts=attempts)
-        return handed_over._replace(memory=_put(handed_over.memory, attempt.run, attempt_id))
+        return handed_over._replace(memory=put(handed_over.memory, attempt.run, attempt_id))
 
     def _parent(self, store: Store, number: int, version: int, *, in_memory: bool) -> tuple[int, str]:
         """Return the attempt that a task starts from, and where it is."""
@@ -307,7 +292,7 @@ class BatchSpec:
                     and attempt.step in ("pending", "published", "failed")
                     and store.accepted[number] != attempt_id
                 ):
-                    of = store._replace(accepted=_put(store.accepted, number, attempt_id))
+                    of = store._replace(accepted=put(store.accepted, number, attempt_id))
                     yield (
                         f"accept attempt {attempt_id} of store {position} in run {number}",
                         _with(state, position, of),
@@ -330,7 +315,7 @@ class BatchSpec:
             yield f"reject batch of run {number}", self._ended(state, number)
         else:
             passed = run._replace(step="passed")
-            yield f"pass barrier of run {number}", state._replace(runs=_put(state.runs, number, passed))
+            yield f"pass barrier of run {number}", state._replace(runs=put(state.runs, number, passed))
 
     def _counts(self, store: Store, attempt_id: int, number: int) -> bool:
         if "accepted only" in self.faults:
@@ -345,13 +330,13 @@ class BatchSpec:
         for store in state.stores:
             of = store._replace(
                 committed=(*store.committed, store.accepted[number]),
-                accepted=_put(store.accepted, number, NONE),
+                accepted=put(store.accepted, number, NONE),
             )
             stores.append(of._replace(found=(*store.found, self._served(of, run.version))))
         after = Run(run.version + 1) if run.version < self.versions else run._replace(step="done")
         return (
             f"commit version {run.version} in run {number}",
-            state._replace(stores=tuple(stores), runs=_put(state.runs, number, after)),
+            state._replace(stores=tuple(stores), runs=put(state.runs, number, after)),
         )
 
     # Lookups
@@ -425,12 +410,8 @@ def _without(store: Store, is_lost: Callable[[Attempt], bool]) -> tuple[Attempt,
 
 def _stepped(store: Store, attempt_id: int, step: str) -> Store:
     attempt = store.attempts[attempt_id]._replace(step=step)
-    return store._replace(attempts=_put(store.attempts, attempt_id, attempt))
-
-
-def _put(of: tuple[T, ...], position: int, value: T) -> tuple[T, ...]:
-    return (*of[:position], value, *of[position + 1 :])
+    return store._replace(attempts=put(store.attempts, attempt_id, attempt))
 
 
 def _with(state: State, position: int, store: Store) -> State:
-    return state._replace(stores=_put(state.stores, position, store))
+    return state._replace(stores=put(state.stores, position, store))

@@ -7,10 +7,12 @@ and invariants that hold in all of them. States are immutable values, so the vis
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Generic, Protocol, TypeVar
 
 S = TypeVar("S", bound=Hashable)
+T = TypeVar("T")
 
 
 class Spec(Protocol[S]):
@@ -44,23 +46,14 @@ class Counterexample(Generic[S]):
 
 @dataclass(frozen=True)
 class Checked(Generic[S]):
-    """Result of a check.
+    """Result of a check."""
 
-    Attributes
-    ----------
-    states
-        Number of distinct visited states.
-    depth
-        Steps to the farthest of them.
-    labels
-        Kinds of the executed steps: the first word of each label.
-    counterexample
-        None if every invariant holds in every state.
-    """
-
+    # Number of distinct visited states, and steps to the farthest of them.
     states: int
     depth: int
+    # Kinds of the executed steps: the first word of each label.
     labels: frozenset[str]
+    # None if every invariant holds in every state.
     counterexample: Counterexample[S] | None
 
 
@@ -87,19 +80,9 @@ def follow(spec: Spec[S], state: S, labels: Iterable[str]) -> S:
 
 
 def check(spec: Spec[S], most: int = 2_000_000, *, only: str | None = None) -> Checked[S]:
-    """Visit every state, breadth first.
+    """Visit every state, breadth first, and check all invariants, or one.
 
-    Parameters
-    ----------
-    most
-        States to visit.
-    only
-        Name of the only invariant to check; all by default.
-
-    Raises
-    ------
-    TooManyStates
-        If there are more states than `most`.
+    Raises `TooManyStates` if there are more states than `most`.
     """
     invariants = spec.invariants()
     if only is not None:
@@ -137,12 +120,30 @@ def check(spec: Spec[S], most: int = 2_000_000, *, only: str | None = None) -> C
     return Checked(len(came), depth, frozenset(kinds), None)
 
 
+@cache
 def passes(spec: Spec[S]) -> Checked[S]:
     """Check a specification that has no counterexample, and print its size."""
     found = check(spec)
     assert found.counterexample is None, str(found.counterexample)
     print(f"{found.states} states, {found.depth} steps")
     return found
+
+
+def fails(spec: Spec[S], *faults: str, only: str | None = None) -> Counterexample[S]:
+    """Return the counterexample that a specification has with some faults."""
+    found = check(with_faults(spec, *faults), only=only).counterexample
+    assert found is not None
+    return found
+
+
+def with_faults(spec: Spec[S], *faults: str) -> Spec[S]:
+    """Return a specification with injected faults."""
+    return replace(spec, faults=frozenset(faults))  # type: ignore[type-var]
+
+
+def put(values: tuple[T, ...], position: int, value: T) -> tuple[T, ...]:
+    """Return the values with another one at a position."""
+    return (*values[:position], value, *values[position + 1 :])
 
 
 def _way(

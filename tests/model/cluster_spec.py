@@ -10,6 +10,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tests.model.checker import put
+
 NONE = -1
 
 
@@ -51,24 +53,14 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """The protocol of commits that executors hand over to the driver.
-
-    Attributes
-    ----------
-    stores, versions, executors
-        Their numbers.
-    runs
-        Upper bound on the runs of the query.
-    kills, retries
-        Upper bounds on kills of executors and of the driver, and on further attempts at a store's version.
-    faults
-        Injected protocol faults.
-    """
+    """The protocol of commits that executors hand over to the driver, with injected faults."""
 
     stores: int = 2
     versions: int = 2
     executors: int = 2
+    # Upper bound on the runs of the query.
     runs: int = 2
+    # Upper bounds on kills of executors and of the driver, and on further attempts at a store's version.
     kills: int = 1
     retries: int = 1
     faults: frozenset[str] = frozenset()
@@ -162,11 +154,8 @@ class ClusterSpec:
         if attempt.step == "task":
             pending = _with(state, number, "pending")
             if attempt.run == state.run:
-                row = list(state.memory[attempt.executor])
-                row[attempt.store] = number
-                memory = list(state.memory)
-                memory[attempt.executor] = tuple(row)
-                pending = pending._replace(memory=tuple(memory))
+                row = put(state.memory[attempt.executor], attempt.store, number)
+                pending = pending._replace(memory=put(state.memory, attempt.executor, row))
             yield f"hand over {where}", pending
         elif attempt.step == "pending" and attempt.run == state.run:
             yield f"send {where}", _with(state, number, "received")
@@ -174,18 +163,15 @@ class ClusterSpec:
         ended = attempt.step in ("pending", "received") if early else attempt.step == "received"
         if ended and is_current and state.step == "tasks" and state.accepted[attempt.store] == NONE:
             # Spark has the result of a task whose executor is lost a moment later.
-            accepted = list(state.accepted)
-            accepted[attempt.store] = number
-            yield f"accept {where}", state._replace(accepted=tuple(accepted))
+            yield f"accept {where}", state._replace(accepted=put(state.accepted, attempt.store, number))
 
     def _killed(self, state: State, executor: int) -> State:
         attempts = tuple(
             one._replace(step="lost") if one.executor == executor and one.step in ("task", "pending") else one
             for one in state.attempts
         )
-        memory = list(state.memory)
-        memory[executor] = (NONE,) * self.stores
-        return state._replace(attempts=attempts, memory=tuple(memory), kills=state.kills + 1)
+        memory = put(state.memory, executor, (NONE,) * self.stores)
+        return state._replace(attempts=attempts, memory=memory, kills=state.kills + 1)
 
     def invariants(self) -> Mapping[str, Callable[[State], bool]]:
         def complete(state: State) -> bool:
@@ -206,6 +192,5 @@ class ClusterSpec:
 
 
 def _with(state: State, number: int, step: str) -> State:
-    attempts = list(state.attempts)
-    attempts[number] = attempts[number]._replace(step=step)
-    return state._replace(attempts=tuple(attempts))
+    attempt = state.attempts[number]._replace(step=step)
+    return state._replace(attempts=put(state.attempts, number, attempt))

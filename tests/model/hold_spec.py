@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tests.model.checker import put
+
 
 class Cleaner(NamedTuple):
     """The cleanups of one instance of a store."""
@@ -40,22 +42,13 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class HoldSpec:
-    """Cleanups that keep different numbers of versions, and several holders.
+    """Cleanups that keep different numbers of versions, and several holders, with injected faults."""
 
-    Attributes
-    ----------
-    keeps
-        Number of versions before the newest that each instance keeps.
-    held
-        Versions that are held.
-    versions
-        Number of versions in all.
-    faults
-        Injected protocol faults.
-    """
-
+    # Number of versions before the newest that each instance keeps.
     keeps: tuple[int, ...] = (1, 2)
+    # Versions that are held.
     held: tuple[int, ...] = (1, 2)
+    # Number of versions in all.
     versions: int = 4
     faults: frozenset[str] = frozenset()
 
@@ -82,11 +75,11 @@ class HoldSpec:
             )
         for number, cleaner in enumerate(state.cleaners):
             for label, of, after in self._clean(state, cleaner):
-                cleaners = (*state.cleaners[:number], after, *state.cleaners[number + 1 :])
+                cleaners = put(state.cleaners, number, after)
                 yield f"{label} by {number}, which keeps {cleaner.keep}", of._replace(cleaners=cleaners)
         for number, holder in enumerate(state.holders):
             for label, of, to in self._hold(state, holder):
-                holders = (*state.holders[:number], to, *state.holders[number + 1 :])
+                holders = put(state.holders, number, to)
                 yield f"{label} for the hold on {holder.version}", of._replace(holders=holders)
 
     def _clean(self, state: State, cleaner: Cleaner) -> Iterator[tuple[str, State, Cleaner]]:

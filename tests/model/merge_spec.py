@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import product
 from typing import NamedTuple
 
+from tests.model.checker import put
+
 
 class Attempt(NamedTuple):
     """The only attempt of a run at a version of a store.
@@ -95,47 +97,32 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class MergeSpec:
-    """The protocol of merged files.
+    """The protocol of merged files, with injected faults."""
 
-    Attributes
-    ----------
-    with_ids
-        Spark's checkpoint format v2.
-    modes
-        Mode of every run: "b" (`commit=batch`) or "t" (`commit=task`).
-    stores, versions, rewrites, kills, rollbacks
-        Upper bounds on their numbers.
-    retained, lag
-        Versions that are kept before the newest, and batches by which a store's cleanup may be behind its
-        run.
-    rolls_beyond, concurrent
-        Whether a rollback may lead to a complete version that is not retained any more, and whether a run may
-        begin before the previous one has ended.
-    whole, varied
-        Pairs of store and version: the attempts that have no chain, and those that may have none.
-    large
-        Pairs of store and version: the attempts that a run with `commit=batch` writes in files of the stores'
-        own.
-    executor
-        Whether each run has an executor, to which stores move from the driver's process. With ids only.
-    faults
-        Injected protocol faults.
-    """
-
+    # Spark's checkpoint format v2.
     with_ids: bool = False
+    # Mode of every run: "b" (`commit=batch`) or "t" (`commit=task`).
     modes: str = "bb"
+    # Upper bounds on their numbers.
     stores: int = 2
     versions: int = 3
     rewrites: int = 0
     kills: int = 0
     rollbacks: int = 0
+    # Versions that are kept before the newest.
     retained: int = 0
+    # Batches by which a store's cleanup may be behind its run.
     lag: int = 0
+    # Whether a rollback may lead to a complete version that is not retained any more.
     rolls_beyond: bool = True
+    # Whether a run may begin before the previous one has ended.
     concurrent: bool = False
+    # Pairs of store and version: the attempts that have no chain, and those that may have none.
     whole: frozenset[tuple[int, int]] = frozenset([(0, 2), (1, 3)])
     varied: frozenset[tuple[int, int]] = frozenset()
+    # Likewise: the attempts that a run with `commit=batch` writes in files of the stores' own.
     large: frozenset[tuple[int, int]] = frozenset()
+    # Whether each run has an executor, to which stores move from the driver's process. With ids only.
     executor: bool = False
     faults: frozenset[str] = frozenset()
 
@@ -225,7 +212,7 @@ class MergeSpec:
         waiting = [n for n, attempt in enumerate(run.memory) if not attempt or attempt.version < run.version]
         for store in waiting:
             for (own,) in self._made(number, run, [store]):
-                memory = (*run.memory[:store], own, *run.memory[store + 1 :])
+                memory = put(run.memory, store, own)
                 after = run._replace(step="tasks" if len(waiting) > 1 else "published", memory=memory)
                 if self._newest(run.known, own) and "merged files do not exist for own" not in self.faults:
                     yield self._publish(state, number, run, after)
@@ -333,9 +320,7 @@ class MergeSpec:
         for store in range(self.stores if _is_active(run) and run.step == "tasks" else 0):
             own = {a for a in state.own if a[:2] == (store, last) and a.run == run.committed[-1]}
             if last and moved[store] != last:
-                after = run._replace(
-                    moved=(*moved[:store], last, *moved[store + 1 :]), loaded=run.loaded - {store}
-                )
+                after = run._replace(moved=put(moved, store, last), loaded=run.loaded - {store})
                 if not own:
                     # It is in no file that the process knows: it lists.
                     after = _listed_there(state, after)
@@ -475,4 +460,4 @@ def _ended(state: State, number: int) -> State:
 
 
 def _with(state: State, number: int, run: Run) -> State:
-    return state._replace(runs=(*state.runs[:number], run, *state.runs[number + 1 :]))
+    return state._replace(runs=put(state.runs, number, run))

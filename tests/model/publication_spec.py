@@ -11,6 +11,8 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from tests.model.checker import put
+
 NONE = -1
 
 
@@ -53,27 +55,16 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class PublicationSpec:
-    """The protocol of a batch's publication.
+    """The protocol of a batch's publication, with injected faults."""
 
-    Attributes
-    ----------
-    with_ids
-        Spark's checkpoint format v2.
-    stores, objects
-        Upper bounds on their numbers.
-    retries
-        Upper bound on tasks that run again and commit in a file of their own.
-    answers
-        Upper bound on lost answers of publications: the request is repeated while its first one is in
-        progress.
-    faults
-        Injected protocol faults.
-    """
-
+    # Spark's checkpoint format v2.
     with_ids: bool = False
+    # Upper bounds on their numbers.
     stores: int = 2
     objects: int = 3
+    # Upper bound on tasks that run again and commit in a file of their own.
     retries: int = 0
+    # Upper bound on lost answers: the request is repeated while the first publication is in progress.
     answers: int = 0
     faults: frozenset[str] = frozenset()
 
@@ -231,4 +222,4 @@ def _moved(state: State, owner: int, place: str, to: str) -> State:
 
 
 def _with(state: State, position: int, store: Store) -> State:
-    return state._replace(stores=(*state.stores[:position], store, *state.stores[position + 1 :]))
+    return state._replace(stores=put(state.stores, position, store))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.model.checker import follow
+from tests.model.checker import follow, put
 
 NONE = -1
 
@@ -91,45 +91,30 @@ class State(NamedTuple):
 
 @dataclass(frozen=True)
 class StoreSpec:
-    """The store's protocol, within bounds, and with the named faults.
+    """The store's protocol, within bounds, and with injected faults."""
 
-    Attributes
-    ----------
-    with_ids
-        Spark's checkpoint format v2.
-    inside
-        Whether changes are inside metadata, rather than in separate files.
-    versions, attempts, executors, snapshots, rollbacks, cleanups
-        Upper bounds on their numbers.
-    retained
-        Versions that are kept before the newest.
-    contended
-        The versions at which several attempts are made; by default all.
-    runs
-        Whether runs are written instead of full snapshots.
-    whole
-        Versions at which an attempt may write the whole state, instead of its changes.
-    crashes
-        Whether executors may be lost.
-    begin
-        Initial steps, in this order, see `follow`.
-    faults
-        Injected protocol faults.
-    """
-
+    # Spark's checkpoint format v2.
     with_ids: bool = False
+    # Whether changes are inside metadata, rather than in separate files.
     inside: bool = True
+    # Upper bounds on their numbers.
     versions: int = 2
     attempts: int = 3
     executors: int = 2
     snapshots: int = 0
     rollbacks: int = 0
-    retained: int = 1
     cleanups: int = 0
+    # Versions that are kept before the newest.
+    retained: int = 1
+    # The versions at which several attempts are made; by default all.
     contended: frozenset[int] | None = None
+    # Whether runs are written instead of full snapshots.
     runs: bool = False
+    # Versions at which an attempt may write the whole state, instead of its changes.
     whole: frozenset[int] = frozenset()
+    # Whether executors may be lost.
     crashes: bool = False
+    # Initial steps, in this order, see `follow`.
     begin: tuple[str, ...] = ()
     faults: frozenset[str] = frozenset()
 
@@ -265,9 +250,8 @@ class StoreSpec:
                     base,
                     *(s for s in attempt_id.chain if _version(state, s) > base[2]),
                 )
-                made = list(state.attempts)
-                made[task.attempt_id] = attempt_id._replace(chain=chain)
-                of = state._replace(attempts=tuple(made))
+                made = put(state.attempts, task.attempt_id, attempt_id._replace(chain=chain))
+                of = state._replace(attempts=made)
             yield f"base {'taken' if taken else 'not taken'} by {what}", continued(write, of)
         elif task.step == "write":
             of = state._replace(files=state.files | {("file", task.attempt_id)})
@@ -277,8 +261,7 @@ class StoreSpec:
                 yield f"write file of {what}", continued("create", of)
         elif task.step == "create":
             if current == NONE or "overwrite" in self.faults:
-                kept = {(known, by) for known, by in state.metadata if known != name}
-                of = state._replace(metadata=frozenset(kept | {(name, task.attempt_id)}))
+                of = self._replaced(state, name, task.attempt_id)
                 if "metadata first" in self.faults and not self.inside:
                     of = of._replace(done=of.done | {task.attempt_id})
                     yield f"create metadata of {what}", continued("write", of)
@@ -496,5 +479,4 @@ def _is_continuous(state: State, chain: tuple[Stream, ...]) -> bool:
 
 
 def _with(state: State, number: int, executor: Executor) -> State:
-    executors = (*state.executors[:number], executor, *state.executors[number + 1 :])
-    return state._replace(executors=executors)
+    return state._replace(executors=put(state.executors, number, executor))

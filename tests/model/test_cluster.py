@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.model.checker import check, passes
+from tests.model.checker import fails, passes
 from tests.model.cluster_spec import ClusterSpec
 
 SPEC = ClusterSpec(stores=1)
@@ -21,9 +21,7 @@ def test_cluster_protocol_holds_in_every_interleaving(spec: ClusterSpec) -> None
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    "spec",
-    [replace(SPEC, kills=2, runs=3, versions=3), replace(SPEC, retries=2, runs=3)],
-    ids=str,
+    "spec", [replace(SPEC, kills=2, runs=3, versions=3), replace(SPEC, retries=2, runs=3)], ids=str
 )
 def test_cluster_protocol_holds_in_longer_interleavings(spec: ClusterSpec) -> None:
     passes(spec)
@@ -39,6 +37,5 @@ def test_cluster_protocol_holds_in_longer_interleavings(spec: ClusterSpec) -> No
     ],
 )
 def test_cluster_protocol_fails_with_defect(fault: str, invariant: str) -> None:
-    found = check(replace(SPEC, faults=frozenset([fault]))).counterexample
-    assert found is not None, fault
+    found = fails(SPEC, fault)
     assert found.invariant == invariant, str(found)

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cache
 
 import pytest
 
-from tests.model import checker
-from tests.model.checker import check, follow
+from tests.model.checker import check, fails, follow, passes, with_faults
 from tests.model.merge_spec import MergeSpec, State
 
 WHOLE = "committed versions are complete"
@@ -62,10 +60,6 @@ class Unreached(MergeSpec):
             return len(state.committed) < self.versions or any(file.oldest == 1 for file in state.physical)
 
         return {"no run is done": unreached}
-
-
-# Several tests need the result of one specification.
-passes = cache(checker.passes)
 
 
 @pytest.mark.parametrize("spec", HOLDS.values(), ids=HOLDS)
@@ -172,8 +166,7 @@ FAULTS = (
 
 @pytest.mark.parametrize(("fault", "spec", "invariant"), FAULTS.values(), ids=FAULTS)
 def test_merge_protocol_fails_with_defect(fault: str, spec: MergeSpec, invariant: str) -> None:
-    found = check(replace(spec, faults=frozenset([fault])), only=invariant)
-    assert found.counterexample is not None
+    fails(spec, fault, only=invariant)
     passes(spec)
 
 
@@ -183,7 +176,7 @@ def test_merge_protocol_fails_with_defect(fault: str, spec: MergeSpec, invariant
     ids=["concurrent runs", "a rollback", "a concurrent run in task mode", "a rollback and task mode"],
 )
 def test_merge_protocol_with_ids_holds_without_v1_precautions(spec: MergeSpec) -> None:
-    passes(replace(spec, with_ids=True, faults=frozenset(fault for fault, *_ in ONLY_V1.values())))
+    passes(with_faults(replace(spec, with_ids=True), *(fault for fault, *_ in ONLY_V1.values())))
 
 
 # A deleted name is created again, between the listing of a run and its deletion of that name.
@@ -198,15 +191,6 @@ RECREATED = (
 )
 
 
-def test_run_that_moves_uncommitted_versions_deletes_a_recreated_file() -> None:
-    spec = replace(V2, modes="bbbb", concurrent=True, rewrites=1)
-    fault = replace(spec, faults=frozenset(["uncommitted versions are moved"]))
-    (begin,) = spec.init()
-    assert not fault.invariants()[WHOLE](follow(fault, begin, RECREATED))
-    with pytest.raises(ValueError, match="'move "):
-        follow(spec, begin, RECREATED)
-
-
 # Run 1 supersedes version 2 of run 0, which goes on from its own attempt. Run 2 does not know that this one
 # is still in use, as run 0 supersedes its version 3.
 DIVERGED = (
@@ -219,36 +203,52 @@ DIVERGED = (
 )
 
 
-def test_v1_cleanup_without_listing_deletes_the_base_of_a_concurrent_attempt() -> None:
-    spec = replace(V1, modes="bbb", stores=1, concurrent=True, rewrites=1, whole=frozenset([(0, 2)]))
-    fault = replace(spec, faults=frozenset(["cleanups do not list"]))
+@pytest.mark.parametrize(
+    ("spec", "fault", "steps", "missing_step"),
+    [
+        pytest.param(
+            replace(V2, modes="bbbb", concurrent=True, rewrites=1),
+            "uncommitted versions are moved",
+            RECREATED,
+            "'move ",
+            id="a recreated file is deleted",
+        ),
+        pytest.param(
+            replace(V1, modes="bbb", stores=1, concurrent=True, rewrites=1, whole=frozenset([(0, 2)])),
+            "cleanups do not list",
+            DIVERGED,
+            "'delete ",
+            id="the base of a concurrent attempt is deleted",
+        ),
+    ],
+)
+def test_merge_protocol_fails_with_defect_after_many_steps(
+    spec: MergeSpec, fault: str, steps: tuple[str, ...], missing_step: str
+) -> None:
     (begin,) = spec.init()
-    assert not fault.invariants()[WHOLE](follow(fault, begin, DIVERGED))
-    with pytest.raises(ValueError, match="'delete "):
-        follow(spec, begin, DIVERGED)
+    faulty = with_faults(spec, fault)
+    assert not faulty.invariants()[WHOLE](follow(faulty, begin, steps))
+    with pytest.raises(ValueError, match=missing_step):
+        follow(spec, begin, steps)
 
 
 @pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
 def test_run_commits_every_batch_and_deletes_old_files(spec: MergeSpec) -> None:
     for modes in ("b", "bb", "tb", "btb"):
-        found = check(Unreached(spec.with_ids, modes=modes))
-        assert found.counterexample is not None
+        fails(Unreached(spec.with_ids, modes=modes))
 
 
 def test_v1_run_paused_between_check_and_create_supersedes_a_committed_version() -> None:
     """The remaining gap in checkpoint format v1; every committed version is complete nevertheless."""
-    slow = frozenset(["slow check"])
-    found = check(replace(CONCURRENT, faults=slow), only=SETTLED)
-    assert found.counterexample is not None
-    assert check(replace(CONCURRENT, faults=slow), only=WHOLE).counterexample is None
-    passes(replace(CONCURRENT, with_ids=True, faults=slow))
+    fails(CONCURRENT, "slow check", only=SETTLED)
+    assert check(with_faults(CONCURRENT, "slow check"), only=WHOLE).counterexample is None
+    passes(with_faults(replace(CONCURRENT, with_ids=True), "slow check"))
 
 
 @pytest.mark.parametrize("modes", ["bt", "tb"])
 def test_v1_rollback_beyond_retention_finds_a_file_of_a_concurrent_run_in_task_mode(modes: str) -> None:
     spec = replace(CONCURRENT, modes=modes, rollbacks=1)
-    found = check(spec)
-    assert found.counterexample is not None
-    assert found.counterexample.invariant == SETTLED
-    assert found.counterexample.labels[-1].startswith("rollback")
+    found = fails(spec)
+    assert found.invariant == SETTLED
+    assert found.labels[-1].startswith("rollback")
     passes(replace(spec, retained=1, rolls_beyond=False))

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.model.checker import check, passes
+from tests.model.checker import fails, passes, with_faults
 from tests.model.publication_spec import PublicationSpec
 
 STORED = "committed attempts are in storage"
@@ -20,10 +20,6 @@ V2 = PublicationSpec(with_ids=True)
 FULL = {"v1": replace(V1, retries=1, answers=1), "v2": replace(V2, retries=1, answers=1)}
 
 
-def with_faults(spec: PublicationSpec, *faults: str) -> PublicationSpec:
-    return replace(spec, faults=frozenset(faults))
-
-
 @pytest.mark.parametrize("spec", FULL.values(), ids=FULL)
 def test_publication_holds_in_every_interleaving(spec: PublicationSpec) -> None:
     found = passes(spec)
@@ -32,11 +28,11 @@ def test_publication_holds_in_every_interleaving(spec: PublicationSpec) -> None:
     assert expected <= found.labels
 
 
-FORGETFUL = ["runs in use are forgotten", "unpublished is forgotten"]
+both = pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
 
 
-@pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
-@pytest.mark.parametrize("forgetful", FORGETFUL)
+@both
+@pytest.mark.parametrize("forgetful", ["runs in use are forgotten", "unpublished is forgotten"])
 def test_second_object_or_pending_taken_for_published_loses_nothing_alone(
     spec: PublicationSpec, forgetful: str
 ) -> None:
@@ -45,25 +41,22 @@ def test_second_object_or_pending_taken_for_published_loses_nothing_alone(
     passes(with_faults(spec, "pending counts as published"))
 
 
-@pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
-def test_second_object_and_pending_taken_for_published_lose_a_committed_version(
+@both
+def test_attempt_taken_for_published_and_a_second_object_lose_a_committed_version(
     spec: PublicationSpec,
 ) -> None:
-    found = check(with_faults(spec, "runs in use are forgotten", "pending counts as published"), only=STORED)
-    assert found.counterexample is not None
+    fails(spec, "runs in use are forgotten", "pending counts as published", only=STORED)
 
 
-@pytest.mark.parametrize("spec", [V1, V2], ids=["v1", "v2"])
+@both
 def test_attempt_in_publication_taken_for_published_loses_a_committed_version(spec: PublicationSpec) -> None:
     repeated = replace(spec, answers=1)
-    found = check(with_faults(repeated, "pending counts as published"), only=STORED)
-    assert found.counterexample is not None
+    fails(repeated, "pending counts as published", only=STORED)
     passes(repeated)
 
 
 def test_v1_pending_attempt_published_after_a_later_one_supersedes_it() -> None:
     retried = replace(V1, retries=1)
-    found = check(with_faults(retried, "pending is published later"), only=LAST)
-    assert found.counterexample is not None
-    assert check(with_faults(retried, "runs in use are forgotten"), only=LAST).counterexample is not None
+    for fault in ("pending is published later", "runs in use are forgotten"):
+        fails(retried, fault, only=LAST)
     passes(with_faults(replace(V2, retries=1), "pending is published later"))

@@ -175,7 +175,7 @@ _OF_FILES: Final = (
         f"{_FILES}/urls.py",
         "secret[1] + '...@' + text[secret.end() :]",
         "text",
-        (f"{_TESTS}/files/test_url_tricks.py",),
+        (f"{_TESTS}/files/test_files.py",),
         "An error about a password in a URL does not show the password.",
     ),
 )

@@ -128,7 +128,7 @@ _VERSIONS: Final = (
         f"{_PROVIDER}/LoadedState.scala",
         "keepVersions(List(versionAs(newest.version, newest.id, newest.stored)))",
         "keepVersions(versionAs(newest.version, newest.id, newest.stored) :: versions.tail)",
-        (f"{_TESTS}/test_provider_machine.py::test_provider_equals_a_versioned_dict[v2-hash]",),
+        (f"{_SCENARIOS}::test_older_version_is_opened_again_after_a_compaction",),
         "A batch that runs again after a compaction starts from the rows of the version before.",
     ),
     Mutant(

@@ -16,7 +16,7 @@ _TESTS: Final = "tests/spark"
 _FILES: Final = f"{_TESTS}/test_checkpoint_file_manager.py"
 _REFUSALS: Final = f"{_TESTS}/test_hand_over_refusals.py"
 _CHECKPOINTS: Final = f"{_TESTS}/test_driver_checkpoints.py"
-_KILLED: Final = f"{_TESTS}/test_provider_scenarios.py::test_killed_backend_is_restarted[v1]"
+_KILLED: Final = f"{_TESTS}/test_provider_scenarios.py::test_killed_backend_is_restarted"
 _ANSWERS: Final = f"{_TESTS}/test_bad_answers.py"
 _HANGING: Final = f"{_TESTS}/test_hanging_backends.py"
 _EVOLUTION: Final = f"{_TESTS}/test_provider_evolution.py"
@@ -153,7 +153,7 @@ _HANDED_OVER: Final = (
         (
             f"{_TESTS}/test_driver_checks.py",
             "-k",
-            "sink_rejects_a_store_option and checkpointsdir and nowhere",
+            "sink_rejects_a_store_option and checkpointsdir",
         ),
         "An option of the store that is given to a sink fails the query, instead of being ignored.",
     ),
@@ -162,7 +162,7 @@ _HANDED_OVER: Final = (
         f"{_DRIVER}/QueryMonitor.scala",
         "if (query.isActive) to.add(query) else to.remove(query.id)",
         "if (query.batches.nonEmpty) to.add(query) else to.remove(query.id)",
-        (f"{_TESTS}/test_state_metrics.py::test_metrics_of_a_query_end_with_it",),
+        (f"{_TESTS}/test_monitoring.py::test_metrics_of_a_query_end_with_it",),
         "The metrics of a query end with it.",
     ),
 )
@@ -312,7 +312,7 @@ _SCHEMAS: Final = (
         f"{_SHIM}/convert/StateConversion.scala",
         "if (family.hasLists) target.merge(pair.key, pair.value, family.name)",
         "if (family.isOrdered && family.hasLists) target.merge(pair.key, pair.value, family.name)",
-        (f"{_TESTS}/test_conversion.py", "-k", "from_rocksdb_and_back and Scala and timers"),
+        (f"{_TESTS}/test_conversion.py", "-k", "conversion_and_back and Scala and timers"),
         "A conversion copies every value of a list.",
     ),
     Mutant(

@@ -101,10 +101,6 @@ def totals(batch: int, keys: int) -> Rows:
     return ((k, batch + 1, before + k * (batch + 1)) for k in range(keys))
 
 
-def numbers(batch: int, keys: int) -> Rows:
-    return ((k, batch + 1) for k in range(keys))
-
-
 def sets(stream: Any, keys: int) -> Any:
     """Collect a set of up to eight numbers, all of which belong to the key."""
     members = F.array_sort(F.collect_set(F.col("k") * 8 + F.col("batch") % 8))
@@ -142,10 +138,6 @@ def repeated_ids(batch: int, keys: int) -> range:
 
 def new_ids(batch: int, keys: int) -> Rows:
     return ((number,) for number in first_ids(batch, keys))
-
-
-def all_ids(batch: int, keys: int) -> Rows:
-    return ((number,) for number in range(first_ids(batch, keys).stop))
 
 
 def expiring_ids(batch: int, keys: int) -> Rows:
@@ -232,35 +224,9 @@ def processed(stream: Any, keys: int) -> Any:
     )
 
 
-def processed_in_scala(stream: Any, keys: int) -> Any:
-    from pyspark.sql import DataFrame
-
-    session = stream.sparkSession
-    processors = session._jvm.org.apache.spark.sql.statestore.transform.Processors
-    return DataFrame(processors.counted(stream.selectExpr("int(k) as value")._jdf, keys), session)
-
-
-def groups_in_scala(stream: Any, keys: int) -> Any:
-    from pyspark.sql import DataFrame
-
-    session = stream.sparkSession
-    timed = stream.withWatermark("ts", f"{LATE} seconds")
-    rows = timed.selectExpr("string(k) as k", "unix_seconds(ts) as seconds", "ts")
-    counted = DataFrame(session._jvm.org.apache.spark.sql.statestore.GroupCounts.over(rows._jdf), session)
-    return counted.selectExpr("bigint(k) as k", "n")
-
-
 OPERATORS = {
     "count": Operator(counts, totals, totals, ("key.*", "value.*")),
     "collect_set": Operator(sets, members, members, ("key.*", "value.*"), decode=decode_set),
-    "dropDuplicates": Operator(
-        lambda stream, keys: with_id(stream, keys).dropDuplicates(["id"]).select("id"),
-        new_ids,
-        all_ids,
-        ("key.*",),
-        mode="append",
-        refused=("one_task",),
-    ),
     "dropDuplicatesWithinWatermark": Operator(
         lambda stream, keys: with_id(stream, keys, EXPIRY).dropDuplicatesWithinWatermark(["id"]).select("id"),
         new_ids,
@@ -282,11 +248,5 @@ OPERATORS = {
     "applyInPandasWithState": Operator(in_pandas, totals, totals, ("key.*", "value.groupState.*"), share=10),
     "transformWithState": Operator(
         processed, totals, totals, ("key.*", "value.*"), options={"stateVarName": "totals"}, share=10
-    ),
-    "transformWithState_in_Scala": Operator(
-        processed_in_scala, numbers, numbers, ("key.*", "value.*"), options={"stateVarName": "count"}
-    ),
-    "flatMapGroupsWithState": Operator(
-        groups_in_scala, numbers, numbers, ("bigint(key.value)", "value.groupState.value"), mode="append"
     ),
 }

@@ -322,9 +322,6 @@ class Store(Operations):
     def iterator(self) -> RowIterator:
         return self.open_iterator("all")
 
-    def prefix_iterator(self, *prefix: Any) -> RowIterator:
-        return self.open_iterator("prefix", prefix)
-
     @property
     def has_committed(self) -> bool:
         return self._do(_as_is, "hasCommitted")
@@ -340,6 +337,22 @@ class Store(Operations):
     @property
     def metrics(self) -> dict[str, int]:
         return self._do(dict, "metrics")
+
+
+def begin(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> Store:
+    """Open a version for writing, and put rows."""
+    store = provider.open(version, checkpoint_id)
+    for key, row in rows.items():
+        store.put(key, row)
+    return store
+
+
+def read(provider: Provider, version: int, checkpoint_id: str | None = None) -> dict[Row, Row]:
+    """Return the rows of a version."""
+    store = provider.open_read(version, checkpoint_id)
+    rows = dict(store.rows())
+    store.release()
+    return rows
 
 
 class Script(Operations):
@@ -398,10 +411,6 @@ class RowIterator:
 
     def next(self) -> Any:
         return next(iter(self.take(1)), None)
-
-    def next_removed(self) -> Any:
-        """Return the next row, read after its key was removed from the store."""
-        return next(iter(self.take_removed(1)), None)
 
     def seek(self, *prefix: Any) -> None:
         """Make a reusable iterator see all writes, and seek the first key that is not below the prefix."""

@@ -58,7 +58,8 @@ TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
 ]
 
 
-@dataclass
+# Too long to be printed; Hypothesis prints the seed.
+@dataclass(repr=False)
 class Input:
     schema: pa.Schema
     parts: list[list[Rows]]

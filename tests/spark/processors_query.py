@@ -40,12 +40,13 @@ CLOCK = re.compile(r"(\w*[eE]xpiration\w*'?)(?:=|: )\d+")
 
 
 class ProcessorQuery(Query):
-    """A query with named state.
+    """A query with named state, which is built from the stream of its input and the number of the run.
 
     Set `keeps_clock` if some of its state contains the time of day, which is then ignored.
     """
 
     keeps_clock = False
+    number = 0
 
     def state(self) -> Counter[str]:
         """Return the rows of the newest version of all variables and timers, read in every way."""
@@ -72,6 +73,9 @@ class ProcessorQuery(Query):
                         f"{operator.operatorId} {options} {self._told(row)}" for row in rows.collect()
                     )
         return found
+
+    def _built(self, events: Any) -> Any:
+        return self.build(events, self.number)
 
     def totals(self) -> list[list[int]]:
         """Return the number of rows that each batch of the last run left in each operator."""
@@ -148,18 +152,16 @@ def in_scala(has: Sequence[str], gone: Sequence[str], ttl: Sequence[int], time: 
     return build
 
 
-def life_of(make: Callable[[Callable[[], int]], ProcessorQuery], parts: Sequence[Sequence[Rows]]) -> Life:
+def life_of(query: ProcessorQuery, parts: Sequence[Sequence[Rows]]) -> Life:
     """Return a query's output, its numbers of rows, and its final rows; one run for each part.
 
-    The query is made by a function that receives the number of the run. The last run
-    starts with no store in memory.
+    The last run starts with no store in memory.
     """
-    run = 0
-    query = make(lambda: run)
     outputs, totals = [], []
-    for run, part in enumerate(parts):
+    for number, part in enumerate(parts):
+        query.number = number
         query.feed(*part)
-        if run == len(parts) - 1:
+        if number == len(parts) - 1:
             unload_all(query.spark)
         outputs.append(query.run())
         totals.append(query.totals())

@@ -72,7 +72,7 @@ class Query:
         self,
         spark: Any,
         directory: Path,
-        build: Callable[[Any], Any],
+        build: Callable[..., Any],
         mode: str,
         schema: pa.Schema,
         *,
@@ -124,13 +124,16 @@ class Query:
                 self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
             )
             return (
-                self.build(events)
+                self._built(events)
                 .writeStream.outputMode(self._mode)
                 .option("checkpointLocation", str(self.checkpoint))
                 .foreachBatch(sink)
                 .trigger(**trigger)
                 .start()
             )
+
+    def _built(self, events: Any) -> Any:
+        return self.build(events)
 
     def run(self) -> Output:
         """Run the query on all available input, and return its output batch by batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from pathlib import Path
@@ -14,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.backend_faults import FaultyBackend
-from tests.spark.counting import backend_of, finish, run_to, start_counting, wait_for_batch, wait_until
+from tests.spark.counting import run_to, start_counting, wait_for_batch
 from tests.spark.queries import configured
 from tests.support.slow import SlowStorage
 from tests.support.spark_versions import is_since
@@ -229,19 +228,15 @@ def test_directory_with_a_number_for_its_name_exists(manager: Manager) -> None:
 @pytest.mark.parametrize("size", [0, CHUNK, CHUNK + 1, 2 * CHUNK + 5])
 def test_file_of_any_size(manager: Manager, size: int) -> None:
     data = os.urandom(size)
-    manager.write("0", data[: size // 2], data[size // 2 :])
+    out = manager.of.createAtomic(manager.path("0"), False)
+    for part in (data[: size // 2], data[size // 2 :]):
+        out.write(bytearray(part))
+    # Unlinked while it is used, a temporary file needs no hook that deletes it when the JVM exits.
+    temporary = Path(manager._jvm.java.lang.System.getProperty("java.io.tmpdir"))
+    assert not list(temporary.glob("spark-statestore-*.file"))
+    out.close()
     assert manager.read("0") == data
     assert manager.read("0", size // 3) == data[size // 3 :]
-
-
-def test_large_file_leaves_no_temporary_file_behind(manager: Manager) -> None:
-    directory = Path(manager._jvm.java.lang.System.getProperty("java.io.tmpdir"))
-    out = manager.of.createAtomic(manager.path("0"), False)
-    out.write(bytearray(CHUNK + 1))
-    # Unlinked while it is used, it needs no hook that deletes it when the JVM exits.
-    assert not list(directory.glob("spark-statestore-*.file"))
-    out.close()
-    assert len(manager.read("0")) == CHUNK + 1
 
 
 def test_paths_without_a_scheme_are_those_of_hadoops_default(manager: Manager, tmp_path: Path) -> None:
@@ -274,19 +269,6 @@ def test_entry_of_another_query_ends_the_query(spark: Any, tmp_path: Path) -> No
         query.awaitTermination(60)
     assert (tmp_path / "offsets" / str(ahead)).read_text() == "of another query"
     assert max(int(path.name) for path in (tmp_path / "commits").iterdir()) < ahead
-
-
-def test_query_goes_on_after_kills_of_the_backend_that_writes_its_logs(spark: Any, tmp_path: Path) -> None:
-    session = session_of(spark)
-    query = start_counting(session, tmp_path)
-    for _ in range(3):
-        wait_for_batch(query, (query.lastProgress or {"batchId": 0})["batchId"] + 2)
-        backend = backend_of(session)
-        backend.kill()
-        assert wait_until(lambda: not backend.is_running(), 20)  # noqa: B023
-    finish(session, query, query.lastProgress["batchId"] + 2)
-    for entry in (tmp_path / "offsets").iterdir():
-        json.loads(entry.read_text().splitlines()[1])
 
 
 def test_stopped_query_waits_for_the_file_that_it_writes(spark: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pyspark.errors import SparkRuntimeException
 import spark_statestore
 from tests.spark.families import LISTS, MAPS, TIMES, created, open_provider
 from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances
+from tests.spark.test_error_conditions import INVALID_STAMP
 
 pytestmark = [pytest.mark.first, pytest.mark.spark]
 
@@ -122,8 +123,9 @@ def test_store_cannot_commit_once_a_later_version_was_opened(instance: Open) -> 
     late.put(A, value(2))
     second = commit(provider, 1, first, (A, value(3))).checkpoint_id
     newest = provider.open(2, second)
-    with pytest.raises(SparkRuntimeException, match="a store was opened at a later version"):
+    with pytest.raises(SparkRuntimeException, match="a store was opened at a later version") as refused:
         late.commit()
+    assert refused.value.getCondition() == INVALID_STAMP
     late.abort()
     newest.put(B, value(4))
     newest.commit()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,10 @@ from tests.unit.rows import encoder
 
 __all__ = ["typed"]
 
-ALL = [name for name, case in CASES.items() if is_since(case.since) and not name.endswith("all queries")]
-IN_ONE_FAMILY = [name for name in ALL if "transformWithState" not in name and "format" not in name]
-
 # Spark's other way of writing RocksDB's versions.
 WITH_CHANGELOGS = {STATE_STORE + "rocksdb.changelogCheckpointing.enabled": "true"}
+
+NAMES = {ROCKSDB: "rocksdb", SPARKS: "hdfs"}
 
 
 def three_operators(stream: Any) -> Any:
@@ -52,8 +51,8 @@ def three_operators(stream: Any) -> Any:
     return windows.groupBy(F.window("window", "20 minutes")).agg(F.sum("n").alias("n"))
 
 
-SEVERAL = "several operators"
-QUERIES = {**CASES, SEVERAL: Case(three_operators)}
+QUERIES = {**CASES, "several operators": Case(three_operators)}
+ALL = [name for name, case in QUERIES.items() if is_since(case.since) and not name.endswith("all queries")]
 
 _outputs: dict[str, Output] = {}
 """By query: its output where it is neither converted nor started again."""
@@ -97,6 +96,8 @@ class Converted:
             self.spark, str(self.query.checkpoint), str(target), to, stopped=True, **options
         )
         assert snapshot(self.query.checkpoint) == files, "the source has changed"
+        operators = QueryCheckpoint(str(target)).operators()
+        assert {state.operator for state in done.states} == {operator.id for operator in operators}
         self.go_on_from(target, done.provider)
         assert self._state(options) == before
         assert not (target / "_in-progress").exists()
@@ -142,74 +143,63 @@ def snapshot(directory: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
 
 
-# Spark 4.0 refuses the first batch of a query with one partition in format 2.
-BOTH_FORMATS = [
-    (name, version)
-    for name in ALL
-    for version in (1, 2)
-    if is_since("4.1") or version == 1 or name not in ("aggregation without keys", "limit")
-]
-
 # In `make test-spark`.
 EVERYWHERE = [
-    ("aggregation, update mode", 2),
-    ("outer join", 2),
-    ("transformWithState, Scala, timers", 1),
+    ("aggregation, update mode", ROCKSDB, 2),
+    ("outer join", ROCKSDB, 2),
+    ("transformWithState, Scala, timers", ROCKSDB, 1),
 ]
 
-
-def marks(name: str, version: int) -> list[pytest.MarkDecorator]:
-    """Each operator in one of the formats; in the long runs in both."""
-    if (name, version) in EVERYWHERE and is_since("4.1"):
-        return [pytest.mark.spark]
-    return [pytest.mark.soak] if (ALL.index(name) + version) % 2 else []
+# Their state has the column families of other queries, and each of their batches starts Python.
+LONG_RUNS_ALONE = ("transformWithStateInPandas, TTL that passes", "transformWithState, rows, timers")
 
 
-@pytest.mark.parametrize(
-    ("name", "checkpoint_format"), [pytest.param(*each, marks=marks(*each)) for each in BOTH_FORMATS]
-)
-def test_conversion_from_rocksdb_and_back_continues_query(
-    spark: Any, tmp_path: Path, name: str, checkpoint_format: int
+def starts() -> Iterator[Any]:
+    """Yield queries with the store and the checkpoint format that they are converted from.
+
+    Each query begins with one of them, and in the long runs with all.
+    """
+    for number, name in enumerate(ALL):
+        in_one_family = "transformWithState" not in name and "format" not in name
+        usual_format = 2 - number % 2
+        usual = (SPARKS if in_one_family and usual_format == 1 else ROCKSDB, usual_format)
+        possible = [(ROCKSDB, 1), (ROCKSDB, 2)]
+        if in_one_family:
+            possible.append((SPARKS, 1))
+        if not is_since("4.1") and name in ("aggregation without keys", "limit"):
+            # Spark 4.0 refuses the first batch of a query with one partition in format 2.
+            possible.remove((ROCKSDB, 2))
+        for provider, checkpoint_format in possible:
+            marks = []
+            if (provider, checkpoint_format) != usual or name in LONG_RUNS_ALONE:
+                marks = [pytest.mark.soak]
+            elif (name, provider, checkpoint_format) in EVERYWHERE and is_since("4.1"):
+                marks = [pytest.mark.spark]
+            about = f"{name}, {NAMES[provider]} v{checkpoint_format}"
+            yield pytest.param(name, provider, checkpoint_format, marks=marks, id=about)
+
+
+@pytest.mark.parametrize(("name", "provider", "checkpoint_format"), list(starts()))
+def test_query_continues_after_its_conversion_and_back(
+    spark: Any, tmp_path: Path, name: str, provider: str, checkpoint_format: int
 ) -> None:
-    query = Converted(spark, tmp_path, name, ROCKSDB, checkpoint_format)
+    query = Converted(spark, tmp_path, name, provider, checkpoint_format)
     query.run(0, 1)
     assert query.convert("statestore").provider in (OURS, OURS_FOR_JOINS)
     query.run(2)
-    assert query.convert("rocksdb").provider == ROCKSDB
+    assert query.convert(NAMES[provider]).provider == provider
     query.run(3)
 
 
-@pytest.mark.parametrize("name", IN_ONE_FAMILY)
-def test_conversion_from_hdfs_and_back_continues_query(spark: Any, tmp_path: Path, name: str) -> None:
-    query = Converted(spark, tmp_path, name, SPARKS, 1)
-    query.run(0, 1)
-    assert query.convert("statestore").provider in (OURS, OURS_FOR_JOINS)
-    query.run(2)
-    assert query.convert("hdfs").provider == SPARKS
-    query.run(3)
-
-
-@pytest.mark.parametrize("name", ["aggregation, update mode", "session windows", "outer join", "limit"])
+@pytest.mark.parametrize("name", ["session windows", "outer join", "limit"])
 def test_conversion_to_other_partitions_continues_query(spark: Any, tmp_path: Path, name: str) -> None:
     query = Converted(spark, tmp_path, name, ROCKSDB, 2 if name == "outer join" else 1)
     query.run(0, 1)
     alone = 1 if name == "limit" else None
-    assert query.convert("statestore", partitions=5).partitions == {0: alone or 5}
-    query.run(2)
-    assert query.convert("rocksdb", partitions=3).partitions == {0: alone or 3}
     # Spark cannot do this in any version.
-    assert query.convert("rocksdb", partitions=4).partitions == {0: alone or 4}
-    query.run(3)
-
-
-@pytest.mark.parametrize("provider", [SPARKS, ROCKSDB])
-def test_several_operators_are_converted_and_continue(spark: Any, tmp_path: Path, provider: str) -> None:
-    query = Converted(spark, tmp_path, SEVERAL, provider, 1)
-    query.run(0, 1)
-    done = query.convert("statestore")
-    assert {one.operator for one in done.states} == {0, 1, 2}
+    assert query.convert("rocksdb", partitions=5).partitions == {0: alone or 5}
     query.run(2)
-    query.convert("rocksdb" if provider == ROCKSDB else "hdfs")
+    assert query.convert("statestore", partitions=3).partitions == {0: alone or 3}
     query.run(3)
 
 
@@ -240,8 +230,7 @@ def test_generated_rows_are_equal_after_conversion(
     )
     query.feed([{"n": number, "row": value} for number, value in enumerate(values)])
     query.run()
-    here, back = path / "here", path / "back"
-    spark_statestore.convert(spark, str(query.checkpoint), str(here), stopped=True)
+    here, back = there_and_back(spark, query.checkpoint, path)
     found = spark_statestore.read_state(str(here))
     by_number = {
         key["n"]: value["last"]
@@ -249,7 +238,6 @@ def test_generated_rows_are_equal_after_conversion(
     }
     wanted = dict(enumerate(pa.array(values, row.arrow).to_pylist()))
     assert repr(sorted(by_number.items())) == repr(sorted(wanted.items()))
-    spark_statestore.convert(spark, str(here), str(back), "rocksdb", stopped=True)
     states = [
         # `collect` gives maps whose keys are binary in any order; Arrow keeps the order of the row.
         Counter(map(repr, spark.read.format("statestore").load(str(at)).toArrow().to_pylist()))
@@ -257,6 +245,14 @@ def test_generated_rows_are_equal_after_conversion(
     ]
     assert states[0] == states[1] == states[2]
     assert states[0]
+
+
+def there_and_back(spark: Any, checkpoint: Path, path: Path) -> tuple[Path, Path]:
+    """Convert a checkpoint to this store and from there to RocksDB, and return both copies."""
+    here, back = path / "here", path / "back"
+    spark_statestore.convert(spark, str(checkpoint), str(here), stopped=True)
+    spark_statestore.convert(spark, str(here), str(back), "rocksdb", stopped=True)
+    return here, back
 
 
 def last_row(stream: Any) -> Any:
@@ -288,9 +284,7 @@ def test_generated_rows_of_every_type_are_equal_after_conversion(
     )
     query.feed([{"id": number, **row} for number, row in enumerate(rows)])
     query.run()
-    here, back = path / "here", path / "back"
-    spark_statestore.convert(typed, str(query.checkpoint), str(here), stopped=True)
-    spark_statestore.convert(typed, str(here), str(back), "rocksdb", stopped=True)
+    here, back = there_and_back(typed, query.checkpoint, path)
     operators = {one.name: one.id for one in QueryCheckpoint(str(here)).operators()}
     for operator, store, row, names in (
         ("dedupe", "default", "key", KEYS),

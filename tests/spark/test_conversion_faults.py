@@ -6,10 +6,8 @@ The source is unchanged.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
-import re
 import shutil
 import signal
 import time
@@ -124,37 +122,64 @@ def test_convert_refuses_open_batch_unless_it_is_left_out(
     assert spark_statestore.convert(spark, str(checkpoint), str(target), batch=0, stopped=True).batch == 0
 
 
-def test_convert_refuses_missing_checkpoint_and_batch(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    with refused(CheckpointNotFoundError, "no file 'metadata'", checkpoint, tmp_path / "target"):
-        spark_statestore.convert(spark, str(tmp_path / "nothing"), str(tmp_path / "target"))
-    with refused(CheckpointNotFoundError, "has no batch 7", checkpoint, tmp_path / "target"):
-        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), batch=7)
+def in_offsets(old: str, new: str) -> Callable[[Path], None]:
+    """Return a function that changes the settings of all batches of a checkpoint."""
+
+    def change(checkpoint: Path) -> None:
+        for log in (checkpoint / "offsets").glob("[0-9]*"):
+            edit(log, lambda text: text.replace(old, new))
+
+    return change
 
 
-def test_convert_refuses_provider_without_classes(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    for log in (checkpoint / "offsets").glob("[0-9]*"):
-        edit(log, lambda text: text.replace(ROCKSDB, "com.example.OtherProvider"))
+def make_operator_unknown(checkpoint: Path) -> None:
+    path = checkpoint / "state/0/_metadata/metadata"
+    edit(path, lambda text: text.replace("stateStoreSave", "stateOfTomorrow"))
+
+
+def remove_state(checkpoint: Path) -> None:
+    for path in (checkpoint / "state/0/1").glob("[0-9]*"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "pattern"),
+    [
+        (in_offsets(ROCKSDB, "com.example.OtherProvider"), r"com\.example\.OtherProvider, whose class"),
+        (in_offsets('"unsaferow"', '"avro"'), "encodingFormat=avro, whose rows"),
+        (make_operator_unknown, r"\(stateOfTomorrow\) is unknown"),
+        (remove_state, "copying failed: "),
+    ],
+    ids=["provider without classes", "rows in Avro", "unknown operator", "missing state"],
+)
+def test_convert_refuses_state_that_it_cannot_read(
+    spark: Any, checkpoint: Path, tmp_path: Path, change: Callable[[Path], None], pattern: str
+) -> None:
+    change(checkpoint)
     target = tmp_path / "target"
-    with refused(ConversionError, r"com\.example\.OtherProvider, whose class", checkpoint, target):
+    with refused(ConversionError, pattern, checkpoint, target):
         spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
 
 
-def test_convert_refuses_unknown_operator(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    edit(
-        checkpoint / "state/0/_metadata/metadata",
-        lambda text: text.replace("stateStoreSave", "stateOfTomorrow"),
-    )
-    target = tmp_path / "target"
-    with refused(ConversionError, r"\(stateOfTomorrow\) is unknown", checkpoint, target):
-        spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
-
-
-def test_convert_refuses_avro(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    for log in (checkpoint / "offsets").glob("[0-9]*"):
-        edit(log, lambda text: text.replace('"unsaferow"', '"avro"'))
-    target = tmp_path / "target"
-    with refused(ConversionError, "encodingFormat=avro, whose rows", checkpoint, target):
-        spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
+@pytest.mark.parametrize(
+    ("asked", "error", "pattern"),
+    [
+        ({"source": "/nowhere"}, CheckpointNotFoundError, "no file 'metadata'"),
+        ({"batch": 7}, CheckpointNotFoundError, "has no batch 7"),
+        ({"to": "rocksdb"}, ConversionError, "RocksDBStateStoreProvider already"),
+    ],
+)
+def test_convert_refuses_missing_source_and_same_store(
+    spark: Any,
+    checkpoint: Path,
+    tmp_path: Path,
+    asked: dict[str, Any],
+    error: type[StateStoreError],
+    pattern: str,
+) -> None:
+    arguments = {"source": str(checkpoint), "target": str(tmp_path / "target"), "stopped": True} | asked
+    with refused(error, pattern, checkpoint, tmp_path / "target"):
+        spark_statestore.convert(spark, **arguments)
 
 
 def test_convert_refuses_target_with_files(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
@@ -176,11 +201,6 @@ def test_convert_refuses_too_little_space(
         spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
 
 
-def test_convert_refuses_same_store(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    with refused(ConversionError, "RocksDBStateStoreProvider already", checkpoint, tmp_path / "target"):
-        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), "rocksdb", stopped=True)
-
-
 @pytest.mark.parametrize(
     ("name", "checkpoint_format", "pattern"),
     [
@@ -194,13 +214,6 @@ def test_convert_refuses_what_hdfs_cannot_hold(
     source = written(name, ROCKSDB, checkpoint_format)
     with refused(ConversionError, pattern, source, tmp_path / "target"):
         spark_statestore.convert(spark, str(source), str(tmp_path / "target"), "hdfs", stopped=True)
-
-
-def test_convert_refuses_missing_state(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    for path in (checkpoint / "state/0/1").glob("[0-9]*"):
-        path.unlink()
-    with refused(ConversionError, "copying failed: ", checkpoint, tmp_path / "target"):
-        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), stopped=True)
 
 
 def test_dry_run_changes_nothing(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
@@ -237,11 +250,12 @@ def test_convert_raises_if_sides_differ(
     assert not (tmp_path / "target").exists()
 
 
-MOMENTS = {
-    "the target is reserved": "_in-progress",
-    "a store is written": "state/*/*/chk-*/_metadata",
-    "the logs are written": "commits/1",
-}
+MOMENTS = [
+    pytest.param("_in-progress", None, id="the target is reserved"),
+    pytest.param("state/*/*/chk-*/_metadata", 3, id="a store is written"),
+    pytest.param("commits/1", None, id="the logs are written"),
+]
+"""Files whose appearance is the moment of a kill, and the number of partitions."""
 
 
 def is_complete(target: Path) -> bool:
@@ -249,10 +263,9 @@ def is_complete(target: Path) -> bool:
     return metadata.exists() and metadata.read_bytes() != RESERVED
 
 
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_killed_conversion_runs_again(
-    spark: Any, written: Callable[..., Path], tmp_path: Path, moment: str, partitions: int | None
+@pytest.mark.parametrize(("appearing", "partitions"), MOMENTS)
+def test_conversion_is_replaced_only_after_its_kill(
+    spark: Any, written: Callable[..., Path], tmp_path: Path, appearing: str, partitions: int | None
 ) -> None:
     source = written("aggregation, update mode", ROCKSDB, 2)
     before = snapshot(source)
@@ -261,14 +274,19 @@ def test_killed_conversion_runs_again(
     with Program("convert", conversions=[arguments]) as program:
         assert program.next("started")
         end = time.monotonic() + 120
-        while not any(target.glob(MOMENTS[moment])):
+        while not any(target.glob(appearing)):
             assert time.monotonic() < end
             assert program.process.poll() is None
             time.sleep(0.001)
-        os.killpg(program.process.pid, signal.SIGKILL)
+        pid = program.process.pid
+        os.killpg(pid, signal.SIGSTOP)
+        if not is_complete(target):
+            with pytest.raises(CheckpointExistsError, match=f"runs in process {pid}"):
+                spark_statestore.convert(spark, **arguments, stopped=True)
+        os.killpg(pid, signal.SIGKILL)
         program.process.wait()
     if not is_complete(target):
-        if moment != "the logs are written":
+        if appearing != "commits/1":
             with pytest.raises(CheckpointNotFoundError):
                 spark_statestore.read_state(str(target))
         assert spark_statestore.convert(spark, **arguments, stopped=True).rows > 0
@@ -279,6 +297,7 @@ def test_killed_conversion_runs_again(
     assert_converted(spark, source, target)
 
 
+@pytest.mark.soak
 def test_conversion_that_is_killed_at_any_moment_runs_again(
     spark: Any, written: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -334,24 +353,6 @@ def assert_converted(spark: Any, source: Path, target: Path, *options: dict[str,
             )
         assert here == there
         assert here
-
-
-def test_running_conversion_is_not_replaced(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
-    target = tmp_path / "target"
-    with Program("convert", conversions=[{"source": str(checkpoint), "target": str(target)}]) as program:
-        assert program.next("started")
-        while not (target / "_in-progress").exists():
-            time.sleep(0.001)
-        os.kill(program.process.pid, signal.SIGSTOP)
-        marker = json.loads((target / "_in-progress").read_text())
-        pid = marker["processes"][0]["pid"]
-        assert pid == program.process.pid
-        with pytest.raises(CheckpointExistsError, match=f"runs in process {pid}"):
-            spark_statestore.convert(spark, str(checkpoint), str(target), stopped=True)
-        os.kill(program.process.pid, signal.SIGCONT)
-        assert program.next("converted") > 0
-    text = str(spark_statestore.read_state(str(target)).schema)
-    assert re.search("key", text)
 
 
 def test_conversion_on_a_cluster_survives_an_executor(built: Path, tmp_path: Path) -> None:

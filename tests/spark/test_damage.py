@@ -23,16 +23,17 @@ Rows = dict[Row, Row]
 
 @dataclass
 class Stored:
-    """A store of the real provider with several versions: changes inside metadata and in separate files."""
+    """A store of the real provider, and the rows of its versions."""
 
     spark: Any
     location: Path
     confs: dict[str, str]
-    options: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
     rows: dict[int, Rows] = field(default_factory=dict)
     ids: dict[int, str | None] = field(default_factory=lambda: {0: None})
 
-    def __post_init__(self) -> None:
+    def write_versions(self) -> None:
+        """Commit several versions, with changes inside metadata and in separate files."""
         provider = self.open()
         try:
             self.commit(provider, 0, {(f"k{i}", i): (i, "x" * (i % 7)) for i in range(60)})
@@ -106,6 +107,7 @@ def stored(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Stored
         CONFS[confs] | {"backend__fileStateThreshold": "600", "backend__snapshotInterval": "2"},
         SHAPES[shape],
     )
+    made.write_versions()
     assert [made.read(version) for version in made.rows] == list(made.rows.values())
     assert len([path for path in made.files() if path.parent.name == "shared"]) >= 2
     return made
@@ -147,13 +149,11 @@ def check(stored: Stored, version: int, damage: Damage) -> bool:
 
 def test_load_verifies_files_that_the_reader_thread_reads(spark: Any, tmp_path: Path) -> None:
     rows: Rows = {(f"k{i}", i): (i, f"{i}" * 9) for i in range(3500)}
-    made = Stored.__new__(Stored)
     confs = CONFS["v1"] | {"backend__compression": "none", "backend__fileStateThreshold": "1000"}
-    made.__dict__.update(spark=spark, location=tmp_path, confs=confs, options={}, rows={}, ids={0: None})
+    made = Stored(spark, tmp_path, confs)
     provider = made.open()
     made.commit(provider, 0, rows)
     provider.close()
-    made.ids[1] = None
     (path,) = (file for file in made.files() if file.parent.name == "shared")
     size = path.stat().st_size
     # The task itself reads smaller inputs.

@@ -217,7 +217,7 @@ class CheckpointsMachine(RuleBasedStateMachine):
 @pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 def test_chain_is_complete_after_random_commits_and_discards(spark: Any, with_ids: bool) -> None:
     machine = type("Machine", (CheckpointsMachine,), {"spark": spark, "with_ids": with_ids})
-    run_state_machine_as_test(machine, settings=settings(max_examples=40 * EFFORT, stateful_step_count=25))
+    run_state_machine_as_test(machine, settings=settings(max_examples=20 * EFFORT, stateful_step_count=25))
 
 
 # Through a provider

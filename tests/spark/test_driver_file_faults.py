@@ -28,6 +28,11 @@ KINDS: list[FaultKind] = ["fail", "fail_after", "tear", "kill"]
 FSYNC = OPTION_PREFIX + "fsync"
 FIGURES = ("the driver's files", "commits handed over")
 
+# The calls with commits that are handed over include those on the driver's files.
+handing_over = pytest.mark.parametrize(
+    "handed_over", [pytest.param(False, marks=pytest.mark.soak), True], ids=FIGURES
+)
+
 
 @pytest.fixture
 def backend(tmp_path: Path) -> FaultyBackend:
@@ -49,7 +54,7 @@ def newest(checkpoint: Path) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("fsync", ["false", pytest.param("true", marks=pytest.mark.soak)])
-@pytest.mark.parametrize("handed_over", [False, True], ids=FIGURES)
+@handing_over
 def test_query_is_exact_after_a_fault_at_each_call(
     spark: Any, backend: FaultyBackend, kind: FaultKind, fsync: str, handed_over: bool
 ) -> None:
@@ -94,7 +99,7 @@ def _points() -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("built")
-@pytest.mark.parametrize("handed_over", [False, True], ids=FIGURES)
+@handing_over
 @pytest.mark.parametrize(("kind", "at"), list(_points()))
 def test_query_is_exact_after_its_driver_was_killed(
     backend: FaultyBackend, kind: Any, at: int, handed_over: bool

@@ -1,9 +1,8 @@
-"""Hundreds of batches do not increase a backend's memory, open files and stored files."""
+"""Hundreds of versions do not increase a backend's memory, open files and stored files."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from spark_statestore.options import OPTION_PREFIX
-from tests.spark.counting import (
-    backend_of,
-    finish,
-    jvm_of,
-    start_counting,
-    wait_for_batch,
-)
+from tests.spark.counting import backend_of, jvm_of
 from tests.spark.harness import IMMEDIATE_CLEANUP, Provider
 
 RETAINED = 5
@@ -45,19 +37,6 @@ def figures(jvm: psutil.Process, backend: psutil.Process, state: Path) -> dict[s
         "jvm_sockets": sockets(jvm),
         "files": sum(1 for f in state.rglob("*") if f.is_file()),
     }
-
-
-def check(samples: dict[int, dict[str, int]], record: Callable[[str, object], None], most_files: int) -> None:
-    print()
-    for number, sample in samples.items():
-        print(f"batch {number:4}: {sample}")
-        record(f"batch {number}", sample)
-    warm, *_, last = samples.values()
-    for name in "backend_fds", "backend_threads", "jvm_sockets":
-        assert last[name] <= warm[name] + 4, name
-    # Memory that an allocator keeps is not growth.
-    assert last["rss_kib"] <= warm["rss_kib"] * 1.2
-    assert max(sample["files"] for sample in samples.values()) <= most_files
 
 
 @pytest.mark.slow
@@ -100,22 +79,12 @@ def test_backend_resources_are_constant_over_five_hundred_versions(
         assert dict(store.rows()) == expected
         store.release()
         provider.close()
-    check(samples, record_property, most_files=160)
-
-
-@pytest.mark.soak
-def test_backend_resources_are_constant_over_five_hundred_batches(
-    spark: Any, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    session = spark.newSession()
-    jvm = psutil.Process(jvm_of(spark))
-    query = start_counting(session, tmp_path, confs={OPTION_PREFIX + "numRetained": RETAINED})
-    samples = {}
-    start = time.monotonic()
-    for batch in 150, 250, 350, 500:
-        wait_for_batch(query, batch, seconds=900)
-        backend = backend_of(spark)
-        samples[batch] = figures(jvm, backend, tmp_path / "state")
-    print(f"\n{500 / (time.monotonic() - start):.1f} batches a second")
-    finish(session, query, 500)
-    check(samples, record_property, most_files=400)
+    for number, sample in samples.items():
+        print(f"version {number:4}: {sample}")
+        record_property(f"version {number}", sample)
+    warm, *_, last = samples.values()
+    for name in "backend_fds", "backend_threads", "jvm_sockets":
+        assert last[name] <= warm[name] + 4, name
+    # Memory that an allocator keeps is not growth.
+    assert last["rss_kib"] <= warm["rss_kib"] * 1.2
+    assert max(sample["files"] for sample in samples.values()) <= 160

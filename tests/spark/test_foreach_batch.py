@@ -12,12 +12,11 @@ from tests.spark.counting import ROOT
 pytestmark = pytest.mark.slow
 
 QUERIES = {
-    "local[4]": ("2", ["count", "session_window", "transformWithState"]),
-    "local[4,4]": ("1", ["collect_set", "dropDuplicates", "transformWithState_in_Scala"]),
-    "local[8,8]": ("2", ["collect_set", "join", "flatMapGroupsWithState"]),
+    "local[4]": ("1", ["collect_set", "join", "session_window", "transformWithState"]),
+    "local[8,8]": ("2", ["collect_set", "join", "session_window", "transformWithState"]),
     "local-cluster[2,2,1024]": ("2", ["count", "dropDuplicatesWithinWatermark", "applyInPandasWithState"]),
 }
-"""By master, a checkpoint format and operators; together each operator once, and the aggregations twice."""
+"""By master, a checkpoint format and operators; together each operator."""
 
 
 def run(*arguments: str, timeout: float) -> None:
@@ -30,12 +29,7 @@ def run(*arguments: str, timeout: float) -> None:
 
 @pytest.mark.parametrize(
     "master",
-    [
-        "local[4]",
-        "local[4,4]",
-        pytest.param("local[8,8]", marks=pytest.mark.soak),
-        "local-cluster[2,2,1024]",
-    ],
+    ["local[4]", pytest.param("local[8,8]", marks=pytest.mark.soak), "local-cluster[2,2,1024]"],
 )
 def test_foreach_batch_that_reads_its_batch_repeatedly_is_exact(built: object, master: str) -> None:
     checkpoint_format, operators = QUERIES[master]

@@ -13,7 +13,6 @@ from pyspark.errors import StreamingQueryException
 
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
-    Program,
     backend_pid,
     finish,
     is_gone,
@@ -50,9 +49,19 @@ def settings(slow: SlowStorage, seconds: int = LIMIT) -> dict[str, str]:
     }
 
 
-def provider(spark: Any, slow: SlowStorage, tmp_path: Path) -> Provider:
-    options = {f"backend__{name}": value for name, value in settings(slow).items()}
-    return Provider(spark, f"file:{tmp_path}/query", **options)
+def provider(
+    spark: Any, slow: SlowStorage, tmp_path: Path, partition: int = 0, seconds: int = LIMIT, **more: str
+) -> Provider:
+    options = {f"backend__{name}": value for name, value in (settings(slow, seconds) | more).items()}
+    return Provider(spark, f"file:{tmp_path}/query", partition=partition, **options)
+
+
+def counting(spark: Any, slow: SlowStorage, commit: str, seconds: int = LIMIT) -> Any:
+    """Return a session whose queries have their state on the storage."""
+    session = spark.newSession()
+    for name, value in (settings(slow, seconds) | {"commit": commit}).items():
+        session.conf.set(OPTION_PREFIX + name, value)
+    return session
 
 
 def rows_of(made: Provider, version: int) -> dict[Any, Any]:
@@ -157,9 +166,8 @@ def test_watchdog_covers_the_first_request_to_a_backend(
 def test_run_that_other_executors_may_discard_is_not_used(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    options = {f"backend__{name}": value for name, value in settings(slow, seconds=100).items()}
-    options |= {"backend__snapshotInterval": "2", "backend__compression": "none", "backend__numRetained": "1"}
-    made = Provider(spark, f"file:{tmp_path}/query", **options)
+    options = {"snapshotInterval": "2", "compression": "none", "numRetained": "1"}
+    made = provider(spark, slow, tmp_path, seconds=100, **options)
 
     def commit(version: int, rows: dict[Any, Any]) -> int:
         store = made.open(version)
@@ -189,9 +197,7 @@ def test_run_that_other_executors_may_discard_is_not_used(
 def test_stopped_query_ends_at_once_while_storage_hangs(
     spark: Any, slow: SlowStorage, tmp_path: Path, commit: str, path: str
 ) -> None:
-    session = spark.newSession()
-    for name, value in (settings(slow, seconds=100) | {"commit": commit}).items():
-        session.conf.set(OPTION_PREFIX + name, value)
+    session = counting(spark, slow, commit, seconds=100)
     checkpoint = tmp_path / "counting"
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 1)
@@ -209,57 +215,27 @@ def test_stopped_query_ends_at_once_while_storage_hangs(
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(("commit", "path"), HANGING)
 def test_query_without_retries_reports_hanging_storage_and_restarts(
-    spark: Any, slow: SlowStorage, tmp_path: Path, commit: str, path: str
+    spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    session = spark.newSession()
-    for name, value in (settings(slow) | {"commit": commit}).items():
-        session.conf.set(OPTION_PREFIX + name, value)
+    session = counting(spark, slow, "task")
     checkpoint = tmp_path / "counting"
     query = start_counting(session, checkpoint)
     wait_for_batch(query, 0)
-    with slow.hanging("write", path):
+    with slow.hanging("write", "/0/1/chk-"):
         with pytest.raises(StreamingQueryException):
             wait_for_batch(query, 10_000)
         message = messages(query._jsq.exception().get())
-        what = {"task": "operator 0, partition 1", "batch": "the commits of all stores of batch"}[commit]
-        for part in (what, "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
+        for part in ("operator 0, partition 1", "slow://", f"within {LIMIT} s", "storageTimeoutSeconds"):
             assert part in message
         finish(session, start_counting(session, checkpoint), 3)
-
-
-@pytest.mark.soak
-def test_task_retry_after_hanging_storage_continues_the_query(built: Path, tmp_path: Path) -> None:
-    slow = SlowStorage(tmp_path)
-    asked = settings(slow) | {"commit": "task"}
-    with Program("hanging", checkpoint=str(tmp_path / "counting"), configure=asked) as program:
-        program.next("running")
-        with slow.hanging("write", "/0/1/chk-") as hang:
-            program.resume()
-            hang.wait()
-            started = time.monotonic()
-            # The query has committed a batch again.
-            assert program.next("resumed") >= 1
-            assert LIMIT / 2 <= time.monotonic() - started < LIMIT + 60
-        assert program.next("exact") is True
-        assert program.next("failed tasks") == 1
-        program.end()
 
 
 @pytest.mark.soak
 def test_tasks_of_a_stopped_backend_share_its_replacement(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    made = [
-        Provider(
-            spark,
-            f"file:{tmp_path}/query",
-            partition=partition,
-            **{f"backend__{name}": value for name, value in settings(slow).items()},
-        )
-        for partition in range(8)
-    ]
+    made = [provider(spark, slow, tmp_path, partition) for partition in range(8)]
     stores = [one.open(0) for one in made]
     for number, store in enumerate(stores):
         store.put(("a", number), (number, "x"))
@@ -273,10 +249,4 @@ def test_tasks_of_a_stopped_backend_share_its_replacement(
     assert all(store.has_committed for store in stores)
     assert sum(store.metrics["backendRestarts"] for store in stores) == 1
     for number in range(8):
-        other = Provider(
-            spark,
-            f"file:{tmp_path}/query",
-            partition=number,
-            **{f"backend__{name}": value for name, value in settings(slow).items()},
-        )
-        assert rows_of(other, 1) == {("a", number): (number, "x")}
+        assert rows_of(provider(spark, slow, tmp_path, number), 1) == {("a", number): (number, "x")}

@@ -9,7 +9,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,40 +35,30 @@ STORES = {
 """Settings of the server for each kind of store of what it has read."""
 
 
-@dataclass
-class History:
-    """An application that has ended, in a history server."""
+Ended = tuple[Path, list[dict[str, Any]]]
 
-    url: str
 
-    def get(self, path: str) -> str:
-        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
-            return answer.read().decode()
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        return answer.read().decode()
 
 
 @pytest.fixture(scope="module")
-def events(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with the events of an application, and the progress of its query."""
+def ended(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """Return a directory with the events of an application, and the progress of each batch of its query."""
     directory = tmp_path_factory.mktemp("observed")
     log = directory / "events"
     log.mkdir()
     confs = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": log.as_uri()}
     with observed(directory, confs=confs) as query:
         query.order("stop")
-        (directory / "progress.json").write_text(json.dumps(query.progress))
         query.program.end()
-    return log
-
-
-@pytest.fixture(scope="module")
-def progress(events: Path) -> list[dict[str, Any]]:
-    """Return the progress of each batch of the application's query."""
-    return json.loads((events.parent / "progress.json").read_text())
+        return log, query.progress
 
 
 @contextmanager
-def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) -> Iterator[History]:
-    """Run a history server until it has read the application's events."""
+def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) -> Iterator[str]:
+    """Run a history server that has read the application's events, and yield the application's address."""
     port = free_port()
     options = [
         f"spark.history.fs.logDirectory={events.as_uri()}",
@@ -93,7 +82,7 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
     def listed() -> bool:
         assert server.poll() is None
         try:
-            found[:] = json.loads(History(address).get("/api/v1/applications?status=completed"))
+            found[:] = json.loads(get(f"{address}/api/v1/applications?status=completed"))
         except (urllib.error.URLError, json.JSONDecodeError):
             # The server answers with its first page until its API is attached.
             return False
@@ -101,24 +90,23 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
 
     try:
         assert wait_until(listed, 60)
-        yield History(f"{address}/history/{found[0]['id']}")
+        yield f"{address}/history/{found[0]['id']}"
     finally:
         server.kill()
         server.wait()
 
 
 @pytest.mark.parametrize("store", STORES)
-def test_history_server_shows_the_figures_of_every_batch(
-    events: Path, progress: list[dict[str, Any]], tmp_path: Path, store: str
-) -> None:
+def test_history_server_shows_the_figures_of_every_batch(ended: Ended, tmp_path: Path, store: str) -> None:
+    events, progress = ended
     settings = tuple(setting.format(directory=tmp_path) for setting in STORES[store])
     # A server reads what it has kept instead of the events when it starts again.
     for _ in range(2 if settings else 1):
         with history(events, [spark_statestore.jar_path()], settings) as application:
             (run,) = {batch["id"] for batch in progress}
-            page = application.get(f"/state/query/?id={run}")
+            page = get(f"{application}/state/query/?id={run}")
             assert "Status: </strong><span>stopped" in page
-            assert "Status: </strong><span>stopped" in application.get("/state/")
+            assert "Status: </strong><span>stopped" in get(f"{application}/state/")
     operators = [batch["stateOperators"][0] for batch in reversed(progress)]
     for name in FIGURES + CUSTOM_FIGURES:
         values = [
@@ -128,8 +116,8 @@ def test_history_server_shows_the_figures_of_every_batch(
         assert cells(page, name) == [values[0], *values], name
 
 
-def test_history_server_without_the_jar_shows_the_application(events: Path) -> None:
-    with history(events, []) as application:
-        jobs = application.get("/jobs/")
+def test_history_server_without_the_jar_shows_the_application(ended: Ended) -> None:
+    with history(ended[0], []) as application:
+        jobs = get(f"{application}/jobs/")
         assert "Completed Jobs" in jobs
         assert "/state/" not in jobs

@@ -11,12 +11,9 @@ from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import (
     Program,
     backends_of,
-    finish,
     is_gone,
     jvm_of,
     run_to,
-    start_counting,
-    wait_for_batch,
     wait_until,
 )
 from tests.spark.test_bad_input import failure, query_end
@@ -36,33 +33,19 @@ def session_with(spark: Any, checkpoint_format: int, **options: str) -> Any:
     return session
 
 
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_memory_query_resumes_within_its_session_without_state_files(
+both_formats = pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+
+
+@both_formats
+def test_memory_query_resumes_after_its_backend_without_state_files(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
-    run_to(session_with(spark, checkpoint_format), tmp_path, 2)
-    run_to(session_with(spark, checkpoint_format), tmp_path, 5)
-    assert not [f for f in files_below(tmp_path / "state") if "_metadata" not in Path(f).parts[:-1]]
-
-
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-def test_memory_state_survives_its_backend(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
     run_to(session_with(spark, checkpoint_format), tmp_path, 2)
     kill_backends(spark)
     before = query_end(tmp_path)
     query = run_to(session_with(spark, checkpoint_format), tmp_path, 5)
     assert query.recentProgress[0].batchId == before + 1
-
-
-def test_memory_state_survives_a_backend_kill_during_a_query(spark: Any, tmp_path: Path) -> None:
-    session = session_with(spark, 1)
-    query = start_counting(session, tmp_path)
-    try:
-        wait_for_batch(query, 1)
-        kill_backends(spark)
-        finish(session, query, query.lastProgress.batchId + 3)
-    finally:
-        query.stop()
+    assert not [f for f in files_below(tmp_path / "state") if "_metadata" not in Path(f).parts[:-1]]
 
 
 def kill_backends(spark: Any) -> None:
@@ -71,13 +54,6 @@ def kill_backends(spark: Any) -> None:
     for backend in backends:
         backend.kill()
         assert wait_until(lambda pid=backend.pid: is_gone(pid), 5)
-
-
-def check_lost(message: str) -> None:
-    assert "operator 0, partition" in message
-    assert "was kept only on the driver of an application that has ended" in message
-    assert "keeps state only until its application ends" in message
-    assert "set checkpointsDir, or storage=filesystem, before the query starts" in message
 
 
 def test_memory_state_above_its_limit_is_rejected(spark: Any, tmp_path: Path) -> None:
@@ -98,7 +74,7 @@ def remembered(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+@both_formats
 def test_memory_state_with_checkpoints_dir_resumes_on_another_driver(
     spark: Any, remembered: Path, checkpoint_format: int
 ) -> None:
@@ -107,17 +83,21 @@ def test_memory_state_with_checkpoints_dir_resumes_on_another_driver(
     assert query.recentProgress[0].batchId > 2
 
 
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+@both_formats
 def test_memory_state_without_checkpoints_dir_is_lost_on_another_driver(
     spark: Any, remembered: Path, checkpoint_format: int
 ) -> None:
     checkpoint = remembered / f"lost-{checkpoint_format}"
     before = files_below(checkpoint / "state")
-    check_lost(failure(session_with(spark, checkpoint_format), checkpoint))
+    message = failure(session_with(spark, checkpoint_format), checkpoint)
+    assert "operator 0, partition" in message
+    assert "was kept only on the driver of an application that has ended" in message
+    assert "keeps state only until its application ends" in message
+    assert "set checkpointsDir, or storage=filesystem, before the query starts" in message
     assert files_below(checkpoint / "state") == before
 
 
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+@both_formats
 def test_changed_storage_error_says_where_the_state_is(
     spark: Any, tmp_path: Path, checkpoint_format: int
 ) -> None:
@@ -132,7 +112,7 @@ def test_changed_storage_error_says_where_the_state_is(
     run_to(session, tmp_path, 4)
 
 
-@pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
+@both_formats
 def test_changed_storage_error_reports_state_of_an_ended_driver(
     spark: Any, remembered: Path, checkpoint_format: int
 ) -> None:

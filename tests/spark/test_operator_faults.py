@@ -11,9 +11,9 @@ from tests.spark.counting import Program
 from tests.support.effort import EFFORT
 
 # Operators of a line run concurrently, as most of the time is waiting; none beside the one with Python
-# workers, since Spark gives them ten seconds to start.
-WAVES = [["join, state format 4"], ["transformWithState"]]
-SOAK_WAVES = [["aggregation", "dropDuplicates", "join, state format 2"]]
+# workers, since Spark gives them ten seconds to start. It has several column families, as the joins have.
+WAVES = [["transformWithState"]]
+SOAK_WAVES = [["aggregation", "dropDuplicates", "join, state format 2"], ["join, state format 4"]]
 TOGETHER = WAVES + SOAK_WAVES if EFFORT > 1 else WAVES
 OPERATORS = [operator for operators in TOGETHER for operator in operators]
 

@@ -11,14 +11,7 @@ import pytest
 from spark_statestore.operator_state import QueryOperatorState
 from tests.spark.counting import Program
 from tests.spark.programs.operator_state import start, write_batches
-from tests.spark.programs.partitioned_sink import (
-    AFTER_THE_BLOCK,
-    IN_THE_BLOCK,
-    Sink,
-    SinkSource,
-    answer,
-    content,
-)
+from tests.spark.programs.partitioned_sink import Sink, SinkSource, answer, content
 
 # Fewer rows in some batches than there are subtasks.
 BATCHES = [
@@ -34,37 +27,30 @@ def subtasks_of(directory: Path, batch: int) -> list[str]:
     )
 
 
+def names(parallelism: int) -> list[str]:
+    return [f"{parallelism:04x}{subtask:04x}" for subtask in range(parallelism)]
+
+
 @pytest.mark.slow
 def test_partitioned_sink_is_exact_when_it_is_killed_and_changes_its_parallelism(tmp_path: Path) -> None:
     location = str(tmp_path / "checkpoint")
     write_batches(tmp_path / "input", BATCHES)
-    runs = [
-        (4, [AFTER_THE_BLOCK, 2, 2], [0, 1]),
-        (7, [IN_THE_BLOCK, 4, 3], [2, 3]),
-    ]
-    for parallelism, kill, done in runs:
-        with Program(
-            "partitioned_sink", directory=str(tmp_path), parallelism=parallelism, kill=kill
-        ) as program:
-            assert [program.next("batch") for _ in done] == done
-            assert program.process.wait(120) == -signal.SIGKILL
-        # Killed between two parts of the batch.
-        published = subtasks_of(tmp_path, kill[1])
-        assert 0 < len(published) < parallelism
-        assert (f"{parallelism:04x}{kill[2]:04x}" in published) == (kill[0] == AFTER_THE_BLOCK)
-        assert not Path(location, "commits", str(kill[1])).exists()
-        assert QueryOperatorState(location, "sink").batches()[-1] == done[-1]
-        assert content(location) == answer(BATCHES[: done[-1] + 1])
-    with Program("partitioned_sink", directory=str(tmp_path), parallelism=4) as program:
-        assert [program.next("batch") for _ in (4, 5)] == [4, 5]
+    with Program("partitioned_sink", directory=str(tmp_path), parallelism=4, kill=[2, 2]) as program:
+        assert [program.next("batch") for _ in range(2)] == [0, 1]
+        assert program.process.wait(120) == -signal.SIGKILL
+    # Killed when some parts of the batch were published.
+    assert subtasks_of(tmp_path, 2) == names(4)[:3]
+    assert not Path(location, "commits", "2").exists()
+    assert QueryOperatorState(location, "sink").batches()[-1] == 1
+    assert content(location) == answer(BATCHES[:2])
+    with Program("partitioned_sink", directory=str(tmp_path), parallelism=7) as program:
+        assert [program.next("batch") for _ in range(4)] == [2, 3, 4, 5]
         program.next("stopped")
         program.end()
     assert content(location) == answer(BATCHES)
     assert content(location, 4) == answer(BATCHES[:5])
-    # Nothing is left of killed runs, and of batches that are not retained.
-    assert [subtasks_of(tmp_path, batch) for batch in range(6)] == [[]] * 4 + [
-        [f"0004{n:04x}" for n in range(4)]
-    ] * 2
+    # Nothing is left of the killed run, and of batches that are not retained.
+    assert [subtasks_of(tmp_path, batch) for batch in range(6)] == [[]] * 4 + [names(7)] * 2
 
 
 @pytest.mark.slow

@@ -11,10 +11,9 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import SparkRuntimeException
 
-from tests.spark.harness import Provider, Row, Store
+from tests.spark.families import A, B, value
+from tests.spark.harness import Provider, Store, begin, read
 from tests.support.slow import SlowStorage
-
-A, B = ("a", 1), ("b", 1)
 
 # A larger commit does not wait for others to be sent with.
 LARGE = 100_000
@@ -47,47 +46,12 @@ def instance(spark: Any, slow: SlowStorage, tmp_path: Path, **options: str) -> P
     )
 
 
-def value(number: int, text: str | int = "") -> Row:
-    return (number, text)
-
-
-def begin(provider: Provider, version: int, rows: dict[Row, Row]) -> Store:
-    store = provider.open(version)
-    for key, row in rows.items():
-        store.put(key, row)
-    return store
-
-
-def read(provider: Provider, version: int) -> dict[Row, Row]:
-    store = provider.open_read(version)
-    rows = dict(store.rows())
-    store.release()
-    return rows
-
-
-def test_barrier_makes_commits_durable(
-    spark: Any, executor: Provider, slow: SlowStorage, tmp_path: Path
-) -> None:
-    for version in range(3):
-        begin(executor, version, {A: value(version)}).commit()
-        executor.barrier()
-        assert read(instance(spark, slow, tmp_path), version + 1) == {A: value(version)}
-
-
-def test_barrier_fails_with_a_commit_of_the_batch(executor: Provider, slow: SlowStorage) -> None:
-    with slow.hanging("write", "/0/0/"):
-        # A small one would be sent again by itself.
-        begin(executor, 0, {A: value(1, LARGE)}).commit()
-        with pytest.raises(Py4JJavaError, match="storage did not answer within 2 s"):
-            executor.barrier()
-
-
 def test_batch_without_a_barrier_is_refused(
     spark: Any, executor: Provider, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    begin(executor, 0, {A: value(1)}).commit()
+    begin(executor, 0, None, {A: value(1)}).commit()
     with pytest.raises(Py4JJavaError, match="Spark went on to the next batch without waiting for it"):
-        begin(executor, 1, {B: value(2)}).commit()
+        begin(executor, 1, None, {B: value(2)}).commit()
     executor.barrier()
     assert read(instance(spark, slow, tmp_path), 1) == {A: value(1)}
 
@@ -95,12 +59,12 @@ def test_batch_without_a_barrier_is_refused(
 def test_late_task_of_a_batch_hands_nothing_over(
     spark: Any, executor: Provider, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    late = begin(executor, 0, {A: value(0, "late")})
-    begin(executor, 0, {A: value(1)}).commit()
+    late = begin(executor, 0, None, {A: value(0, "late")})
+    begin(executor, 0, None, {A: value(1)}).commit()
     executor.barrier()
     with pytest.raises(SparkRuntimeException, match="its batch is complete"):
         late.commit()
-    begin(executor, 1, {B: value(2)}).commit()
+    begin(executor, 1, None, {B: value(2)}).commit()
     executor.barrier()
     assert read(instance(spark, slow, tmp_path), 2) == {A: value(1), B: value(2)}
 
@@ -110,7 +74,7 @@ def test_task_that_runs_again_waits_for_the_commit_of_the_attempt_before(
 ) -> None:
     opened: list[Store] = []
     with slow.hanging("write", "/0/0/") as hang:
-        begin(executor, 0, {A: value(0, LARGE)}).commit()
+        begin(executor, 0, None, {A: value(0, LARGE)}).commit()
         hang.wait()
         again = threading.Thread(target=lambda: opened.append(executor.open(0)))
         again.start()

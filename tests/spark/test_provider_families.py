@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from tests.spark.families import (
-    EVENTS,
-    EXPIRIES,
     LISTS,
     MAPS,
     MISSING,
@@ -29,21 +27,6 @@ from tests.support.spark_versions import since
 pytestmark = pytest.mark.first
 
 timestamp_keys = since("4.2", "keys that are ordered by a timestamp")
-
-
-@ours_alone
-def test_removed_family_name_can_be_reused(instance: Open) -> None:
-    store = created(instance().open(0), TIMES)
-    store.put((1, "a"), value(1), "times")
-    store.commit()
-    store = created(instance().open(1), TIMES)
-    assert store.remove_family("times")
-    again = Family("times", multiple=True)
-    created(store, again).merge(A, value(2), "times")
-    store.commit()
-    store = created(instance().open(2), again)
-    assert store.scan("allValues", family="times") == [(A, value(2))]
-    assert numbers(created(instance().open(1), TIMES).rows("times")) == [1]
 
 
 # Families belong to a version
@@ -92,33 +75,6 @@ def test_removed_family_stays_removed(instance: Open) -> None:
     store.commit()
     store = created(instance(**options).open(3), MAPS)
     assert store.rows("maps") == [(A, value(1))]
-
-
-@ours_alone
-def test_run_has_all_rows_of_a_family_that_was_created_again(instance: Open) -> None:
-    # So much other data that the base stays, and the changes since are merged into a run.
-    options = {"backend__compression": "none", "backend__snapshotInterval": "2"}
-    provider = instance(**options)
-    store = created(provider.open(0), MAPS)
-    for i in range(4):
-        store.put(("filling", i), value(i, 120_000))
-        store.put(("a", i), value(i, 1_000), "maps")
-    store.commit()
-    for version in range(1, 6):
-        store = created(provider.open(version), MAPS)
-        if version == 3:
-            assert store.remove_family("maps")
-            created(store, MAPS)
-        store.put(("b", version), value(version), "maps")
-        store.commit()
-    provider.snapshot()
-    store = created(provider.open(6), MAPS)
-    store.put(("b", 6), value(6), "maps")
-    store.commit()
-    # Without the run there would be the base and six deltas.
-    assert store.metrics["checkpointMaxChainLength"] == 4
-    found = created(instance(**options).open(7), MAPS).rows("maps")
-    assert sorted(numbers(found)) == [3, 4, 5, 6]
 
 
 def test_abort_restores_families_and_rows(instance: Open) -> None:
@@ -189,21 +145,6 @@ def test_key_count_excludes_internal_families(instance: Open) -> None:
     assert store.metrics["numKeys"] == 3
 
 
-def test_values_iterator_is_a_snapshot_of_its_key(store: Store) -> None:
-    created(store, LISTS)
-    store.put_list(A, [value(i) for i in range(6)], "lists")
-    iterator = store.open_iterator("values", A, family="lists")
-    kept = []
-    store.remove(A, "lists")
-    while (row := iterator.next()) is not None:
-        if row[0] % 2:
-            store.merge(A, row, "lists")
-            kept.append(row)
-    assert [row[0] for row in kept] == [1, 3, 5]
-    assert store.values(A, "lists") == kept
-    assert store.get(A, "lists") == value(1)
-
-
 def test_multi_get_is_a_snapshot_of_its_call(store: Store) -> None:
     created(store, MAPS)
     for key, number in ((A, 1), (B, 2)):
@@ -236,28 +177,6 @@ def test_timer_scan_excludes_timers_set_meanwhile(store: Store, count: int) -> N
     assert len(store.rows("times")) == 2 * due + 2
     assert timers.next() is None
     timers.close()
-
-
-@pytest.mark.parametrize(
-    ("family", "scan"),
-    [
-        (LISTS, ("allValues",)),
-        (MAPS, ("prefix", ("a",))),
-        (TIMES, ("range", None, None)),
-        pytest.param(EXPIRIES, ("range", None, None), marks=timestamp_keys),
-        pytest.param(EVENTS, ("prefix", ("a",)), marks=timestamp_keys),
-    ],
-    ids=lambda given: given.name if isinstance(given, Family) else given[0],
-)
-def test_iterator_row_stays_valid_after_its_key_is_removed(store: Store, family: Family, scan: Any) -> None:
-    created(store, family)
-    keys = [(i, "a") if family is TIMES else ("a", i) for i in range(8)]
-    for i, key in enumerate(keys):
-        store.put(key, value(i, "x" * 50), family.name)
-    iterator = store.open_iterator(*scan, family=family.name)
-    found = [iterator.next_removed() for _ in keys]
-    assert sorted(found) == [(key, value(i, "x" * 50)) for i, key in enumerate(keys)]
-    assert store.rows(family.name) == []
 
 
 def test_reusable_iterator_sees_writes_before_each_seek(store: Store) -> None:
@@ -325,18 +244,6 @@ def test_open_stores_end_with_their_task(instance: Open) -> None:
     assert provider.open_read(1).families() == {"default", "lists"}
 
 
-def test_keys_and_values_without_columns_are_stored(store: Store) -> None:
-    created(store, Family("total", key="", multiple=True), Family("limit", key="k void", value="n void"))
-    store.merge((), value(1), "total")
-    store.merge((), value(2), "total")
-    store.put((None,), (None,), "limit")
-    assert store.scan("allValues", family="total") == [((), value(1)), ((), value(2))]
-    assert store.rows("limit") == [((None,), (None,))]
-    assert store.multi_get([(None,)] * 2, "limit") == [(None,)] * 2
-    store.remove((), "total")
-    assert store.rows("total") == []
-
-
 def test_prefix_can_be_empty_or_null(store: Store) -> None:
     created(store, MAPS)
     for i, text in enumerate(["", None, "a", ""]):
@@ -357,13 +264,6 @@ def test_put_of_an_empty_list_removes_the_key(store: Store) -> None:
     assert store.values(A, "lists") == [value(1)]
     store.put_list(A, [], "lists")
     assert store.rows("lists") == []
-
-
-def test_put_of_the_last_value_replaces_the_list(store: Store) -> None:
-    created(store, LISTS)
-    store.put_list(A, [value(1), value(2)], "lists")
-    store.put(A, value(2), "lists")
-    assert store.values(A, "lists") == [value(2)]
 
 
 @ours_alone

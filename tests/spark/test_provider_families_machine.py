@@ -10,12 +10,15 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis.stateful import Bundle, consumes, multiple, precondition, rule
+from hypothesis.stateful import Bundle, consumes, initialize, multiple, precondition, rule
 
+from spark_statestore.options import StorageOptions
+from spark_statestore.storage import CheckpointName
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.metadata import StoreId
 from tests.spark.families_model import (
     FamilyModel,
     column_types,
-    copy_of,
     families_of,
     order_key,
     prefix_of,
@@ -146,8 +149,6 @@ def wants_scan(model: FamilyModel, *scan: Any) -> Check:
 class FamiliesMachine(VersionsMachine):
     """Creates, fills, reads and removes column families in every version of a store."""
 
-    default = Family()
-
     iterators = Bundle("iterators")
 
     def __init__(self) -> None:
@@ -156,15 +157,6 @@ class FamiliesMachine(VersionsMachine):
         self.declared: dict[str, Family] = {}
         # Nor does it count rows deleted by a range.
         self.uncounted = False
-
-    def empty(self) -> dict[str, FamilyModel]:
-        return families_of(self.default)
-
-    def copied(self, content: dict[str, FamilyModel]) -> dict[str, FamilyModel]:
-        return copy_of(content)
-
-    def provider_options(self) -> dict[str, Any]:
-        return {"families": True, "default": self.default}
 
     def number_of_keys(self) -> int | None:
         if self.uncounted and not self.ours:
@@ -312,22 +304,28 @@ class FamiliesMachine(VersionsMachine):
         return Opened(self.store, iterator, model, kind, model.scan(kind, *arguments))
 
     @rule(
-        target=iterators, opened=consumes(iterators), limit=st.sampled_from([1, 2, 99]), remove=st.booleans()
+        target=iterators,
+        opened=consumes(iterators),
+        limit=st.sampled_from([1, 2, 99]),
+        remove=st.booleans(),
+        overwrite=st.booleans(),
     )
-    def step(self, opened: Opened, limit: int, remove: bool) -> Any:
+    def step(self, opened: Opened, limit: int, remove: bool, overwrite: bool) -> Any:
         if opened.store is not self.store:
             # Its store was committed or aborted: it is no longer used.
             opened.iterator.close()
             return multiple()
-        self.advance(opened, limit, remove=remove)
+        self.advance(opened, limit, remove=remove, overwrite=overwrite)
         return opened
 
-    def advance(self, opened: Opened, limit: int, *, remove: bool) -> None:
+    def advance(self, opened: Opened, limit: int, *, remove: bool, overwrite: bool = False) -> None:
         # A removed family has no keys to remove.
         if remove and opened.kind != "values" and self.content.get(opened.model.family.name) is opened.model:
             found = opened.iterator.take_removed(limit)
             for key, _ in found:
                 opened.model.remove(key)
+        elif overwrite and opened.kind != "values":
+            found = opened.iterator.take_overwritten(limit)
         else:
             found = opened.iterator.take(limit)
         opened.check(found, limit)
@@ -347,7 +345,56 @@ class FamiliesMachine(VersionsMachine):
             used.iterator.close()
 
 
-HASH, RANGE, POSTFIX = DECLARATIONS[2], DECLARATIONS[5], DECLARATIONS[10]
+class LargeStateMachine(FamiliesMachine):
+    """A state that is so large that its changes are merged into runs in the background."""
+
+    runs = 0
+
+    @initialize()
+    def start(self) -> None:
+        super().start()
+        self.open_newest()
+        # More keys than the other rules know, so that they stay.
+        self.change([((f"filling {number}", number), (number, 120_000)) for number in range(8)])
+        self.commit()
+
+    def change(self, rows: list[tuple[Row, Row | None]]) -> None:
+        """Put rows into the default family, or remove those without a value."""
+        model, script = self.content["default"], self.store.script()
+        for key, value in rows:
+            if value is None:
+                script.remove(key)
+                model.remove(key)
+            else:
+                script.put(key, value)
+                model.put(key, value)
+        script.run()
+
+    @precondition(lambda self: self.store is None)
+    @rule(data=st.data(), numbers=st.lists(st.none() | st.integers(0, 9), min_size=3, max_size=8))
+    def batches(self, data: st.DataObject, numbers: list[int | None]) -> None:
+        """Commit several small batches, of which the last ones may be merged."""
+        for place, number in enumerate(numbers):
+            self.open_newest()
+            key = data.draw(keys(self.default))
+            if number is not None and place % 4 == number % 4:
+                # After two of them a batch begins with a compaction, which moves all records.
+                self.change([(key, (i, 60_000)) for i in range(12)])
+            self.change([(key, None if number is None else (number, ""))])
+            self.commit()
+        self.provider.snapshot()
+
+    @precondition(lambda self: self.store is not None)
+    @rule()
+    def commit(self) -> None:
+        super().commit()
+        version = max(self.committed)
+        store = StoreDirectory(StoreId(0, 0), f"file:{self.location}/state/0/0", StorageOptions())
+        handle = store.load(CheckpointName(version, self.ids[version])).handle
+        LargeStateMachine.runs += any(entry.since is not None for entry in handle)
+
+
+HASH, PREFIX, RANGE, POSTFIX = (DECLARATIONS[number] for number in (2, 3, 5, 10))
 MEMORY = {"backend__storage": "memory"}
 ROCKSDB_SETTINGS = {
     "rocksdb__changelogCheckpointing__enabled": "true",
@@ -359,8 +406,13 @@ ROCKSDB_SETTINGS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("default", "multiple", "checkpoint_format", "storage"),
-    [(HASH, False, 1, {}), (RANGE, True, 2, {}), (POSTFIX, True, 2, {}), (RANGE, False, 1, MEMORY)],
-    ids=["hash-v1", "range-v2", "postfix-v2", "memory-v1"],
+    [
+        pytest.param(HASH, False, 1, {}, id="hash-v1", marks=pytest.mark.first),
+        pytest.param(RANGE, True, 2, {}, id="range-v2"),
+        pytest.param(POSTFIX, True, 2, {}, id="postfix-v2"),
+        pytest.param(RANGE, False, 1, MEMORY, id="memory-v1"),
+        pytest.param(HASH, False, 2, MEMORY, id="memory-v2"),
+    ],
 )
 def test_families_equal_sorted_dicts(
     spark: Any, default: Any, multiple: bool, checkpoint_format: int, storage: dict[str, str]
@@ -389,3 +441,21 @@ def test_rocksdb_families_equal_sorted_dicts(spark: Any, checkpoint_format: int)
         default=Family(key=RANGE[0], spec=RANGE[1]),
         settings=ROCKSDB_SETTINGS,
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("default", "checkpoint_format"), [(PREFIX, 1), (HASH, 2)], ids=["prefix-v1", "hash-v2"]
+)
+def test_families_with_runs_equal_sorted_dicts(spark: Any, default: Any, checkpoint_format: int) -> None:
+    LargeStateMachine.runs = 0
+    run_machine(
+        LargeStateMachine,
+        15,
+        spark=spark,
+        checkpoint_format=checkpoint_format,
+        default=Family(key=default[0], spec=default[1]),
+        # Without compression the base stays larger than the changes.
+        settings={"backend__compression": "none"},
+    )
+    assert LargeStateMachine.runs > 20

@@ -6,7 +6,8 @@ repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,7 +129,9 @@ OPERATIONS: dict[str, Callable[[Life, Provider], None]] = {
     "a-load": loads,
     "maintenance": maintains,
 }
-SHORT = {"a-large-commit": "1", "a-batch-run-again": "2", "a-load": "1"}
+SHORT = {("a-large-commit", "1", "false"), ("a-batch-run-again", "2", "false"), ("a-load", "1", "false")}
+"""Cases of every run; the others are for soak."""
+
 KINDS: list[FaultKind] = ["fail", "fail_after", "tear", "kill"]
 
 
@@ -137,18 +140,14 @@ def backend(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> FaultyBacke
     return FaultyBackend(tmp_path_factory.mktemp("faulty"))
 
 
-def _cases() -> Iterator[Any]:
-    """Yield every operation in both of Spark's formats, and synced; some of them for soak only."""
-    for operation in OPERATIONS:
-        for checkpoint_format in ("1", "2"):
-            for fsync in ("false", "true"):
-                is_short = SHORT.get(operation) == checkpoint_format and fsync == "false"
-                marks = [] if is_short else [pytest.mark.soak]
-                yield pytest.param(operation, checkpoint_format, fsync, marks=marks)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("operation", "checkpoint_format", "fsync"), list(_cases()))
+@pytest.mark.parametrize(
+    ("operation", "checkpoint_format", "fsync"),
+    [
+        pytest.param(*case, marks=[] if case in SHORT else [pytest.mark.soak])
+        for case in itertools.product(OPERATIONS, ("1", "2"), ("false", "true"))
+    ],
+)
 def test_commit_is_atomic_under_backend_faults(
     spark: Any, backend: FaultyBackend, operation: str, checkpoint_format: str, fsync: str
 ) -> None:
@@ -164,7 +163,7 @@ def test_commit_is_atomic_under_backend_faults(
     struck = 0
     for kind in KINDS:
         # A killed backend takes a second to restart.
-        step = 1 if EFFORT > 1 else 5 if kind == "kill" else 3
+        step = 1 if EFFORT > 1 else 8 if kind == "kill" else 6
         at, fired = 1 + KINDS.index(kind) % step, "something"
         while fired:
             number += 1

@@ -113,7 +113,7 @@ def sessions(stream: Any) -> Any:
     )
 
 
-def visits_until_event_time(stream: Any) -> Any:
+def visits_until_event_time(stream: Any, mode: str = "update") -> Any:
     def update(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
         visits, latest = state.get if state.exists else (0, 0)
         if state.hasTimedOut:
@@ -132,7 +132,7 @@ def visits_until_event_time(stream: Any) -> Any:
     keyed = stream.withWatermark("ts", WATERMARK).selectExpr(
         "concat(coalesce(k, 'none'), id % 3) as k", "ts", "unix_seconds(ts) as seconds"
     )
-    return keyed.groupBy("k").applyInPandasWithState(update, COUNTED, SEEN, "update", "EventTimeTimeout")
+    return keyed.groupBy("k").applyInPandasWithState(update, COUNTED, SEEN, mode, "EventTimeTimeout")
 
 
 def counts_in_scala(stream: Any) -> Any:

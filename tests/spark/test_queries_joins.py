@@ -68,26 +68,6 @@ def every_join(stream: Any) -> Any:
     )
 
 
-def make(
-    spark: Any,
-    directory: Path,
-    provider: str,
-    state_format: int,
-    checkpoint_format: int,
-    build: Any = every_join,
-) -> Query:
-    return Query(
-        spark,
-        directory,
-        build,
-        "append",
-        events.SCHEMA,
-        provider=provider,
-        checkpoint_format=checkpoint_format,
-        confs={JOIN_FORMAT: str(state_format)},
-    )
-
-
 def life_of(query: Query) -> Life:
     """Return output, an older state and the last one, and Spark's metadata of the operators."""
     made = events.batches(3, rows=40)
@@ -132,8 +112,17 @@ def test_join_output_equals_sparks_store(
     checkpoint_format: int,
 ) -> None:
     def live(provider: str, checkpoint_format: int) -> Life:
-        directory = tmp_path_factory.mktemp("joins")
-        return life_of(make(spark, directory, provider, state_format, checkpoint_format))
+        query = Query(
+            spark,
+            tmp_path_factory.mktemp("joins"),
+            every_join,
+            "append",
+            events.SCHEMA,
+            provider=provider,
+            checkpoint_format=checkpoint_format,
+            confs={JOIN_FORMAT: str(state_format)},
+        )
+        return life_of(query)
 
     sparks_store, sparks_format, our_store = STORES[state_format]
     ours = live(our_store, checkpoint_format)
@@ -163,7 +152,8 @@ def test_join_with_state_format_1_is_rejected_on_any_store(
     def build(stream: Any) -> Any:
         return join(stream.withWatermark("ts", WATERMARK), how, f"left_k = right_k and {NEAR}")
 
-    query = make(spark, tmp_path, provider, 1, 1, build)
+    confs = {JOIN_FORMAT: "1"}
+    query = Query(spark, tmp_path, build, "append", events.SCHEMA, provider=provider, confs=confs)
     query.feed(events.batches(1)[0])
     with pytest.raises(StreamingQueryException, match=REFUSALS[how]):
         query.run()

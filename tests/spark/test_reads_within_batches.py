@@ -53,12 +53,8 @@ class Counting:
         return {row["key"][0]: row["value"][0] for row in frame.collect()}
 
 
-both_formats = pytest.mark.parametrize("checkpoint_format", [1, 2], ids=["v1", "v2"])
-
-
-@both_formats
-def test_batch_reads_the_state_of_its_query(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
-    counting = Counting(spark, tmp_path / "checkpoint", checkpoint_format)
+def test_batch_reads_the_state_of_its_query(spark: Any, tmp_path: Path) -> None:
+    counting = Counting(spark, tmp_path / "checkpoint", 2)
     read: dict[int, dict[int, int]] = {}
 
     def in_batch(batch: Any, number: int) -> None:
@@ -71,10 +67,9 @@ def test_batch_reads_the_state_of_its_query(spark: Any, tmp_path: Path, checkpoi
     assert set(counting.rows.values()) == {max(read) + 1}
 
 
-@both_formats
-def test_batch_sets_a_job_group(spark: Any, tmp_path: Path, checkpoint_format: int) -> None:
+def test_batch_sets_a_job_group(spark: Any, tmp_path: Path) -> None:
     """The commits of a run are found by its announcement, and those of a run that failed are forgotten."""
-    counting = Counting(spark, tmp_path / "checkpoint", checkpoint_format)
+    counting = Counting(spark, tmp_path / "checkpoint", 1)
     context = counting.session.sparkContext
 
     def in_batch(batch: Any, number: int) -> None:

@@ -312,11 +312,8 @@ def test_stateless_real_time_query_runs_beside_a_stateful_one(
     assert provider_in_log(tmp_path / "stateful") == spark_statestore.PROVIDER_CLASS
 
 
-@pytest.mark.parametrize("value", ["yes", ""])
-def test_real_time_option_is_validated_at_the_start(
-    session_with: Sessions, tmp_path: Path, value: str
-) -> None:
-    session = session_with(**{REAL_TIME: value})
+def test_real_time_option_is_validated_at_the_start(session_with: Sessions, tmp_path: Path) -> None:
+    session = session_with(**{REAL_TIME: "yes"})
     with pytest.raises(Exception, match=r"realTimeMode' is '.*', but it must be true or false"):
         RealTimeQuery(session, tmp_path, aggregated).start(seconds=2)
 

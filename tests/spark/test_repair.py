@@ -23,10 +23,12 @@ def counts(events: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checkpoint_format", [1, 2])
-@pytest.mark.parametrize(("commit", "newest"), [("task", "0/1/chk-3*/_metadata"), ("batch", "_merged/3-3-*")])
+@pytest.mark.parametrize(
+    ("commit", "checkpoint_format", "newest"),
+    [("task", 1, "0/1/chk-3*/_metadata"), ("batch", 2, "_merged/3-3-*")],
+)
 def test_repair_restores_a_query_with_a_damaged_newest_batch(
-    spark: Any, tmp_path: Path, checkpoint_format: int, commit: str, newest: str
+    spark: Any, tmp_path: Path, commit: str, checkpoint_format: int, newest: str
 ) -> None:
     confs = {STATE_STORE + "backend.commit": commit}
     query = Query(spark, tmp_path, counts, "update", WORDS, checkpoint_format=checkpoint_format, confs=confs)

@@ -47,10 +47,6 @@ def session_windows(stream: Any) -> Any:
     return windows.agg(F.count("*"), F.avg("v"))
 
 
-def deduplication(stream: Any) -> Any:
-    return twice_k(stream).select("a.k", "b.k").dropDuplicates(["k"])
-
-
 def join(stream: Any) -> Any:
     from pyspark.sql import functions as F
 
@@ -101,7 +97,6 @@ Case = tuple[Callable[[Any], Any], str, list[dict[str, str]]]
 CASES: list[Case] = [
     (aggregation, "update", [{}]),
     (session_windows, "append", [{}]),
-    (deduplication, "append", [{}]),
     (join, "append", [{"store": "left-keyWithIndexToValue"}]),
     (groups_in_pandas, "update", [{}]),
     (state_variables, "update", [{"column_family": name} for name in ("one", "many", "named")]),

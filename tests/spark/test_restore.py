@@ -8,7 +8,6 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -22,64 +21,12 @@ from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES, ProcessorQuery, batches, in_scala
 from tests.spark.processors_query import SCHEMA as PROCESSED
 from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, Output, Query, configured, side_by_side
-from tests.support.spark_versions import NEWEST_JOIN_FORMAT, is_since
+from tests.spark.test_queries import visits_until_event_time
+from tests.support.spark_versions import NEWEST_JOIN_FORMAT
 
 pytestmark = pytest.mark.slow
 
 WATERMARK = "15 minutes"
-RESULT = "k string, n bigint, latest bigint"
-
-HAS_ROWS = is_since("4.1")
-"""True if Python's transformWithState takes rows."""
-
-
-def in_pandas(stream: Any) -> Any:
-    def update(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: Any) -> Iterator[pd.DataFrame]:
-        n, latest = state.get if state.exists else (0, 0)
-        if state.hasTimedOut:
-            state.remove()
-        else:
-            for frame in frames:
-                n, latest = n + len(frame), max(latest, int(frame["seconds"].max()))
-            state.update((n, latest))
-            end = latest * 1000 + 600_000
-            if end > state.getCurrentWatermarkMs():
-                state.setTimeoutTimestamp(end)
-        yield pd.DataFrame({"k": [key[0]], "n": [n], "latest": [latest]})
-
-    return stream.groupBy("k").applyInPandasWithState(
-        update, RESULT, "n bigint, latest bigint", "append", "EventTimeTimeout"
-    )
-
-
-def processed(stream: Any) -> Any:
-    from pyspark.sql import Row
-    from pyspark.sql.streaming import StatefulProcessor
-
-    # A local function, so that Spark's workers receive it by value.
-    class Visits(StatefulProcessor):
-        def init(self, handle: Any) -> None:
-            self._handle = handle
-            self._seen = handle.getListState("seen", "seconds bigint")
-            self._totals = handle.getMapState("totals", "parity bigint", "n bigint")
-
-        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
-            for row in sorted(rows, key=lambda row: row.seconds):
-                self._seen.appendValue((row.seconds,))
-                parity = (row.seconds % 2,)
-                (n,) = self._totals.getValue(parity) if self._totals.containsKey(parity) else (0,)
-                self._totals.updateValue(parity, (n + 1,))
-                self._handle.registerTimer(row.seconds * 1000 + 1_200_000)
-            yield self._told(key)
-
-        def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
-            yield self._told(key)
-
-        def _told(self, key: Any) -> Any:
-            n = sum(n for _, (n,) in self._totals.iterator())
-            return Row(k=key[0], n=n, latest=sum(seconds for (seconds,) in self._seen.get()))
-
-    return stream.groupBy("k").transformWithState(Visits(), RESULT, "append", "eventTime")
 
 
 def every_operator(stream: Any) -> Any:
@@ -89,15 +36,22 @@ def every_operator(stream: Any) -> Any:
     left = timely.selectExpr("id % 40 as l", "ts as left_ts", "amount")
     right = timely.where("k is not null").selectExpr("id % 40 as r", "ts as right_ts", "k")
     near = F.expr("l = r and right_ts between left_ts and left_ts + interval 5 minutes")
-    keyed = timely.selectExpr("concat(coalesce(k, 'none'), id % 3) as k", "ts", "unix_seconds(ts) as seconds")
+    steps = stream.selectExpr(
+        "concat(coalesce(k, 'none'), id % 3) as k",
+        "id as seq",
+        "element_at(array('append', 'put', 'timer'), cast(1 + id % 3 as int)) as op",
+        "1200000 + id as n",
+        "who.name as v",
+        "ts",
+    )
     return side_by_side(
         {
             "windows": timely.groupBy(F.window("ts", "10 minutes"), "k").agg(F.count("*"), F.sum("big")),
             "sessions": timely.groupBy(F.session_window("ts", "2 minutes"), "k").agg(F.count("*")),
             "joined": left.join(right, near, "left_outer"),
-            "pandas": in_pandas(keyed),
+            "pandas": visits_until_event_time(stream, "append"),
+            "processed": in_scala(["one,many,named"], [""], [0], "eventTime", "append")(steps, 0),
         }
-        | ({"processed": processed(keyed)} if HAS_ROWS else {})
     )
 
 
@@ -149,7 +103,7 @@ def test_restore_and_rollback_have_equal_output(
     original.feed(third)
     outputs += original.run()
     assert [number for number, _ in outputs] == [0, 1, 2]
-    for name in ("windows", "sessions", "joined", "pandas", *["processed"] * HAS_ROWS):
+    for name in ("windows", "sessions", "joined", "pandas", "processed"):
         assert any(f"{name}=Row(" in row for row in outputs[2][1]), name
     known = contents(original)
 
@@ -164,13 +118,12 @@ def test_restore_and_rollback_have_equal_output(
     assert contents(restored) == known
 
 
-@pytest.mark.parametrize("kind", ["canonical", "pointer"])
-def test_changed_query_resumes_from_a_savepoint(spark: Any, tmp_path: Path, kind: Kind) -> None:
+def test_changed_query_resumes_from_a_savepoint(spark: Any, tmp_path: Path) -> None:
     original = Query(spark, tmp_path, counts, "update", events.SCHEMA, confs=NO_EMPTY_BATCHES)
     first, second = events.batches(2)
     original.feed(first)
     original.run()
-    taken = savepoint(str(original.checkpoint), str(tmp_path), kind)
+    taken = savepoint(str(original.checkpoint), str(tmp_path), "pointer")
     changed = at(original, tmp_path / "changed")
     changed.build = lambda stream: counts(stream.where("id % 2 = 0"))
     restore(taken, str(changed.checkpoint))
@@ -255,11 +208,8 @@ def test_rollback_covers_all_sources(spark: Any, tmp_path: Path) -> None:
 
 
 def test_rollback_restores_removed_state_variables(spark: Any, tmp_path: Path) -> None:
-    run = 0
     build = in_scala(["one,many", "one"], ["", "many"], [0, 0], "eventTime", "update")
-    query = ProcessorQuery(
-        spark, tmp_path, lambda stream: build(stream, run), "update", PROCESSED, confs=NO_EMPTY_BATCHES
-    )
+    query = ProcessorQuery(spark, tmp_path, build, "update", PROCESSED, confs=NO_EMPTY_BATCHES)
     first, second = batches(2, rows=12)
     query.feed(first)
     query.run()
@@ -268,10 +218,10 @@ def test_rollback_restores_removed_state_variables(spark: Any, tmp_path: Path) -
     query.feed(second)
     outputs = twin.run()
 
-    run = 1
+    query.number = 1
     assert query.run() != outputs
     rollback(str(query.checkpoint), 0, stopped=True)
-    run = 0
+    query.number = 0
     assert query.run() == outputs
     assert query.state() == twin.state()
     assert contents(query) == contents(twin)

@@ -113,17 +113,6 @@ def shown(frame: Any, names: Iterable[str] = TYPES, prefix: str = "") -> list[An
     return [plain(row) for row in frame.selectExpr(*columns).collect()]
 
 
-def test_decoded_rows_of_every_type_equal_spark(typed: Any) -> None:
-    frame = typed.range(0, 7, 1, 1).selectExpr(*every_type())
-    found = decode_rows(unsafe_rows(frame), frame.schema.json())
-    expected = shown(frame)
-    for name in TYPES:
-        assert repr([plain(value) for value in found.field(name).to_pylist()]) == repr(
-            [row[name] for row in expected]
-        ), name
-    assert len(set(map(repr, found.to_pylist()))) == 7
-
-
 def test_user_defined_type_is_decoded_as_its_storage_type(spark: Any) -> None:
     from pyspark.ml.functions import array_to_vector
     from pyspark.sql import functions as F
@@ -212,7 +201,6 @@ def assert_read_alike(query: Query, options: Mapping[str, Any], **read: Any) -> 
     ("checkpoint_format", "join_format", "stores"),
     [
         (1, "2", ["keyToNumValues", "keyWithIndexToValue"]),
-        pytest.param(1, "3", ["keyToNumValues", "keyWithIndexToValue"], marks=pytest.mark.soak),
         (2, "4", ["keyWithTsToValues", "tsWithKey"]),
     ],
 )

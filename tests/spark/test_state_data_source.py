@@ -15,7 +15,7 @@ import pytest
 
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark import events
-from tests.spark.change_feeds import require_net_changes
+from tests.spark.change_feeds import Change, require_net_changes
 from tests.spark.harness import Provider
 from tests.spark.queries import (
     JOIN_FORMAT,
@@ -27,6 +27,7 @@ from tests.spark.queries import (
     Query,
     configured,
 )
+from tests.spark.test_state_data_source_variables import states_of
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT, NEWEST_READABLE_FORMAT, is_since, since
 
 pytestmark = pytest.mark.spark
@@ -223,39 +224,21 @@ def test_replay_equals_the_version(pair: Pair, ours: Query) -> None:
         assert counted(found[name]) == counted(found[f"{store} {end}"], partition), name
 
 
-def states_of(feed: list[Any]) -> list[dict[tuple[int, str], list[str]]]:
-    """Return the state after each batch of a change feed: the values of each key."""
-    state: dict[tuple[int, str], list[str]] = {}
-    column_families = []
-    for batch in sorted({change.batch_id for change in feed}):
-        for change in feed:
-            if change.batch_id != batch:
-                continue
-            key = (change.partition_id, change.key)
-            if change.change_type == "delete":
-                state.pop(key, None)
-            elif change.change_type == "append":
-                state.setdefault(key, []).append(change.value)
-            else:
-                state[key] = [change.value]
-        column_families.append({key: list(values) for key, values in state.items()})
-    return column_families
+def changes_of(feed: list[Any]) -> list[Change]:
+    return [(row.batch_id, row.change_type, (row.partition_id, row.key), row.value) for row in feed]
 
 
 @pytest.mark.slow
 def test_change_feed_leads_to_the_states_of_sparks_store(pair: Pair, theirs: Query, ours: Query) -> None:
     every = {"readChangeFeed": "true", "changeStartBatchId": 0}
     asked = {name: store | every for name, store in pair.stores.items()}
-    expected, found = read(theirs, asked), read(ours, asked)
+    all_expected, all_found = read(theirs, asked), read(ours, asked)
     for name, options in asked.items():
-        assert states_of(found[name]) == states_of(expected[name]), name
-        ours_, theirs_ = (
-            [(row.batch_id, row.change_type, (row.partition_id, row.key), row.value) for row in feed]
-            for feed in (found[name], expected[name])
-        )
-        require_net_changes(ours_, theirs_)
+        expected, found = changes_of(all_expected[name]), changes_of(all_found[name])
+        assert states_of(found) == states_of(expected), name
+        require_net_changes(found, expected)
         written = "append" if options.get("storeName") == "right-tsWithKey" else "update"
-        assert {change.change_type for change in found[name]} >= {written, "delete"}
+        assert {kind for _, kind, *_ in found} >= {written, "delete"}
 
 
 @pytest.mark.slow
@@ -269,14 +252,6 @@ def test_change_feed_has_net_changes_of_each_key(pair: Pair, ours: Query) -> Non
         # A key that is put and removed within a batch is not in it.
         first = Counter((c.batch_id, c.partition_id, c.key) for c in feed if c.change_type != "append")
         assert max(first.values()) == 1, name
-        before: dict[tuple[int, str], list[str]] = {}
-        for batch, state in zip(sorted({c.batch_id for c in feed}), states_of(feed), strict=True):
-            for change in feed:
-                key = (change.partition_id, change.key)
-                if change.batch_id == batch and change.change_type != "append":
-                    # Joins of format 3, which older Sparks write, put a count back to what it was.
-                    assert state.get(key) != before.get(key) or not is_since("4.3"), (name, change)
-            before = state
         part = [change[1:] for change in feed if change.batch_id in (1, 2)]
         assert Counter(part) == Counter(change[1:] for change in found[f"{name} some"])
 

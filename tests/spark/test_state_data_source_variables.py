@@ -74,11 +74,10 @@ def changes_of(feed: list[dict[str, Any]]) -> list[Change]:
     return [(change["batch_id"], change["change_type"], *entry(change)) for change in feed]
 
 
-def states_of(feed: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
-    """Return the variable after each batch of its change feed: the values of each key."""
-    state: dict[str, list[str]] = {}
-    column_families = []
-    changes = changes_of(feed)
+def states_of(changes: list[Change]) -> list[dict[Any, list[Any]]]:
+    """Return the state after each batch of a change feed: the values of each key."""
+    state: dict[Any, list[Any]] = {}
+    found = []
     for batch in sorted({change[0] for change in changes}):
         for number, kind, key, value in changes:
             if number != batch:
@@ -89,22 +88,22 @@ def states_of(feed: list[dict[str, Any]]) -> list[dict[str, list[str]]]:
                 state.setdefault(key, []).append(value)
             else:
                 state[key] = [value]
-        column_families.append({key: list(values) for key, values in state.items()})
-    return column_families
+        found.append({key: list(values) for key, values in state.items()})
+    return found
 
 
 @pytest.mark.parametrize("variable", ["one", "many", "named"])
 def test_change_feed_leads_to_the_states_of_sparks_store(queries: list[Query], variable: str) -> None:
     options = {"stateVarName": variable, "readChangeFeed": "true", "changeStartBatchId": 0}
     ours, theirs = queries
-    feed = rows(ours, options)
+    feed = changes_of(rows(ours, options))
     found = states_of(feed)
     assert found == [state_at(theirs, variable, batch) for batch in range(4)]
     # Before 4.3 the feed of Spark's own store has the first value of those that one call appends to a list.
     if is_since("4.3") or variable != "many":
-        expected = rows(theirs, options)
+        expected = changes_of(rows(theirs, options))
         assert found == states_of(expected)
-        require_net_changes(changes_of(feed), changes_of(expected))
+        require_net_changes(feed, expected)
     assert all(found)
 
 

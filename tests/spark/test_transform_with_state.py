@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,25 +120,15 @@ CASES = {
         parts=(2, 1, 2),
         confs=NO_EMPTY_BATCHES,
     ),
-    "timers by event time, in two batches": Case(
+    "timers by event time and initial state, in Scala": Case(
         in_scala(["one,many,named"] * 2, [""] * 2, [0] * 2, "eventTime", "update"),
         checkpoint_format=2,
         mode="update",
         timers=BY_EVENTS,
         parts=(1, 1),
     ),
-    "timers by event time and initial state, in Scala": Case(
-        in_scala(["one,many,named"] * 2, [""] * 2, [0] * 2, "eventTime", "update"),
-        checkpoint_format=2,
-        mode="update",
-        timers=BY_EVENTS,
-        large=True,
-        parts=(3, 2),
-    ),
 }
 
-
-IN_FIRST_TIER = "timers by event time, in two batches"
 
 IN_ROWS = {"timers by event time, then another one", "variables that go and come"}
 
@@ -148,7 +138,7 @@ NOT_WITH_EVERY_SPARK = "timers by event time, then another one"
 
 def marks_of(name: str) -> list[pytest.MarkDecorator]:
     return [
-        *[pytest.mark.first] * (name == IN_FIRST_TIER),
+        *[pytest.mark.first] * (name == "timers by event time and initial state, in Scala"),
         *[pytest.mark.spark] * (name != NOT_WITH_EVERY_SPARK),
         *[since("4.1", "transformWithState by rows in Python")] * (name in IN_ROWS),
     ]
@@ -164,21 +154,18 @@ def test_transform_with_state_output_and_state_equal_rocksdb(
     parts = [[next(made) for _ in range(count)] for count in case.parts]
 
     def live(directory: Path, provider: str, checkpoint_format: int) -> Life:
-        def make(run: Callable[[], int]) -> ProcessorQuery:
-            query = ProcessorQuery(
-                spark,
-                directory,
-                lambda stream: case.build(stream, run()),
-                case.mode,
-                SCHEMA,
-                provider=provider,
-                checkpoint_format=checkpoint_format,
-                confs=case.confs,
-            )
-            query.keeps_clock = case.keeps_clock
-            return query
-
-        return life_of(make, parts)
+        query = ProcessorQuery(
+            spark,
+            directory,
+            case.build,
+            case.mode,
+            SCHEMA,
+            provider=provider,
+            checkpoint_format=checkpoint_format,
+            confs=case.confs,
+        )
+        query.keeps_clock = case.keeps_clock
+        return life_of(query, parts)
 
     checkpoint_format = min(case.checkpoint_format, NEWEST_READABLE_FORMAT)
     ours = live(tmp_path / "ours", OURS, checkpoint_format)

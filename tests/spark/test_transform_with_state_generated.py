@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,22 +9,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import Phase, given, note, settings
 
-from tests.spark.inputs import TYPES
+from tests.spark.inputs import TYPES, Input
 from tests.spark.processors import OUTPUT, Interpreter
 from tests.spark.processors_query import CHANGES, ROCKS, ProcessorQuery, life_of
-from tests.spark.queries import OURS, Rows
+from tests.spark.queries import OURS
 from tests.support.effort import EFFORT
 
 # PySpark 4.3 cannot read the schema of a grouping key that has an array in it, on any store.
 KEY_TYPES = [(type_, values) for type_, values in TYPES if "list" not in str(type_)]
-
-
-# Too long to be printed; Hypothesis prints the seed.
-@dataclass(repr=False)
-class Input:
-    schema: pa.Schema
-    parts: list[list[Rows]]
-    checkpoint_format: int
 
 
 @st.composite
@@ -49,7 +39,7 @@ def inputs(draw: st.DrawFn) -> Input:
     return Input(pa.schema(fields), parts, draw(st.sampled_from([1, 2])))
 
 
-def interpreted(stream: Any) -> Any:
+def interpreted(stream: Any, run: int) -> Any:
     from pyspark.sql import functions as F
 
     keys = [name for name in stream.columns if name[0] == "k"]
@@ -69,18 +59,16 @@ def test_transform_with_state_of_every_type_equals_rocksdb(
         note(str(given_.schema))
 
         def live(provider: str, checkpoint_format: int) -> Any:
-            def make(_: Callable[[], int]) -> ProcessorQuery:
-                return ProcessorQuery(
-                    spark,
-                    tmp_path_factory.mktemp("generated"),
-                    interpreted,
-                    "update",
-                    given_.schema,
-                    provider=provider,
-                    checkpoint_format=checkpoint_format,
-                )
-
-            return life_of(make, given_.parts)
+            query = ProcessorQuery(
+                spark,
+                tmp_path_factory.mktemp("generated"),
+                interpreted,
+                "update",
+                given_.schema,
+                provider=provider,
+                checkpoint_format=checkpoint_format,
+            )
+            return life_of(query, given_.parts)
 
         assert live(OURS, given_.checkpoint_format) == live(ROCKS, 1)
 

@@ -46,7 +46,7 @@ def make(session: Any, directory: Path, build: Build, provider: str = OURS, **co
     return ProcessorQuery(
         session,
         directory,
-        lambda stream: build(stream, 0),
+        build,
         "update",
         SCHEMA,
         provider=provider,
@@ -98,8 +98,7 @@ def test_extension_leaves_other_providers_to_spark(spark: Any, tmp_path: Path) -
 
 
 @restricted
-@both
-@pytest.mark.parametrize("confs", [{}, BARE], ids=["usual", "bare"])
+@pytest.mark.parametrize(("build", "confs"), [(python, {}), (scala, BARE)], ids=["python", "scala, bare"])
 def test_explain_names_the_operator(
     spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], build: Build, confs: dict[str, str]
 ) -> None:

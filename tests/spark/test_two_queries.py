@@ -140,33 +140,20 @@ def meet_in_a_batch(place: Place, sessions: tuple[Session, Session], checkpoint_
 
 @pytest.mark.slow
 @both_formats
-def test_second_query_fails_if_the_first_commits_the_batch(
-    place: Place, sessions: tuple[Session, Session], checkpoint_format: int
+@pytest.mark.parametrize("first_to_commit", [0, pytest.param(1, marks=pytest.mark.soak)])
+def test_query_fails_if_the_other_commits_the_batch(
+    place: Place, sessions: tuple[Session, Session], first_to_commit: int, checkpoint_format: int
 ) -> None:
-    first, second = sessions
     meet_in_a_batch(place, sessions, checkpoint_format)
-    first.unblock()
-    assert first.ask("reach", batch=1) == 1
-    assert first.ask("rows") == place.expected()
-    second.unblock()
-    if message := second.ask_for_conflict(checkpoint_format):
+    winner, loser = sessions[first_to_commit], sessions[1 - first_to_commit]
+    winner.unblock()
+    assert winner.ask("reach", batch=1) == 1
+    assert winner.ask("rows") == place.expected()
+    loser.unblock()
+    if message := loser.ask_for_conflict(checkpoint_format):
         assert "version 2" in message
         assert str(place.checkpoint / "commits") in message
-    place.check(first, second, checkpoint_format)
-
-
-@pytest.mark.soak
-@both_formats
-def test_first_query_fails_if_the_second_commits_the_batch(
-    place: Place, sessions: tuple[Session, Session], checkpoint_format: int
-) -> None:
-    first, second = sessions
-    meet_in_a_batch(place, sessions, checkpoint_format)
-    second.unblock()
-    assert second.ask("reach", batch=1) == 1
-    first.unblock()
-    first.ask_for_conflict(checkpoint_format)
-    place.check(second, first, checkpoint_format)
+    place.check(winner, loser, checkpoint_format)
 
 
 @pytest.mark.soak
@@ -192,22 +179,3 @@ def test_one_of_two_idle_queries_fails_at_the_next_batch(
     message = loser.ask("fail")
     assert SPARKS_MESSAGE in message or OUR_MESSAGE in message
     place.check(winner, loser, checkpoint_format)
-
-
-@pytest.mark.soak
-def test_second_start_in_a_session_stops_the_first_run(
-    place: Place, sessions: tuple[Session, Session]
-) -> None:
-    """Spark implements this (spark.sql.streaming.stopActiveRunOnRestart)."""
-    first, second = sessions
-    place.clear()
-    place.feed()
-    runs = [place.start(first, 1)]
-    first.ask("reach", batch=0)
-    first.block()
-    place.feed()
-    first.wait_until_blocked()
-    runs.append(place.start(first, 1))
-    first.unblock()
-    assert len(set(runs)) == 2
-    place.check(first, second, 1)

@@ -16,9 +16,9 @@ from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
-from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances
+from tests.spark.families import A, B, value
+from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, begin, instances, read
 
-A, B = ("a", 1), ("b", 1)
 LARGE = 30_000
 
 SETTINGS = IMMEDIATE_CLEANUP | {"backend__numRetained": "1", "backend__fileStateThreshold": "1k"}
@@ -33,17 +33,6 @@ def checkpoint_format(request: pytest.FixtureRequest) -> int:
 def instance(spark: Any, tmp_path: Path, checkpoint_format: int) -> Iterator[Open]:
     with instances(spark, tmp_path, checkpointFormatVersion=str(checkpoint_format), **SETTINGS) as opens:
         yield opens
-
-
-def value(number: int, text: str | int = "") -> Row:
-    return (number, text)
-
-
-def begin(provider: Provider, version: int, checkpoint_id: str | None, rows: dict[Row, Row]) -> Store:
-    store = provider.open(version, checkpoint_id)
-    for key, row in rows.items():
-        store.put(key, row)
-    return store
 
 
 def accept(directory: Path, version: int, checkpoint_id: str | None) -> None:
@@ -61,13 +50,6 @@ def batch(
     assert store.commit() == version + 1
     accept(directory, version + 1, store.checkpoint_id)
     return store.checkpoint_id
-
-
-def read(provider: Provider, version: int, checkpoint_id: str | None) -> dict[Row, Row]:
-    store = provider.open_read(version, checkpoint_id)
-    rows = dict(store.rows())
-    store.release()
-    return rows
 
 
 def test_commit_of_a_zombie_after_its_batch_changes_nothing(
@@ -135,13 +117,6 @@ def test_attempt_elsewhere_replaces_that_of_a_task_that_failed_after_its_commit(
     # Its executor has the version of the failed task in memory.
     third = batch(tmp_path, provider, 2, second, {("c", 1): value(3)})
     assert read(instance(), 3, third) == {A: value(1), B: value(2), ("c", 1): value(3)}
-
-
-def test_uncommitted_batch_is_committed_again_by_another_instance(instance: Open, tmp_path: Path) -> None:
-    first = batch(tmp_path, instance(), 0, None, {A: value(1)})
-    begin(instance(), 1, first, {B: value(0, "failed")}).commit()
-    second = batch(tmp_path, instance(), 1, first, {B: value(2)})
-    assert read(instance(), 2, second) == {A: value(1), B: value(2)}
 
 
 def test_maintenance_of_a_zombie_keeps_versions_after_a_rollback(instance: Open, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hypothesis.stateful import (
 )
 
 import spark_statestore
-from tests.spark.harness import IMMEDIATE_CLEANUP, Provider, Store
+from tests.spark.families_model import FamilyModel, copy_of, families_of
+from tests.spark.harness import IMMEDIATE_CLEANUP, Family, Provider, Store
 from tests.support.effort import EFFORT
 
 RETAINED = 4
@@ -27,6 +28,7 @@ class VersionsMachine(RuleBasedStateMachine):
     """Opens, commits, aborts, loses and reloads one store; a model has each version's expected content."""
 
     spark: Any = None
+    default = Family()
     checkpoint_format = 1
     provider_class = spark_statestore.PROVIDER_CLASS
     settings: dict[str, str] = {}  # noqa: RUF012 - for subclasses to set
@@ -36,30 +38,20 @@ class VersionsMachine(RuleBasedStateMachine):
         self.location = tempfile.mkdtemp(prefix="statestore-machine-")
         self.providers: list[Provider] = []
         # The content of every version that may be requested, and its id in format v2.
-        self.committed: dict[int, Any] = {0: self.empty()}
+        self.committed: dict[int, dict[str, FamilyModel]] = {0: families_of(self.default)}
         self.ids: dict[int, str | None] = {0: None}
         self.highest = 0
         self.store: Store | None = None
         self.version = 0
-        self.content: Any = None
+        self.content: dict[str, FamilyModel] = {}
 
     # For the subclass
-
-    def empty(self) -> Any:
-        """Return the content of version 0."""
-        raise NotImplementedError
-
-    def copied(self, content: Any) -> Any:
-        raise NotImplementedError
-
-    def provider_options(self) -> dict[str, Any]:
-        return {}
 
     def number_of_keys(self) -> int | None:
         """Return the expected number of keys in the metrics, None if it is unknown."""
         raise NotImplementedError
 
-    def check_all(self, store: Store, content: Any, *, writing: bool) -> None:
+    def check_all(self, store: Store, content: dict[str, FamilyModel], *, writing: bool) -> None:
         """Compare the whole content of a store; if it was just opened, declare its column families first."""
         raise NotImplementedError
 
@@ -82,9 +74,10 @@ class VersionsMachine(RuleBasedStateMachine):
             backend__snapshotInterval="2",
             backend__numRetained=str(RETAINED),
             backend__fileStateThreshold="1k",
+            families=True,
+            default=self.default,
             **IMMEDIATE_CLEANUP,
             **self.settings,
-            **self.provider_options(),
         )
         self.providers.append(provider)
         return provider
@@ -96,7 +89,7 @@ class VersionsMachine(RuleBasedStateMachine):
     def begin(self, store: Store, version: int) -> None:
         self.store = store
         self.version = version
-        self.content = self.copied(self.committed[version])
+        self.content = copy_of(self.committed[version])
         self.check_all(store, self.content, writing=True)
 
     def pick(self, data: st.DataObject) -> int:

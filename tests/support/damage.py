@@ -15,17 +15,7 @@ __all__ = ["Damage", "cuts", "damaged", "flips", "others"]
 
 @dataclass(frozen=True)
 class Damage:
-    """A fault of one file.
-
-    Attributes
-    ----------
-    path
-        The file.
-    what
-        Description of the fault.
-    data
-        Resulting bytes; None if the file is missing.
-    """
+    """A fault of one file: its description, and the resulting bytes, or None if the file is missing."""
 
     path: Path
     what: str

@@ -30,16 +30,9 @@ _PAGES = {
 
 
 class FaultyS3:
-    """The proxy.
+    """The proxy: its URL, and the method, path and fault of each request since `inject`.
 
-    Attributes
-    ----------
-    url
-        Its address.
-    calls
-        Method and path of the requests since `inject`, with the injected fault.
-    delay
-        Seconds by which every request is delayed.
+    Every request is delayed by a number of seconds, by default none.
     """
 
     def __init__(self, service: str) -> None:

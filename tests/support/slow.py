@@ -19,13 +19,7 @@ _ENTRY = "[fsspec.specs]\nslow = slow_storage:SlowFileSystem\n"
 
 
 class SlowStorage:
-    """A directory that a backend accesses as ``slow://``.
-
-    Parameters
-    ----------
-    scratch
-        Where the directory and its control files are created.
-    """
+    """A directory that a backend accesses as ``slow://``, with control files beside it."""
 
     def __init__(self, scratch: Path) -> None:
         self.directory = scratch / "slow"
@@ -81,13 +75,7 @@ class SlowStorage:
 
 
 class Hang:
-    """A call that hangs.
-
-    Parameters
-    ----------
-    file
-        File that it waits for.
-    """
+    """A call that hangs until a file exists."""
 
     def __init__(self, file: Path) -> None:
         self.file = file

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import spark_statestore
+
 
 def files_below(directory: Path) -> dict[str, bytes]:
     """Return the bytes of every file below a directory, by relative path."""
@@ -22,3 +24,12 @@ def retained_batches(checkpoint: Path, retained: int) -> list[int]:
     )
     oldest = offsets[0] if offsets else 0
     return [batch for batch in commits if batch >= max(oldest, commits[-1] - retained)]
+
+
+def problem_of(checkpoint: Path | str, batch: int) -> str | None:
+    """Return the first problem that `verify` finds in a batch, or why it cannot be verified."""
+    try:
+        verified = spark_statestore.verify(str(checkpoint), batch)
+    except Exception as error:  # noqa: BLE001 - a batch that cannot be verified is a problem
+        return str(error)
+    return None if verified.ok else f"{len(verified.problems)} problems: {verified.problems[0].message}"

@@ -12,6 +12,7 @@ from spark_statestore.backend.protocol import PROTOCOL_VERSION
 from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.formats.metadata import METADATA_FORMAT_VERSION
 from spark_statestore.operator_state.stream_format import OPERATOR_STATE_FORMAT_VERSION
+from spark_statestore.rows.types import KNOWN
 from spark_statestore.storage.handle_codec import HANDLE_SCHEMA
 from spark_statestore.store.changelog import CHANGE_FORMAT_VERSION
 from tests.support.paths import ROOT
@@ -24,6 +25,7 @@ MODEL = (ROOT / "docs/storage-model.md").read_text()
 OPERATORS = (ROOT / "docs/operators.md").read_text()
 SAVEPOINTS = (ROOT / "docs/savepoints.md").read_text()
 READING = (ROOT / "docs/reading.md").read_text()
+OPTION_NAMES = {option.name for option in options.OPTIONS}
 
 
 def test_readme_has_the_options_table() -> None:
@@ -32,11 +34,11 @@ def test_readme_has_the_options_table() -> None:
 
 def test_readme_lists_every_metric() -> None:
     source = (SHIM / "provider/StoreMetrics.scala").read_text()
-    named = re.findall(r'Metric\(\s*"(\w+)"', source)
+    named = set(re.findall(r'Metric\(\s*"(\w+)"', source))
     section = README.partition("## Metrics")[2].partition("\n## ")[0]
     listed = re.findall(r"`(\w+)`", section.replace("…", "checkpointCommit"))
     assert len(named) >= 15
-    assert set(named) <= set(listed)
+    assert named <= set(listed)
 
 
 def test_readme_names_existing_make_targets() -> None:
@@ -45,62 +47,22 @@ def test_readme_names_existing_make_targets() -> None:
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "README.md",
-        "CONTRIBUTING.md",
-        "docs/architecture.md",
-        "docs/comparison.md",
-        "docs/connect.md",
-        "docs/find-skew.md",
-        "docs/format.md",
-        "docs/moving.md",
-        "docs/performance.md",
-        "docs/hdfs.md",
-        "docs/kafka.md",
-        "docs/local-files.md",
-        "docs/monitoring.md",
-        "docs/reliability.md",
-        "docs/storage-model.md",
-        "docs/object-stores.md",
-        "docs/operators.md",
-        "docs/other-storage.md",
-        "docs/plan.md",
-        "docs/cli.md",
-        "docs/rescaling.md",
-        "docs/reading.md",
-        "docs/roll-back.md",
-        "docs/savepoints.md",
-        "docs/security.md",
-        "docs/troubleshooting.md",
-        "docs/tune.md",
-        "docs/tutorial.md",
-        "docs/upgrading.md",
-        "examples/README.md",
-        "conf/README.md",
-    ],
-)
-def test_links_have_targets(path: str) -> None:
-    document = ROOT / path
-    for target in re.findall(r"\]\((?!http)([^)#]+)", document.read_text()):
-        assert (document.parent / target).exists(), target
+def test_links_have_targets() -> None:
+    pages = [page for folder in (".", "docs", "examples", "conf") for page in (ROOT / folder).glob("*.md")]
+    assert len(pages) > 30
+    for page in pages:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
 
 
-@pytest.mark.parametrize(
-    ("name", "version"),
-    [
-        ("metadata object", METADATA_FORMAT_VERSION),
-        ("changelog stream", CHANGE_FORMAT_VERSION),
-        ("operator state stream", OPERATOR_STATE_FORMAT_VERSION),
-        ("wire protocol", PROTOCOL_VERSION),
-    ],
-)
-def test_format_page_has_current_versions(name: str, version: int) -> None:
-    assert f"| {name} | {version} |" in FORMAT
-
-
-def test_format_page_has_every_column() -> None:
+def test_format_page_has_current_versions_and_columns() -> None:
+    for name, version in {
+        "metadata object": METADATA_FORMAT_VERSION,
+        "changelog stream": CHANGE_FORMAT_VERSION,
+        "operator state stream": OPERATOR_STATE_FORMAT_VERSION,
+        "wire protocol": PROTOCOL_VERSION,
+    }.items():
+        assert f"| {name} | {version} |" in FORMAT, name
     for column in [*CHANGE_SCHEMA.names, *HANDLE_SCHEMA.names]:
         assert f"| `{column}` |" in FORMAT, column
 
@@ -138,15 +100,14 @@ def cells(page: str, section: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.strip("|").split(" |")] for line in rows]
 
 
-pages = pytest.mark.parametrize("page", [OPERATORS, SAVEPOINTS], ids=["operators", "savepoints"])
-
-
-@pages
-def test_page_lists_existing_tests(page: str) -> None:
+@pytest.mark.parametrize("page", [OPERATORS, SAVEPOINTS], ids=["operators", "savepoints"])
+def test_page_lists_existing_tests_and_refers_to_each(page: str) -> None:
     tests = named_tests(page)
     assert len(tests) == len(cells(page, "Tests")) > 10
-    for path, function in tests.values():
+    text = page.partition("\n## Tests\n")[0]
+    for name, (path, function) in tests.items():
         assert f"\ndef {function}(" in path.read_text(), f"{path}::{function}"
+        assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
 
 
 def test_every_operator_refers_to_an_existing_test_case() -> None:
@@ -184,16 +145,7 @@ def test_security_page_names_existing_tests() -> None:
         assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
 
 
-@pages
-def test_every_listed_test_is_referred_to(page: str) -> None:
-    text = page.partition("\n## Tests\n")[0]
-    for name in named_tests(page):
-        assert re.search(rf"(?<![\w-]){name}(?![\w-])", text), name
-
-
 def test_reading_page_has_every_type() -> None:
-    from spark_statestore.rows.types import KNOWN
-
     listed = dict(
         re.findall(r"^\| `([\w -]+)` \| `(.+?)` \|", READING.partition("| Spark | Arrow |")[2], re.MULTILINE)
     )
@@ -205,33 +157,26 @@ def test_architecture_page_names_existing_files_classes_and_functions() -> None:
     page = (ROOT / "docs/architecture.md").read_text()
     assert len(page.splitlines()) <= 190
     package = ROOT / "spark_statestore"
-    sources = [path.read_text() for path in [*package.rglob("*.py"), *SCALA.rglob("*.scala")]]
+    code = "\n".join(path.read_text() for path in [*package.rglob("*.py"), *SCALA.rglob("*.scala")])
     quoted = re.findall(r"`([^`\n]+)`", page)
+
     paths = [name for name in quoted if re.fullmatch(r"[\w./-]+(\.py|\.scala|/)", name)]
     assert len(paths) > 50
-    rooms = [folder / SHIM.relative_to(SCALA / "scala") for folder in SCALA.iterdir()]
+    rooms = [ROOT, package, *(folder / SHIM.relative_to(SCALA / "scala") for folder in SCALA.iterdir())]
     for path in paths:
         # Directories of a checkpoint are the only other names that end so.
-        known = path in {"shared/"} or any((base / path).exists() for base in (ROOT, package, *rooms))
-        assert known, path
+        assert path == "shared/" or any((room / path).exists() for room in rooms), path
+
     classes = [name for name in quoted if re.fullmatch(r"[A-Z][a-z]\w+(\.[a-z]\w+)?", name)]
     assert len(classes) > 30
-    owners: dict[str, list[str]] = {}
-    for code in sources:
-        for owner in re.findall(r"\b(?:class|object|trait) (\w+)", code):
-            owners.setdefault(owner, []).append(code)
-    for name in classes:
-        owner, _, method = name.partition(".")
-        found = owners.get(owner, [])
-        assert found, name
-        assert not method or any(re.search(rf"\bdef {method}\b", code) for code in found), name
     functions = [name for name in quoted if re.fullmatch(r"[a-z]+(_[a-z]+)*|[a-z]+([A-Z][a-z]+)+", name)]
-    functions = [
-        name for name in functions if name not in {"metadata", *(option.name for option in options.OPTIONS)}
-    ]
+    functions = [name for name in functions if name != "metadata" and name not in OPTION_NAMES]
     assert len(functions) > 20
-    defined = {name for code in sources for name in re.findall(r"\bdef (\w+)", code)}
-    assert [name for name in functions if name not in defined] == []
+    owners = set(re.findall(r"\b(?:class|object|trait) (\w+)", code))
+    defined = set(re.findall(r"\bdef (\w+)", code))
+    methods = {method for _, _, method in (name.partition(".") for name in classes) if method}
+    assert {name.partition(".")[0] for name in classes} - owners == set()
+    assert {*functions, *methods} - defined == set()
 
 
 def test_architecture_page_tells_where_thirty_behaviours_are() -> None:

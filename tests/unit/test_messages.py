@@ -28,11 +28,8 @@ KINDS = [getattr(errors, name) for name in errors.__all__]
 SHIM = ROOT / "jvm-shim/src/main/scala"
 
 
-class Refusing:
-    """A service that refuses a call with a sentence."""
-
-    def __call__(self) -> None:
-        raise OSError("The service has refused this request. Ask your administrator.")
+def refuse() -> None:
+    raise OSError("The service has refused this request. Ask your administrator.")
 
 
 @pytest.fixture
@@ -71,7 +68,7 @@ def test_message_has_one_full_stop_for_each_refused_call(fs: FaultInjectingFileS
     CALLS[name](url)
     quoted = 0
     for at in range(1, len(fs.calls) + 1):
-        fs.inject(Fault("run", at, function=Refusing()))
+        fs.inject(Fault("run", at, function=refuse))
         messages = []
         try:
             found = CALLS[name](url)

@@ -26,14 +26,6 @@ def program(tmp_path: Path) -> Callable[[str], list[str]]:
     return write
 
 
-def test_running_stops_the_server(program: Callable[[str], list[str]], tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    command = program(f"import pathlib, time; pathlib.Path({str(ready)!r}).touch(); time.sleep(60)")
-    with running("it", command, ready.exists):
-        assert len(started()) == 1
-    assert started() == []
-
-
 def test_server_that_ends_fails_with_its_log(program: Callable[[str], list[str]]) -> None:
     command = program("import sys; sys.exit('address in use')")
     with (
@@ -53,8 +45,14 @@ def test_server_that_is_never_ready_is_stopped(program: Callable[[str], list[str
     assert started() == []
 
 
-def test_fetched_fills_the_cache_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
+    return tmp_path / "cache"
+
+
+@pytest.mark.usefixtures("cache")
+def test_fetched_fills_the_cache_once() -> None:
     calls: list[Path] = []
 
     def fetch(directory: Path) -> None:
@@ -66,31 +64,26 @@ def test_fetched_fills_the_cache_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(calls) == 1
 
 
-def test_nothing_is_fetched_without_time_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
+@pytest.mark.usefixtures("cache")
+def test_nothing_is_fetched_without_time_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "FETCH_SECONDS", 0)
     with pytest.raises(ServiceUnavailableError, match=r"it-1 is not in .*cache"):
         fetched("it-1", lambda _: pytest.fail("fetched"))
 
 
-def test_slow_fetch_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_that_is_slow_or_lacks_its_client_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "FETCH_SECONDS", 1)
     with pytest.raises(ServiceUnavailableError, match="took more than 1 s"):
         run_client([sys.executable, "-c", "import time; time.sleep(60)"])
+    with pytest.raises(ServiceUnavailableError, match="no-such-client is not installed"):
+        run_client(["no-such-client", "install"])
 
 
-def test_failed_fetch_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "CACHE", tmp_path / "cache")
-
+def test_failed_fetch_leaves_nothing(cache: Path) -> None:
     def fetch(directory: Path) -> None:
         (directory / "half").touch()
         run_client([sys.executable, "-c", "import sys; sys.exit('no network')"])
 
     with pytest.raises(ServiceUnavailableError, match=r"exit code 1:\nno network"):
         fetched("it-1", fetch)
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_missing_package_manager_is_named() -> None:
-    with pytest.raises(ServiceUnavailableError, match="no-such-client is not installed"):
-        run_client(["no-such-client", "install"])
+    assert list(cache.iterdir()) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,18 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_statestore
+from spark_statestore import IncompatibleSparkError, SessionError
 from spark_statestore.errors import OptionError
 from spark_statestore.options import OPTION_PREFIX
 from tests.support.paths import ROOT
 
-ANOTHER = "com.example.AnotherPlugin"
 CUSTOM_METRICS = "spark.sql.streaming.ui.enabledCustomMetricList"
-SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
+DRIVER_PYTHON = f"{OPTION_PREFIX}driverPython"
+FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+OURS, OURS_FOR_JOINS = spark_statestore.PROVIDER_CLASS, spark_statestore.JOIN_PROVIDER_CLASS
+PLUGIN = spark_statestore.PLUGIN_CLASS
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
 
 
 @pytest.fixture
@@ -30,28 +35,40 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Any:
     return fresh
 
 
-def test_configure_adds_plugin_for_memory_without_a_directory(builder: Any) -> None:
-    spark_statestore.configure(builder, storage="memory")
-    assert builder._options["spark.plugins"] == spark_statestore.PLUGIN_CLASS
+MEMORY = {"storage": "memory"}
 
 
-def test_configure_keeps_other_plugins(builder: Any) -> None:
-    builder.config("spark.plugins", ANOTHER)
+@pytest.mark.parametrize(
+    ("before", "arguments", "name", "value"),
+    [
+        pytest.param({}, MEMORY, "spark.plugins", PLUGIN, id="plugin for memory"),
+        pytest.param({"spark.plugins": "A"}, MEMORY, "spark.plugins", f"A,{PLUGIN}", id="other plugins"),
+        pytest.param({}, {}, "spark.plugins", None, id="no plugin for files"),
+        pytest.param(
+            {}, MEMORY | {"checkpoints_dir": "/x"}, "spark.plugins", None, id="no plugin with a directory"
+        ),
+        pytest.param(
+            {f"{OPTION_PREFIX}checkpointsDir": "/x"}, MEMORY, "spark.plugins", None, id="directory was set"
+        ),
+        pytest.param({CUSTOM_METRICS: "a"}, {}, CUSTOM_METRICS, "a", id="list of metrics was set"),
+        pytest.param({}, {}, PROVIDER, OURS, id="main provider"),
+        pytest.param({PROVIDER: OURS_FOR_JOINS}, {}, PROVIDER, OURS_FOR_JOINS, id="join provider was set"),
+        pytest.param(
+            {}, {}, FILE_MANAGER, spark_statestore.FILE_MANAGER_CLASS, id="files through the backend"
+        ),
+        pytest.param({}, {}, DRIVER_PYTHON, sys.executable, id="interpreter of the driver"),
+        pytest.param({}, {"spark_files": "hadoop"}, FILE_MANAGER, None, id="files through Hadoop"),
+        pytest.param({}, {"spark_files": "hadoop"}, DRIVER_PYTHON, None, id="no interpreter for Hadoop"),
+        pytest.param({FILE_MANAGER: "A"}, {}, FILE_MANAGER, "A", id="file manager was set"),
+    ],
+)
+def test_configure_adds_what_is_not_set(
+    builder: Any, before: Mapping[str, str], arguments: Mapping[str, str], name: str, value: str | None
+) -> None:
+    builder.config(map=before)
     for _ in range(2):
-        spark_statestore.configure(builder, storage="memory")
-    assert builder._options["spark.plugins"] == f"{ANOTHER},{spark_statestore.PLUGIN_CLASS}"
-
-
-@pytest.mark.parametrize("options", [{}, {"storage": "memory", "checkpoints_dir": "/somewhere"}])
-def test_configure_adds_no_plugin_for_state_in_files(builder: Any, options: dict[str, str]) -> None:
-    spark_statestore.configure(builder, **options)
-    assert "spark.plugins" not in builder._options
-
-
-def test_configure_adds_no_plugin_if_a_directory_is_set_on_the_builder(builder: Any) -> None:
-    builder.config(OPTION_PREFIX + "checkpointsDir", "/somewhere")
-    spark_statestore.configure(builder, storage="memory")
-    assert "spark.plugins" not in builder._options
+        spark_statestore.configure(builder, **arguments)
+        assert builder._options.get(name) == value
 
 
 def test_configure_lists_every_custom_metric_for_sparks_page(builder: Any) -> None:
@@ -60,36 +77,25 @@ def test_configure_lists_every_custom_metric_for_sparks_page(builder: Any) -> No
     assert builder._options[CUSTOM_METRICS].split(",") == re.findall(r'Metric\(\s*"(\w+)"', source)
 
 
-def test_configure_keeps_the_users_list_of_custom_metrics(builder: Any) -> None:
-    builder.config(CUSTOM_METRICS, "storageRetries")
-    spark_statestore.configure(builder)
-    assert builder._options[CUSTOM_METRICS] == "storageRetries"
-
-
-def test_configure_sets_the_main_provider_by_default(builder: Any) -> None:
-    spark_statestore.configure(builder)
-    assert builder._options[PROVIDER] == spark_statestore.PROVIDER_CLASS
-
-
-def test_configure_keeps_the_join_provider(builder: Any) -> None:
-    builder.config(PROVIDER, spark_statestore.JOIN_PROVIDER_CLASS)
-    spark_statestore.configure(builder)
-    assert builder._options[PROVIDER] == spark_statestore.JOIN_PROVIDER_CLASS
-
-
 def test_configure_keeps_the_join_provider_of_spark_defaults(
     builder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(f"{PROVIDER} {spark_statestore.JOIN_PROVIDER_CLASS}\n")
+    (tmp_path / "spark-defaults.conf").write_text(f"{PROVIDER} {OURS_FOR_JOINS}\n")
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     spark_statestore.configure(builder)
-    assert builder._options[PROVIDER] == spark_statestore.JOIN_PROVIDER_CLASS
+    assert builder._options[PROVIDER] == OURS_FOR_JOINS
 
 
 def test_configure_refuses_another_provider(builder: Any) -> None:
     builder.config(PROVIDER, "com.example.AnotherProvider")
-    with pytest.raises(spark_statestore.SessionError, match="AnotherProvider"):
+    with pytest.raises(SessionError, match="AnotherProvider"):
         spark_statestore.configure(builder)
+
+
+def test_configure_rejects_unknown_spark_files(builder: Any) -> None:
+    with pytest.raises(OptionError, match="spark_files is 'fsspec', but it must be 'backend' or 'hadoop'"):
+        spark_statestore.configure(builder, spark_files="fsspec")
+    assert builder._options == {}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +107,7 @@ def test_configure_refuses_another_provider(builder: Any) -> None:
     ],
 )
 def test_unsupported_spark_is_rejected(version: str, message: str) -> None:
-    with pytest.raises(spark_statestore.IncompatibleSparkError, match=message):
+    with pytest.raises(IncompatibleSparkError, match=message):
         spark_statestore.jar_path(version)
 
 
@@ -110,10 +116,8 @@ def test_jar_that_was_not_built_is_named(monkeypatch: pytest.MonkeyPatch, tmp_pa
     (tmp_path / "jars" / "spark-statestore-spark-4.3.jar").touch()
     monkeypatch.setattr("spark_statestore.session.__file__", str(tmp_path / "session.py"))
     assert spark_statestore.jar_path("4.3.0").startswith(str(tmp_path))
-    with pytest.raises(
-        spark_statestore.IncompatibleSparkError,
-        match=r"jars for Spark 4\.3 alone, not for Spark 4\.1\.4.*make wheel",
-    ):
+    missing = r"jars for Spark 4\.3 alone, not for Spark 4\.1\.4.*make wheel"
+    with pytest.raises(IncompatibleSparkError, match=missing):
         spark_statestore.jar_path("4.1.4")
 
 
@@ -123,6 +127,7 @@ def unlaunched(builder: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.delenv("PYSPARK_GATEWAY_PORT")
     monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
     monkeypatch.setattr("pyspark.core.context.SparkContext._gateway", None)
+    monkeypatch.setattr("spark_statestore.session._shipped_directories", {})
     return builder
 
 
@@ -134,7 +139,6 @@ def test_configure_ships_a_copy_of_a_jar_whose_path_spark_cannot_take(
     jar.parent.mkdir(parents=True)
     jar.write_bytes(name.encode())
     monkeypatch.setattr("spark_statestore.session.__file__", str(tmp_path / name / "session.py"))
-    monkeypatch.setattr("spark_statestore.session._shipped_directories", {})
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     spark_statestore.configure(unlaunched)
     shipped = Path(unlaunched._options["spark.jars"])
@@ -152,36 +156,6 @@ def test_configure_refuses_temporary_files_below_a_path_that_spark_cannot_take(
 ) -> None:
     directory = tmp_path / "a,b"
     directory.mkdir()
-    monkeypatch.setattr("spark_statestore.session._shipped_directories", {})
     monkeypatch.setattr("tempfile.tempdir", str(directory))
-    with pytest.raises(
-        spark_statestore.SessionError, match=r"a,b, has one of .*set the environment variable TMPDIR"
-    ):
+    with pytest.raises(SessionError, match=r"a,b, has one of .*set the environment variable TMPDIR"):
         spark_statestore.configure(unlaunched)
-
-
-FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-
-
-def test_configure_leaves_sparks_files_to_hadoop_if_asked(builder: Any) -> None:
-    spark_statestore.configure(builder, spark_files="hadoop")
-    assert FILE_MANAGER not in builder._options
-    assert OPTION_PREFIX + "driverPython" not in builder._options
-
-
-def test_configure_sets_file_manager_and_the_drivers_interpreter(builder: Any) -> None:
-    spark_statestore.configure(builder)
-    assert builder._options[FILE_MANAGER] == spark_statestore.FILE_MANAGER_CLASS
-    assert builder._options[OPTION_PREFIX + "driverPython"] == sys.executable
-
-
-def test_configure_keeps_another_file_manager(builder: Any) -> None:
-    builder.config(FILE_MANAGER, "com.example.Manager")
-    spark_statestore.configure(builder)
-    assert builder._options[FILE_MANAGER] == "com.example.Manager"
-
-
-def test_configure_rejects_unknown_spark_files(builder: Any) -> None:
-    with pytest.raises(OptionError, match="spark_files is 'fsspec', but it must be 'backend' or 'hadoop'"):
-        spark_statestore.configure(builder, spark_files="fsspec")
-    assert builder._options == {}

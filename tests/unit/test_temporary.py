@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -64,6 +64,7 @@ def test_directory_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     assert sorted(os.listdir(directory)) == ["lock", "socket"]
     assert remove_abandoned(str(tmp_path)) == [str(directory)]
     assert not directory.exists()
+    assert remove_abandoned(str(tmp_path / "nowhere")) == []
 
 
 def test_directory_of_a_living_process_is_kept(tmp_path: Path) -> None:
@@ -101,54 +102,45 @@ def test_directory_of_a_process_in_another_pid_namespace_is_kept(tmp_path: Path)
     assert remove_abandoned(str(tmp_path)) == [str(directory)]
 
 
-def test_directory_without_a_lock_is_kept(tmp_path: Path) -> None:
-    # Its process may be about to lock it.
-    directory = tmp_path / "spark-statestore-abcdefgh"
-    directory.mkdir(0o700)
-    (directory / "socket").touch()
-    assert remove_abandoned(str(tmp_path)) == []
-    (directory / "lock.new").touch()
-    assert remove_abandoned(str(tmp_path)) == []
+def replace_lock(directory: Path, make: Callable[[Path], object]) -> None:
+    (directory / "lock").unlink()
+    make(directory / "lock")
 
 
-@pytest.mark.parametrize("other", ["notes.txt", "spark_statestore-.zip", "socket.old"])
-def test_directory_with_something_else_in_it_is_kept_whole(tmp_path: Path, other: str) -> None:
-    directory = killed(tmp_path)
-    (directory / other).touch()
-    assert remove_abandoned(str(tmp_path)) == []
-    assert sorted(os.listdir(directory)) == sorted(["lock", "socket", other])
-
-
-def test_directory_with_a_directory_in_it_is_kept(tmp_path: Path) -> None:
-    directory = killed(tmp_path)
-    (directory / ARCHIVE).mkdir()
-    (directory / ARCHIVE / "precious").touch()
-    assert remove_abandoned(str(tmp_path)) == []
-    assert (directory / ARCHIVE / "precious").exists()
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 
 
 @pytest.mark.parametrize(
-    "name", ["spark-statestore-", "spark-statestore-abc", "spark-statestore-doctor-abcdef", "x"]
+    "change",
+    [
+        # Its process may be about to lock it.
+        pytest.param(lambda directory: (directory / "lock").unlink(), id="no lock"),
+        pytest.param(lambda directory: (directory / "lock").rename(directory / "lock.new"), id="new lock"),
+        pytest.param(lambda directory: replace_lock(directory, os.mkfifo), id="pipe for a lock"),
+        pytest.param(lambda directory: (directory / "notes.txt").touch(), id="other file"),
+        pytest.param(lambda directory: (directory / "socket.old").touch(), id="name that begins alike"),
+        pytest.param(lambda directory: (directory / "spark_statestore-.zip").touch(), id="no version"),
+        pytest.param(lambda directory: (directory / ARCHIVE).mkdir(), id="directory"),
+        pytest.param(lambda directory: directory.chmod(0o755), id="open to others"),
+        pytest.param(lambda directory: os.chown(directory, 12345, 12345), id="other user", marks=as_root),
+    ],
 )
-def test_directory_of_another_name_is_kept(tmp_path: Path, name: str) -> None:
-    directory = killed(tmp_path).rename(tmp_path / name)
-    assert remove_abandoned(str(tmp_path)) == []
-    assert directory.exists()
-
-
-def test_directory_that_others_can_enter_is_kept(tmp_path: Path) -> None:
+def test_directory_that_may_not_be_abandoned_is_kept_whole(
+    tmp_path: Path, change: Callable[[Path], object]
+) -> None:
     directory = killed(tmp_path)
-    directory.chmod(0o755)
+    change(directory)
+    before = sorted(os.listdir(directory))
     assert remove_abandoned(str(tmp_path)) == []
-    assert directory.exists()
+    assert sorted(os.listdir(directory)) == before
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_directory_of_another_user_is_kept(tmp_path: Path) -> None:
+def test_directory_of_another_name_is_kept(tmp_path: Path) -> None:
     directory = killed(tmp_path)
-    os.chown(directory, 12345, 12345)
-    assert remove_abandoned(str(tmp_path)) == []
-    assert directory.exists()
+    for name in ("spark-statestore-", "spark-statestore-abc", "spark-statestore-doctor-abcdef", "x"):
+        directory = directory.rename(tmp_path / name)
+        assert remove_abandoned(str(tmp_path)) == []
+        assert directory.exists()
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -169,13 +161,6 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
     (third / "socket").symlink_to(precious)
     assert remove_abandoned(str(tmp_path / "temporary")) == [str(third)]
     assert precious.exists()
-
-
-def test_pipe_in_the_place_of_a_lock_is_not_waited_for(tmp_path: Path) -> None:
-    directory = killed(tmp_path)
-    (directory / "lock").unlink()
-    os.mkfifo(directory / "lock")
-    assert remove_abandoned(str(tmp_path)) == []
 
 
 def test_starts_at_the_same_time_remove_each_directory_once_and_none_that_is_used(tmp_path: Path) -> None:
@@ -200,7 +185,3 @@ def test_removal_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
     directory = killed(tmp_path)
     (directory / "socket").unlink()
     assert remove_abandoned(str(tmp_path)) == [str(directory)]
-
-
-def test_parent_that_does_not_exist_is_no_error(tmp_path: Path) -> None:
-    assert remove_abandoned(str(tmp_path / "nowhere")) == []

@@ -1,4 +1,4 @@
-"""Test program: three applications, one after the other in one JVM.
+"""Test program: two applications, one after the other in one JVM.
 
 So runs a notebook that stops its session and starts another. The only argument is a JSON object:
 ``directory``, below which local files go, and ``bucket``, the name of one on S3. Each application takes the
@@ -42,7 +42,7 @@ def run(spark, url):
     return found
 
 
-for application in "first", "second", "third":
+for application in "first", "second":
     builder = local_builder(application, memory="512m").config("spark.plugins", spark_statestore.PLUGIN_CLASS)
     # The cell of a notebook that is changed and run again.
     options = {"num_retained": 5} if application == "first" else {}

@@ -2,11 +2,10 @@
 
 Rows and state are compared.
 
-    python -m tests.spark.programs.foreach_batch --batches 1000 --master 'local[4,4]'
+    python -m tests.spark.programs.foreach_batch --batches 1000 --master 'local[8,8]'
 
-Each batch is read in another way, see `READS`. Without ``--directory`` the checkpoints are in a temporary
-one. The last line is a summary, and the exit code 1 if a query failed, or a row or a state was not what the
-input makes it.
+Each batch is read in another way, see `READS`. The last line is a summary, and the exit code 1 if a query
+failed, or a row or a state was not what the input makes it.
 """
 
 import argparse
@@ -18,7 +17,6 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -27,15 +25,17 @@ from pyspark import cloudpickle
 from pyspark.sql import functions as F
 
 import spark_statestore
-from spark_statestore.options import PROVIDER_KEY
 from tests.spark import batch_operators
 from tests.spark.batch_operators import COLUMNS, OPERATORS, write_input
 from tests.spark.counting import cluster_environment, failure_of
-from tests.spark.queries import OURS, ROCKSDB, SPARKS, STATE_STORE
+from tests.spark.queries import STATE_STORE
 from tests.support.paths import TEST_JAR
 from tests.support.sessions import local_builder
 
-PROVIDERS = {"statestore": OURS, "rocksdb": ROCKSDB, "hdfs": SPARKS}
+KEYS = 10_000
+
+SECONDS = 600
+"""Limit of one query."""
 
 SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
@@ -46,9 +46,6 @@ SETTINGS = {
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     STATE_STORE + "maintenanceInterval": "2s",
     STATE_STORE + "minDeltasForSnapshot": "3",
-    # A store of RocksDB that another task has makes a task wait; some of Spark's own operators wait for
-    # themselves.
-    STATE_STORE + "rocksdb.lockAcquireTimeoutMs": "20000",
 }
 
 
@@ -180,14 +177,14 @@ That after `twice` reads once, so that what it loads is for the sake of the batc
 """
 
 
-def live(spark, asked, directory, name, checkpoint_format, reads):
+def live(spark, directory, name, checkpoint_format, is_local):
     """Run one query over all input, and return its life."""
     operator = OPERATORS[name]
+    reads = tuple(way for way in READS if way not in operator.refused)
     session = spark.newSession()
     session.conf.set(STATE_STORE + "checkpointFormatVersion", str(checkpoint_format))
-    session.conf.set(PROVIDER_KEY, PROVIDERS[asked.provider])
-    keys = asked.keys // operator.share
-    life = Life(session, f"{directory}/{name}-{checkpoint_format}-{reads[0]}", operator, keys, reads)
+    keys = KEYS // operator.share
+    life = Life(session, f"{directory}/{name}-{checkpoint_format}", operator, keys, reads)
     rows = session.readStream.schema(COLUMNS).option("maxFilesPerTrigger", 1).parquet(f"{directory}/input")
     query = (
         operator.build(rows.where(F.col("k") < keys), keys)
@@ -198,8 +195,8 @@ def live(spark, asked, directory, name, checkpoint_format, reads):
         .start()
     )
     try:
-        if not query.awaitTermination(asked.timeout):
-            life.errors.append(f"the query does not end within {asked.timeout} s")
+        if not query.awaitTermination(SECONDS):
+            life.errors.append(f"the query does not end within {SECONDS} s")
     except Exception:  # noqa: BLE001 - the JVM's has all messages
         way = reads[life.batches % len(reads)]
         life.errors.append(f"the query failed in batch {life.batches} ({way}): {reason(query)}")
@@ -208,10 +205,11 @@ def live(spark, asked, directory, name, checkpoint_format, reads):
         thread.join()
     if not life.errors:
         life.read_state(session, life.batches - 1)
-    if asked.provider == "statestore" and life.batches:
+    if life.batches:
         problems = spark_statestore.verify(life.checkpoint).problems
         life.errors += [f"the last batch is not intact: {problem.message}" for problem in problems]
-    life.errors += reloads(query, asked, reads)
+    if is_local:
+        life.errors += reloads(query, reads)
     return life
 
 
@@ -226,17 +224,14 @@ def reason(query):
     return " | ".join(told)
 
 
-def reloads(query, asked, reads):
+def reloads(query, reads):
     """Return an error for each batch that loaded state again since the batch before was read twice."""
     errors = []
-    if asked.provider == "statestore" and asked.master.startswith("local["):
-        for progress in query.recentProgress:
-            before = reads[(progress.batchId - 1) % len(reads)]
-            loaded = sum(node.customMetrics.get("checkpointLoadBytes", 0) for node in progress.stateOperators)
-            if progress.batchId and before == "twice" and loaded:
-                errors.append(
-                    f"batch {progress.batchId} loads {loaded} bytes after a batch that was read twice"
-                )
+    for progress in query.recentProgress:
+        before = reads[(progress.batchId - 1) % len(reads)]
+        loaded = sum(node.customMetrics.get("checkpointLoadBytes", 0) for node in progress.stateOperators)
+        if progress.batchId and before == "twice" and loaded:
+            errors.append(f"batch {progress.batchId} loads {loaded} bytes after a batch that was read twice")
     return errors
 
 
@@ -244,35 +239,20 @@ def parse():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=160, help="batches of all queries together (160)")
     parser.add_argument("--master", default="local[4]")
-    parser.add_argument("--provider", choices=PROVIDERS, default="statestore")
-    parser.add_argument("--keys", type=int, default=10_000)
-    parser.add_argument("--timeout", type=int, default=600, help="seconds of one query (600)")
-    parser.add_argument("--directory", help="for input and checkpoints")
-    parser.add_argument(
-        "--commit", choices=["batch", "task"], help="the option commit (by default that of the master)"
-    )
-    names = {"nargs": "+", "metavar": "NAME"}
-    parser.add_argument("--operators", choices=OPERATORS, default=list(OPERATORS), **names)
+    parser.add_argument("--operators", choices=OPERATORS, default=list(OPERATORS), nargs="+", metavar="NAME")
     parser.add_argument("--formats", type=int, choices=[1, 2], default=[1, 2], nargs="+")
-    parser.add_argument("--reads", choices=READS, default=list(READS), **names)
-    parser.add_argument("--each", action="store_true", help="a query for each way of reading")
     return parser.parse_args()
 
 
 def main():
     asked = parse()
-    with nullcontext(asked.directory) if asked.directory else tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory:
         sys.exit(run(asked, directory))
 
 
 def run(asked, directory):
-    orders = [(way,) for way in asked.reads] if asked.each else [tuple(asked.reads)]
-    queries = [
-        (name, number, reads)
-        for name, number, order in product(asked.operators, asked.formats, orders)
-        if (reads := tuple(way for way in order if way not in OPERATORS[name].refused))
-    ]
-    write_input(Path(directory, "input"), -(-asked.batches // len(queries)), asked.keys)
+    queries = list(product(asked.operators, asked.formats))
+    write_input(Path(directory, "input"), -(-asked.batches // len(queries)), KEYS)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ.update(cluster_environment(Path(directory)))
     # Executors cannot import it.
@@ -280,31 +260,25 @@ def run(asked, directory):
     builder = local_builder("foreachBatch", memory="2g", master=asked.master).config("spark.jars", TEST_JAR)
     for key, value in SETTINGS.items():
         builder.config(key, value)
-    options = {"commit": asked.commit} if asked.commit else {}
-    spark = spark_statestore.configure(builder, **options).getOrCreate()
+    spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     batches = read = wrong = failed = 0
-    for name, checkpoint_format, reads in queries:
+    for name, checkpoint_format in queries:
         start = time.monotonic()
-        life = live(spark, asked, directory, name, checkpoint_format, reads)
+        life = live(spark, directory, name, checkpoint_format, asked.master.startswith("local["))
         batches, read = batches + life.batches, read + life.read
         wrong, failed = wrong + len(life.wrong), failed + bool(life.errors)
-        verdict = (
-            f"{len(life.wrong)} of {life.read} reads wrong" if life.wrong else f"{life.read} reads right"
-        )
-        seconds = time.monotonic() - start
-        ways = " ".join(reads) if asked.each else "in turns"
         print(
-            f"{name} v{checkpoint_format} {ways}: {life.batches} batches, {verdict} ({seconds:.0f} s)",
+            f"{name} v{checkpoint_format}: {life.batches} batches, {len(life.wrong)} of {life.read} reads "
+            f"wrong ({time.monotonic() - start:.0f} s)",
             flush=True,
         )
         for text in life.wrong[:3] + life.errors[:3]:
             print("   ", " ".join(text.split())[:600], flush=True)
     spark.stop()
     print(
-        f"{asked.provider} on {asked.master}: {len(queries)} queries, {batches} batches, {read} reads: "
-        f"{failed} queries failed, {wrong} reads wrong",
-        flush=True,
+        f"{asked.master}: {len(queries)} queries, {batches} batches, {read} reads: {failed} queries failed, "
+        f"{wrong} reads wrong"
     )
     return 1 if failed or wrong else 0
 

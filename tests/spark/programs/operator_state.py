@@ -1,23 +1,10 @@
-"""Test program: a query whose `foreachBatch` function has operator state, with an optional SIGKILL to itself.
+"""A query whose `foreachBatch` function has operator state, and the plain computation of its result."""
 
-The only argument is a JSON object: ``directory`` with the input and the checkpoint, and ``kill``, a point in
-a batch and the number of the batch. Tests share its update function, and the plain computation of the result.
-"""
-
-import json
 import os
-import signal
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 
-from spark_statestore.operator_state import (
-    ListStateDescriptor,
-    MapStateDescriptor,
-    QueryOperatorState,
-    state_directory,
-)
+from spark_statestore.operator_state import ListStateDescriptor, MapStateDescriptor
 
 RULES = MapStateDescriptor("rules", pa.string(), pa.int64())
 RANGES = ListStateDescriptor("ranges", pa.struct([("first", pa.int64()), ("last", pa.int64())]))
@@ -86,50 +73,3 @@ def start(spark, directory, checkpoint, function):
     events = spark.readStream.schema("number long").option("maxFilesPerTrigger", 1).csv(str(directory))
     writer = events.writeStream.foreachBatch(function).option("checkpointLocation", str(checkpoint))
     return writer.trigger(availableNow=True).start()
-
-
-def main():
-    from tests.spark.counting import report
-    from tests.support.sessions import local_builder
-
-    asked = json.loads(sys.argv[1])
-    directory = Path(asked["directory"])
-    point, last = asked.get("kill") or (None, None)
-    state = QueryOperatorState(str(directory / "checkpoint"), "events", num_retained=2)
-
-    def killed_at(here, batch_id):
-        if (here, batch_id) == (point, last):
-            report("killed", (directory / "checkpoint" / "commits" / str(batch_id)).exists())
-            os.killpg(0, signal.SIGKILL)
-
-    encode, retain = state_directory.encode_operators, QueryOperatorState._retain
-
-    def encode_unless_killed(metadata, context):
-        killed_at("in the checkpoint", metadata.checkpoint_id)
-        return encode(metadata, context)
-
-    def retain_unless_killed(self, found, part):
-        killed_at("after the checkpoint", part.batch)
-        retain(self, found, part)
-
-    state_directory.encode_operators = encode_unless_killed
-    QueryOperatorState._retain = retain_unless_killed
-
-    def function(batch, batch_id):
-        numbers = [row.number for row in batch.collect()]
-        with state.batch(batch_id) as store:
-            process(store, numbers)
-        report("batch", batch_id)
-
-    spark = local_builder("operator-state", memory="512m").getOrCreate()
-    spark.sparkContext.setLogLevel("OFF")
-    start(spark, directory / "input", directory / "checkpoint", function).awaitTermination()
-    report("state", content(state.read()))
-    report("batches", state.batches())
-    spark.stop()
-    report("stopped")
-    sys.stdin.readline()
-
-
-if __name__ == "__main__":
-    main()

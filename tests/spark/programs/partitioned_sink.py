@@ -1,7 +1,7 @@
 """Test program: a query with operator state in each partition of its sink; tasks may kill the driver.
 
 The only argument is a JSON object: ``directory`` with the input and the checkpoint, ``parallelism``, and
-``kill``, a point in the course of a batch, the batch and the subtask.
+``kill``, a batch and a subtask, which kills the driver when it has published its part.
 """
 
 import json
@@ -22,8 +22,6 @@ SEEN = ListStateDescriptor("seen", pa.int64())
 COUNTS = ListStateDescriptor("counts", pa.struct([("subtask", pa.int64()), ("rows", pa.int64())]))
 BATCHES = MapStateDescriptor("batches", pa.string(), pa.int64())
 PADDING = ListStateDescriptor("padding", pa.binary())
-
-IN_THE_BLOCK, AFTER_THE_BLOCK = "in the block", "after the block"
 
 
 def process(store, numbers, subtask, parallelism):
@@ -58,11 +56,11 @@ def answer(batches):
 class Sink:
     """The function of a partition, run in a task."""
 
-    def __init__(self, location, parallelism, batch_id, kill=(None, None, None)):
+    def __init__(self, location, parallelism, batch_id, kill=None):
         self.location = location
         self.parallelism = parallelism
         self.batch_id = batch_id
-        self.kill = tuple(kill)
+        self.kill = kill
         self.driver = os.getpid()
 
     def write(self, numbers):
@@ -72,8 +70,10 @@ class Sink:
         )
         with state.batch(self.batch_id) as store:
             process(store, numbers, subtask, self.parallelism)
-            self._reach(IN_THE_BLOCK, subtask)
-        self._reach(AFTER_THE_BLOCK, subtask)
+        if [self.batch_id, subtask] == self.kill:
+            # The JVM is in the driver's process group, this worker is not.
+            os.killpg(self.driver, signal.SIGKILL)
+            signal.pause()
 
     def of_rows(self, rows):
         """Write a partition of `foreachPartition`."""
@@ -83,12 +83,6 @@ class Sink:
         """Write a partition of `mapInPandas`."""
         self.write([int(number) for frame in frames for number in frame["number"]])
         yield pd.DataFrame({"done": [True]})
-
-    def _reach(self, point, subtask):
-        if (point, self.batch_id, subtask) == self.kill:
-            # The JVM is in the driver's process group, this worker is not.
-            os.killpg(self.driver, signal.SIGKILL)
-            signal.pause()
 
 
 class SinkSource(DataSource):
@@ -127,10 +121,10 @@ def main():
 
     asked = json.loads(sys.argv[1])
     location = str(Path(asked["directory"], "checkpoint"))
-    parallelism, kill = asked["parallelism"], asked.get("kill") or (None, None, None)
+    parallelism = asked["parallelism"]
 
     def function(batch, batch_id):
-        sink = Sink(location, parallelism, batch_id, kill)
+        sink = Sink(location, parallelism, batch_id, asked.get("kill"))
         partitions = batch.repartition(parallelism)
         if batch_id % 2:
             partitions.foreachPartition(sink.of_rows)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from spark_statestore.files import FileSystem, join
+from tests.support.contracts.on_files import OnFiles
 
 __all__ = ["FailingCallsTests"]
 
@@ -77,26 +78,11 @@ OPERATIONS = {
 }
 
 
-class FailingCallsTests:
-    """Each call of storage fails once, and all are denied; subclasses override the fixtures and `failing`.
-
-    Attributes
-    ----------
-    unaffected
-        Operations that need no call of storage.
-    """
+class FailingCallsTests(OnFiles):
+    """Each call of storage fails once, and all are denied; subclasses override the fixtures and `failing`."""
 
     unaffected: frozenset[str] = frozenset()
-
-    @pytest.fixture
-    def files(self) -> FileSystem:
-        """Return the file system under test."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def directory(self) -> str:
-        """Return the path of a directory for this test alone, which need not exist."""
-        raise NotImplementedError
+    """Operations that need no call of storage."""
 
     @contextlib.contextmanager
     def failing(

@@ -18,35 +18,22 @@ from spark_statestore.storage import (
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStreamFactory
+from tests.support.contracts.on_files import OnFiles
 
 __all__ = ["CheckpointStorageTests"]
 
 
-class CheckpointStorageTests:
+class CheckpointStorageTests(OnFiles):
     """The contract of `CheckpointStorage`.
 
     Subclasses override the fixtures ``files`` and ``directory`` and the method `storage_of`.
-
-    Attributes
-    ----------
-    keeps_metadata
-        Whether metadata is published in a file.
-    has_directories
-        Whether the file system has directories without files in them.
     """
 
     keeps_metadata = True
+    """Whether metadata is published in a file."""
+
     has_directories = True
-
-    @pytest.fixture
-    def files(self) -> FileSystem:
-        """Return the file system of checkpoints."""
-        raise NotImplementedError
-
-    @pytest.fixture
-    def directory(self) -> str:
-        """Return the path of a separate directory for this test; it need not exist."""
-        raise NotImplementedError
+    """Whether the file system has directories without files in them."""
 
     def storage_of(self, files: FileSystem, directory: str) -> CheckpointStorage:
         """Return a storage whose job has this directory."""
@@ -58,12 +45,6 @@ class CheckpointStorageTests:
         storage = self.storage_of(files, join(directory, "job"))
         storage.initialize_base_locations_for_checkpoint()
         return storage
-
-    @pytest.fixture
-    def stored(self, files: FileSystem, directory: str) -> Callable[[], list[str]]:
-        """Return a function that lists the names of the files below the directory."""
-        start = directory.rstrip("/") + "/"
-        return lambda: sorted(status.path.removeprefix(start) for status in files.list_files(directory))
 
     @staticmethod
     def write(
@@ -85,12 +66,6 @@ class CheckpointStorageTests:
             out.write(data)
             return out.close_and_finalize_checkpoint()
 
-    @staticmethod
-    def content(handle: StreamStateHandle) -> bytes:
-        """Return the bytes of a stream."""
-        with handle.open_input_stream() as stream:
-            return stream.read()
-
     def test_metadata_is_readable_once_published(
         self, storage: CheckpointStorage, files: FileSystem, directory: str
     ) -> None:
@@ -109,26 +84,16 @@ class CheckpointStorageTests:
             assert files.read(path) == b"metadata"
             assert handle.stream_state_handle_id == files.url(path)
 
-    def test_metadata_may_be_empty(self, storage: CheckpointStorage) -> None:
-        assert self.content(self.publish(storage.initialize_location_for_checkpoint(1), b"")) == b""
-
-    def test_state_round_trip(self, storage: CheckpointStorage) -> None:
-        location = storage.initialize_location_for_checkpoint(1)
-        for scope, size in itertools.product(CheckpointedStateScope, (1, 50_000)):
-            assert self.content(self.write(location, b"s" * size, scope)) == b"s" * size
-
     def test_resolved_location_writes_to_the_initialized_one(self, storage: CheckpointStorage) -> None:
         location = storage.initialize_location_for_checkpoint(1)
         resolved = storage.resolve_checkpoint_storage_location(1)
-        for scope in CheckpointedStateScope:
-            mine, theirs = (
-                self.write(location, bytes(50_000), scope),
-                self.write(resolved, bytes(50_000), scope),
-            )
-            assert self.content(theirs) == bytes(50_000)
+        for scope, size in itertools.product(CheckpointedStateScope, (1, 50_000)):
+            mine, theirs = (self.write(place, b"s" * size, scope) for place in (location, resolved))
+            assert self.content(mine) == self.content(theirs) == b"s" * size
             if isinstance(mine, FileStateHandle):
                 assert isinstance(theirs, FileStateHandle)
                 assert parent_of(mine.path) == parent_of(theirs.path)
+        assert self.content(self.publish(location, b"")) == b""
 
     def test_metadata_is_invisible_until_published(
         self, storage: CheckpointStorage, stored: Callable[[], list[str]]

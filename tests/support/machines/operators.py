@@ -68,15 +68,6 @@ class OperatorStateMachine(RuleBasedStateMachine):
     No element may be lost or duplicated, lists keep their order within a run, union lists have the
     order of the subtasks, broadcast maps are the same everywhere, and a name is never forgotten. Some
     states are restored and written again without being accessed, some with another type than before.
-
-    Subclass it with your storage, and run it like any Hypothesis state machine::
-
-        class OnMyStorage(OperatorStateMachine):
-            def stream_factory(self) -> CheckpointStreamFactory:
-                return FsCheckpointStreamFactory(MyFileSystem(), "/chk", "/shared", 0, 0)
-
-
-        TestOnMyStorage = OnMyStorage.TestCase
     """
 
     def __init__(self) -> None:
@@ -107,7 +98,6 @@ class OperatorStateMachine(RuleBasedStateMachine):
         return subtask.backend.get_union_list_state(ListStateDescriptor(name, type_))
 
     def map_of(self, subtask: _Subtask, name: str) -> Any:
-        """Access a map of a subtask."""
         subtask.accessed.add(name)
         values = pa.list_(pa.int64() if self.wide else pa.int32())
         return subtask.backend.get_broadcast_state(MapStateDescriptor(name, pa.utf8(), values))
@@ -119,19 +109,16 @@ class OperatorStateMachine(RuleBasedStateMachine):
         return [{"id": n, "tags": ["new"]} if name in _SPLIT else n for n in numbers]
 
     def subtask(self, which: int) -> _Subtask:
-        """Return any subtask."""
         return self.subtasks[which % len(self.subtasks)]
 
     # Rules
 
     @initialize(parallelism=st.integers(1, 4))
     def start(self, parallelism: int) -> None:
-        """Start without state."""
         self.subtasks = [_Subtask(DefaultOperatorStateBackend()) for _ in range(parallelism)]
 
     @rule(which=_which, name=_lists, count=_some)
     def add(self, which: int, name: str, count: int) -> None:
-        """Append elements."""
         subtask, elements = self.subtask(which), self.new_elements(name, count)
         state = self.list_of(subtask, name)
         subtask.lists[name] += copy.deepcopy(elements)
@@ -141,7 +128,6 @@ class OperatorStateMachine(RuleBasedStateMachine):
 
     @rule(which=_which, name=_lists, count=_some)
     def update(self, which: int, name: str, count: int) -> None:
-        """Replace a list's elements."""
         subtask, elements = self.subtask(which), self.new_elements(name, count)
         self.list_of(subtask, name).update(elements)
         subtask.lists[name] = copy.deepcopy(elements)
@@ -163,14 +149,12 @@ class OperatorStateMachine(RuleBasedStateMachine):
 
     @rule(name=_maps, key=_keys, value=st.lists(st.integers(0, 9), max_size=2))
     def put(self, name: str, key: str, value: list[int]) -> None:
-        """Put an entry into a map, on all subtasks."""
         for subtask in self.subtasks:
             self.map_of(subtask, name).put(key, list(value))
         self.maps.setdefault(name, {})[key] = list(value)
 
     @rule(name=_maps)
     def change_values(self, name: str) -> None:
-        """Change a map's values in place, on all subtasks."""
         for entries in (
             *(self.map_of(s, name).items() for s in self.subtasks),
             self.maps.get(name, {}).items(),
@@ -180,7 +164,6 @@ class OperatorStateMachine(RuleBasedStateMachine):
 
     @rule(name=_maps, key=st.none() | _keys)
     def remove(self, name: str, key: str | None) -> None:
-        """Remove one key of a map or all, on all subtasks."""
         for subtask in self.subtasks:
             state = self.map_of(subtask, name)
             state.clear() if key is None else state.remove(key)
@@ -228,7 +211,6 @@ class OperatorStateMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.completed) > 1)
     @rule()
     def subsume(self) -> None:
-        """Discard the oldest checkpoint."""
         for handle in self.completed.pop(0).written:
             if handle is not None:
                 handle.discard_state()
@@ -260,7 +242,7 @@ class OperatorStateMachine(RuleBasedStateMachine):
             _Subtask(DefaultOperatorStateBackend(h), mine) for h, mine in zip(handles, lists, strict=True)
         ]
         lost = checkpoint.names - {name for subtask in subtasks for name in _names(subtask.backend)}
-        _require(not lost, f"states {lost} are unknown after a restore to {last} subtasks, via {via}")
+        assert not lost, f"states {lost} are unknown after a restore to {last} subtasks, via {via}"
         return subtasks
 
     # What must hold
@@ -278,10 +260,9 @@ class OperatorStateMachine(RuleBasedStateMachine):
         stored = self.stored_streams()
         if stored is not None:
             needed = {h.stream_state_handle_id for c in self.completed for h in c.written if h is not None}
-            _require(set(stored) == needed, f"the storage has {stored}, and {needed} are needed")
+            assert set(stored) == needed, f"the storage has {stored}, and {needed} are needed"
 
     def compare(self, which: object, subtask: _Subtask, name: str, maps: Maps) -> None:
-        """Compare a state of a subtask with the model."""
         got: Any
         expected: Any
         if name in _MAPS:
@@ -289,10 +270,9 @@ class OperatorStateMachine(RuleBasedStateMachine):
         else:
             got = self.list_of(subtask, name).get()
             expected = subtask.lists[name]
-        _require(got == expected, f"{name} of subtask {which} is {got}, and should be {expected}")
+        assert got == expected, f"{name} of subtask {which} is {got}, and should be {expected}"
 
     def teardown(self) -> None:
-        """Compare everything."""
         for number, subtask in enumerate(self.subtasks):
             for name in (*_SPLIT, *_UNION, *_MAPS):
                 self.compare(number, subtask, name, self.maps)
@@ -324,8 +304,3 @@ def _dealt(old: list[Lists], parallelism: int) -> list[Lists]:
             del elements[:size]
         turn = (turn + longer) % parallelism
     return new
-
-
-def _require(holds: bool, message: str) -> None:
-    if not holds:
-        raise AssertionError(message)

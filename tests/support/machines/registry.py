@@ -65,7 +65,6 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
         self.versions[number] = paths
 
     def write(self) -> str:
-        """Write a new file."""
         self.written += 1
         path = join(self.root, f"{self.written}")
         self.files.make_directory(self.root)
@@ -75,7 +74,6 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.versions)
     @rule(data=st.data())
     def hold(self, data: st.DataObject) -> None:
-        """Hold some versions, as savepoints do."""
         self.held = data.draw(st.sets(st.sampled_from(sorted(self.versions)), max_size=2))
         self.versions = {
             number: paths
@@ -109,19 +107,16 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
 
     @rule(refuses=st.booleans())
     def refuse_deletions(self, refuses: bool) -> None:
-        """Let deletions fail, or succeed again."""
         self.refuses = refuses
 
     @invariant()
     def what_is_needed_is_there(self) -> None:
-        """Check that no needed file was deleted."""
         missing = self.needed() - self.present()
-        _require(not missing, f"deleted, but needed: {sorted(missing)}")
+        assert not missing, f"deleted, but needed: {sorted(missing)}"
 
     def check_exactly(self) -> None:
-        """Check that only needed files are left."""
         left = self.present() - self.needed()
-        _require(not left, f"not needed, but there: {sorted(left)}")
+        assert not left, f"not needed, but there: {sorted(left)}"
 
     def teardown(self) -> None:
         """Check for the last time, and remove the directory."""
@@ -139,13 +134,7 @@ class SharedStateRegistryMachine(RuleBasedStateMachine):
         return {path for paths in self.versions.values() for path in paths}
 
     def present(self) -> set[str]:
-        """Return every stored file."""
         return {status.path for status in self.files.list_files(self.root)}
-
-
-def _require(condition: bool, message: str) -> None:
-    if not condition:
-        raise AssertionError(message)
 
 
 def _refusing(files: FileSystem, refuses: Callable[[], bool]) -> FileSystem:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from spark_statestore.errors import CheckpointIOError
-from spark_statestore.files import FileSystem
+from spark_statestore.files import FileSystem, open_file_system
 from spark_statestore.storage.file_handles import FileStateHandle
-from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream
+from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream, FsCheckpointStreamFactory
 from spark_statestore.storage.handle_codec import HandleContext, decode_handle, encode_handle
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import (
@@ -21,8 +23,9 @@ from spark_statestore.storage.streams import (
     CheckpointStateOutputStream,
     CheckpointStreamFactory,
 )
+from tests.support.effort import EFFORT
 
-__all__ = ["CheckpointStreamMachine"]
+__all__ = ["CheckpointStreamMachine", "run_stream_machine_at"]
 
 _pieces = st.one_of(
     st.binary(max_size=20),
@@ -42,19 +45,8 @@ class _Open:
 class CheckpointStreamMachine(RuleBasedStateMachine):
     """Several streams of one factory are written, finished, read, discarded, in any order.
 
-    Pass a subclass, or a function that makes a machine, to
-    `hypothesis.stateful.run_state_machine_as_test`.
-
-    Parameters
-    ----------
-    factory
-        Opens the streams; states of some megabytes must fit.
-    files
-        The file system that they write to; any if they write to none.
-    directory
-        Directory of everything that they store, and of nothing else.
-    an_empty_write_counts
-        Whether a stream has a handle if nothing but empty pieces was written.
+    States of some megabytes must fit. All that streams store is in `directory` of `files`, and nothing else.
+    With `an_empty_write_counts` a stream has a handle if nothing but empty pieces was written.
     """
 
     def __init__(
@@ -144,7 +136,7 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
             context = HandleContext(self.files, self.directory)
             again = decode_handle(encode_handle(handle, context), context)
             assert isinstance(again, StreamStateHandle)
-            assert again.stream_state_handle_id == handle.stream_state_handle_id
+            assert again == handle
             handle = again
             self.handles[number] = (again, written)
         assert (handle.state_size, handle.checksum) == (len(written), zlib.crc32(written))
@@ -171,3 +163,19 @@ class CheckpointStreamMachine(RuleBasedStateMachine):
         assert {status.path for status in self.files.list_files(self.directory)} == named
         for handle, _ in self.handles:
             handle.discard_state()
+
+
+def run_stream_machine_at(url: str) -> None:
+    """Run the machine in directories below a URL, as queries open it."""
+    files, base = open_file_system(url)
+    numbers = itertools.count()
+
+    def machine() -> CheckpointStreamMachine:
+        directory = f"{base}/{next(numbers)}"
+        exclusive, shared = f"{directory}/chk-1", f"{directory}/shared"
+        files.make_directory(exclusive)
+        files.make_directory(shared)
+        factory = FsCheckpointStreamFactory(files, exclusive, shared, 1000, 4096, "1-")
+        return CheckpointStreamMachine(factory, files, directory)
+
+    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))

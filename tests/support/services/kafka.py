@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from tests.support.commands import run
 from tests.support.services.service import (
     START_SECONDS,
     ServiceUnavailableError,
@@ -83,12 +84,7 @@ def connector() -> Path:
 class Broker:
     """A broker that can be stopped and started again, with its topics.
 
-    Parameters
-    ----------
-    home
-        Directory of its jars.
-    directory
-        Directory of its data and log.
+    Its jars are in `home`, its data and log in `directory`.
     """
 
     def __init__(self, home: Path, directory: Path) -> None:
@@ -101,7 +97,8 @@ class Broker:
         self._properties.write_text(
             _PROPERTIES.format(port=self._port, controller_port=free_port(), logs=directory / "data")
         )
-        self._run("kafka.tools.StorageTool", "format", "--standalone", "--cluster-id", self._cluster_id())
+        cluster_id = uuid.uuid4().hex[:22]
+        self._run("kafka.tools.StorageTool", "format", "--standalone", "--cluster-id", cluster_id)
         self.start()
 
     @property
@@ -110,13 +107,7 @@ class Broker:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Start it unless it runs, and wait until it accepts connections.
-
-        Raises
-        ------
-        RuntimeError
-            If it ends early, or is not ready in time; with the end of its log.
-        """
+        """Start it unless it runs, and wait until it accepts connections."""
         if self._process is not None:
             return
         with self._log.open("ab") as log:
@@ -153,16 +144,7 @@ class Broker:
 
     def _run(self, *arguments: str) -> None:
         command = [*self._java(), *arguments, "--config", str(self._properties)]
-        done = subprocess.run(
-            command,
-            env=self._environment(),
-            capture_output=True,
-            text=True,
-            timeout=START_SECONDS,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{arguments[0]} failed:\n{done.stdout}{done.stderr}"[-_LOG_CHARACTERS:])
+        run(command, env=self._environment(), timeout=START_SECONDS)
 
     def _java(self) -> list[str]:
         options = ["-Xmx384m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"]
@@ -172,10 +154,6 @@ class Broker:
     def _environment() -> dict[str, str]:
         # Options of Spark's JVMs in tests.
         return os.environ | {"JDK_JAVA_OPTIONS": ""}
-
-    @staticmethod
-    def _cluster_id() -> str:
-        return uuid.uuid4().hex[:22]
 
 
 @contextlib.contextmanager

@@ -44,18 +44,8 @@ class ServiceUnavailableError(Exception):
 class Service:
     """A running service.
 
-    Parameters
-    ----------
-    name
-        Its name, such as ``minio``.
-    scheme
-        Scheme of its URLs, such as ``s3``.
-    endpoint
-        URL of its server.
-    environment
-        Variables with which a process reaches it, through any driver.
-    make_container
-        Creates a bucket or its like, given the name, and returns its URL.
+    `environment` has the variables with which a process reaches it, through any driver; `make_container`
+    creates a bucket or its like and returns its URL.
     """
 
     name: str
@@ -78,20 +68,7 @@ class Service:
 
 
 def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
-    """Return a directory of the cache; if it is missing, fill it first.
-
-    Parameters
-    ----------
-    name
-        Name of the directory, with the version.
-    fetch
-        Fills the directory that it is given.
-
-    Raises
-    ------
-    ServiceUnavailableError
-        If it cannot be filled.
-    """
+    """Return a directory of the cache, whose name has a version; if it is missing, fill it first."""
     home = CACHE / name
     if not home.exists():
         if not FETCH_SECONDS:
@@ -109,13 +86,7 @@ def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
 
 
 def run_client(command: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Run a package manager.
-
-    Raises
-    ------
-    ServiceUnavailableError
-        If it is not installed, fails, or exceeds its time limit.
-    """
+    """Run a package manager, which may be missing, fail or exceed its time limit."""
     shown = " ".join(command[:4])
     if shutil.which(command[0]) is None:
         raise ServiceUnavailableError(f"{command[0]} is not installed")
@@ -138,13 +109,7 @@ def run_client(command: Sequence[str], environment: Mapping[str, str] | None = N
 
 
 def go_program(package: str, version: str) -> Path:
-    """Return a program compiled from a Go module.
-
-    Raises
-    ------
-    ServiceUnavailableError
-        If it cannot be compiled here.
-    """
+    """Return a program compiled from a Go module."""
     program = package.rpartition("/")[2]
 
     def compile_to(directory: Path) -> None:
@@ -158,22 +123,7 @@ def go_program(package: str, version: str) -> Path:
 
 
 def maven_jars(directory: Path, *dependencies: str, transitive: bool = False) -> None:
-    """Fetch jars from Maven's repository into a directory.
-
-    Parameters
-    ----------
-    directory
-        Directory of the jars.
-    dependencies
-        Coordinates as ``group:name:version``.
-    transitive
-        Whether what they need to run is fetched, too.
-
-    Raises
-    ------
-    ServiceUnavailableError
-        If they cannot be fetched here.
-    """
+    """Fetch jars of Maven's repository by ``group:name:version``, if transitive with what they need."""
     with tempfile.TemporaryDirectory() as scratch:
         lines = []
         for dependency in dependencies:
@@ -228,23 +178,9 @@ def running(
     directory: Path | None = None,
     seconds: float = START_SECONDS,
 ) -> Iterator[None]:
-    """Run a server for as long as the context.
+    """Run a server for as long as the context; it has to be ready in time.
 
     It is in the caller's process group, so that signals to the group reach both.
-
-    Parameters
-    ----------
-    ready
-        Returns whether the server is ready.
-    directory
-        Its working directory; by default the caller's.
-    seconds
-        Time until it must be.
-
-    Raises
-    ------
-    RuntimeError
-        If it ends early, or is not ready in time; with the end of its log.
     """
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(

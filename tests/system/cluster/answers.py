@@ -12,21 +12,9 @@ Row = tuple[str, ...]
 def compare(
     answer: Sequence[Row], batches: Mapping[int, Sequence[Row]], *, totals: bool
 ) -> tuple[Counter[Row], Counter[Row]]:
-    """Return the rows missing from the output of the batches, and the surplus rows.
+    """Return the rows of the answer that are missing from the output of the batches, and the surplus rows.
 
-    Parameters
-    ----------
-    answer
-        Rows of the batch answer.
-    batches
-        The output rows of each batch.
-    totals
-        Whether rows are running totals, by a key and a part of the input.
-
-    Raises
-    ------
-    AssertionError
-        If an intermediate batch has no output.
+    With `totals` rows are running totals, by a key and a part of the input.
     """
     assert sorted(batches) == list(range(len(batches))), f"batches are missing: {sorted(batches)}"
     wanted = Counter(_last_of_batches(answer, batches) if totals else answer)

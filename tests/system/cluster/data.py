@@ -33,15 +33,7 @@ _ROWS = 40
 
 
 class Input:
-    """Writer of the input files for a seed.
-
-    Parameters
-    ----------
-    directory
-        Where they are written.
-    seed
-        Determines their content.
-    """
+    """Writer of the input files, whose content a seed determines."""
 
     def __init__(self, directory: Path, seed: int) -> None:
         self.directory = directory
@@ -71,11 +63,8 @@ class Input:
 
 
 def rows(seed: int, part: int) -> list[dict[str, Any]]:
-    """Return the rows of a part: one minute of event time, some rows late by up to 90 seconds, some repeated.
-
-    A part's rows are at most 210 seconds older than the newest one of the part before, which is less than the
-    watermark allows.
-    """
+    """Return the rows of a part: a minute of event time, some late by up to 90 seconds, some repeated."""
+    # At most 210 seconds older than the newest row of the part before: less than the watermark allows.
     chosen = random.Random(f"{seed} {part} repeats")
     before = [row for earlier in (part - 2, part - 1) if earlier >= 0 for row in _own(seed, earlier)]
     repeated = chosen.sample(before, min(len(before), 6))

@@ -12,15 +12,7 @@ from typing import Self
 
 
 class SmallDisk:
-    """An in-memory file system mounted at a directory.
-
-    Parameters
-    Mount point, which is created.
-    directory
-        Where it is mounted; it is made.
-    megabytes
-        Its size.
-    """
+    """An in-memory file system mounted at a directory, which is created."""
 
     def __init__(self, directory: Path, megabytes: int) -> None:
         self.directory = directory

@@ -38,17 +38,9 @@ GIVEN_UP_AFTER = 10
 class Faults:
     """Injector of a named fault, at a random moment, into a randomly chosen process.
 
-    Parameters
-    ----------
-    chance
-        Random generator of the choices.
-    wait_for_progress
-        Waits until some query has finished some batches.
-    verify
-        Waits until the cluster is idle, and checks the checkpoints.
-    outlast_timeouts
-        Whether freezes and disconnections may outlast Spark's timeouts, so that processes resume after they
-        were timed out.
+    `wait_for_progress` waits until some query has finished some batches, `verify` until the cluster is idle,
+    and checks the checkpoints. With `outlast_timeouts` freezes and disconnections may outlast Spark's
+    timeouts, so that processes resume after they were timed out.
     """
 
     def __init__(
@@ -60,8 +52,7 @@ class Faults:
         verify: Callable[[], None],
         network: Namespaces | None,
         hosts: list[Host],
-        disk: SmallDisk | None,
-        local_disk: SmallDisk | None,
+        disks: dict[str, SmallDisk],
         *,
         outlast_timeouts: bool,
     ) -> None:
@@ -74,12 +65,12 @@ class Faults:
         self._verify = verify
         self._network = network
         self._hosts = hosts
-        self._disks = {FULL_DISK: disk, FULL_LOCAL_DISK: local_disk}
+        self._disks = disks
         self._outlast_timeouts = outlast_timeouts
 
     def do(self, name: str) -> None:
         """Inject a fault."""
-        if name in self._disks:
+        if name.startswith("fill"):
             self._fill(name)
         elif name == CUT:
             self._cut()
@@ -153,13 +144,11 @@ class Faults:
         self.disturbed["cut worker off"] += 1
 
     def _fill(self, name: str) -> None:
-        disk = self._disks[name]
-        assert disk is not None
-        disk.fill()
+        self._disks[name].fill()
         try:
             time.sleep(self._chance.uniform(0.5, 3))
         finally:
-            disk.empty()
+            self._disks[name].empty()
         self.disturbed[name] += 1
 
     def _kill(self, what: str, of: Callable[[], list[psutil.Process]]) -> int:

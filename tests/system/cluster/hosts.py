@@ -13,17 +13,7 @@ from typing import Self
 
 @dataclass(frozen=True)
 class Host:
-    """A host, with its address and network namespace.
-
-    Attributes
-    ----------
-    address
-        Its IP address.
-    enter
-        Command prefix that runs a command there.
-    link
-        The network interface that leads to it.
-    """
+    """A host: its IP address, the prefix of a command that runs there, and the interface that leads to it."""
 
     address: str
     enter: tuple[str, ...] = ()
@@ -32,8 +22,6 @@ class Host:
 
 class Loopback:
     """A driver and two workers on three addresses of the loopback interface."""
-
-    can_be_cut = False
 
     def __enter__(self) -> Self:
         self.driver = Host("127.0.0.1")
@@ -51,8 +39,6 @@ class Namespaces:
 
     A disconnected worker loses its packets without notice.
     """
-
-    can_be_cut = True
 
     @staticmethod
     def missing() -> str | None:

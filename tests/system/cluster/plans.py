@@ -14,11 +14,11 @@ from tests.system.cluster.hosts import Loopback, Namespaces
 from tests.system.cluster.queries import KINDS
 from tests.system.cluster.run import Figures, Plan, run
 
-# The faults of a short run, 20 kills, and of each of the long ones, 30.
+# The faults of a short run, 10 kills, and of each of the long ones, 30.
 _SHORT = {
-    "kill a backend": 12,
+    "kill a backend": 4,
     "kill a backend and the other executor": 1,
-    "kill an executor": 3,
+    "kill an executor": 1,
     "kill an executor whose backend resumes later": 1,
     "kill a worker": 1,
     "kill the driver": 1,
@@ -40,10 +40,7 @@ _LONG = {
 
 
 def short(seed: int, *, commit: str = "task") -> Plan:
-    """Return a plan of twenty kills and two queries.
-
-    There is one in each format, or with ``commit=batch`` both are in v2.
-    """
+    """Return a plan of ten kills and two queries, one in each format or with ``commit=batch`` both in v2."""
     by_batch = commit == "batch"
     queries = {"windows": ("windows", 2 if by_batch else 1), "joined": ("joined", 2)}
     confs = {"spark.plugins": spark_statestore.PLUGIN_CLASS} if by_batch else {}
@@ -57,10 +54,9 @@ def long(seed: int, *, on_s3: bool = False, commit: str = "task") -> Plan:
     """
     chance = random.Random(f"long {seed}")
     by_batch = commit == "batch"
-    queries = {
-        f"{kind}-v{version}": (kind, version)
-        for kind, version in zip(KINDS, _formats(chance, by_batch=by_batch), strict=True)
-    }
+    first = chance.choice([0, 1])
+    formats = [2 if by_batch else 2 - (number + first) % 2 for number in range(len(KINDS))]
+    queries = {f"{kind}-v{version}": (kind, version) for kind, version in zip(KINDS, formats, strict=True)}
     happens = dict(_LONG)
     if SmallDisk.missing() is None:
         happens |= {FULL_DISK: 2, FULL_LOCAL_DISK: 1}
@@ -86,11 +82,6 @@ def long(seed: int, *, on_s3: bool = False, commit: str = "task") -> Plan:
     return Plan(seed, _shuffled(happens, chance), queries, options, confs, outlast_timeouts=True, on_s3=on_s3)
 
 
-def network_for(plan: Plan) -> Loopback | Namespaces:
-    """Return the network that a plan needs."""
-    return Namespaces() if CUT in plan.faults else Loopback()
-
-
 def run_until(
     kills: int, seed: int, report: Callable[[str], None], *, on_s3: bool = False, commit: str = "task"
 ) -> Figures:
@@ -98,18 +89,11 @@ def run_until(
     total = Figures()
     while sum(total.killed.values()) < kills:
         plan = long(seed, on_s3=on_s3, commit=commit)
-        figures = run(plan, network_for(plan))
+        figures = run(plan, Namespaces() if CUT in plan.faults else Loopback())
         total.add(figures)
         report(f"\nseed {seed}: {plan.options} {plan.confs}\n{figures}")
         seed += 1
     return total
-
-
-def _formats(chance: random.Random, *, by_batch: bool) -> list[int]:
-    first = chance.choice([1, 2])
-    if by_batch:
-        return [2] * len(KINDS)
-    return [first if number % 2 else 3 - first for number in range(len(KINDS))]
 
 
 def _shuffled(happens: dict[str, int], chance: random.Random) -> list[str]:

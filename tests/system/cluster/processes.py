@@ -37,27 +37,14 @@ _DEPLOY = ["-Dspark.deploy.maxExecutorRetries=-1", "-Dspark.worker.timeout=10"]
 class Cluster:
     """A master and workers, which stop at the end of the block with all processes that they started.
 
-    Its processes cannot import this project: their environment starts empty.
-
-    Parameters
-    ----------
-    directory
-        For logs, work directories and sockets. Its path must be short, as sockets demand.
-    driver
-        Where the master and the driver run.
-    workers
-        Where the workers run.
-    local_directory
-        For Spark's local files, by default below `directory`.
+    Its processes cannot import this project: their environment starts empty. The path of `directory` must be
+    short, as sockets demand. The master runs on the driver's host.
     """
 
-    def __init__(
-        self, directory: Path, driver: Host, workers: list[Host], local_directory: Path | None = None
-    ) -> None:
+    def __init__(self, directory: Path, driver: Host, workers: list[Host]) -> None:
         self.directory = directory
         self.temporary = directory / "tmp"
         self.workers: list[subprocess.Popen[bytes]] = []
-        self._local = local_directory or directory / "local"
         self._driver = driver
         self._hosts = workers
         self._started: list[subprocess.Popen[bytes]] = []
@@ -87,10 +74,7 @@ class Cluster:
                 process.kill()
 
     def processes(self, what: str = "") -> list[psutil.Process]:
-        """Return the running processes of this cluster and its driver.
-
-        `what` restricts them to those with a text in their command line.
-        """
+        """Return the running processes of this cluster and its driver, with an argument in their command."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -111,11 +95,10 @@ class Cluster:
             return next((child for child in executor.children() if runs(child, BACKEND)), None)
         return None
 
-    def kill_worker(self, number: int) -> int:
-        """Kill only a worker's process; return its process id."""
+    def kill_worker(self, number: int) -> None:
+        """Kill only a worker's process."""
         self.workers[number].kill()
         self.workers[number].wait()
-        return self.workers[number].pid
 
     def start_worker(self, number: int) -> None:
         """Restart a killed worker."""
@@ -129,7 +112,8 @@ class Cluster:
         return self._start(f"worker-{number}", host, "worker.Worker", *work, self.url)
 
     def _start(self, name: str, host: Host, main: str, *arguments: str) -> subprocess.Popen[bytes]:
-        java = shutil.which("java", path=os.pathsep.join([_java_home("bin"), os.environ["PATH"]]))
+        home = os.environ.get("JAVA_HOME", "")
+        java = shutil.which("java", path=os.pathsep.join([f"{home}/bin" if home else "", os.environ["PATH"]]))
         assert java, "there is no Java"
         command = [*host.enter, java, *_DAEMON, *_DEPLOY, f"-Djava.io.tmpdir={self.temporary}"]
         command += ["-cp", str(HOME / "jars" / "*"), f"org.apache.spark.deploy.{main}"]
@@ -138,11 +122,11 @@ class Cluster:
             "PATH": os.environ["PATH"],
             "LANG": "C.UTF-8",
             "TZ": "UTC",
-            "JAVA_HOME": os.environ.get("JAVA_HOME", ""),
+            "JAVA_HOME": home,
             "SPARK_HOME": str(HOME),
             # As in Spark's own scripts.
             "SPARK_SCALA_VERSION": SCALA,
-            "SPARK_LOCAL_DIRS": str(self._local),
+            "SPARK_LOCAL_DIRS": str(self.directory / "local"),
             "SPARK_LOCAL_IP": host.address,
         }
         with open(self.directory / "logs" / f"{name}.log", "ab") as log:
@@ -162,12 +146,7 @@ class Cluster:
 class Driver:
     """The program `tests.system.cluster.program` in its own process, which a test can kill and restart.
 
-    Parameters
-    ----------
-    cluster
-        What it runs on.
-    python
-        Interpreter of the executors.
+    `python` is the interpreter of the executors.
     """
 
     def __init__(self, cluster: Cluster, python: Path, **asked: Any) -> None:
@@ -179,7 +158,6 @@ class Driver:
             "TMPDIR": str(cluster.temporary),
             "TZ": "UTC",
         }
-        self._cluster = cluster
         self.process: subprocess.Popen[bytes] | None = None
 
     def __exit__(self, *_: object) -> None:
@@ -268,8 +246,3 @@ def _listens(address: str, port: int) -> bool:
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=1):
         return True
     return False
-
-
-def _java_home(folder: str) -> str:
-    home = os.environ.get("JAVA_HOME")
-    return str(Path(home) / folder) if home else ""

@@ -133,11 +133,8 @@ def answer(spark: Any, directory: Path, kind: str) -> None:
 
 
 def rows_of(result: Any) -> list[list[str]]:
-    """Return the rows as text, without those of the end of the input, whose groups stay open.
-
-    They are left out here: Spark would push a condition down below the watermark operator, which has to see
-    them.
-    """
+    """Return the rows as text, without those of the end of the input, whose groups stay open."""
+    # Spark would push a condition down below the watermark operator, which has to see them.
     found = (list(map(str, row)) for row in result.collect())
     return sorted(row for row in found if FLUSH not in row)
 

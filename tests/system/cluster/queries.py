@@ -21,16 +21,8 @@ _TOTAL = "k string, part bigint, n bigint, s bigint"
 class Kind:
     """A stateful query in which every row, and so all of its state, depends on all earlier input.
 
-    Attributes
-    ----------
-    stream
-        Builds the query out of the stream of the input.
-    batch
-        Builds it out of the whole input.
-    mode
-        Its output mode; in update mode its rows are running totals by ``k`` and ``part``.
-    stores
-        Names of its stores whose rows expire once the watermark has passed them.
+    It is built out of the stream of the input, and out of the whole input as a batch. In update mode its rows
+    are running totals by ``k`` and ``part``. In `stores` rows expire once the watermark has passed them.
     """
 
     stream: Callable[[Any], Any]

@@ -62,22 +62,8 @@ PROGRESS_SECONDS = 120
 class Plan:
     """The queries and settings of a run, and its faults.
 
-    Attributes
-    ----------
-    seed
-        Determines the input, the moments and the victims.
-    faults
-        Faults in this order: names from `tests.system.cluster.faults`.
-    queries
-        By name, their kind and Spark's format of their state checkpoints.
-    options
-        For `spark_statestore.configure`.
-    confs
-        More settings of the application.
-    outlast_timeouts
-        See `Faults`.
-    on_s3
-        Whether state is on an S3 service.
+    The seed determines the input, the moments and the victims. Queries have a kind and a format of their
+    checkpoints, `options` are those of `spark_statestore.configure`, and `confs` are Spark's.
     """
 
     seed: int
@@ -93,25 +79,8 @@ class Plan:
 class Figures:
     """Figures of one run, or of several.
 
-    Attributes
-    ----------
-    killed, disturbed
-        Number of kills and of other faults, by kind of process.
-    recovered
-        Number of times that a query made progress after a fault.
-    restarts
-        Restarts of the driver and of queries that exited without being killed.
-    batches, rows
-        Batches with output, and the rows of the batch answers.
-    lost, duplicated, differing, stale
-        Missing rows, surplus rows, repeated batches with different output, and rows of
-        state that should have expired and did not.
-    verified
-        Number of verified batches of final checkpoints.
-    seconds
-        Duration.
-    failures
-        Error messages of failed queries.
+    `restarts` counts the driver and queries that exited without being killed, `differing` the batches that
+    ran again with another output, `stale` the rows of state that should have expired.
     """
 
     killed: Counter[str] = field(default_factory=Counter)
@@ -137,11 +106,14 @@ class Figures:
                 setattr(self, name, getattr(self, name) + value)
 
     def __str__(self) -> str:
+        def listed(counts: Counter[str]) -> str:
+            return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+
         lines = [
-            f"killed            {sum(self.killed.values())}: {_list(self.killed)}",
-            f"other faults      {_list(self.disturbed) or 'none'}",
+            f"killed            {sum(self.killed.values())}: {listed(self.killed)}",
+            f"other faults      {listed(self.disturbed) or 'none'}",
             f"recovered after   {self.recovered}",
-            f"unplanned exits   {_list(self.restarts) or 'none'}",
+            f"unplanned exits   {listed(self.restarts) or 'none'}",
             f"batches           {self.batches}, with {self.rows} rows",
             f"rows lost         {self.lost}",
             f"rows duplicated   {self.duplicated}",
@@ -183,11 +155,10 @@ class _Run:
         # Several, so that each query has input when it starts.
         for _ in range(3):
             self._input.feed()
-        disk = local_disk = None
-        if FULL_DISK in plan.faults:
-            disk = stack.enter_context(SmallDisk(directory / "checkpoints", 64))
-        if FULL_LOCAL_DISK in plan.faults:
-            local_disk = stack.enter_context(SmallDisk(directory / "local", 256))
+        disks = {FULL_DISK: SmallDisk(directory / "checkpoints", 64)}
+        disks[FULL_LOCAL_DISK] = SmallDisk(directory / "local", 256)
+        for name in disks.keys() & set(plan.faults):
+            stack.enter_context(disks[name])
         kinds = {kind for kind, _ in plan.queries.values()}
         packages = FOR_PROCESSORS if kinds.intersection(IN_PYTHON) else ()
         self._state: str | None = None
@@ -211,8 +182,7 @@ class _Run:
             self._verify,
             network if isinstance(network, Namespaces) else None,
             network.workers,
-            disk,
-            local_disk,
+            disks,
             outlast_timeouts=plan.outlast_timeouts,
         )
 
@@ -291,9 +261,7 @@ class _Run:
         code = self.driver.ended()
         if code is not None:
             self._figures.restarts["driver"] += 1
-            assert self._figures.restarts["driver"] < 10, (
-                f"the driver ends again and again: {self._situation()}"
-            )
+            assert self._figures.restarts["driver"] < 10, f"the driver keeps ending: {self._situation()}"
             self.driver.start()
 
     def _begun(self) -> int:
@@ -370,7 +338,3 @@ def stale_rows(checkpoint: str, kind: str, state: str | None) -> int:
 
 def _rows(path: Path) -> list[tuple[str, ...]]:
     return [tuple(row) for row in json.loads(path.read_text())]
-
-
-def _list(counts: Counter[str]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))

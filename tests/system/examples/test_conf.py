@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import boto3
-import pyspark
 import pytest
 
 import spark_statestore
 from spark_statestore.options import OPTION_PREFIX, check
+from tests.support.commands import run
 from tests.support.paths import ROOT
-from tests.support.s3 import s3_service
+from tests.support.s3 import client_of, environment_of, s3_service
 
 CONF = ROOT / "conf"
 PROGRAM = Path(__file__).parent / "programs" / "count.py"
@@ -28,52 +25,54 @@ def settings(name: str) -> dict[str, str]:
     return dict(re.split(r"\s+", line.strip(), maxsplit=1) for line in lines if line and line[0] != "#")
 
 
-def submit(name: str, work: Path, checkpoint: str | None = None, **environment: str) -> list[str]:
+def submit(
+    name: str, work: Path, checkpoint: str | None = None, python: str = sys.executable, **environment: str
+) -> list[str]:
     """Return the program's output of two runs in one application; its checkpoint is in `work` by default."""
-    done = subprocess.run(
-        [
-            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
-            *("--properties-file", str(CONF / f"spark-defaults-{name}.conf")),
-            *("--jars", spark_statestore.jar_path()),
-            *("--master", "local[2]"),
-            *("--conf", "spark.sql.shuffle.partitions=2"),
-            *("--conf", "spark.ui.enabled=false"),
-            str(PROGRAM),
-            str(work),
-            checkpoint or str(work / "checkpoint"),
-        ],
-        cwd=work,
-        env=os.environ | {"PYSPARK_PYTHON": sys.executable} | environment,
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
-    return done.stdout.splitlines()
+    paths = "import pyspark, spark_statestore; print(pyspark.__path__[0], spark_statestore.jar_path())"
+    pyspark, jar = run([python, "-c", paths], cwd=work).stdout.split()
+    command = [
+        f"{pyspark}/bin/spark-submit",
+        *("--properties-file", CONF / f"spark-defaults-{name}.conf"),
+        *("--jars", jar),
+        *("--master", "local[2]"),
+        *("--conf", "spark.sql.shuffle.partitions=2"),
+        *("--conf", "spark.ui.enabled=false"),
+        *(PROGRAM, work, checkpoint or work / "checkpoint"),
+    ]
+    environment |= {"PYSPARK_PYTHON": python}
+    return run(command, cwd=work, env=os.environ | environment).stdout.splitlines()
 
 
-@pytest.fixture
-def s3() -> Iterator[str]:
-    """Return the URL of a local S3 service."""
+def keys_of_a_query_on_s3(work: Path, python: str) -> set[str]:
+    """Run the program with its checkpoint on S3, check its output, and return the keys of its objects."""
     with s3_service() as url:
-        yield url
+        environment = environment_of(url) | {"AWS_ENDPOINT_URL": url}
+        # Without fsspec's configuration of the endpoint.
+        del environment["FSSPEC_S3_ENDPOINT_URL"]
+        client = client_of(url)
+        client.create_bucket(Bucket=BUCKET)
+        output = submit("s3", work, f"s3://{BUCKET}/checkpoints/count", python, **environment)
+        assert output == ["3 rows counted", "6 rows counted"]
+        return {entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET)["Contents"]}
+
+
+NAMES = ["local", "memory", "s3"]
 
 
 def test_every_conf_file_has_a_test():
-    assert {path.name for path in CONF.glob("*.conf")} == {
-        f"spark-defaults-{name}.conf" for name in ("local", "memory", "s3")
-    }
+    assert {path.name for path in CONF.glob("*.conf")} == {f"spark-defaults-{name}.conf" for name in NAMES}
 
 
-@pytest.mark.parametrize("name", ["local", "memory", "s3"])
+@pytest.mark.parametrize("name", NAMES)
 def test_conf_settings_name_existing_classes_and_options(name: str):
     found = settings(name)
     options = {key: value for key, value in found.items() if key.startswith(OPTION_PREFIX)}
     classes = {value for key, value in found.items() if key not in options}
     for key, value in options.items():
         check(key.removeprefix(OPTION_PREFIX), value)
-    assert options.keys() > {OPTION_PREFIX + "storage"}
+    assert options.pop(OPTION_PREFIX + "storage") == ("memory" if name == "memory" else "filesystem")
+    assert options
     required = {getattr(spark_statestore, f"{c}_CLASS") for c in ("PROVIDER", "EXTENSIONS", "FILE_MANAGER")}
     assert required <= classes <= required | {spark_statestore.PLUGIN_CLASS}
 
@@ -86,7 +85,8 @@ def test_conf_keeps_state_in_local_files(tmp_path: Path):
     assert list(tmp_path.glob("checkpoint/state/0/*/chk-*/_metadata"))
 
 
-@pytest.mark.slow
+# Its settings are checked above, and the example `memory_storage.py` has them in every run.
+@pytest.mark.soak
 @pytest.mark.usefixtures("built")
 def test_conf_keeps_state_in_memory(tmp_path: Path):
     assert submit("memory", tmp_path) == ["3 rows counted", "6 rows counted"]
@@ -96,30 +96,9 @@ def test_conf_keeps_state_in_memory(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("built")
-def test_conf_keeps_state_on_s3(tmp_path: Path, s3: str):
-    credentials = {
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }
-    client = boto3.client(
-        "s3",
-        endpoint_url=s3,
-        region_name=credentials["AWS_DEFAULT_REGION"],
-        aws_access_key_id=credentials["AWS_ACCESS_KEY_ID"],
-        aws_secret_access_key=credentials["AWS_SECRET_ACCESS_KEY"],
-    )
-    client.create_bucket(Bucket=BUCKET)
-
-    output = submit("s3", tmp_path, f"s3://{BUCKET}/checkpoints/count", AWS_ENDPOINT_URL=s3, **credentials)
-    assert output == ["3 rows counted", "6 rows counted"]
-
-    keys = [entry["Key"] for entry in client.list_objects_v2(Bucket=BUCKET)["Contents"]]
-    partitions = {
-        match[1]
-        for key in keys
-        if (match := re.fullmatch(r"checkpoints/count/state/0/(\d)/chk-\d+/_metadata", key))
-    }
-    assert partitions == {"0", "1"}
-    assert {"checkpoints/count/commits/1", "checkpoints/count/metadata"} <= set(keys)
+def test_conf_keeps_state_on_s3(tmp_path: Path):
+    keys = keys_of_a_query_on_s3(tmp_path, sys.executable)
+    metadata = (re.fullmatch(r"checkpoints/count/state/0/(\d)/chk-\d+/_metadata", key) for key in keys)
+    assert {match[1] for match in metadata if match} == {"0", "1"}
+    assert {"checkpoints/count/commits/1", "checkpoints/count/metadata"} <= keys
     assert not (tmp_path / "checkpoint").exists()

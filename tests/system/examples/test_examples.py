@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -125,22 +125,15 @@ PROGRAM = Path(__file__).parent / "programs" / "run_examples.py"
 ALONE = {"operator_state.py"}
 
 
-def run(
+def lines_of(
     runs: list[tuple[str, Path, list[str]]], temporary: Path, path: Path | None = None
 ) -> list[list[str]]:
     """Run examples in one process, and return the lines that each prints."""
     temporary.mkdir()
     asked = [[str(EXAMPLES / example), str(directory), arguments] for example, directory, arguments in runs]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), json.dumps(asked)],
-        env=os.environ
-        | {"TMPDIR": str(temporary), "PYTHONPATH": ":".join(filter(None, [path and str(path), str(ROOT)]))},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-5000:]
+    python_path = os.pathsep.join(map(str, [*([path] if path else []), ROOT]))
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": python_path}
+    done = run([sys.executable, PROGRAM, json.dumps(asked)], env=environment, timeout=500)
     reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"lines"')]
     assert [report["error"] for report in reports] == [""] * len(runs)
     assert list(temporary.iterdir()) == [], "the examples left files behind"
@@ -155,13 +148,15 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[str
     temporary = tmp_path_factory.mktemp("temporary")
     runs = [(name, directories[name], ["work"] if name in OUTPUT_TWICE else []) for name in names]
     found: dict[str, list[list[str]]] = {}
-    for name, lines in zip(names, run(runs, temporary / "together"), strict=True):
+    for name, lines in zip(names, lines_of(runs, temporary / "together"), strict=True):
         found.setdefault(name, []).append(lines)
     for name in ALONE:
-        found[name] = run([(name, directories[name], [])], temporary / name)
+        found[name] = lines_of([(name, directories[name], [])], temporary / name)
     for name, (reader, _) in READ.items():
         without = without_spark(directories[name])
-        found[reader] = run([(reader, directories[name], ["work/checkpoint"])], temporary / reader, without)
+        found[reader] = lines_of(
+            [(reader, directories[name], ["work/checkpoint"])], temporary / reader, without
+        )
     return found
 
 

@@ -31,17 +31,7 @@ Rows = list[tuple[str, str]]
 
 @dataclass(frozen=True)
 class Topics:
-    """A broker and the topics of one run of the queries.
-
-    Parameters
-    ----------
-    servers
-        Address of the broker.
-    events
-        The topic that is read.
-    results
-        Prefix of the topics that are written.
-    """
+    """A broker's address and the topics of one run of the queries; `results` is a prefix."""
 
     servers: str
     events: str

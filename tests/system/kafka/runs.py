@@ -30,12 +30,7 @@ def records_read(checkpoint: QueryCheckpoint, topics: Topics, batch: int) -> int
 class Runs:
     """The queries on their topics, with a checkpoint each below a directory.
 
-    Parameters
-    ----------
-    provider
-        The provider of their first batch.
-    options
-        Settings of Kafka's clients.
+    Their first batch is with a provider; `options` are settings of Kafka's clients.
     """
 
     topics: Topics

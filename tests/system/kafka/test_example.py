@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import uuid
 from pathlib import Path
 
 import pytest
 
+from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.support.services.kafka import Broker
 
@@ -27,17 +27,9 @@ def test_example_writes_each_visit_once(broker: Broker, jars: str, tmp_path: Pat
     topics = [f"clicks-{name}", f"visits-{name}"]
     # The second run's clicks are late.
     for _ in range(2):
-        done = subprocess.run(
-            [
-                *(sys.executable, str(ROOT / "examples" / "kafka_sessions.py"), broker.servers, *topics),
-                *("--checkpoint", str(tmp_path / "checkpoint"), "--jars", jars, "--sample"),
-            ],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-5000:]
+        command = [
+            *(sys.executable, ROOT / "examples" / "kafka_sessions.py", broker.servers, *topics),
+            *("--checkpoint", tmp_path / "checkpoint", "--jars", jars, "--sample"),
+        ]
+        done = run(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
         assert done.stdout.splitlines() == VISITS

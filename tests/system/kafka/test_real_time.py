@@ -39,17 +39,7 @@ _GROUPS = 7
 
 @dataclass(frozen=True)
 class Operator:
-    """A stateful operator.
-
-    Parameters
-    ----------
-    build
-        Builds the query from the frame of events; its columns are ``key`` and ``value``.
-    answer
-        Finds what the query emits, by a batch over the same events.
-    settings
-        Settings of its session.
-    """
+    """A stateful operator: its query over events, and a batch that finds the keys and values it emits."""
 
     build: Callable[[DataFrame], DataFrame]
     answer: Callable[[DataFrame], set[tuple[str, str]]]

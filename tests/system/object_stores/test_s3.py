@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import collections
-import itertools
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from spark_statestore.errors import CheckpointIOError, CheckpointNotFoundError, CorruptCheckpointError
-from spark_statestore.files import FileSystem, check_url, open_file_system, urls
+from spark_statestore.files import FileSystem, open_file_system, urls
 from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
-from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
 from spark_statestore.store.cleanup import discard_versions
-from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.testing import FileSystemTests
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
-from tests.support.effort import EFFORT
-from tests.support.machines.streams import CheckpointStreamMachine
+from tests.support.machines.streams import run_stream_machine_at
+from tests.support.machines.versions import run_version_machine_at
 from tests.support.s3 import S3_WARNINGS, delete_object, list_objects, new_bucket, s3_service
 from tests.support.s3_faults import FaultyS3, faulty_s3
-from tests.unit.store.stores import attempt_id, commit, message, named, open_store, rows_of, snapshot
+from tests.unit.store.stores import attempt_id, commit, open_store, rows_of
 
 pytest.importorskip("moto.server")
 
@@ -111,35 +106,17 @@ class TestMemoryStorageWithAnS3Directory(S3, MemoryCheckpointStorageTests):
 
 
 def test_stream_machine_on_s3(bucket: str) -> None:
-    files, base = driver_of(bucket), f"{bucket}/machines"
-    numbers = itertools.count()
+    run_stream_machine_at(f"s3://{bucket}/machines")
 
-    def machine() -> CheckpointStreamMachine:
-        directory = f"{base}/{next(numbers)}"
-        factory = FsCheckpointStreamFactory(
-            files, f"{directory}/chk-1", f"{directory}/shared", 1000, 4096, "1-"
-        )
-        return CheckpointStreamMachine(factory, files, directory)
 
-    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))
+@pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
+def test_version_store_machine_on_s3(bucket: str, with_ids: bool) -> None:
+    run_version_machine_at(f"s3://{bucket}", with_ids=with_ids)
 
 
 def keys(bucket: str) -> list[str]:
     directory = f"{bucket}/state/0/3"
     return sorted(path.removeprefix(f"{directory}/") for path in list_objects(directory))
-
-
-def test_load_returns_committed_versions(bucket: str) -> None:
-    url = f"s3a://{bucket}/state/0/3"
-    check_url(url)
-    store = open_store(url)
-    one = commit(store, CheckpointName(1), {b"a": b"1"} | LARGE).handle
-    commit(store, CheckpointName(2), {b"b": b"2"}, [b"a"], parent=one)
-    assert rows_of(open_store(url), CheckpointName(1)) == {b"a": b"1"} | LARGE
-    assert rows_of(open_store(f"s3://{bucket}/state/0/3"), CheckpointName(2)) == {b"b": b"2"} | LARGE
-    shared = [key for key in keys(bucket) if key.startswith("shared/1-")]
-    assert keys(bucket) == ["chk-1/_metadata", "chk-2/_metadata", *shared]
-    assert len(shared) == 1
 
 
 def test_small_commit_is_one_request_without_listing(recorded: str, requests: FaultyS3) -> None:
@@ -155,37 +132,6 @@ def test_small_commit_is_one_request_without_listing(recorded: str, requests: Fa
     requests.inject()
     rows_of(fresh, CheckpointName(3))
     assert not any("list-type" in path for _, path, _ in requests.calls)
-
-
-def test_repeated_commit_replaces_the_version(bucket: str) -> None:
-    url = f"s3://{bucket}/state/0/3"
-    one, other = open_store(url), open_store(url)
-    first = commit(one, CheckpointName(1), {b"a": b"first"}).handle
-    commit(other, CheckpointName(1), {b"a": b"second"})
-    commit(one, CheckpointName(2), {b"b": b"2"}, parent=first)
-    assert rows_of(open_store(url), CheckpointName(1)) == {b"a": b"second"}
-    assert rows_of(open_store(url), CheckpointName(2)) == {b"a": b"first", b"b": b"2"}
-
-
-def test_cleanup_keeps_referenced_files(recorded: str, requests: FaultyS3) -> None:
-    url, mine = f"s3://{recorded}/state/0/3", attempt_id()
-    store = open_store(url)
-    handle = commit(store, CheckpointName(1), LARGE, by=mine).handle
-    commit(open_store(url), CheckpointName(1), LARGE)
-    for version in (2, 3):
-        handle = commit(
-            store, CheckpointName(version), {b"k%d" % version: b"v"}, parent=handle, by=mine
-        ).handle
-    base = snapshot(store, 3, {b"k2": b"v", b"k3": b"v"} | LARGE)
-    commit(store, CheckpointName(4), {b"k4": b"v"}, parent=handle, base=base, by=mine)
-    discard_versions(store, CheckpointName(4), mine, 4, 0)
-    left = keys(recorded)
-    assert [key.partition("-")[0] for key in left] == ["chk", "shared/3"]
-    assert rows_of(open_store(url), CheckpointName(4)) == {b"k%d" % i: b"v" for i in (2, 3, 4)} | LARGE
-    requests.inject()
-    discard_versions(store, CheckpointName(4), mine, 4, 0)
-    # Checks that the store is still this instance's, and that there was never a hold.
-    assert methods(requests) == ["GET", "GET"]
 
 
 def test_load_finds_objects_written_after_a_listing(bucket: str) -> None:
@@ -218,15 +164,6 @@ def test_batch_is_one_put_without_listing_in_steady_state(recorded: str, request
     assert set(made) == {"GET"}
     assert made["GET"] <= 3 * 26
     assert not any("list-type" in path for _, path, _ in requests.calls)
-
-
-def test_abandoned_checkpoint_leaves_no_objects(bucket: str) -> None:
-    pending = begin_checkpoint(
-        open_store(f"s3://{bucket}/state/0/3"), CheckpointName(1), attempt_id(), named()
-    )
-    pending.write(0, message(LARGE))
-    pending.abandon()
-    assert keys(bucket) == []
 
 
 def test_missing_version_error_has_the_url(bucket: str) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import spark_statestore
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import STATE_STORE
 from tests.support.sessions import local_builder
-from tests.system.upgrades.cases import CASES
+from tests.system.upgrades.cases import CASES, start
 
 CONNECTORS = (
     "org/apache/hadoop/fs/s3a/S3AFileSystem",
@@ -46,7 +47,8 @@ def main(
     print(json.dumps({"jvm": spark._jvm.java.lang.ProcessHandle.current().pid()}), flush=True)
     started = []
     for number, name in enumerate(queries):
-        started.append(start(spark, name, f"{checkpoints}/{number}", given, output))
+        case, checkpoint = CASES[name], f"{checkpoints}/{number}"
+        started.append(start(spark, case, str(given / case.reads), checkpoint, append_to(output, name)))
         if not together:
             started.pop().awaitTermination()
     for query in started:
@@ -54,25 +56,16 @@ def main(
     spark.stop()
 
 
-def start(spark: Any, name: str, checkpoint: str, given: Path, output: Path) -> Any:
-    case = CASES[name]
-    source = str(given / case.reads)
+def append_to(output: Path, query: str) -> Callable[[Any, int], None]:
+    """Return a sink that appends each batch of a query to a file."""
 
     def sink(batch: Any, number: int) -> None:
         rows = sorted(map(repr, batch.collect()))
         # In one call of the system: other queries append, too.
         with output.open("ab", buffering=0) as file:
-            file.write(json.dumps([name, number, rows]).encode() + b"\n")
+            file.write(json.dumps([query, number, rows]).encode() + b"\n")
 
-    stream = spark.readStream.schema(spark.read.parquet(source).schema).option("maxFilesPerTrigger", 1)
-    return (
-        case.build(stream.parquet(source))
-        .writeStream.outputMode(case.mode)
-        .option("checkpointLocation", checkpoint)
-        .foreachBatch(sink)
-        .trigger(availableNow=True)
-        .start()
-    )
+    return sink
 
 
 if __name__ == "__main__":

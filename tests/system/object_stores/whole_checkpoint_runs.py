@@ -12,11 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from tests.support.paths import ROOT, TEST_JAR
-from tests.system.upgrades.cases import CASES, SCHEMAS, input_of
+from tests.system.upgrades.cases import CASES, write_input
 
 SECONDS = 240
 
@@ -26,19 +23,7 @@ Outputs = dict[tuple[str, int], list[str]]
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of some queries.
-
-    Parameters
-    ----------
-    given
-        Directory of their input.
-    queries
-        Their names.
-    checkpoint_format
-        Version of Spark's checkpoint format.
-    together
-        Whether a run runs the queries concurrently.
-    """
+    """Runs of some queries over the input in `given`, one after another or together."""
 
     given: Path
     queries: Sequence[str]
@@ -48,14 +33,7 @@ class Runs:
     def write_input(self, batches: Iterable[int]) -> None:
         """Write the input of batches."""
         for name in {CASES[query].reads for query in self.queries}:
-            rows = input_of(name)
-            directory = self.given / name
-            directory.mkdir(parents=True, exist_ok=True)
-            for number in batches:
-                path = directory / f"{number}.parquet"
-                pq.write_table(pa.Table.from_pylist(rows[number], SCHEMAS[name]), path)
-                # The source reads files in the order of their times.
-                os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+            write_input(self.given, name, batches)
 
     def finish(self, checkpoints: str, output: Path) -> None:
         """Run the queries to the end of their input."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
-import boto3
 import pytest
 
 from spark_statestore import __version__
 from tests.support.bare import environment_without_settings
-from tests.support.paths import ROOT, SPARK_MINOR, TEST_JAR
-from tests.support.s3 import environment_of, s3_service
-from tests.system.object_stores.whole_checkpoint_runs import outputs
+from tests.support.commands import run
+from tests.support.paths import ROOT, SPARK_MINOR
+from tests.system.examples.test_conf import keys_of_a_query_on_s3
 
 pytestmark = pytest.mark.slow
 
@@ -32,18 +30,13 @@ def wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return found
 
 
-def test_wheel_fits_every_python_and_platform(wheel: Path) -> None:
-    assert wheel.name == f"spark_statestore-{__version__}-py3-none-any.whl"
-
-
 def test_wheel_has_only_the_package_and_the_jar(wheel: Path) -> None:
+    assert wheel.name == f"spark_statestore-{__version__}-py3-none-any.whl"
     names = set(zipfile.ZipFile(wheel).namelist())
     tops = {name.partition("/")[0] for name in names}
     assert tops == {"spark_statestore", f"spark_statestore-{__version__}.dist-info"}
-    assert JAR in names
-    assert "spark_statestore/py.typed" in names
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / "spark_statestore").rglob("*.py")}
-    assert sources <= names
+    assert sources | {JAR, "spark_statestore/py.typed"} <= names
 
 
 def test_jar_has_only_project_classes(wheel: Path, tmp_path: Path) -> None:
@@ -60,74 +53,29 @@ def test_example_runs_from_the_wheel(wheel: Path, tmp_path: Path) -> None:
     subprocess.run([*install, str(wheel)], check=True)
     example = tmp_path / "word_count.py"
     example.write_text((ROOT / "examples/word_count.py").read_text())
-    # Before this checkout, which is installed as editable.
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    run = subprocess.run(
-        [sys.executable, "-c", "import spark_statestore; print(spark_statestore.jar_path())"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert run.stdout.startswith(str(site))
-    run = subprocess.run(
-        [sys.executable, str(example)],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
+    program = f"""
+import runpy, spark_statestore
+assert spark_statestore.jar_path().startswith({str(site)!r})
+runpy.run_path({str(example)!r}, run_name="__main__")
+"""
+    # The site comes before this checkout, which is installed as editable.
+    run([sys.executable, "-c", program], cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(site)})
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1800)
-def test_queries_on_s3_resume_with_the_extra_alone(wheel: Path, tmp_path: Path) -> None:
+def test_query_on_s3_resumes_with_the_extra_alone(
+    wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     environment = tmp_path / "environment"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True)
     python = str(environment / "bin" / "python")
     install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
     subprocess.run([*install, f"{wheel}[s3]", f"pyspark=={SPARK_MINOR}.*"], check=True)
-    source = tmp_path / "input"
-    source.mkdir()
-    for number in range(4):
-        rows = [
-            {"k": f"k{i % 5}", "seq": i, "n": i, "ts": f"2026-01-01T00:0{number}:00Z"}
-            for i in range(number, 60, 2)
-        ]
-        path = source / f"{number}.json"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        # The source reads files in the order of their times.
-        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
-
-    def run(checkpoints: str, output: Path, *most: int) -> int:
-        program = ROOT / "tests/system/packaging/programs/checkpoint_on_s3.py"
-        arguments = [checkpoints, str(source), str(output), str(TEST_JAR), *map(str, most)]
-        done = subprocess.run(
-            [python, str(program), *arguments],
-            cwd=tmp_path,
-            env=environment_without_settings() | {"PYSPARK_PYTHON": python} | service,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert (done.returncode == 0) == (not most), done.stderr[-5000:]
-        return len(output.read_text().splitlines())
-
-    with s3_service() as url:
-        # Without fsspec's configuration of the endpoint.
-        service = environment_of(url) | {"AWS_ENDPOINT_URL": url}
-        del service["FSSPEC_S3_ENDPOINT_URL"]
-        keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-        boto3.client("s3", endpoint_url=url, **keys).create_bucket(Bucket="checkpoints")
-        run(str(tmp_path / "local"), tmp_path / "local.jsonl")
-        expected = outputs(tmp_path / "local.jsonl")
-        assert len(expected) == 12
-        # A batch of each query ends with the driver.
-        killed = [run("s3://checkpoints/one", tmp_path / "s3.jsonl", most) for most in (2, 6, 10)]
-        assert killed == [2, 6, 10]
-        run("s3://checkpoints/one", tmp_path / "s3.jsonl")
-        assert outputs(tmp_path / "s3.jsonl") == expected
+    for name in os.environ.keys() - environment_without_settings().keys():
+        monkeypatch.delenv(name)
+    modules = (
+        "import importlib.util as i; print(*filter(i.find_spec, ['google', 'pandas', 'pytest', 's3fs']))"
+    )
+    assert run([python, "-c", modules]).stdout.split() == []
+    assert "checkpoints/count/commits/1" in keys_of_a_query_on_s3(tmp_path, python)

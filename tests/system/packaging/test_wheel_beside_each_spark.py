@@ -10,6 +10,7 @@ import pytest
 
 from spark_statestore._version import SUPPORTED_SPARK
 from tests.support.bare import environment_without_settings
+from tests.support.commands import run
 from tests.support.paths import ROOT
 from tests.system.examples.test_examples import OUTPUT, OUTPUT_TWICE, READ
 
@@ -39,35 +40,21 @@ def python(request: pytest.FixtureRequest, wheel: Path, tmp_path: Path) -> tuple
     return minor, python
 
 
-def run(python: Path, cwd: Path, example: str, *arguments: str) -> list[str]:
-    done = subprocess.run(
-        [str(python), str(ROOT / "examples" / example), *arguments],
-        cwd=cwd,
-        env=environment_without_settings(),
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
-    assert done.returncode == 0, f"{example}: {done.stderr[-5000:]}"
-    return done.stdout.splitlines()
+def lines_of(python: Path, cwd: Path, example: str, *arguments: str) -> list[str]:
+    command = [python, ROOT / "examples" / example, *arguments]
+    return run(command, cwd=cwd, env=environment_without_settings()).stdout.splitlines()
 
 
 def test_examples_print_their_results(python: tuple[str, Path], tmp_path: Path) -> None:
     minor, interpreter = python
-    shown = subprocess.run(
-        [str(interpreter), "-c", "import spark_statestore, pyspark; print(spark_statestore.jar_path())"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert shown.stdout.startswith(str(tmp_path))
-    assert f"spark-{minor}.jar" in shown.stdout
+    program = "import spark_statestore, pyspark; print(spark_statestore.jar_path())"
+    jar = run([interpreter, "-c", program], cwd=tmp_path).stdout
+    assert jar.startswith(str(tmp_path))
+    assert f"spark-{minor}.jar" in jar
     for example in sorted(OUTPUT.keys() - NOT_ON.get(minor, set())):
-        assert run(interpreter, tmp_path, example) == OUTPUT[example], example
+        assert lines_of(interpreter, tmp_path, example) == OUTPUT[example], example
     for example, outputs in OUTPUT_TWICE.items():
         for output in outputs:
-            assert run(interpreter, tmp_path, example, example + "-files") == output, example
+            assert lines_of(interpreter, tmp_path, example, example + "-files") == output, example
     for example, (reader, output) in READ.items():
-        assert run(interpreter, tmp_path, reader, f"{example}-files/checkpoint") == output, reader
+        assert lines_of(interpreter, tmp_path, reader, f"{example}-files/checkpoint") == output, reader

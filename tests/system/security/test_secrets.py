@@ -7,12 +7,13 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.spark.counting import Program
-from tests.support.s3 import s3_service
+from tests.support.s3 import S3_WARNINGS, client_of, s3_service
+
+pytestmark = [pytest.mark.slow, *S3_WARNINGS]
 
 
 @pytest.fixture
@@ -23,13 +24,6 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def client_of(endpoint: str) -> Any:
-    import boto3
-
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-    return boto3.client("s3", endpoint_url=endpoint, **keys)
-
-
 def stored(endpoint: str) -> dict[str, bytes]:
     """Return the objects of the bucket."""
     client = client_of(endpoint)
@@ -37,10 +31,6 @@ def stored(endpoint: str) -> dict[str, bytes]:
     return {name: client.get_object(Bucket="bucket", Key=name)["Body"].read() for name in names}
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
     planted = f"planted-{secrets.token_hex(12)}"
     seen = directory / "seen"
@@ -87,7 +77,7 @@ def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
     assert "state store: storage filesystem, directory s3://bucket/state, interpreter" in logs
     # The failures are logged there.
     assert "NoSuchBucket" in logs or "at org.apache.spark" in logs
-    places = {
+    texts = {
         "logs": logs,
         **{f"error {number}": error for number, error in enumerate(output["errors"])},
         **{f"process {number}": line for number, line in enumerate(output["processes"])},
@@ -96,13 +86,5 @@ def test_secrets_appear_in_no_output(built: Path, directory: Path) -> None:
     files = {str(path): path.read_bytes() for path in seen.rglob("*") if path.is_file()}
     assert any("/commits/" in name for name in files)
     assert any("/events/" in name for name in files)
-    found = [
-        place
-        for place, content in (
-            *objects.items(),
-            *files.items(),
-            *((k, v.encode()) for k, v in places.items()),
-        )
-        if planted.encode() in content
-    ]
-    assert found == []
+    outputs = objects | files | {name: text.encode() for name, text in texts.items()}
+    assert [name for name, content in outputs.items() if planted.encode() in content] == []

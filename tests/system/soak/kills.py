@@ -23,9 +23,8 @@ from typing import Any
 
 import psutil
 
-import spark_statestore
 from tests.support.paths import ROOT
-from tests.support.trees import retained_batches
+from tests.support.trees import problem_of, retained_batches
 from tests.system.soak.many_queries import RETAINED
 
 
@@ -33,16 +32,8 @@ from tests.system.soak.many_queries import RETAINED
 class Kills:
     """Figures of a series of kills.
 
-    Attributes
-    ----------
-    kills, runs
-        Number of kills, and of runs of queries before them.
-    verified
-        Number of verified batches.
-    problems
-        Committed batches that are not intact, and queries that failed or had a wrong result.
-    batches
-        Batches of all queries at the end, whose results were as expected.
+    `problems` are committed batches that are not intact, and queries that failed or had a wrong result;
+    `batches` are those of all queries at the end, with the expected results.
     """
 
     kills: int = 0
@@ -164,16 +155,8 @@ def verify_all(directory: Path, result: Kills) -> None:
         batches = retained_batches(checkpoint, RETAINED)
         for batch in batches:
             result.verified += 1
-            where = f"{checkpoint.name}, batch {batch} of {batches[-1]}"
-            try:
-                checked = spark_statestore.verify(str(checkpoint), batch)
-            except Exception as error:  # noqa: BLE001 - a batch that cannot be verified is a problem
-                result.problems.append(f"{where}: {error}")
-                continue
-            if not checked.ok:
-                result.problems.append(
-                    f"{where}: {len(checked.problems)} problems: {checked.problems[0].message}"
-                )
+            if problem := problem_of(checkpoint, batch):
+                result.problems.append(f"{checkpoint.name}, batch {batch} of {batches[-1]}: {problem}")
 
 
 def main() -> None:

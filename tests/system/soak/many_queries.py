@@ -56,10 +56,7 @@ CONFS = {
 
 
 def after_others(checkpoints: str) -> Any:
-    """Return a function of tables of rows that waits until other queries have done some batches.
-
-    Its wait is limited.
-    """
+    """Return a function of tables that waits, for a limited time, for some batches of other queries."""
 
     def count_batches() -> int:
         numbers = [-1]
@@ -77,17 +74,7 @@ def after_others(checkpoints: str) -> Any:
 
 
 class Counting:
-    """One of the queries, and its runs.
-
-    Parameters
-    ----------
-    spark
-        The application's session.
-    directory
-        Of its checkpoint.
-    number
-        Its number, which decides what it is like.
-    """
+    """One of the queries, and its runs; its number decides what it is like."""
 
     def __init__(self, spark: Any, directory: Path, number: int) -> None:
         self.name = f"query_{number}"
@@ -97,12 +84,9 @@ class Counting:
         self._pool = "fair" if number % 4 < 2 else "fifo"
         self._checkpoint = str(directory / "checkpoints" / self.name)
         self._session = spark.newSession()
-        settings = {
-            "spark.sql.streaming.stateStore.checkpointFormatVersion": 1 + number % 2,
-            "spark.sql.shuffle.partitions": 2,
-        }
-        for key, value in settings.items():
-            self._session.conf.set(key, str(value))
+        checkpoint_format = str(1 + number % 2)
+        self._session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", checkpoint_format)
+        self._session.conf.set("spark.sql.shuffle.partitions", "2")
         self._query: Any = None
 
     def start(self) -> None:
@@ -139,11 +123,11 @@ class Counting:
 
     def end(self) -> None:
         """Stop the run and compare its result, unless it stopped before its first batch."""
-        if self.progressed:
-            self._query.stop()
+        has_result = self.progressed
+        self._query.stop()
+        if has_result:
             self.check()
         else:
-            self._query.stop()
             self.require_sound()
 
     def check(self) -> None:

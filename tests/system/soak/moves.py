@@ -26,7 +26,7 @@ from typing import Any
 import spark_statestore
 from tests.spark.counting import cluster_environment, failure_of, wait_until
 from tests.support.sessions import cluster_builder
-from tests.support.trees import retained_batches
+from tests.support.trees import problem_of, retained_batches
 
 KEYS = 12_007
 ROWS = 4_000
@@ -96,15 +96,7 @@ class Blocker:
 
 
 class Moving:
-    """The query, and what is retained and held of it.
-
-    Parameters
-    ----------
-    spark
-        The session.
-    directory
-        Directory of the checkpoint, savepoints and what is restored from them.
-    """
+    """The query, and what is retained and held of it, with its checkpoint and savepoints in a directory."""
 
     def __init__(self, spark: Any, directory: Path) -> None:
         self.problems: list[str] = []
@@ -175,17 +167,10 @@ class Moving:
 
     def _check(self, checkpoint: str, batch: int, what: str) -> None:
         self.checked += 1
-        try:
-            verified = spark_statestore.verify(checkpoint, batch)
-            if not verified.ok:
-                self.problems.append(
-                    f"{what}: {len(verified.problems)} problems: {verified.problems[0].message}"
-                )
-                return
-            rows = spark_statestore.read_state(checkpoint, batch=batch).to_pylist()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is a problem
-            self.problems.append(f"{what}: {error}")
+        if problem := problem_of(checkpoint, batch):
+            self.problems.append(f"{what}: {problem}")
             return
+        rows = spark_statestore.read_state(checkpoint, batch=batch).to_pylist()
         state = {next(iter(row["key"].values())): tuple(row["value"].values()) for row in rows}
         if state != expected(batch):
             self.problems.append(f"{what} has the wrong state: {next(iter(state.items()), None)}")

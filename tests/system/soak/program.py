@@ -21,21 +21,23 @@ from tests.support.sessions import local_builder
 
 RETAINED = 10
 
+QUIET = {
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
+    "spark.sql.ui.retainedExecutions": "20",
+    "spark.sql.streaming.numRecentProgressUpdates": "20",
+}
+"""Without these, Spark's own bookkeeping of batches would grow for its first thousands."""
+
 
 def main():
     asked = json.loads(sys.argv[1])
     builder = local_builder("soak", memory=asked["memory"], master=f"local[{asked['threads']}]")
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "2s")
     builder.config("spark.sql.shuffle.partitions", str(asked["partitions"]))
-    # Spark's own bookkeeping of batches would grow for its first thousands.
-    for kept in (
-        "spark.ui.retainedJobs",
-        "spark.ui.retainedStages",
-        "spark.sql.ui.retainedExecutions",
-        "spark.sql.streaming.numRecentProgressUpdates",
-    ):
-        builder.config(kept, "20")
-    builder.config("spark.ui.retainedTasks", "200")
+    for key, value in QUIET.items():
+        builder.config(key, value)
     spark = spark_statestore.configure(builder, num_retained=RETAINED).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     query = start_counting(
@@ -56,7 +58,6 @@ def main():
     finish(spark, query, asked["batches"])
     report("exact", query.lastProgress.batchId)
     spark.stop()
-    sys.stdin.readline()
 
 
 def sample(spark, query, checkpoint, start):
@@ -79,6 +80,12 @@ def sample(spark, query, checkpoint, start):
         # Unlike rglob, it tolerates directories that maintenance removes concurrently.
         "stored files": sum(len(files) for _, _, files in os.walk(f"{checkpoint}/state")),
     }
+
+
+def growth(samples, names, warm_up):
+    """Return the growth of the maxima from the first half, without a part of it, to the last quarter."""
+    early, late = samples[len(samples) // warm_up : len(samples) // 2], samples[-(len(samples) // 4) :]
+    return {name: max(row[name] for row in late) - max(row[name] for row in early) for name in names}
 
 
 if __name__ == "__main__":

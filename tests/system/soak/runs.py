@@ -20,7 +20,7 @@ from typing import Any
 import spark_statestore
 from tests.spark.counting import finish, start_counting
 from tests.support.sessions import local_builder
-from tests.system.soak.program import sample
+from tests.system.soak.program import QUIET, growth, sample
 
 SAMPLES = 20
 
@@ -33,15 +33,10 @@ GROWTH = {
 }
 """Allowed growth from the first half of the samples, without the first quarter, to the last quarter."""
 
-CONFS = {
+CONFS = QUIET | {
     "spark.sql.shuffle.partitions": "8",
     "spark.sql.streaming.stateStore.maintenanceInterval": "1s",
     "spark.sql.streaming.minBatchesToRetain": "100",
-    "spark.sql.streaming.numRecentProgressUpdates": "20",
-    "spark.ui.retainedJobs": "20",
-    "spark.ui.retainedStages": "20",
-    "spark.ui.retainedTasks": "200",
-    "spark.sql.ui.retainedExecutions": "20",
     "spark.sql.streaming.ui.retainedQueries": "5",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -81,7 +76,7 @@ def main() -> None:
             if number:
                 shutil.rmtree(Path(directory, str(number - 1)), ignore_errors=True)
     spark.stop()
-    grown = growth(samples)
+    grown = growth(samples, GROWTH, warm_up=4)
     print("growth: " + ", ".join(f"{name} {value} (at most {GROWTH[name]})" for name, value in grown.items()))
     sys.exit(1 if any(value > GROWTH[name] for name, value in grown.items()) else 0)
 
@@ -91,12 +86,6 @@ def print_row(values: dict[str, Any], *, first: bool) -> None:
     if first:
         print(" | ".join(columns))
     print(" | ".join(f"{values[name]:>{len(name)}}" for name in columns), flush=True)
-
-
-def growth(samples: list[dict[str, Any]]) -> dict[str, int]:
-    """Return the growth of the maxima, without the warm-up."""
-    early, late = samples[len(samples) // 4 : len(samples) // 2], samples[-(len(samples) // 4) :]
-    return {name: max(row[name] for row in late) - max(row[name] for row in early) for name in GROWTH}
 
 
 if __name__ == "__main__":

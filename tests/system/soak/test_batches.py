@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.spark.counting import ROOT
 from tests.system.soak.plot import draw
+from tests.system.soak.program import growth
+from tests.system.soak.recording import events_of, record
 
-RESULTS = Path(__file__).parent / "results"
 BATCHES = int(os.environ.get("SOAK_BATCHES", "10000"))
 SAMPLES = 50
 
@@ -35,34 +31,25 @@ GROWTH = {
 }
 
 
-def growth(samples: list[dict[str, Any]]) -> dict[str, int]:
-    """Return the growth of the maxima from the first half to the last quarter, without the warm-up."""
-    warm = samples[len(samples) // 10 : len(samples) // 2]
-    last = samples[-(len(samples) // 4) :]
-    return {name: max(one[name] for one in last) - max(one[name] for one in warm) for name in GROWTH}
-
-
 def test_growth_detects_an_increase() -> None:
     flat = [dict.fromkeys(GROWTH, 100) for _ in range(SAMPLES)]
-    assert set(growth(flat).values()) == {0}
+    assert set(growth(flat, GROWTH, 10).values()) == {0}
     for name, most in GROWTH.items():
         rising = [one | {name: 100 + 4 * most * number // SAMPLES} for number, one in enumerate(flat)]
-        assert growth(rising)[name] > most
+        assert growth(rising, GROWTH, 10)[name] > most
 
 
 def test_plot_draws_samples(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     samples = [{"batch": n, "seconds": n / 2, **dict.fromkeys(GROWTH, n)} for n in range(1, 5)]
     draw(samples, tmp_path / "plot.svg")
-    drawn = (tmp_path / "plot.svg").read_text()
-    assert "<svg" in drawn
+    assert "<svg" in (tmp_path / "plot.svg").read_text()
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(14_400)
 def test_ten_thousand_batches_leak_no_resources(built: Path, tmp_path: Path) -> None:
-    samples = run(tmp_path, f"{BATCHES}-batches", batches=BATCHES, threads=4, partitions=4, memory="512m")
-    assert {name: by for name, by in growth(samples).items() if by > GROWTH[name]} == {}
+    run(tmp_path, f"{BATCHES}-batches", batches=BATCHES, threads=4, partitions=4, memory="512m")
 
 
 @pytest.mark.soak
@@ -72,43 +59,21 @@ def test_sixty_four_concurrent_tasks_leak_no_resources(built: Path, tmp_path: Pa
     samples = run(tmp_path, "64-tasks", batches=BATCHES // 50, threads=64, partitions=64, memory="2g")
     # A connection for each task at most, and both sides' threads for them.
     assert max(one["backend threads"] for one in samples) <= 64 + 16
-    assert {name: by for name, by in growth(samples).items() if by > GROWTH[name]} == {}
 
 
 def run(tmp_path: Path, name: str, **asked: Any) -> list[dict[str, Any]]:
-    """Run the program, store its output in the results, and return the samples."""
+    """Run the program, record its samples, check their growth, and return them."""
     arguments = {"checkpoint": str(tmp_path / "counting"), "samples": SAMPLES, **asked}
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.system.soak.program", json.dumps(arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        # As in production, with both compilers.
-        env=os.environ | {"JDK_JAVA_OPTIONS": ""},
-    ) as program:
-        samples, exact = [], None
-        for line in program.stdout:
-            if line.startswith("{"):
-                event = json.loads(line)
-                if event["event"] == "exact":
-                    exact = event["value"]
-                    break
-                samples.append(event["value"])
-                print(event["value"], flush=True)
-        program.stdin.close()
-    assert exact is not None, "the program ended before its last batch"
+    samples, exact = [], -1
+    for event, value in events_of("program", arguments):
+        print(event, value, flush=True)
+        if event == "sample":
+            samples.append(value)
+        else:
+            exact = value
     assert exact >= asked["batches"]
-    result = {
-        "asked": asked,
-        "batches": exact,
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "growth": growth(samples),
-        "samples": samples,
-    }
-    RESULTS.mkdir(exist_ok=True)
-    target = RESULTS / f"{name}.json"
-    target.write_text(json.dumps(result, indent=1) + "\n")
+    grown = growth(samples, GROWTH, 10)
+    target = record(name, asked=asked, batches=exact, growth=grown, samples=samples)
     draw(samples, target.with_suffix(".svg"))
-    print(f"{exact} batches, exact; growth: {result['growth']}")
+    assert {name: by for name, by in grown.items() if by > GROWTH[name]} == {}
     return samples

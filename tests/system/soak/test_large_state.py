@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
-import platform
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,9 @@ import pytest
 
 import spark_statestore
 from benchmarks.report import percentile
-from tests.spark.counting import ROOT
 from tests.system.soak.large_state import MASK, PARTITIONS, expected
+from tests.system.soak.recording import events_of, record
 
-RESULTS = Path(__file__).parent / "results"
 EVENT_BYTES = 5 * 8
 AFTER = 20
 
@@ -50,13 +45,7 @@ def test_a_hundred_million_rows(built: Path, tmp_path: Path) -> None:
         print(keys, figures[keys], flush=True)
     if "LARGE_ROWS" in os.environ:
         return
-    RESULTS.mkdir(exist_ok=True)
-    result = {
-        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.release()}",
-        "batches": batches,
-        "rows": figures,
-    }
-    (RESULTS / "large-state.json").write_text(json.dumps(result, indent=1) + "\n")
+    record("large-state", batches=batches, rows=figures)
 
 
 def filled_killed_and_continued(
@@ -74,20 +63,9 @@ def filled_killed_and_continued(
 
 def run(asked: dict[str, Any]) -> Events:
     """Run the program, and return its events by kind."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.system.soak.large_state", json.dumps(asked)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        # As in production, with both compilers.
-        env=os.environ | {"JDK_JAVA_OPTIONS": ""},
-    ) as program:
-        events: Events = {}
-        for line in program.stdout or ():
-            if line.startswith("{"):
-                event = json.loads(line)
-                events.setdefault(event["event"], []).append(event["value"])
-    assert program.returncode == 0
+    events: Events = {}
+    for event, value in events_of("large_state", asked):
+        events.setdefault(event, []).append(value)
     assert len(events["batch"]) == asked["last"] - asked["first"]
     return events
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 
 import pytest
-from hypothesis import settings
-from hypothesis.stateful import run_state_machine_as_test
 
 from spark_statestore.files import FileSystem, join, open_file_system, urls
-from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
 from spark_statestore.testing import FileSystemTests
-from spark_statestore.testing.version_machine import VersionStoreMachine
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
-from tests.support.effort import EFFORT
-from tests.support.machines.streams import CheckpointStreamMachine
+from tests.support.machines.streams import run_stream_machine_at
+from tests.support.machines.versions import run_version_machine_at
 from tests.support.s3 import S3_WARNINGS
 from tests.support.services import Service
 
@@ -102,32 +97,9 @@ class TestMemoryStorageWithADirectory(OnService, MemoryCheckpointStorageTests):
 
 
 def test_stream_machine(container: str) -> None:
-    files, base = open_file_system(container + "/machines")
-    numbers = itertools.count()
-
-    def machine() -> CheckpointStreamMachine:
-        directory = f"{base}/{next(numbers)}"
-        exclusive, shared = f"{directory}/chk-1", f"{directory}/shared"
-        files.make_directory(exclusive)
-        files.make_directory(shared)
-        factory = FsCheckpointStreamFactory(files, exclusive, shared, 1000, 4096, "1-")
-        return CheckpointStreamMachine(factory, files, directory)
-
-    run_state_machine_as_test(machine, settings=settings(max_examples=5 * EFFORT, stateful_step_count=20))
+    run_stream_machine_at(f"{container}/machines")
 
 
 @pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 def test_version_store_machine(container: str, with_ids: bool) -> None:
-    numbers = itertools.count()
-
-    class Machine(VersionStoreMachine):
-        def make_directory(self) -> str:
-            return f"{container}/{next(numbers)}/0/3"
-
-        def remove_directory(self) -> None:
-            pass
-
-    run_state_machine_as_test(
-        type("Machine", (Machine,), {"with_ids": with_ids}),
-        settings=settings(max_examples=4 * EFFORT, stateful_step_count=25),
-    )
+    run_version_machine_at(container, with_ids=with_ids)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 import spark_statestore
 from tests.spark import events, processors_query, test_queries
@@ -19,10 +22,7 @@ WRITTEN, CONTINUED = (0, 1), (3, 8)
 """Generated batches of the two halves of a query: the gaps make watermarks pass what is in the state."""
 
 EVENTS, OPERATIONS, BY_THE_CLOCK = "events", "operations", "by-the-clock"
-"""The inputs: rows with keys of many types, or operations for an `Interpreter`.
-
-Those have timers by event time or by the clock.
-"""
+"""The inputs: rows with keys of many types, or operations with timers by event time or by the clock."""
 
 SCHEMAS: Final[Mapping[str, pa.Schema]] = {
     EVENTS: events.SCHEMA,
@@ -39,17 +39,7 @@ _TIMERS = {
 
 @dataclass(frozen=True)
 class Case:
-    """A query.
-
-    Parameters
-    ----------
-    build
-        Builds it from the stream of its input.
-    since
-        The oldest Spark that has the operator.
-    starts_python
-        Whether Spark starts a Python process of its own for each batch: one such query runs at a time.
-    """
+    """A query over the stream of its input, and the oldest Spark that has the operator."""
 
     build: Callable[[Any], Any]
     mode: str = "append"
@@ -58,6 +48,7 @@ class Case:
     provider: str = spark_statestore.PROVIDER_CLASS
     confs: Mapping[str, str] = field(default_factory=dict)
     starts_python: bool = False
+    """Whether Spark starts a Python process of its own for each batch: one such query runs at a time."""
 
 
 def input_of(name: str) -> list[Rows]:
@@ -88,10 +79,6 @@ def _inner_join(stream: Any) -> Any:
     left = seen.selectExpr("id % 40 as l", "ts as left_ts", "who")
     right = seen.where("k is not null").selectExpr("id % 40 as r", "ts as right_ts", "k")
     return left.join(right, F.expr("l = r and right_ts between left_ts and left_ts + interval 30 minutes"))
-
-
-def _outer_join(stream: Any) -> Any:
-    return test_queries.late_and_on_time(stream)
 
 
 def _named_state(processor: PlainInterpreter, time: str, *, pandas: bool) -> Callable[[Any], Any]:
@@ -130,11 +117,13 @@ CASES: Final[Mapping[str, Case]] = {
     "dropDuplicatesWithinWatermark": Case(test_queries.distinct_within_watermark),
     "limit": Case(test_queries.first_rows),
     "inner join": Case(_inner_join),
-    "outer join": Case(_outer_join),
+    "outer join": Case(test_queries.late_and_on_time),
     "inner join, state format 3": _join(_inner_join, 3, "4.1"),
-    "outer join, state format 3": _join(_outer_join, 3, "4.1"),
-    "outer join, state format 3, class for all queries": _join(_outer_join, 3, "4.1", plain=True),
-    "outer join, state format 4": _join(_outer_join, 4, "4.3"),
+    "outer join, state format 3": _join(test_queries.late_and_on_time, 3, "4.1"),
+    "outer join, state format 3, class for all queries": _join(
+        test_queries.late_and_on_time, 3, "4.1", plain=True
+    ),
+    "outer join, state format 4": _join(test_queries.late_and_on_time, 4, "4.3"),
     "applyInPandasWithState, event time": Case(test_queries.visits_until_event_time, "update"),
     "applyInPandasWithState, processing time": Case(test_queries.visits_until_the_next_batch),
     "flatMapGroupsWithState, Scala": Case(test_queries.counts_in_scala),
@@ -160,6 +149,30 @@ CASES: Final[Mapping[str, Case]] = {
     "transformWithState, Scala, timers": Case(_in_scala(0, "eventTime"), "update", OPERATIONS),
     "transformWithState, Scala, TTL of a day": Case(_in_scala(DAY, "processingTime"), "update", BY_THE_CLOCK),
 }
+
+
+def start(spark: Any, case: Case, source: str, checkpoint: str, sink: Callable[[Any, int], None]) -> Any:
+    """Start a query that ends with its input, of which each file is a batch."""
+    stream = spark.readStream.schema(spark.read.parquet(source).schema).option("maxFilesPerTrigger", 1)
+    return (
+        case.build(stream.parquet(source))
+        .writeStream.outputMode(case.mode)
+        .option("checkpointLocation", checkpoint)
+        .foreachBatch(sink)
+        .trigger(availableNow=True)
+        .start()
+    )
+
+
+def write_input(directory: Path, name: str, numbers: Iterable[int]) -> None:
+    """Write batches of an input as files in a directory of its name."""
+    made = input_of(name)
+    (directory / name).mkdir(parents=True, exist_ok=True)
+    for number in numbers:
+        path = directory / name / f"{number}.parquet"
+        pq.write_table(pa.Table.from_pylist(made[number], SCHEMAS[name]), path)
+        # Spark reads files in the order of their modification times.
+        os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
 
 
 def cases_of(minor: str) -> Sequence[str]:

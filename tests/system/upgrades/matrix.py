@@ -6,20 +6,18 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
+from spark_statestore._version import SUPPORTED_SPARK
 from spark_statestore.query.operators import StatefulOperator
+from tests.support import commands
 from tests.support.class_archive import SHORT_LIVED
 from tests.support.paths import ROOT, SPARK_MINOR
-from tests.system.upgrades.cases import CASES, SCHEMAS, WRITTEN, cases_of, input_of
+from tests.system.upgrades.cases import CASES, CONTINUED, SCHEMAS, WRITTEN, cases_of, write_input
 
 FORMATS = (1, 2)
 
@@ -40,39 +38,25 @@ Result = dict[str, Any]
 
 
 class Matrix:
-    """All queries in a directory.
+    """All queries, with inputs and checkpoints in a directory."""
 
-    Parameters
-    ----------
-    directory
-        Directory of inputs and checkpoints.
-    names
-        The queries.
-    """
-
-    def __init__(self, directory: Path, names: Iterable[str] = tuple(CASES)) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._names = list(names)
         self._written: dict[tuple[str, str, int], Result] = {}
         self._whole: dict[tuple[str, str], Result] = {}
         for name in SCHEMAS:
-            self._feed(name, 0)
+            write_input(directory / "input", name, range(len(WRITTEN)))
 
     def write(self, minor: str) -> None:
         """Run the first half of all queries under a Spark."""
-        jobs = [
-            self._job(name, number, f"written-{minor}")
-            for name in self._names
-            if name in cases_of(minor)
-            for number in FORMATS
-        ]
+        jobs = [self._job(name, number, f"written-{minor}") for name in cases_of(minor) for number in FORMATS]
         for result in run(minor, jobs, self._directory):
             self._written[minor, result["case"], result["format"]] = result
 
     def feed_the_rest(self) -> None:
         """Add the input of the second half."""
         for name in SCHEMAS:
-            self._feed(name, len(WRITTEN))
+            write_input(self._directory / "input", name, range(len(WRITTEN), len(WRITTEN + CONTINUED)))
 
     def go_on(self, reader: str, writers: Sequence[str]) -> dict[Cell, Result]:
         """Continue copies of what other Sparks wrote under a Spark.
@@ -80,7 +64,7 @@ class Matrix:
         All queries also run there without a restart. On the way back to an older Spark, format v2 is enough:
         v1 has the same files but for the ids.
         """
-        whole = [self._job(name, 1, f"whole-{reader}") for name in self._names if name in cases_of(reader)]
+        whole = [self._job(name, 1, f"whole-{reader}") for name in cases_of(reader)]
         cells, jobs = [], []
         for (writer, name, number), written in self._written.items():
             if writer in writers and (writer < reader or number == FORMATS[-1]):
@@ -98,16 +82,6 @@ class Matrix:
     def whole(self, cell: Cell) -> Result | None:
         return self._whole.get((cell.reader, cell.case))
 
-    def _feed(self, name: str, first: int) -> None:
-        directory = self._directory / "input" / name
-        directory.mkdir(parents=True, exist_ok=True)
-        made = input_of(name)
-        for number in range(first, len(made) if first else len(WRITTEN)):
-            path = directory / f"{number}.parquet"
-            pq.write_table(pa.Table.from_pylist(made[number], SCHEMAS[name]), path)
-            # Files are read in the order of their modification times.
-            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
-
     def _job(self, name: str, number: int, below: str) -> dict[str, Any]:
         directory = re.sub(r"\W+", "-", name)
         return {
@@ -123,19 +97,8 @@ def run(minor: str, jobs: Sequence[Mapping[str, Any]], directory: Path) -> list[
     stem = directory / f"{len(list(directory.glob('*.json')))}-{minor}"
     asked, answered = Path(f"{stem}-jobs.json"), Path(f"{stem}-results.json")
     asked.write_text(json.dumps(jobs))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.system.upgrades.program", str(asked), str(answered)],
-        env=environment(minor),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=_SECONDS,
-        check=False,
-    )
-    if done.returncode:
-        raise AssertionError(
-            f"the queries on Spark {minor} ended with {done.returncode}:\n{done.stderr[-4000:]}"
-        )
+    command = [sys.executable, "-m", "tests.system.upgrades.program", asked, answered]
+    commands.run(command, cwd=ROOT, env=environment(minor), timeout=_SECONDS)
     results: list[Result] = json.loads(answered.read_text())
     return results
 
@@ -164,6 +127,4 @@ def copy(source: Path, target: Path) -> None:
 
 def site_of(minor: str) -> Path | None:
     """Return the directory of an older PySpark; None for the one of this environment."""
-    from spark_statestore._version import SUPPORTED_SPARK
-
     return None if minor == SUPPORTED_SPARK[-1] else ROOT / ".spark" / minor

@@ -25,7 +25,7 @@ from benchmarks.stores import UNFORKED_FILES
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import STATE_STORE
 from tests.support.sessions import local_builder
-from tests.system.upgrades.cases import CASES, Case
+from tests.system.upgrades.cases import CASES, Case, start
 
 AT_ONCE = 4
 
@@ -92,15 +92,7 @@ def _run_once(
 
     query = None
     try:
-        stream = spark.readStream.schema(spark.read.parquet(job["input"]).schema)
-        query = (
-            case.build(stream.option("maxFilesPerTrigger", 1).parquet(job["input"]))
-            .writeStream.outputMode(case.mode)
-            .option("checkpointLocation", job["checkpoint"])
-            .foreachBatch(sink)
-            .trigger(availableNow=True)
-            .start()
-        )
+        query = start(spark, case, job["input"], job["checkpoint"], sink)
         return None if query.awaitTermination(SECONDS) else "it does not end"
     except Exception as failure:  # noqa: BLE001 - what Spark raises is the result
         return _reason(failure)

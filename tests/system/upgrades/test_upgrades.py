@@ -26,16 +26,9 @@ OK = "ok"
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result of a query that was continued.
+    """Result of a query that was continued, and why it could not go on, as its checkpoint told before.
 
-    Attributes
-    ----------
-    verdict
-        "ok" if it went on as one that was never stopped.
-    obstacles
-        Why it could not go on, as its checkpoint told before.
-    written, continued
-        Its checkpoint before, and the copy that was continued.
+    The verdict is "ok" if it went on as one that was never stopped.
     """
 
     verdict: str

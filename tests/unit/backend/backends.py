@@ -24,17 +24,21 @@ from spark_statestore._version import __version__
 from spark_statestore.backend.handlers import Requests
 from spark_statestore.backend.protocol import PROTOCOL_VERSION, Frame, FrameSocket, Kind
 from spark_statestore.errors import StateStoreError
+from tests.unit.store.stores import message
+
+HEADER = struct.Struct("<BxHIQI")
+MAGIC = 0x31545353
+
+
+def frame(kind: Kind, payload: bytes = b"", column_family: int = 0) -> bytes:
+    """Return the bytes of a frame."""
+    return HEADER.pack(kind, column_family, MAGIC, len(payload), zlib.crc32(payload)) + payload
 
 
 class Backend:
     """One running ``python -m spark_statestore.backend``."""
 
-    def __init__(
-        self,
-        *,
-        memory: int | None = None,
-        environment: dict[str, str] | None = None,
-    ) -> None:
+    def __init__(self, *, memory: int | None = None, environment: dict[str, str] | None = None) -> None:
         # Short, since a socket's path is.
         self._directory = tempfile.TemporaryDirectory(prefix="sst-", dir="/tmp")
         self.path = Path(self._directory.name) / "socket"
@@ -44,8 +48,7 @@ class Backend:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=os.environ | (environment or {}),
-            # A background shell ignores SIGINT, which child processes inherit.
-            preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), _limit(memory)),  # noqa: PLW1509
+            preexec_fn=lambda: _prepare(memory),  # noqa: PLW1509
         )
         self.ready: dict[str, Any] = json.loads(self.process.stdout.readline())
 
@@ -64,7 +67,7 @@ class Backend:
             yield client
 
     def stop(self) -> int:
-        """Let it go, as a JVM that ends does; gives its exit status."""
+        """End its input, as a JVM that ends does; return its exit status."""
         self.process.stdin.close()
         try:
             return self.process.wait(20)
@@ -77,7 +80,7 @@ class Backend:
             self._directory.cleanup()
 
 
-def _limit(memory: int | None) -> None:
+def _prepare(memory: int | None) -> None:
     # A background shell ignores SIGINT, which child processes inherit.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if memory is not None:
@@ -107,10 +110,14 @@ class Client:
         """Send the versions of a handshake, with these changes."""
         return self.ask({"protocol": PROTOCOL_VERSION, "version": __version__} | changes)
 
-    def ask(self, request: dict[str, Any], *frames: tuple[Kind, bytes, int]) -> Answer:
+    def begin(self, request: dict[str, Any], *frames: tuple[Kind, bytes, int]) -> None:
+        """Send a request without its end."""
         self.frames.send_json(Kind.CONTROL, request)
         for kind, payload, state in frames:
             self.frames.send(kind, payload, state)
+
+    def ask(self, request: dict[str, Any], *frames: tuple[Kind, bytes, int]) -> Answer:
+        self.begin(request, *frames)
         self.frames.send(Kind.END)
         return self.answer()
 
@@ -118,15 +125,12 @@ class Client:
         self, *requests: tuple[dict[str, Any], Sequence[tuple[Kind, bytes, int]]]
     ) -> list[Answer]:
         """Send all requests, with the frames after each, then read answers until the connection closes."""
-        sent = bytearray()
-        for request, frames in requests:
-            for kind, payload, state in (
-                (Kind.CONTROL, json.dumps(request).encode(), 0),
-                *frames,
-                (Kind.END, b"", 0),
-            ):
-                data = bytes(payload)
-                sent += struct.pack("<BxHIQI", kind, state, 0x31545353, len(data), zlib.crc32(data)) + data
+        sent = b"".join(
+            frame(Kind.CONTROL, json.dumps(request).encode())
+            + b"".join(frame(kind, bytes(payload), state) for kind, payload, state in frames)
+            + frame(Kind.END)
+            for request, frames in requests
+        )
         self.socket.sendall(sent)
         answers = []
         with contextlib.suppress(ConnectionResetError):
@@ -167,10 +171,10 @@ def store(root: Path | str, instance: str = "one", **options: str) -> dict[str, 
     }
 
 
-def state(name: str = "default", rows: int = 0) -> dict[str, Any]:
-    """A named state, as a commit describes it."""
+def state(rows: int = 0) -> dict[str, Any]:
+    """Return the column family `default`, as a commit describes it."""
     return {
-        "name": name,
+        "name": "default",
         "rows": rows,
         "keySchema": "{}",
         "valueSchema": "{}",
@@ -182,8 +186,13 @@ def state(name: str = "default", rows: int = 0) -> dict[str, Any]:
     }
 
 
+def data(rows: dict[bytes, bytes]) -> tuple[Kind, bytes, int]:
+    """Return the frame of changes that put rows into the first column family."""
+    return (Kind.DATA, message(rows).to_pybytes(), 0)
+
+
 def commit(root: Path | str, version: int, attempt_id: str, **changes: Any) -> dict[str, Any]:
-    """The request that commits a version."""
+    """Return the request that commits a version."""
     return {
         "op": "commit",
         "store": store(root),
@@ -194,6 +203,39 @@ def commit(root: Path | str, version: int, attempt_id: str, **changes: Any) -> d
         "hasBase": False,
         "columnFamilies": [state()],
     } | changes
+
+
+def cleanup(root: Path | str, version: int, attempt_id: str, retain_from: int) -> dict[str, Any]:
+    """Return the request that discards the versions before another one."""
+    return {
+        "op": "cleanup",
+        "store": store(root),
+        "version": version,
+        "attemptId": attempt_id,
+        "idInPath": False,
+        "retainFrom": retain_from,
+        "mostVersions": 0,
+    }
+
+
+def requests_of(root: Path | str) -> list[dict[str, Any]]:
+    """Return valid requests of each kind for version 1 of a store."""
+    version = {"store": store(root), "version": 1}
+    attempt = version | {"attemptId": "0123456789abcdef", "idInPath": False}
+    in_memory = {"store": store(root, "m", storage="memory"), "metadataPaths": ["chk-1/_metadata"]}
+    options = {"checkpointsDir": f"file:{root}", "storageRetries": "5"}
+    return [
+        version | {"op": "load", "raw": True, "id": None},
+        version | {"op": "load", "from": 1, "fromId": "0123456789abcdef"},
+        version | {"op": "load", "driverRange": [1, 2]} | in_memory,
+        version | {"op": "lineage", "oldest": 1, "columnFamily": "default"},
+        attempt | {"op": "changes", "columnFamily": "default"},
+        commit(root, 2, "0123456789abcdef", parentAttemptId="0123456789abcdef"),
+        commit(root, 2, "0123456789abcdef", idInPath=True, hasParent=True, hasBase=True),
+        version | {"op": "snapshot", "columnFamilies": [state()]},
+        cleanup(root, 1, "0123456789abcdef", retain_from=1),
+        {"op": "check", "directories": True, "options": options},
+    ]
 
 
 def open_files(pid: int) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -14,16 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from spark_statestore.backend.protocol import Kind
 from tests.support.effort import EFFORT
+from tests.support.trees import files_below
 from tests.unit.backend.backends import Answer, Backend, Client
 
 MISSING, EXISTS = "CheckpointNotFoundError", "CheckpointExistsError"
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    running = Backend()
-    yield running
-    assert running.stop() == 0
 
 
 @pytest.fixture
@@ -32,13 +25,15 @@ def client(backend: Backend) -> Iterator[Client]:
         yield connected
 
 
+NEEDED: dict[str, dict[str, Any]] = {
+    "readFile": {"start": 0, "size": 1 << 20},
+    "createFile": {"overwrite": False, "repeated": False},
+    "fileStatus": {"isFile": False},
+}
+
+
 def ask(client: Client, op: str, path: Any, *parts: bytes, **fields: Any) -> Answer:
-    needed: dict[str, Any] = {
-        "readFile": {"start": 0, "size": 1 << 20},
-        "createFile": {"overwrite": False, "repeated": False},
-        "fileStatus": {"isFile": False},
-    }.get(op, {})
-    request = {"op": op, "path": str(path), "options": {}} | needed | fields
+    request = {"op": op, "path": str(path), "options": {}} | NEEDED.get(op, {}) | fields
     return client.ask(request, *((Kind.OBJECT, part, 0) for part in parts))
 
 
@@ -58,29 +53,19 @@ def error_of(answer: Answer) -> str:
 
 
 def test_file_has_all_parts_and_makes_its_directory(client: Client, tmp_path: Path) -> None:
-    assert ask(client, "createFile", tmp_path / "offsets" / "0", b"one", b"two").error is None
-    assert (tmp_path / "offsets" / "0").read_bytes() == b"onetwo"
-    assert ask(client, "readFile", tmp_path / "offsets" / "0", start=2, size=3).of(Kind.OBJECT) == [b"etw"]
-    assert ask(client, "readFile", tmp_path / "offsets" / "0", start=6, size=3).of(Kind.OBJECT) == [b""]
+    path = tmp_path / "offsets" / "0"
+    assert ask(client, "createFile", path, b"one", b"two").error is None
+    assert path.read_bytes() == b"onetwo"
+    assert ask(client, "readFile", path, start=2, size=3).of(Kind.OBJECT) == [b"etw"]
+    assert ask(client, "readFile", path, start=6, size=3).of(Kind.OBJECT) == [b""]
 
 
-def test_existing_file_is_not_changed(client: Client, tmp_path: Path) -> None:
-    path = tmp_path / "0"
-    ask(client, "createFile", path, b"first")
-    answer = ask(client, "createFile", path, b"second")
+def test_existing_file_is_an_error_with_its_path(client: Client, tmp_path: Path) -> None:
+    ask(client, "createFile", tmp_path / "0", b"first")
+    answer = ask(client, "createFile", tmp_path / "0", b"second")
     assert error_of(answer) == EXISTS
     assert "another query" in answer.error["message"]
-    assert str(path) in answer.error["message"]
-    assert path.read_bytes() == b"first"
-    assert ask(client, "createFile", path, b"second", overwrite=True).error is None
-    assert path.read_bytes() == b"second"
-
-
-def test_repeated_request_accepts_its_own_file_only(client: Client, tmp_path: Path) -> None:
-    ask(client, "createFile", tmp_path / "0", b"first")
-    assert ask(client, "createFile", tmp_path / "0", b"first", repeated=True).error is None
-    assert error_of(ask(client, "createFile", tmp_path / "0", b"other", repeated=True)) == EXISTS
-    assert error_of(ask(client, "createFile", tmp_path / "0", b"first")) == EXISTS
+    assert str(tmp_path / "0") in answer.error["message"]
 
 
 def test_missing_file_and_directory_are_reported(client: Client, tmp_path: Path) -> None:
@@ -112,22 +97,17 @@ def test_hadoops_checksum_of_a_changed_file_is_removed(client: Client, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["created", "replaced"]
 
 
-def test_unwritable_directory_is_an_error_with_its_path(client: Client, tmp_path: Path) -> None:
+def test_unusable_path_is_an_error_with_its_name(client: Client, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     answer = ask(client, "createFile", tmp_path / "file" / "0", b"x")
     assert error_of(answer) == "CheckpointIOError"
     assert str(tmp_path / "file") in answer.error["message"]
+    assert error_of(ask(client, "createFile", "gopher://host/x", b"x")) == "StorageURLError"
 
 
 def test_path_with_blanks_and_percent_signs(client: Client, tmp_path: Path) -> None:
-    path = f"file:{tmp_path}/a b%20c/0"
-    assert ask(client, "createFile", path, b"x").error is None
-    assert (tmp_path / "a b%20c" / "0").read_bytes() == b"x"
-
-
-def test_unknown_scheme_is_refused(client: Client) -> None:
-    answer = ask(client, "createFile", "gopher://host/x", b"x")
-    assert error_of(answer) == "StorageURLError"
+    assert ask(client, "createFile", f"file:{tmp_path}/a b%20c/0", b"x").error is None
+    assert files_below(tmp_path) == {"a b%20c/0": b"x"}
 
 
 @pytest.mark.parametrize("names", ["0", ["0", 1], ["../0"]])
@@ -139,13 +119,7 @@ def test_names_of_another_directory_are_a_protocol_error(client: Client, tmp_pat
 
 @pytest.mark.parametrize("field", ["path", "options", "overwrite", "repeated"])
 def test_missing_field_is_a_protocol_error(client: Client, tmp_path: Path, field: str) -> None:
-    request: dict[str, Any] = {
-        "op": "createFile",
-        "path": f"{tmp_path}/x",
-        "options": {},
-        "overwrite": True,
-        "repeated": False,
-    }
+    request = {"op": "createFile", "path": f"{tmp_path}/x", "options": {}} | NEEDED["createFile"]
     del request[field]
     assert error_of(client.ask(request)) == "ProtocolError"
     assert list(tmp_path.iterdir()) == []
@@ -226,17 +200,7 @@ def test_backend_of_a_killed_driver_leaves_whole_files(tmp_path: Path) -> None:
     with backend.client() as client:
         for batch in range(3):
             ask(client, "createFile", tmp_path / str(batch), bytes(100_000))
-        client.frames.send_json(
-            Kind.CONTROL,
-            {
-                "op": "createFile",
-                "path": str(tmp_path / "3"),
-                "options": {},
-                "overwrite": False,
-                "repeated": False,
-            },
-        )
-        client.frames.send(Kind.OBJECT, bytes(200_000))
+        request = {"op": "createFile", "path": str(tmp_path / "3"), "options": {}}
+        client.begin(request | NEEDED["createFile"], (Kind.OBJECT, bytes(200_000), 0))
     backend.stop()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
-    assert fsspec.filesystem("file").du(str(tmp_path)) == 300_000
+    assert files_below(tmp_path) == {str(batch): bytes(100_000) for batch in range(3)}

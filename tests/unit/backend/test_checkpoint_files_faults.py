@@ -214,16 +214,23 @@ def disk(tmp_path: Path) -> Iterator[LocalDisk]:
         yield disk
 
 
-@pytest.mark.parametrize("repeats", [False, True], ids=["driver-restarts", "request-is-repeated"])
-def test_logs_are_whole_after_a_killed_or_failed_backend(disk: LocalDisk, repeats: bool) -> None:
-    faults = list(faults_at(calls_of(Driver(disk, False)), ("fail", "fail_after", "tear", "kill")))
-    assert len(faults) > 100
+each_restart = pytest.mark.parametrize(
+    "repeats", [False, True], ids=["driver-restarts", "request-is-repeated"]
+)
+
+
+@each_restart
+@pytest.mark.parametrize("storage", ["disk", "objects"])
+def test_logs_are_whole_after_a_kill_or_failure(disk: LocalDisk, repeats: bool, storage: str) -> None:
+    fs = disk if storage == "disk" else FaultInjectingFileSystem()
+    faults = list(faults_at(calls_of(Driver(fs, False)), ("fail", "fail_after", "tear", "kill")))
+    assert len(faults) > 80
     for _, fault in some(faults, STRIDE):
-        run_with(Driver(disk, False), fault, repeats=repeats, power_fails=False)
+        run_with(Driver(fs, False), fault, repeats=repeats, power_fails=False)
 
 
 @pytest.mark.parametrize("power_fails", [False, True], ids=["then-later", "at-once"])
-@pytest.mark.parametrize("repeats", [False, True], ids=["driver-restarts", "request-is-repeated"])
+@each_restart
 def test_synced_logs_survive_a_power_loss(disk: LocalDisk, repeats: bool, power_fails: bool) -> None:
     """The power fails at the fault, or once the driver has gone on: what it had found is there then, too."""
     disk.loss = LOSSES["nothing"]
@@ -232,14 +239,6 @@ def test_synced_logs_survive_a_power_loss(disk: LocalDisk, repeats: bool, power_
         loss = list(LOSSES)[number // STRIDE % len(LOSSES)] if fault.kind == "lose_unsynced" else "nothing"
         disk.loss = LOSSES[loss]
         run_with(Driver(disk, True), fault, repeats=repeats, power_fails=power_fails)
-
-
-@pytest.mark.parametrize("repeats", [False, True], ids=["driver-restarts", "request-is-repeated"])
-def test_logs_are_whole_on_an_object_store(repeats: bool) -> None:
-    fs = FaultInjectingFileSystem()
-    faults = list(faults_at(calls_of(Driver(fs, False)), ("fail", "fail_after", "tear", "kill")))
-    for _, fault in some(faults, STRIDE):
-        run_with(Driver(fs, False), fault, repeats=repeats, power_fails=False)
 
 
 @pytest.mark.parametrize("storage", ["disk", "mount", "shown-when-closed", "objects"])
@@ -282,11 +281,7 @@ class _Unconditional(FaultInjectingFileSystem):
 
 
 def test_storage_without_exclusive_creation_is_refused() -> None:
-    fs = FaultInjectingFileSystem()
-    path = fs.url("checkpoint/metadata")
-    ask("createFile", path, b"{}", overwrite=False, options={})
-    unconditional = _Unconditional()
-    url = unconditional.url("checkpoint/metadata")
+    url = _Unconditional().url("checkpoint/metadata")
     fsspec.register_implementation("faulty", _Unconditional, clobber=True)
     with pytest.raises(
         CheckpointIOError, match=r"metadata replaces a file.*If-None-Match.*spark_files='hadoop'"

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,33 +23,20 @@ from spark_statestore.backend.handshake import peer_user, require_own_user
 from spark_statestore.backend.listener import Listener
 from spark_statestore.backend.protocol import PROTOCOL_VERSION, Kind
 from spark_statestore.errors import AuthenticationError
-from tests.unit.backend.backends import Backend, Client, commit
-from tests.unit.store.stores import attempt_id, message
+from tests.spark.counting import wait_until
+from tests.unit.backend.backends import Backend, Client, commit, data, frame
+from tests.unit.store.stores import attempt_id
 
-HEADER = struct.Struct("<BxHIQI")
-MAGIC = 0x31545353
 NOBODY = 65534
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can run a process of another user")
-
-
-@pytest.fixture(scope="module")
-def backend() -> Iterator[Backend]:
-    running = Backend()
-    yield running
-    assert running.stop() == 0
-
-
-def framed(node: bytes) -> bytes:
-    head = HEADER.pack(Kind.CONTROL, 0, MAGIC, len(node), zlib.crc32(node))
-    return head + node + HEADER.pack(Kind.END, 0, MAGIC, 0, 0)
 
 
 def test_listener_refuses_a_request_without_a_handshake(backend: Backend, tmp_path: Path) -> None:
     with backend.connect() as connection:
         client = Client(connection)
         request = commit(tmp_path, 1, attempt_id())
-        assert client.ask(request, (Kind.DATA, message({b"a": b"1"}), 0)).error["type"] != ""
+        assert client.ask(request, data({b"a": b"1"})).error["type"] != ""
         assert client.is_closed()
     assert list(tmp_path.iterdir()) == []
 
@@ -95,7 +82,8 @@ def test_listener_refuses_a_process_of_another_user() -> None:
         # Also if the permissions of its directory were widened.
         directory.chmod(0o711)
         running.path.chmod(0o666)
-        sent = framed(b'{"protocol":%d,"version":"%s"}' % (PROTOCOL_VERSION, __version__.encode()))
+        versions = {"protocol": PROTOCOL_VERSION, "version": __version__}
+        sent = frame(Kind.CONTROL, json.dumps(versions).encode()) + frame(Kind.END)
         answer = as_nobody(str(running.path), sent)
         assert b"AuthenticationError" in answer
         assert f"user {NOBODY}".encode() in answer
@@ -105,14 +93,10 @@ def test_listener_refuses_a_process_of_another_user() -> None:
         assert running.stop() == 0
 
 
-def test_peer_user_is_the_user_of_the_other_end() -> None:
+def test_only_the_own_user_is_accepted() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert peer_user(ours) == os.geteuid()
-
-
-def test_another_user_is_refused() -> None:
-    require_own_user(os.geteuid())
+        require_own_user(peer_user(ours))
     with pytest.raises(AuthenticationError, match=f"a process of user {os.geteuid() + 1} connected"):
         require_own_user(os.geteuid() + 1)
 
@@ -152,30 +136,26 @@ def connect(address: str) -> socket.socket:
 def test_handshake_times_out_although_bytes_arrive(impatient: str) -> None:
     with connect(impatient) as slow:
         start = time.monotonic()
-        dripped = framed(b'{"version": "' + b"a" * 64 + b'"}')
-        ended = False
-        for byte in dripped:
-            try:
-                slow.send(bytes([byte]))
-            except (BrokenPipeError, ConnectionResetError):
-                ended = True
-                break
+        dripped = frame(Kind.CONTROL, b'{"version": "' + b"a" * 64 + b'"}') + frame(Kind.END)
+
+        def drip(byte: int) -> None:
             time.sleep(0.05)
-        assert ended
+            slow.send(bytes([byte]))
+
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            list(map(drip, dripped))
         assert time.monotonic() - start < 0.05 * len(dripped) / 2
 
 
 def test_silent_connections_block_new_ones_for_one_timeout_at_most(impatient: str) -> None:
-    silent = [connect(impatient) for _ in range(6)]
-    try:
-        with connect(impatient) as connection:
-            assert Client(connection).handshake().error is None
-            # That one may be silent now.
-            time.sleep(0.7)
-            assert Client(connection).ask({"op": "explode"}).error["type"] == "ProtocolError"
-    finally:
-        for connection in silent:
-            connection.close()
+    with ExitStack() as silent:
+        for _ in range(6):
+            silent.enter_context(connect(impatient))
+        connection = silent.enter_context(connect(impatient))
+        assert Client(connection).handshake().error is None
+        # That one may be silent now.
+        time.sleep(0.7)
+        assert Client(connection).ask({"op": "explode"}).error["type"] == "ProtocolError"
 
 
 def test_listener_survives_a_thread_limit(
@@ -213,10 +193,7 @@ def test_output_of_libraries_does_not_block_the_backend(tmp_path: Path) -> None:
     running = Backend(environment={"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"})
     reader = threading.Thread(target=running.process.stderr.read, daemon=True)
     reader.start()
-    deadline = time.monotonic() + 20
-    while not done.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert done.exists()
+    assert wait_until(done.exists, 20)
     with running.client() as client:
         assert client.ask({"op": "explode"}).error["type"] == "ProtocolError"
     running.process.stdin.close()

@@ -1,13 +1,10 @@
-"""The path of one commit and one load through the modules of the backend process.
+"""The path of a commit and of a load through the modules of the backend process.
 
-Followed are the calls of the thread that serves a request, between modules of `spark_statestore.backend` and
-`spark_statestore.store`; the layers below them (storage, files, formats) know of no request.
-
-A module is *entered* by a call from another one of these modules. It is *returned to* by a call that finds
-another of them entered since its last call. Each pair of calling and called function counts once, so that a
-loop over messages is one visit. Returning from a call is no return to the caller's module. Frames
-(`backend.protocol`) count as a module that is entered, but reading and writing them is I/O, as it is with
-files, and no return.
+Counted are calls of the thread that serves a request, between modules of `spark_statestore.backend` and
+`spark_statestore.store`; the layers below them know of no request. A module is *entered* by a call from
+another module of these, and *returned to* by a call that finds another one entered since its last call. Each
+pair of calling and called function counts once, so that a loop over messages is one visit. Frames count as a
+module that is entered, but reading and writing them is I/O, and no return.
 """
 
 from __future__ import annotations
@@ -19,11 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import pytest
-
 from spark_statestore.backend.handlers import Requests
 from spark_statestore.backend.protocol import FrameSocket, Kind
-from spark_statestore.testing.stores import message
 from tests.unit.backend import backends
 
 _PATH = ("spark_statestore.backend.", "spark_statestore.store.")
@@ -37,14 +31,10 @@ Call = tuple[str, str, str, str]
 
 
 class RequestPath(NamedTuple):
-    """Modules that were entered, in order, and calls that returned to one."""
+    """Modules that were entered, in order, and calls that returned to a module."""
 
     modules: list[str]
     returns: list[Call]
-
-    def __str__(self) -> str:
-        lines = [f"{len(self.modules)} modules: {', '.join(self.modules)}", f"{len(self.returns)} returns:"]
-        return "\n".join(lines + ["  {}.{} -> {}.{}".format(*call) for call in self.returns])
 
 
 def path_of(calls: list[Call]) -> RequestPath:
@@ -103,35 +93,21 @@ def serve(
     return answer, path_of(calls)
 
 
-def changes(key: bytes) -> tuple[Kind, bytes, int]:
-    return Kind.DATA, memoryview(message({key: b"value"})).tobytes(), 0
+def check_path(path: RequestPath) -> None:
+    assert len(path.modules) <= MOST_MODULES, path.modules
+    assert len(path.returns) <= MOST_RETURNS, path.returns
 
 
-@pytest.fixture
-def requests(tmp_path: Path) -> Requests:
-    """Handlers that have served the commit of version 1."""
-    served = Requests()
-    serve(served, backends.commit(tmp_path, 1, "a" * 16), changes(b"first"))
-    return served
-
-
-def commit(requests: Requests, root: Path) -> tuple[backends.Answer, RequestPath]:
-    first, _ = serve(requests, backends.commit(root, 1, "a" * 16), changes(b"first"))
-    request = backends.commit(root, 2, "b" * 16, hasParent=True, parentAttemptId="a" * 16)
-    return serve(requests, request, (Kind.HANDLE, first.of(Kind.HANDLE)[0], 0), changes(b"second"))
-
-
-def test_commit_request_stays_within_few_modules(tmp_path: Path, requests: Requests) -> None:
-    answer, path = commit(requests, tmp_path)
-    assert answer.control["chainLength"] == 2
-    assert len(path.modules) <= MOST_MODULES, path
-    assert len(path.returns) <= MOST_RETURNS, path
-
-
-@pytest.mark.parametrize("raw", [True, False], ids=["local files", "decoded"])
-def test_load_request_stays_within_few_modules(tmp_path: Path, requests: Requests, raw: bool) -> None:
-    request = {"op": "load", "store": backends.store(tmp_path), "version": 1, "raw": raw}
-    answer, path = serve(requests, request)
-    assert answer.control["chainLength"] == 1
-    assert len(path.modules) <= MOST_MODULES, path
-    assert len(path.returns) <= MOST_RETURNS, path
+def test_commit_and_load_requests_stay_within_few_modules(tmp_path: Path) -> None:
+    requests = Requests()
+    first, _ = serve(requests, backends.commit(tmp_path, 1, "a" * 16), backends.data({b"first": b"value"}))
+    request = backends.commit(tmp_path, 2, "b" * 16, hasParent=True, parentAttemptId="a" * 16)
+    parent = (Kind.HANDLE, first.of(Kind.HANDLE)[0], 0)
+    second, path = serve(requests, request, parent, backends.data({b"second": b"value"}))
+    assert second.control["chainLength"] == 2
+    check_path(path)
+    for raw in (True, False):
+        request = {"op": "load", "store": backends.store(tmp_path), "version": 2, "raw": raw}
+        loaded, path = serve(requests, request)
+        assert loaded.control["chainLength"] == 2
+        check_path(path)

@@ -16,11 +16,12 @@ from spark_statestore.backend.protocol import FrameSocket, Kind
 from spark_statestore.backend.supervision import Supervisor
 from tests.spark.counting import wait_until
 
+Pair = tuple[socket.socket, socket.socket]
 REQUEST = {"op": "load", "version": 3, "store": {"options": {"storageTimeoutSeconds": "1"}}}
 
 
 @pytest.fixture
-def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+def pair() -> Iterator[Pair]:
     """The two ends of a connection: the client's, and the backend's."""
     client, server = socket.socketpair()
     client.settimeout(20)
@@ -28,14 +29,14 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield client, server
 
 
-def refuse_threads(monkeypatch: pytest.MonkeyPatch, target: Callable[[Any], bool]) -> list[Any]:
-    """Let threads with some targets fail to start, as at the limit of threads, and return those that did."""
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, target: Callable[..., Any]) -> list[Any]:
+    """Let the first thread of a function fail to start, as at the limit of threads; return what failed."""
     refused: list[Any] = []
     start = threading.Thread.start
 
     def start_or_refuse(thread: threading.Thread) -> None:
         function = thread._target  # type: ignore[attr-defined]
-        if target(function) and not refused:
+        if getattr(function, "__func__", function) is target and not refused:
             refused.append(function)
             raise RuntimeError("can't start new thread")
         start(thread)
@@ -55,34 +56,34 @@ def hang(supervisor: Supervisor, connection: FrameSocket, seconds: float = 20) -
         return True
 
 
-def test_watchdog_that_could_not_start_is_started_by_the_next_request(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client, server = pair
-    supervisor = Supervisor()
-    refused = refuse_threads(
-        monkeypatch, lambda function: getattr(function, "__func__", None) is Supervisor._run
-    )
-    with supervisor.supervise(REQUEST, FrameSocket(server)):
-        assert len(refused) == 1
-    assert hang(supervisor, FrameSocket(server))
-    answer = FrameSocket(client).receive()
+def check_timeout(client: FrameSocket) -> None:
+    answer = client.receive()
     assert answer is not None
     assert answer.json()["type"] == "StorageTimeoutError"
 
 
-def test_connection_of_a_hung_request_is_closed_if_the_answer_has_no_thread(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+def test_watchdog_that_could_not_start_is_started_by_the_next_request(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, server = pair
-    refuse_threads(monkeypatch, lambda function: function is supervision._answer)
+    supervisor = Supervisor()
+    refused = refuse_threads(monkeypatch, Supervisor._run)
+    with supervisor.supervise(REQUEST, FrameSocket(server)):
+        assert len(refused) == 1
+    assert hang(supervisor, FrameSocket(server))
+    check_timeout(FrameSocket(client))
+
+
+def test_connection_of_a_hung_request_is_closed_if_the_answer_has_no_thread(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, server = pair
+    refuse_threads(monkeypatch, supervision._answer)
     assert hang(Supervisor(), FrameSocket(server))
     assert FrameSocket(client).receive() is None
 
 
-def test_hung_request_releases_its_permit_and_ends_with_an_error(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_hung_request_releases_its_permit_and_ends_with_an_error(pair: Pair) -> None:
     supervisor = Supervisor(permits=1)
     released = []
 
@@ -117,9 +118,7 @@ class Requests:
 
 
 @pytest.fixture
-def served(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-) -> tuple[FrameSocket, Requests]:
+def served(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> tuple[FrameSocket, Requests]:
     """The client of a listener's connection, and what serves its requests."""
     client, server = pair
     requests = Requests()
@@ -132,33 +131,23 @@ def served(
     return FrameSocket(client), requests
 
 
-def ask(client: FrameSocket, request: dict[str, Any], *, end: bool = True) -> None:
-    client.send_json(Kind.CONTROL, request)
-    if end:
-        client.send(Kind.END)
-    else:
-        client._flush()
-
-
-def test_listener_leaves_a_connection_to_the_answer_of_a_hung_request(
-    served: tuple[FrameSocket, Requests],
-) -> None:
+def test_listener_leaves_a_hung_request_to_its_answer(served: tuple[FrameSocket, Requests]) -> None:
     client, requests = served
-    ask(client, REQUEST, end=False)
+    client.send_json(Kind.CONTROL, REQUEST)
+    client._flush()
     # The hung call has returned, while the answer waits for the end of the request.
     assert requests.returned.wait(20)
     time.sleep(0.2)
     client.send(Kind.END)
-    answer = client.receive()
-    assert answer is not None
-    assert answer.json()["type"] == "StorageTimeoutError"
+    check_timeout(client)
     assert client.receive() is None
 
 
 def test_listener_sends_no_error_behind_a_complete_answer(served: tuple[FrameSocket, Requests]) -> None:
     client, _ = served
     for version in (1, 2):
-        ask(client, {"op": "answer", "version": version})
+        client.send_json(Kind.CONTROL, {"op": "answer", "version": version})
+        client.send(Kind.END)
         answer = client.receive()
         assert answer is not None
         assert answer.json() == {"of": version}

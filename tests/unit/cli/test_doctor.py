@@ -13,7 +13,17 @@ from spark_statestore._version import SUPPORTED_SPARK
 from tests.unit.cli.commands import node, output_of
 from tests.unit.query.stored_query import StoredQuery
 
+pytestmark = pytest.mark.usefixtures("built")
+
 CHECKS = ["Java", "Spark", "jar", "interpreter", "backend", "storage"]
+
+
+def program(path: Path, script: str) -> Path:
+    """Write a program of the shell."""
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
 
 
 def failed(*arguments: object) -> dict[str, str]:
@@ -23,7 +33,6 @@ def failed(*arguments: object) -> dict[str, str]:
     return {check["name"]: check["detail"] for check in found["checks"] if not check["ok"]}
 
 
-@pytest.mark.usefixtures("built")
 def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
     found = node("doctor", tmp_path / "state")
     assert found["ok"]
@@ -33,12 +42,10 @@ def test_doctor_passes_on_this_machine(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.usefixtures("built")
 def test_doctor_names_missing_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'ModuleNotFoundError: No module named pyarrow' >&2\nexit 1\n")
-    python.chmod(0o755)
+    script = "echo 'ModuleNotFoundError: No module named pyarrow' >&2\nexit 1"
+    python = program(tmp_path / "python", script)
     file = tmp_path / "file"
     file.touch()
     found = failed(file, "--python", python)
@@ -48,17 +55,12 @@ def test_doctor_names_missing_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "FAILED" in output_of("doctor", file, "--python", python, code=1)
 
 
-@pytest.mark.usefixtures("built")
 def test_doctor_refuses_an_old_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n")
-    java.chmod(0o755)
+    program(tmp_path / "bin" / "java", "echo 'openjdk version \"11.0.2\"' >&2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert "Java 11.0.2" in failed(tmp_path / "state")["Java"]
 
 
-@pytest.mark.usefixtures("built")
 def test_jar_prints_the_path() -> None:
     assert output_of("jar").strip() == jar_path()
     assert node("jar", "--spark", "4.3.7")["jar"] == jar_path("4.3.7")
@@ -66,11 +68,8 @@ def test_jar_prints_the_path() -> None:
     assert "1.2.3" in output_of("jar", "--spark", "1.2.3", code=1)
 
 
-@pytest.mark.usefixtures("built")
 def test_doctor_continues_after_an_unexpected_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'Welcome to this machine'\n")
-    python.chmod(0o755)
+    python = program(tmp_path / "python", "echo 'Welcome to this machine'")
     jar = tmp_path / "broken.jar"
     jar.write_bytes(b"not a jar")
     monkeypatch.setattr("spark_statestore.jar_path", lambda *_: str(jar))
@@ -91,7 +90,6 @@ def checkpoint_check(query: StoredQuery, *arguments: object, code: int = 0) -> t
     return found["checks"][-1]["detail"], found["spark"]
 
 
-@pytest.mark.usefixtures("built")
 def test_doctor_lists_the_sparks_that_continue_a_query(query: StoredQuery) -> None:
     before = query.files()
     detail, sparks = checkpoint_check(query)
@@ -100,7 +98,6 @@ def test_doctor_lists_the_sparks_that_continue_a_query(query: StoredQuery) -> No
     assert query.files() == before
 
 
-@pytest.mark.usefixtures("built")
 def test_doctor_refuses_a_spark_that_cannot_continue_a_query(query: StoredQuery) -> None:
     query.put("offsets/2", (query.directory / "offsets/2").read_text().replace("v1\n", "v2\n", 1))
     detail, sparks = checkpoint_check(query, "--spark", "4.1.4", code=1)
@@ -113,7 +110,6 @@ def test_doctor_refuses_a_spark_that_cannot_continue_a_query(query: StoredQuery)
     assert "does not support Spark 3.5" in checkpoint_check(query, "--spark", "3.5.9", code=1)[0]
 
 
-@pytest.mark.usefixtures("built")
 def test_doctor_names_a_damaged_checkpoint(query: StoredQuery) -> None:
     (query.directory / "offsets" / "2").write_text("v1\n[]")
     found = node("doctor", query.url, code=1)

@@ -53,12 +53,8 @@ def test_show_prints_a_store(query: StoredQuery) -> None:
     attempt_id = query.counted[-1][0]
     assert (found["version"], found["attempt_id"]) == (3, attempt_id.id)
     assert found["parent_attempt_id"] == query.counted[-2][0].id
-    assert [(entry["version"], entry["full"]) for entry in found["chain"]] == [
-        (1, True),
-        (2, False),
-        (3, False),
-    ]
-    assert [entry["inline"] for entry in found["chain"]] == [False, True, True]
+    chain = [(entry["version"], entry["full"], entry["inline"]) for entry in found["chain"]]
+    assert chain == [(1, True, False), (2, False, True), (3, False, True)]
     assert found["column_families"][0]["rows"] == len(query.of(0, query.state()))
     text = output_of("show", query.url, "--operator", 0, "--partition", 0)
     assert "word string" in text
@@ -86,9 +82,8 @@ def test_ls_lists_the_stores_beside_a_damaged_one(query: StoredQuery) -> None:
 
 
 def test_show_partition_uses_the_only_operator(query: StoredQuery) -> None:
-    assert node("show", query.url, "--partition", 1) == node(
-        "show", query.url, "--operator", 0, "--partition", 1
-    )
+    named = node("show", query.url, "--operator", 0, "--partition", 1)
+    assert node("show", query.url, "--partition", 1) == named
     assert node("show", query.url, "--store", "default")["partition"] == 0
     output_of("show", query.url, "--partition", 2, code=1)
 
@@ -116,9 +111,6 @@ def test_unknown_names_are_errors(query: StoredQuery) -> None:
     assert error["type"] == "CheckpointNotFoundError"
     assert "no stateful operator 4" in error["message"]
     assert "not a checkpoint location" in output_of("ls", f"{query.url}/state", code=1)
-
-
-def test_invalid_url_is_wrong_usage() -> None:
     assert node("ls", "http://example.com/checkpoint", code=2)["error"]["type"] == "StorageURLError"
 
 

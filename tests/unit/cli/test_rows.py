@@ -6,6 +6,7 @@ import datetime
 import shlex
 from decimal import Decimal
 
+import click
 import pyarrow as pa
 import pytest
 
@@ -24,15 +25,11 @@ def test_get_finds_a_key(query: StoredQuery) -> None:
     assert "ann" in output_of("get", query.url, '{"word": "ann"}')
 
 
-def test_get_reads_an_earlier_batch(query: StoredQuery) -> None:
-    (row,) = node("get", query.url, '"ann"', "--batch", 1)["rows"]
+def test_get_reads_an_earlier_batch_or_a_partition(query: StoredQuery) -> None:
+    (row,) = node("get", query.url, '"ann"', "--batch", 1, "--partition", 0)["rows"]
     assert row["value"] == {"count": 1}
     assert node("get", query.url, '"ann"', "--batch", 0, code=1)["rows"] == []
-
-
-def test_get_reads_one_partition(query: StoredQuery) -> None:
     assert node("get", query.url, '"ann"', "--partition", 1, code=1)["rows"] == []
-    assert len(node("get", query.url, '"ann"', "--partition", 0)["rows"]) == 1
 
 
 def test_get_refuses_a_key_of_other_columns(query: StoredQuery) -> None:
@@ -45,9 +42,7 @@ def test_get_refuses_a_key_of_other_columns(query: StoredQuery) -> None:
     [
         ("ann", """'"ann"'"""),
         ("it's", """'"it'"'"'s"'"""),
-        ("2026-01-01", """'"2026-01-01"'"""),
         ("{user: ann}", """'{"user": "ann"}'"""),
-        ('{"user": "ann"', """'{"user": "ann"}'"""),
         ("", """'""'"""),
     ],
 )
@@ -81,11 +76,8 @@ def test_diff_prints_changes(query: StoredQuery) -> None:
     ("text", "columns", "key"),
     [
         ('"ann"', {"word": pa.string()}, {"word": "ann"}),
-        ('"007"', {"word": pa.string()}, {"word": "007"}),
         ("7", {"word": pa.string()}, {"word": "7"}),
-        ("7", {"id": pa.int64()}, {"id": "7"}),
         ("null", {"id": pa.int64()}, {"id": None}),
-        ('"7"', {"word": pa.string()}, {"word": "7"}),
         ('{"a": 1}', {"a": pa.int64(), "b": pa.int64()}, {"a": 1}),
     ],
 )
@@ -121,8 +113,6 @@ def test_matches_compares_values_with_their_text(value: object, type_: pa.DataTy
 
 
 def test_matches_refuses_a_value_of_another_type(query: StoredQuery) -> None:
-    import click
-
     for wanted, type_ in [
         ("x", pa.int64()),
         ({"a": 1}, pa.int64()),

@@ -122,25 +122,19 @@ def read_terminal(terminal: int) -> bytes:
         return b""
 
 
-def test_watch_prints_a_table(query: StoredQuery) -> None:
-    header, row = output_of("watch", query.url, "--count", 1).splitlines()
-    assert header.split("  ")[:2] == ["batch", "committed"]
-    assert row.split()[0] == "2"
-
-
-def test_watch_counts_damaged_partitions(query: StoredQuery) -> None:
+def test_watch_prints_a_table_with_damaged_partitions(query: StoredQuery) -> None:
     (metadata,) = query.directory.glob("state/0/1/chk-3_*/_metadata")
     metadata.write_bytes(b"damaged")
     header, row = output_of("watch", query.url, "--count", 1).splitlines()
+    assert header.split()[:2] == ["batch", "committed"]
     assert header.split()[-1] == "damaged"
-    assert row.split()[-1] == "1"
+    assert (row.split()[0], row.split()[-1]) == ("2", "1")
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["spark-statestore", "wa"], ["watch"]),
         (["spark-statestore", "savepoint", "l"], ["list"]),
         (["spark-statestore", "ls", "--output", ""], ["text", "json"]),
     ],

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_statestore.files import local, urls
 from spark_statestore.testing.faults_plan import Call, Fault, FaultPlan
-
-__all__ = ["LOSSES", "LocalDisk", "Loss", "installed", "local_disk"]
 
 
 @dataclass
@@ -62,12 +62,8 @@ def _apply(entries: dict[str, Any], changes: Any) -> None:
 class Loss:
     """Selection of the unsynced changes that survive a power loss.
 
-    Attributes
-    ----------
-    keeps
-        Whether a change of a directory survives, by its number from the oldest one, and from the newest one.
-    content
-        The surviving bytes of a file that was never synced, given all of them.
+    `keeps` tells whether a change of a directory survives, by its number from the oldest one and from the
+    newest one; `content` returns the surviving bytes of a file that was never synced, given all of them.
     """
 
     keeps: Callable[[int, int], bool]
@@ -85,21 +81,12 @@ LOSSES: dict[str, Loss] = {
 
 
 class LocalDisk:
-    """The files below a directory.
+    """The files below a directory, with the methods of `FaultInjectingFileSystem` that a bench calls.
 
-    It has the methods of `FaultInjectingFileSystem` that a bench calls. Every mutation and every sync is a
-    call, and so are reads and listings: ``open``, ``tmpfile``, ``write``, ``fsync``, ``link``, ``rename``,
-    ``unlink``, ``mkdir``, ``rmdir``, ``read`` and ``list``.
-
-    Attributes
-    ----------
-    loss
-        Effect of the next crash; None for a crash of the process alone.
-
-    Parameters
-    ----------
-    lacks
-        Calls that this file system does not have: ``tmpfile``, ``link``.
+    Every mutation and every sync is a call, and so are reads and listings: ``open``, ``tmpfile``, ``write``,
+    ``fsync``, ``link``, ``rename``, ``unlink``, ``mkdir``, ``rmdir``, ``read`` and ``list``. `loss` is the
+    effect of the next crash; None for a crash of the process alone. Calls that the file system `lacks`, of
+    ``tmpfile`` and ``link``, are refused.
     """
 
     def __init__(self, root: Path, *, lacks: frozenset[str] = frozenset()) -> None:
@@ -109,7 +96,7 @@ class LocalDisk:
         self.loss: Loss | None = None
         self.tree = Directory()
         self._written: list[Any] = []
-        self._open: dict[int, tuple[str, File | Directory, int]] = {}
+        self.descriptors: dict[int, tuple[str, File | Directory, int]] = {}
 
     # As a bench has it
 
@@ -139,9 +126,8 @@ class LocalDisk:
     def rm(self, path: str, *, recursive: bool) -> None:
         assert recursive
         shutil.rmtree(path)
-        parent, name = self.resolve(path)
-        parent.change((name, None))
-        parent.sync()
+        self._set(path, None)
+        self.resolve(path)[0].sync()
 
     def restart(self) -> None:
         with self.plan.lock:
@@ -190,24 +176,21 @@ class LocalDisk:
         return isinstance(path, str) and path.startswith(self.root)
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
-        new = bool(flags & (os.O_CREAT | (os.O_TMPFILE & ~os.O_DIRECTORY)))
-        if not new:
+        if not flags & (os.O_CREAT | (os.O_TMPFILE & ~os.O_DIRECTORY)):
             fd = os.open(path, flags, mode)
-            self._open[fd] = (path, self.node(path), self.plan.epoch)
+            self.descriptors[fd] = (path, self.node(path), self.plan.epoch)
             return fd
         operation = "open" if flags & os.O_CREAT else "tmpfile"
         self._require(operation, path)
-
         made: list[int] = []
 
         def effect() -> int:
             fd = os.open(path, flags, mode)
             made.append(fd)
             file = File()
-            self._open[fd] = (path, file, self.plan.epoch)
+            self.descriptors[fd] = (path, file, self.plan.epoch)
             if operation == "open":
-                parent, name = self.resolve(path)
-                parent.change((name, file))
+                self._set(path, file)
             return fd
 
         try:
@@ -233,7 +216,7 @@ class LocalDisk:
         return self._write(fd, b"".join(parts))
 
     def _write(self, fd: int, data: bytes) -> int:
-        path, file, epoch = self._open[fd]
+        path, file, epoch = self.descriptors[fd]
         assert isinstance(file, File)
 
         def write(part: bytes) -> int:
@@ -245,7 +228,7 @@ class LocalDisk:
         return self._call("write", path, lambda: write(data), lambda: write(torn), epoch=epoch)
 
     def fsync(self, fd: int) -> None:
-        path, node, epoch = self._open[fd]
+        path, node, epoch = self.descriptors[fd]
 
         def effect() -> None:
             if isinstance(node, Directory):
@@ -256,20 +239,19 @@ class LocalDisk:
         self._call("fsync", path, effect, epoch=epoch)
 
     def close(self, fd: int) -> None:
-        self._open.pop(fd, None)
+        self.descriptors.pop(fd, None)
         os.close(fd)
 
     def link(self, source: str, path: str, **options: Any) -> None:
         self._require("link", path)
         if source.startswith("/proc/self/fd/"):
-            _, node, epoch = self._open[int(source.rpartition("/")[2])]
+            _, node, epoch = self.descriptors[int(source.rpartition("/")[2])]
         else:
             node, epoch = self.node(source), self.plan.epoch
 
         def effect() -> None:
             os.link(source, path, **options)
-            parent, name = self.resolve(path)
-            parent.change((name, node))
+            self._set(path, node)
 
         self._call("link", path, effect, epoch=epoch)
 
@@ -297,8 +279,7 @@ class LocalDisk:
     def mkdir(self, path: str, mode: int = 0o777) -> None:
         def effect() -> None:
             os.mkdir(path, mode)
-            parent, name = self.resolve(path)
-            parent.change((name, Directory()))
+            self._set(path, Directory())
 
         self._call("mkdir", path, effect)
 
@@ -308,8 +289,12 @@ class LocalDisk:
 
     def _gone(self, remove: Callable[[str], None], path: str) -> None:
         remove(path)
+        self._set(path, None)
+
+    def _set(self, path: str, node: File | Directory | None) -> None:
+        """Let a name refer to a file or directory, or to none."""
         parent, name = self.resolve(path)
-        parent.change((name, None))
+        parent.change((name, node))
 
     def _call(
         self,
@@ -324,13 +309,6 @@ class LocalDisk:
     def _require(self, operation: str, path: str) -> None:
         if operation in self._lacks:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP), path)
-
-    def owns(self, fd: int) -> bool:
-        return fd in self._open
-
-    def forget(self, fd: int) -> None:
-        """The number of a file that was closed is another one's."""
-        self._open.pop(fd, None)
 
     def node(self, path: str) -> File | Directory:
         node: File | Directory = self.tree
@@ -361,13 +339,13 @@ class _Calls:
             return real
 
         def call(first: Any, *arguments: Any, **options: Any) -> Any:
-            mine = self._disk.owns(first) if isinstance(first, int) else self._disk.has(first)
-            if name == "link":
-                mine = self._disk.has(arguments[0])
-            made = (ours if mine else real)(first, *arguments, **options)
-            if name == "open" and not mine:
-                self._disk.forget(made)
-            return made
+            where = arguments[0] if name == "link" else first
+            is_ours = where in self._disk.descriptors if isinstance(where, int) else self._disk.has(where)
+            result = (ours if is_ours else real)(first, *arguments, **options)
+            if name == "open" and not is_ours:
+                # The number of a file that was closed is another one's.
+                self._disk.descriptors.pop(result, None)
+            return result
 
         return call
 
@@ -393,20 +371,8 @@ def installed(disk: LocalDisk) -> Iterator[LocalDisk]:
     def open_file(path: str, mode: str = "r", **options: Any) -> Any:
         return (disk.open_file if disk.has(path) else open)(path, mode, **options)
 
-    calls = _Calls(disk)
-    ours = [
-        (local, "os", calls),
-        (local, "shutil", Trees),
-        (local, "open", open_file),
-    ]
-    before = [(module, name, vars(module).get(name)) for module, name, _ in ours]
-    try:
-        for module, name, value in ours:
-            setattr(module, name, value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local, "os", _Calls(disk))
+        patch.setattr(local, "shutil", Trees)
+        patch.setattr(local, "open", open_file, raising=False)
         yield disk
-    finally:
-        for module, name, value in before:
-            if value is None:
-                delattr(module, name)
-            else:
-                setattr(module, name, value)

@@ -103,14 +103,12 @@ def check_no_credentials(message: str, bucket: str) -> None:
     assert ".." not in message
 
 
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_access_error_without_credentials_names_bucket_and_remedies(
-    without_credentials: str, call: Callable[[FileSystem, str], Any]
-) -> None:
+@pytest.mark.parametrize("name", ["read", "open_output"])
+def test_error_without_credentials_names_bucket_and_remedies(without_credentials: str, name: str) -> None:
     files, path = open_file_system(f"s3://{without_credentials}/orders")
     start = time.monotonic()
     with pytest.raises(StorageAccessError) as raised:
-        call(files, path)
+        CALLS[name](files, path)
     check_no_credentials(str(raised.value), without_credentials)
     # The machine's metadata service was queried, too, and does not answer here.
     assert time.monotonic() - start < 30
@@ -141,22 +139,20 @@ def test_access_error_names_a_missing_bucket(name: str, monkeypatch: pytest.Monk
 def test_every_entry_point_raises_the_same_access_error(without_credentials: str, tmp_path: Path) -> None:
     url = f"s3://{without_credentials}/orders"
     store = StoreDirectory(StoreId(0, 0), f"{url}/0/0", StorageOptions())
-    local = tmp_path / "local"
-    ways: dict[str, Callable[[], Any]] = {
-        "read_state": lambda: spark_statestore.read_state(url),
-        "verify": lambda: spark_statestore.verify(url),
-        "gc": lambda: spark_statestore.gc(url),
-        "savepoint": lambda: spark_statestore.savepoint(url, str(tmp_path)),
-        "load_savepoint": lambda: spark_statestore.load_savepoint(url),
-        "list_savepoints": lambda: spark_statestore.list_savepoints(url),
-        "restore": lambda: spark_statestore.restore(url, str(local)),
-        "load": lambda: store.load(CheckpointName(1)),
-        "commit": lambda: commit(store, CheckpointName(1), {b"k": b"v"}),
-    }
-    for way, run in ways.items():
+    for run in (
+        lambda: spark_statestore.read_state(url),
+        lambda: spark_statestore.verify(url),
+        lambda: spark_statestore.gc(url),
+        lambda: spark_statestore.savepoint(url, str(tmp_path)),
+        lambda: spark_statestore.load_savepoint(url),
+        lambda: spark_statestore.list_savepoints(url),
+        lambda: spark_statestore.restore(url, str(tmp_path / "local")),
+        lambda: store.load(CheckpointName(1)),
+        lambda: commit(store, CheckpointName(1), {b"k": b"v"}),
+    ):
         with pytest.raises(StorageAccessError) as raised:
             run()
-        check_no_credentials(str(raised.value), without_credentials), way
+        check_no_credentials(str(raised.value), without_credentials)
     for command in (["ls", url], ["verify", url], ["savepoint", "list", url], ["get", url, '"ann"']):
         text = output_of(*command, code=1)
         assert text.startswith("error: no credentials were found")
@@ -196,32 +192,18 @@ def raised_by(module: str, name: str, message: str, **attributes: object) -> Exc
 @pytest.mark.parametrize(
     ("error", "url", "expected"),
     [
-        (
-            raised_by("google.auth.exceptions", "DefaultCredentialsError", "None found."),
-            "gcs://b/x",
-            "GOOGLE_APPLICATION_CREDENTIALS",
-        ),
-        (
-            raised_by("gcsfs.retry", "HttpError", "Forbidden", code=403),
-            "gcs://b/x",
-            "access to gcs://b/x is denied",
-        ),
-        (
-            raised_by("azure.core.exceptions", "ClientAuthenticationError", "no", status_code=401),
-            "abfs://c/x",
-            "AZURE_STORAGE_ACCOUNT_KEY",
-        ),
-        (
-            raised_by("azure.core.exceptions", "ResourceNotFoundError", "no", error_code="ContainerNotFound"),
-            "az://c/x",
-            "the container 'c' of az://c/x does not exist",
-        ),
+        (raised_by("google.auth.exceptions", "DefaultCredentialsError", "None found."),
+         "gcs://b/x", "GOOGLE_APPLICATION_CREDENTIALS"),
+        (raised_by("gcsfs.retry", "HttpError", "Forbidden", code=403),
+         "gcs://b/x", "access to gcs://b/x is denied"),
+        (raised_by("azure.core.exceptions", "ClientAuthenticationError", "no", status_code=401),
+         "abfs://c/x", "AZURE_STORAGE_ACCOUNT_KEY"),
+        (raised_by("azure.core.exceptions", "ResourceNotFoundError", "no", error_code="ContainerNotFound"),
+         "az://c/x", "the container 'c' of az://c/x does not exist"),
         (PermissionError("No."), "sftp://host/x", "access to sftp://host/x is denied (PermissionError: No)."),
     ],
-)
-def test_access_error_recognizes_the_errors_of_other_drivers(
-    error: Exception, url: str, expected: str
-) -> None:
+)  # fmt: skip
+def test_access_error_recognizes_errors_of_other_drivers(error: Exception, url: str, expected: str) -> None:
     outer = OSError("call failed")
     outer.__cause__ = error
     for one in (error, outer):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -15,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem as FsspecLocal
 from fsspec.implementations.memory import MemoryFileSystem as FsspecMemory
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
-from spark_statestore.files import FileSystem, FsspecFileSystem, fsspec_driver, open_file_system, urls
+from spark_statestore.files import FsspecFileSystem, fsspec_driver
 from tests.support.drivers.plain_driver import PlainDriver, RenamingDriver
 
 
@@ -78,10 +80,6 @@ class CheckingDriver(Memory):
     pipe_file = AbstractFileSystem.pipe_file
 
 
-class ResourceExistsError(Exception):
-    """The error of Azure's client for an existing blob."""
-
-
 class RefusedRequestError(Exception):
     """The answer to a conditional request as botocore has it."""
 
@@ -98,24 +96,6 @@ class MinioDriver(Memory):
             raise OSError(errno.EINVAL, "a pre-condition did not hold") from RefusedRequestError()
 
 
-class Synced:
-    """A file that knows how to be synced, and has no descriptor."""
-
-    def __init__(self, file: Any, synced: list[str]) -> None:
-        self.file = file
-        self.sync = lambda: synced.append(file.path)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
-class Bare:
-    """A file that can be written, and no more."""
-
-    def __init__(self, file: Any) -> None:
-        self.write, self.flush, self.close, self.closed = file.write, file.flush, file.close, False
-
-
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files whose descriptors were synced."""
@@ -130,52 +110,49 @@ def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def write_in_every_way(files: FsspecFileSystem, directory: Path) -> None:
-    files.create(str(directory / "created"), b"1")
-    files.replace(str(directory / "replaced"), b"1")
-    out = files.open_output(str(directory / "written"))
-    out.write(b"1")
-    out.close()
-
-
 def test_files_are_synced_once_with_fsync(tmp_path: Path, synced: list[str]) -> None:
-    write_in_every_way(FsspecFileSystem(FsspecLocal(), "local"), tmp_path)
-    assert synced == []
-    files = FsspecFileSystem(FsspecLocal(), "local", fsync=True)
-    (tmp_path / "created").unlink()
-    write_in_every_way(files, tmp_path)
+    for fsync in (False, True):
+        files = FsspecFileSystem(FsspecLocal(), "local", fsync=fsync)
+        files.create(f"{tmp_path}/created-{fsync}", b"1")
+        files.replace(f"{tmp_path}/replaced", b"1")
+        out = files.open_output(f"{tmp_path}/written-{fsync}")
+        out.write(b"1")
+        out.close()
+        out.close()
+        assert len(synced) == 3 * fsync
     created, staged, written = synced
-    assert (created, written) == ("created", "written")
+    assert (created, written) == ("created-True", "written-True")
     assert staged.startswith(".inprogress.")
-    out = files.open_output(str(tmp_path / "twice"))
-    out.close()
-    out.close()
-    assert synced[3:] == ["twice"]
+
+
+class Files(Memory):
+    """A driver whose written files have few methods: these, and those of `more`."""
+
+    def __init__(self, **more: Callable[[], None]) -> None:
+        super().__init__()
+        self.more = more
+
+    def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
+        file = super()._open(path, mode, **options)
+        if mode == "rb":
+            return file
+        return SimpleNamespace(
+            write=file.write, flush=file.flush, close=file.close, closed=False, **self.more
+        )
 
 
 def test_fsync_uses_the_sync_method_of_the_driver() -> None:
-    synced: list[str] = []
-
-    class Driver(Memory):
-        def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-            file = super()._open(path, mode, **options)
-            return Synced(file, synced) if mode != "rb" else file
-
-    FsspecFileSystem(Driver(), "memory", fsync=True).create("/drivers/synced", b"1")
-    assert synced == ["/drivers/synced"]
+    synced: list[int] = []
+    driver = Files(sync=lambda: synced.append(1))
+    FsspecFileSystem(driver, "memory", fsync=True).create("/drivers/synced", b"1")
+    assert synced == [1]
 
 
 def test_files_without_optional_methods_are_finished_or_abandoned() -> None:
-    class Driver(Memory):
-        def _open(self, path: str, mode: str = "rb", **options: Any) -> Any:
-            file = super()._open(path, mode, **options)
-            return Bare(file) if mode != "rb" else file
-
-    files = FsspecFileSystem(Driver(), "memory", fsync=True)
+    files = FsspecFileSystem(Files(), "memory", fsync=True)
     files.create("/drivers/bare", b"1")
     assert files.read("/drivers/bare") == b"1"
-    out = files.open_output("/drivers/abandoned")
-    out.abandon()
+    files.open_output("/drivers/abandoned").abandon()
     assert not files.exists("/drivers/abandoned")
 
 
@@ -204,6 +181,22 @@ def test_delete_directory_removes_objects_only() -> None:
     assert [status.path for status in files.list_files("/b")] == ["/b/run1/chk-1/below/object"]
 
 
+def test_delete_directory_does_not_expand_patterns() -> None:
+    fs = fsspec.filesystem("memory", skip_instance_cache=True)
+    files = FsspecFileSystem(fs, "memory")
+    kept = {f"/patterns/{name}/below/_metadata" for name in ("run[1]", "run1", "ru*", "run?")}
+    for path in kept:
+        files.make_directory(path.removesuffix("/_metadata"))
+        files.replace(path, b"old")
+        files.replace(path, b"new")
+    for name in ("run[1]", "ru*", "run?"):
+        files.delete_directory(f"/patterns/{name}", recursive=True)
+        kept.remove(f"/patterns/{name}/below/_metadata")
+        assert set(fs.find("/patterns")) == kept
+    assert files.read("/patterns/run1/below/_metadata") == b"new"
+    fs.rm("/patterns", recursive=True)
+
+
 def test_abandoned_upload_never_appears() -> None:
     objects = Objects()
     out = FsspecFileSystem(objects, "s3").open_output("/b/object")
@@ -215,66 +208,40 @@ def test_abandoned_upload_never_appears() -> None:
     assert not objects.exists("/b/object")
 
 
-def test_create_with_a_driver_without_modes_checks_first_and_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_driver_without_exclusive_creation_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     fsspec_driver.warn_of_inexclusive_create.cache_clear()
-    files = FsspecFileSystem(OldDriver(), "memory")
-    FsspecFileSystem(OldDriver(), "memory")
+    for _ in range(2):
+        FsspecFileSystem(OldDriver(), "memory")
     (record,) = caplog.records
     assert "OldDriver of memory:// cannot create files exclusively" in record.getMessage()
-    files.create("/drivers/old", b"one")
-    assert files.read("/drivers/old") == b"one"
-    with pytest.raises(FileExistsError, match="/drivers/old"):
-        files.create("/drivers/old", b"two")
-    assert files.read("/drivers/old") == b"one"
 
 
-def test_create_passes_on_a_type_error_of_the_driver(caplog: pytest.LogCaptureFixture) -> None:
-    class Broken(Memory):
-        def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **_: Any) -> None:
-            if mode == "create":
-                raise TypeError("unsupported credentials")
-            super().pipe_file(path, value)
-
-    files = FsspecFileSystem(Broken(), "memory")
-    with pytest.raises(TypeError, match="unsupported credentials"):
-        files.create("/drivers/broken", b"one")
-    assert not files.exists("/drivers/broken")
-    assert not caplog.records
-
-
-def test_create_is_exclusive_where_the_driver_does_not_recognise_the_answer(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("driver", "warnings"), [(Memory, 0), (MinioDriver, 0), (OldDriver, 1), (CheckingDriver, 1)]
+)
+@pytest.mark.parametrize("wraps", [False, True], ids=["driver", "wrapping driver"])
+def test_create_refuses_an_existing_file_with_every_driver(
+    driver: type[Memory], warnings: int, wraps: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     fsspec_driver.warn_of_inexclusive_create.cache_clear()
-    files = FsspecFileSystem(MinioDriver(), "memory")
-    # Not by a check before.
-    monkeypatch.setattr(files, "exists", lambda _: False)
-    files.create("/drivers/file", b"one")
-    with pytest.raises(FileExistsError, match="/drivers/file"):
-        files.create("/drivers/file", b"two")
-    assert files.read("/drivers/file") == b"one"
-    assert not caplog.records
-
-
-@pytest.mark.parametrize(("driver", "warnings"), [(Memory, 0), (OldDriver, 1), (CheckingDriver, 1)])
-def test_create_through_a_wrapping_driver_is_as_exclusive_as_the_driver_below(
-    driver: type[Memory], warnings: int, caplog: pytest.LogCaptureFixture
-) -> None:
-    fsspec_driver.warn_of_inexclusive_create.cache_clear()
-    files = FsspecFileSystem(DirFileSystem("/drivers", driver(), skip_instance_cache=True), "dir")
-    files.create("wrapped", b"one")
+    below = driver()
+    fs = DirFileSystem("/drivers", below, skip_instance_cache=True) if wraps else below
+    files = FsspecFileSystem(fs, "memory")
+    files.create("file", b"one")
     with pytest.raises(FileExistsError):
-        files.create("wrapped", b"two")
-    assert files.read("wrapped") == b"one"
+        files.create("file", b"two")
+    assert files.read("file") == b"one"
     assert len(caplog.records) == warnings
 
 
-def test_replace_stages_in_the_same_directory(tmp_path: Path) -> None:
-    class Driver(FsspecLocal):
-        cachable = False
+class LocalDriver(FsspecLocal):
+    """Files of this machine, whose driver object is that of one test."""
 
+    cachable = False
+
+
+def test_replace_stages_in_the_same_directory(tmp_path: Path) -> None:
+    class Driver(LocalDriver):
         def mv(self, path1: str, path2: str, **options: Any) -> None:
             assert Path(path1).parent == Path(path2).parent == tmp_path
             super().mv(path1, path2, **options)
@@ -283,26 +250,9 @@ def test_replace_stages_in_the_same_directory(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_replace_deletes_first_with_a_driver_that_cannot_overwrite(tmp_path: Path) -> None:
-    class Driver(FsspecLocal):
-        cachable = False
-
-        def mv(self, path1: str, path2: str, **options: Any) -> None:
-            if self.exists(path2):
-                raise FileExistsError(path2)
-            super().mv(path1, path2, **options)
-
-    files = FsspecFileSystem(Driver(), "local")
-    for data in (b"one", b"two"):
-        files.replace(str(tmp_path / "file"), data)
-        assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": data}
-
-
 @pytest.mark.parametrize("removes", [True, False])
 def test_failed_replace_raises_its_cause_and_removes_the_staging_file(tmp_path: Path, removes: bool) -> None:
-    class Driver(FsspecLocal):
-        cachable = False
-
+    class Driver(LocalDriver):
         def mv(self, *_: Any, **__: Any) -> None:
             raise PermissionError("not here")
 
@@ -316,11 +266,6 @@ def test_failed_replace_raises_its_cause_and_removes_the_staging_file(tmp_path: 
     assert len(list(tmp_path.iterdir())) == (0 if removes else 1)
 
 
-def test_size_of_a_directory_raises_is_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError, match=str(tmp_path)):
-        FsspecFileSystem(fsspec.filesystem("local"), "local").size(str(tmp_path))
-
-
 class NumberedError(OSError):
     """An error of SMB's client, which has a number and is of no class of Python's."""
 
@@ -330,24 +275,45 @@ class NumberedError(OSError):
         self.status = 0xC0000034
 
 
-class ReplyError(Exception):
-    """A reply of a server that is no answer to the question."""
+def missing_because_of(cause: Exception) -> FileNotFoundError:
+    error = FileNotFoundError("/file")
+    error.__cause__ = cause
+    return error
+
+
+def library_error(name: str) -> Exception:
+    return type(name, (Exception,), {})()
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"),
-    [(errno.ENOENT, FileNotFoundError), (errno.EACCES, PermissionError), (errno.EIO, OSError)],
+    ("error", "kind"),
+    [
+        (NumberedError(errno.ENOENT), FileNotFoundError),
+        (NumberedError(errno.EACCES), PermissionError),
+        (NumberedError(errno.EIO), OSError),
+        (TypeError("unsupported credentials"), TypeError),
+        (missing_because_of(KeyError("/file")), FileNotFoundError),
+        (missing_because_of(library_error("ResourceExistsError")), OSError),
+        (missing_because_of(library_error("ResourceNotFoundError")), FileNotFoundError),
+        (missing_because_of(NumberedError(errno.ENOENT)), FileNotFoundError),
+        (missing_because_of(OSError("HDFS file does not exist: /file")), FileNotFoundError),
+        (missing_because_of(OSError("HDFS connection failed")), OSError),
+        (missing_because_of(library_error("ReplyError")), OSError),
+        (missing_because_of(ConnectionResetError("lost")), OSError),
+        (missing_because_of(PermissionError("denied")), OSError),
+    ],
+    ids=lambda value: repr(value.__cause__ or value) if isinstance(value, Exception) else value.__name__,
 )
-def test_error_with_a_number_alone_is_of_its_class(number: int, kind: type[OSError]) -> None:
+def test_driver_error_is_absence_only_if_the_file_is_missing(error: Exception, kind: type[Exception]) -> None:
     class Driver(PlainDriver):
         def info(self, path: str, **_: Any) -> dict[str, Any]:
-            raise NumberedError(number)
+            raise error
 
         def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
-            raise NumberedError(number)
+            raise error
 
     files = FsspecFileSystem(Driver(), "plain")
-    asks = [files.size, files.list_directory]
+    asks: list[Callable[[str], object]] = [files.size, files.list_directory]
     if kind is FileNotFoundError:
         assert not files.exists("/file")
         assert list(files.list_files("/directory")) == []
@@ -357,34 +323,6 @@ def test_error_with_a_number_alone_is_of_its_class(number: int, kind: type[OSErr
         with pytest.raises(kind) as raised:
             ask("/file")
         assert isinstance(raised.value, FileNotFoundError) == (kind is FileNotFoundError)
-
-
-@pytest.mark.parametrize(
-    ("cause", "is_absent"),
-    [
-        (KeyError("/file"), True),
-        (ResourceExistsError("/file"), False),
-        (type("ResourceNotFoundError", (Exception,), {})(), True),
-        (NumberedError(errno.ENOENT), True),
-        (OSError("HDFS file does not exist: /file"), True),
-        (OSError("HDFS connection failed"), False),
-        (ReplyError("450 busy"), False),
-        (ConnectionResetError("lost"), False),
-        (PermissionError("denied"), False),
-    ],
-    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
-)
-def test_missing_file_because_of_another_error_is_that_error(cause: Exception, is_absent: bool) -> None:
-    class Driver(PlainDriver):
-        def info(self, path: str, **_: Any) -> dict[str, Any]:
-            raise FileNotFoundError(path) from cause
-
-    files = FsspecFileSystem(Driver(), "plain")
-    if is_absent:
-        assert not files.exists("/file")
-    else:
-        with pytest.raises(OSError, match=r"lost|450 busy|denied|file|HDFS connection failed"):
-            files.exists("/file")
 
 
 @pytest.mark.parametrize("removals", [1, 100])
@@ -444,23 +382,3 @@ def test_replace_in_steps_is_logged_once(
         files.replace("/file", b"1")
         assert len(caplog.records) == (1 if number + 1 >= replaced else 0)
     assert f"{driver.__name__} of plain:// cannot replace a file in one step" in caplog.text
-
-
-@pytest.mark.parametrize("url", ["hdfs:///nn1/x", "hdfs:/nn1/x"])
-def test_directory_is_not_taken_for_an_authority(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-
-    def open_driver(mapped: str, **_: Any) -> tuple[AbstractFileSystem, str]:
-        opened.append(mapped)
-        return RenamingDriver(), "/x"
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", open_driver)
-    monkeypatch.setattr(urls, "_opened", {})
-    monkeypatch.setattr(urls, "check_url", lambda _: None)
-
-    def files_of(location: str) -> FileSystem:
-        return open_file_system(location)[0]
-
-    assert files_of(url) is not files_of("hdfs://nn1/y")
-    assert files_of(url) is files_of(url)
-    assert files_of("hdfs://nn1/y") is files_of("hdfs://nn1/z")

@@ -19,6 +19,7 @@ from spark_statestore.files import (
     LocalFileSystem,
     local,
     object_store,
+    open_file_system,
     retry,
 )
 from spark_statestore.files.hdfs import HdfsFileSystem
@@ -28,6 +29,7 @@ from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
 from tests.support.contracts.failing_calls import FailingCallsTests
 from tests.support.drivers.plain_driver import FailingCalls, PlainDriver, RenamingDriver
+from tests.support.services.service import free_port
 
 
 class HadoopDriver(RenamingDriver):
@@ -90,36 +92,20 @@ class DriverTests(FailingCallsTests):
             yield made
 
 
-class TestPlainDriver(DriverTests):
-    """A driver with fsspec's own `exists`, `isdir`, `find` and `mv`."""
+class TestDrivers(DriverTests):
+    """A driver with fsspec's own `exists`, `isdir`, `find` and `mv`, and drivers that rename."""
 
-    @pytest.fixture
-    def files(self) -> FsspecFileSystem:
-        self.driver = PlainDriver()
-        return FsspecFileSystem(self.driver, "plain")
-
-
-class TestPlainDriverThatSyncs(DriverTests):
-    unaffected = DriverTests.unaffected - {"make_durable"}
-
-    @pytest.fixture
-    def files(self) -> FsspecFileSystem:
-        self.driver = PlainDriver()
-        return FsspecFileSystem(self.driver, "plain", fsync=True)
-
-
-class TestRenamingDriver(DriverTests):
-    @pytest.fixture
-    def files(self) -> FsspecFileSystem:
-        self.driver = RenamingDriver()
-        return FsspecFileSystem(self.driver, "plain")
-
-
-class TestHdfs(DriverTests):
-    @pytest.fixture
-    def files(self) -> HdfsFileSystem:
-        self.driver = HadoopDriver()
-        return HdfsFileSystem(self.driver, "hdfs")
+    @pytest.fixture(params=["plain", "fsync", "renaming", "hdfs", "merged files"])
+    def files(self, request: pytest.FixtureRequest, directory: str) -> FileSystem:
+        kind = request.param
+        if kind == "hdfs":
+            self.driver = HadoopDriver()
+            return HdfsFileSystem(self.driver, "hdfs")
+        self.driver = PlainDriver() if kind in ("plain", "fsync") else RenamingDriver()
+        files = FsspecFileSystem(self.driver, "plain", fsync=kind == "fsync")
+        if kind in ("fsync", "merged files"):
+            self.unaffected = DriverTests.unaffected - {"make_durable"}
+        return MergedFileSystem(files, MergedFiles(files, directory)) if kind == "merged files" else files
 
 
 class TestRetries(DriverTests):
@@ -136,11 +122,10 @@ class TestRetries(DriverTests):
     )
     def test_failed_call_is_retried(self, files: RetryingFileSystem, directory: str, name: str) -> None:
         root = self.fresh(files, directory, 0)
-        ask: Any = getattr(files, name)
         path = f"{root}/dir" if "direc" in name or "list" in name else f"{root}/top"
 
         def answer() -> Any:
-            result = ask(path)
+            result = getattr(files, name)(path)
             return result if isinstance(result, bool | int | bytes) else list(result)
 
         with self.failing(files, None, ()) as calls:
@@ -178,26 +163,19 @@ class TestObjectStore(FailingCallsTests):
             yield made
 
 
-class TestMergedFiles(DriverTests):
-    """The files of a query with merged ones."""
-
-    unaffected = DriverTests.unaffected - {"make_durable"}
-
-    @pytest.fixture
-    def files(self, directory: str) -> MergedFileSystem:
-        self.driver = RenamingDriver()
-        below = FsspecFileSystem(self.driver, "plain")
-        return MergedFileSystem(below, MergedFiles(below, directory))
+SYSTEM_CALLS = [
+    *("stat", "lstat", "scandir", "open", "write", "writev", "fsync", "link", "unlink", "replace"),
+    *("mkdir", "rmdir"),
+]
 
 
 class TestLocal(FailingCallsTests):
     """Local files, whose system calls fail."""
 
-    unaffected = frozenset({"make_durable", "sync_directory"})
-
-    @pytest.fixture
-    def files(self) -> LocalFileSystem:
-        return LocalFileSystem()
+    @pytest.fixture(params=[False, True], ids=["no fsync", "fsync"])
+    def files(self, request: pytest.FixtureRequest) -> LocalFileSystem:
+        self.unaffected = frozenset() if request.param else frozenset({"make_durable", "sync_directory"})
+        return LocalFileSystem(fsync=request.param)
 
     @pytest.fixture
     def directory(self, tmp_path: Path) -> str:
@@ -214,15 +192,21 @@ class TestLocal(FailingCallsTests):
             yield made
 
 
-SYSTEM_CALLS = [
-    *("stat", "lstat", "scandir", "open", "write", "writev", "fsync", "link", "unlink", "replace"),
-    *("mkdir", "rmdir"),
-]
-
-
-class TestLocalThatSyncs(TestLocal):
-    unaffected = frozenset()
-
-    @pytest.fixture
-    def files(self) -> LocalFileSystem:
-        return LocalFileSystem(fsync=True)
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda files: files.exists("/d/file"),
+        lambda files: files.is_directory("/d"),
+        lambda files: files.size("/d/file"),
+        lambda files: list(files.list_files("/d")),
+        lambda files: files.list_directory("/d"),
+        lambda files: files.create("/d/file", b"1"),
+        lambda files: files.delete_directory("/d"),
+    ],
+    ids=["exists", "is_directory", "size", "list_files", "list_directory", "create", "delete_directory"],
+)
+def test_unreachable_hdfs_is_an_error(call: Callable[[FileSystem], object]) -> None:
+    pytest.importorskip("requests")
+    files, _ = open_file_system(f"webhdfs://127.0.0.1:{free_port()}/d", retries=0)
+    with pytest.raises(OSError, match="Connection refused"):
+        call(files)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from spark_statestore.files import LocalFileSystem, local
+from tests.support.trees import files_below
 from tests.unit.files.test_files import local_without
 
 
@@ -53,11 +54,8 @@ def refusing(call: Callable[..., Any], number: int, refused: list[str]) -> Calla
 # How files appear
 
 
+@pytest.mark.usefixtures("unnamed")
 def test_create_links_the_name_after_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    try:
-        os.close(os.open(tmp_path, os.O_TMPFILE | os.O_WRONLY))
-    except OSError:
-        pytest.skip("this file system has no unnamed files")
     link = os.link
     seen: list[list[bytes]] = []
 
@@ -84,19 +82,20 @@ def test_created_files_have_mode_0644(tmp_path: Path) -> None:
         os.umask(mask)
 
 
-@pytest.mark.parametrize("call", ["open", "link"])
+@pytest.mark.parametrize(
+    ("call", "number"), [("open", errno.EOPNOTSUPP), ("link", errno.ENOENT)], ids=["open", "link"]
+)
 def test_create_falls_back_to_a_staging_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
     refused: list[str] = []
-    number = errno.EOPNOTSUPP if call == "open" else errno.ENOENT
     monkeypatch.setattr(os, call, refusing(getattr(os, call), number, refused))
     files = LocalFileSystem()
     for name in ("a", "b"):
         files.create(str(tmp_path / name), name.encode())
         with pytest.raises(FileExistsError):
             files.create(str(tmp_path / name), b"other")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"a": b"a", "b": b"b"}
+    assert files_below(tmp_path) == {"a": b"a", "b": b"b"}
     # Once is enough to know.
     assert len(refused) == 1
 
@@ -105,14 +104,13 @@ def test_create_falls_back_to_a_staging_file(
 def test_create_raises_errors_that_a_fallback_would_repeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    refused: list[str] = []
-    monkeypatch.setattr(os, call, refusing(getattr(os, call), errno.ENOSPC, refused))
+    monkeypatch.setattr(os, call, refusing(getattr(os, call), errno.ENOSPC, []))
     with pytest.raises(OSError, match="No space"):
         LocalFileSystem().create(str(tmp_path / "file"), b"1")
-    assert list(tmp_path.iterdir()) == []
+    assert files_below(tmp_path) == {}
 
 
-def test_unsupported_links_are_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_writes_in_place_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
 
     def refuse(path: str, *_: object, **__: object) -> None:
@@ -120,11 +118,14 @@ def test_unsupported_links_are_tried_once(tmp_path: Path, monkeypatch: pytest.Mo
         raise OSError(errno.EOPNOTSUPP, "not supported")
 
     monkeypatch.setattr(os, "link", refuse)
-    files = local_without("_unnamed_files")
+    files = LocalFileSystem()
     for name in ("a", "b"):
-        files.create(str(tmp_path / name), b"1")
-    assert len(tried) == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+        files.create(str(tmp_path / name), name.encode())
+        with pytest.raises(FileExistsError):
+            files.create(str(tmp_path / name), b"other")
+    assert files_below(tmp_path) == {"a": b"a", "b": b"b"}
+    # Once for a file without a name, and once for a staging file.
+    assert len(tried) == 2
 
 
 def test_missing_links_are_remembered_for_each_device(
@@ -181,24 +182,26 @@ def test_abandon_removes_a_file_that_fails_to_close(tmp_path: Path) -> None:
 # Syncing
 
 
-def test_linked_file_name_is_synced(tmp_path: Path, synced: list[str]) -> None:
-    files = LocalFileSystem(fsync=True)
-    files._unnamed_files = False
-    files.create(str(tmp_path / "file"), b"1")
-    assert synced[1:] == [str(tmp_path)]
-
-
-def test_sync_happens_once_and_only_with_fsync(tmp_path: Path, synced: list[str]) -> None:
-    out = LocalFileSystem().open_output(str(tmp_path / "unsynced"))
+def write_output(files: LocalFileSystem, path: str) -> None:
+    out = files.open_output(path)
     out.write(b"1")
     out.close()
-    assert synced == []
-    files = LocalFileSystem(fsync=True)
-    out = files.open_output(str(tmp_path / "synced"))
     out.close()
-    synced.clear()
-    out.close()
-    assert synced == []
+
+
+@pytest.mark.parametrize("write", ["create", "create of a staging file", "replace", "open_output"])
+def test_file_and_its_name_are_synced_once_with_fsync(tmp_path: Path, synced: list[str], write: str) -> None:
+    for fsync in (False, True):
+        files = LocalFileSystem(fsync=fsync)
+        if write == "open_output":
+            write_output(files, str(tmp_path / f"{fsync}"))
+        elif write == "replace":
+            files.replace(str(tmp_path / f"{fsync}"), b"1")
+        else:
+            files._unnamed_files = write == "create"
+            files.create(str(tmp_path / f"{fsync}"), b"1")
+        assert len(synced) == 2 * fsync
+    assert synced[0] != synced[1] == str(tmp_path)
 
 
 def test_make_directory_syncs_the_parents_of_an_existing_directory(tmp_path: Path, synced: list[str]) -> None:
@@ -276,14 +279,6 @@ def test_make_directory_tolerates_a_concurrent_maker(tmp_path: Path) -> None:
     assert (tmp_path / "parent" / "child").is_dir()
 
 
-def test_size_of_a_directory_names_it(tmp_path: Path) -> None:
-    with pytest.raises(IsADirectoryError) as raised:
-        LocalFileSystem().size(str(tmp_path))
-    assert raised.value.errno == errno.EISDIR
-    assert raised.value.strerror == os.strerror(errno.EISDIR)
-    assert raised.value.filename == str(tmp_path)
-
-
 def test_read_continues_after_a_short_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Slow(io.FileIO):
         def read(self, size: int | None = -1) -> bytes:
@@ -305,10 +300,8 @@ def test_list_files_omits_concurrently_deleted_files(tmp_path: Path, monkeypatch
     for name in ("a", "b", "c"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_bytes(b"1")
-    # As a file is that vanished after its name was read.
-    (tmp_path / "a" / "dangling").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "b" / "dangling").symlink_to(tmp_path / "nowhere")
-    (tmp_path / "c" / "dangling").symlink_to(tmp_path / "nowhere")
+        # As a file is that vanished after its name was read.
+        (tmp_path / name / "dangling").symlink_to(tmp_path / "nowhere")
     scandir = os.scandir
     scanned: list[str] = []
 
@@ -348,11 +341,7 @@ def unnamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
+    return os.path.exists(f"/proc/self/fd/{fd}")
 
 
 def test_preallocated_file_is_invisible_and_used_next(tmp_path: Path, unnamed: list[int]) -> None:
@@ -361,23 +350,15 @@ def test_preallocated_file_is_invisible_and_used_next(tmp_path: Path, unnamed: l
     files.prepare(str(directory))
     files.prepare(str(directory))
     assert directory.is_dir()
-    assert len(unnamed) == 1
-    assert shown(files, tmp_path) == set()
+    assert (len(unnamed), files_below(tmp_path)) == (1, {})
     (tmp_path / "b").mkdir()
     files.create(str(tmp_path / "b" / "first"), b"one")
-    assert len(unnamed) == 1
-    assert not is_open(unnamed[0])
+    assert (len(unnamed), is_open(unnamed[0])) == (1, False)
     files.create(str(directory / "second"), b"two")
     assert len(unnamed) == 2
-    assert (tmp_path / "b" / "first").read_bytes() == b"one"
-    assert (directory / "second").read_bytes() == b"two"
-    assert stat.S_IMODE((tmp_path / "b" / "first").stat().st_mode) == 0o644 & ~_umask()
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    assert files_below(tmp_path) == {"b/first": b"one", "a/chk-2/second": b"two"}
+    # As that of a file that was not preallocated.
+    assert (tmp_path / "b" / "first").stat().st_mode == (directory / "second").stat().st_mode
 
 
 def test_preallocated_file_is_closed_with_its_file_system(tmp_path: Path, unnamed: list[int]) -> None:
@@ -399,7 +380,7 @@ def test_preallocated_files_are_limited_per_process(
     assert len(unnamed) == 2
     for number, files in enumerate(many):
         files.create(str(tmp_path / f"{number}"), b"x")
-    assert shown(many[0], tmp_path) == {"0", "1", "2"}
+    assert files_below(tmp_path) == {"0": b"x", "1": b"x", "2": b"x"}
     # There is room for others again.
     for files in many[:2]:
         files.prepare(str(tmp_path))
@@ -424,12 +405,12 @@ def test_preallocated_file_of_another_device_is_not_used(
     with monkeypatch.context() as patched:
         patched.setattr(os, "link", across)
         files.create(str(tmp_path / "a"), b"one")
-    assert (tmp_path / "a").read_bytes() == b"one"
     assert len(unnamed) == 2
     files.prepare(str(tmp_path))
     assert len(unnamed) == 3
     files.create(str(tmp_path / "b"), b"two")
-    assert (len(unnamed), shown(files, tmp_path)) == (3, {"a", "b"})
+    assert len(unnamed) == 3
+    assert files_below(tmp_path) == {"a": b"one", "b": b"two"}
 
 
 def test_preallocated_file_is_not_used_after_a_fork(

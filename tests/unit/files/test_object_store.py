@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -63,10 +64,44 @@ def driver_of(url: str) -> FileSystem:
 
 
 def incomplete_uploads(proxy: FaultyS3, bucket: str) -> list[str]:
-    return [
-        found["Key"]
-        for found in client_of(proxy.url).list_multipart_uploads(Bucket=bucket).get("Uploads", [])
-    ]
+    uploads = client_of(proxy.url).list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    return [upload["Key"] for upload in uploads]
+
+
+@contextmanager
+def s3_of(handler: type[BaseHTTPRequestHandler], monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Serve requests by a handler of this module, and configure this process for it."""
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    for name, value in environment_of(url).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(urls, "_opened", {})
+    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint": url})
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A part of S3."""
+
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def answer(self, body: bytes = b"", status: int = 200, headers: dict[str, str] | None = None) -> None:
+        self.send_response(status)
+        for name, value in ({"ETag": '"x"', "Content-Length": str(len(body))} | (headers or {})).items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
 
 
 class TestGcs(FileSystemTests):
@@ -99,6 +134,12 @@ class TestGcs(FileSystemTests):
         assert sum("partNumber" in path for _, path, _ in gcs.calls) == 3
 
 
+def write(files: FileSystem, path: str, data: bytes) -> None:
+    output = files.open_output(path)
+    output.write(data)
+    output.close()
+
+
 def check_round_trip(files: FileSystem, path: str) -> None:
     """Write and read a file of three parts."""
     data = os.urandom(2 * PART + 1)
@@ -117,9 +158,7 @@ def test_file_of_one_part_is_one_exclusive_put(files: FileSystem, bucket: str, p
     for data in (b"", bytes(PART)):
         path = f"{bucket}/{len(data)}"
         proxy.inject()
-        output = files.open_output(path)
-        output.write(data)
-        output.close()
+        write(files, path, data)
         assert [method for method, _, _ in proxy.calls] == ["PUT"]
         with pytest.raises(FileExistsError):
             files.create(path, b"other")
@@ -137,20 +176,14 @@ def test_stream_recognizes_its_file_after_a_lost_answer(
     files: FileSystem, bucket: str, proxy: FaultyS3, retried: str
 ) -> None:
     proxy.inject({1: retried})
-    output = files.open_output(f"{bucket}/file")
-    output.write(b"state")
-    output.close()
+    write(files, f"{bucket}/file", b"state")
     assert files.read(f"{bucket}/file") == b"state"
 
 
-def test_upload_recognizes_its_file_after_a_lost_answer(
-    files: FileSystem, bucket: str, proxy: FaultyS3
-) -> None:
+def test_upload_finds_its_file_after_a_lost_answer(files: FileSystem, bucket: str, proxy: FaultyS3) -> None:
     # The requests are: begin, two parts, end, which obstore repeats.
     proxy.inject({4: "lost", 5: "no-upload"})
-    output = files.open_output(f"{bucket}/file")
-    output.write(bytes(PART + 1))
-    output.close()
+    write(files, f"{bucket}/file", bytes(PART + 1))
     assert [method for method, path, _ in proxy.calls if "uploadId" not in path] == ["POST", "HEAD"]
     assert files.size(f"{bucket}/file") == PART + 1
 
@@ -188,13 +221,8 @@ def test_upload_to_a_missing_bucket_fails_at_a_write(files: FileSystem) -> None:
     output.abandon()
 
 
-class Stalling(BaseHTTPRequestHandler):
-    """An S3 service that keeps nothing, and takes parts and aborts uploads only after an event."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: Any) -> None:
-        pass
+class Stalling(Handler):
+    """A service that keeps nothing, and takes parts and aborts uploads only after an event."""
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -214,39 +242,21 @@ class Stalling(BaseHTTPRequestHandler):
         with server.lock:
             server.taken += len(body)
             server.now -= 1
-        self.answer(b"")
+        self.answer()
 
     def do_DELETE(self) -> None:
         server: Any = self.server
         server.event.wait(60)
-        self.answer(b"")
-
-    def answer(self, body: bytes) -> None:
-        self.send_response(200)
-        self.send_header("ETag", '"x"')
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer()
 
 
 @pytest.fixture
 def stalling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Stalling)
-    server.daemon_threads = True
-    server.event, server.lock = threading.Event(), threading.Lock()
-    server.now = server.most = server.taken = 0
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    monkeypatch.setattr(urls, "_opened", {})
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    for name, value in environment_of(url).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint": url})
-    yield server
-    server.event.set()
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with s3_of(Stalling, monkeypatch) as server:
+        server.event, server.lock = threading.Event(), threading.Lock()
+        server.now = server.most = server.taken = 0
+        yield server
+        server.event.set()
 
 
 def test_upload_holds_few_parts_and_sends_three_at_a_time(stalling: Any) -> None:
@@ -290,19 +300,14 @@ def test_upload_to_a_hung_service_can_be_abandoned(stalling: Any, monkeypatch: p
 # Reading
 
 
-def test_open_input_reads_a_small_file_by_one_request(
-    files: FileSystem, bucket: str, proxy: FaultyS3
-) -> None:
-    files.create(f"{bucket}/file", b"0123456789")
-    proxy.inject()
-    with files.open_input(f"{bucket}/file") as source:
-        assert source.read() == b"0123456789"
-    assert [method for method, _, _ in proxy.calls] == ["GET"]
-
-
 def test_open_input_reads_ahead_and_seeks(files: FileSystem, bucket: str, proxy: FaultyS3) -> None:
     data = os.urandom(40 * MIB)
+    files.create(f"{bucket}/small", b"0123456789")
     files.create(f"{bucket}/file", data)
+    proxy.inject()
+    with files.open_input(f"{bucket}/small") as source:
+        assert source.read() == b"0123456789"
+    assert [method for method, _, _ in proxy.calls] == ["GET"]
     proxy.inject()
     with files.open_input(f"{bucket}/file") as source:
         for start in range(0, len(data), 64 << 10):
@@ -336,9 +341,7 @@ def test_name_with_a_control_character_is_refused(files: FileSystem, bucket: str
 # Listings and buckets
 
 
-def test_listings_leave_out_the_objects_of_directories(
-    files: FileSystem, bucket: str, proxy: FaultyS3
-) -> None:
+def test_listings_leave_out_objects_of_directories(files: FileSystem, bucket: str, proxy: FaultyS3) -> None:
     client = client_of(proxy.url)
     for key in ("logs/", "logs/offsets/", "logs/offsets/0", "logs/empty"):
         client.put_object(Bucket=bucket, Key=key)
@@ -356,40 +359,21 @@ def test_listings_leave_out_the_objects_of_directories(
 def test_bucket_of_another_region_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     regions: list[str] = []
 
-    class Elsewhere(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
+    class Elsewhere(Handler):
         def do_HEAD(self) -> None:
             region = self.headers["Authorization"].split("/")[2]
             regions.append(region)
-            self.send_response(200 if region == "eu-west-1" else 301)
-            self.send_header("x-amz-bucket-region", "eu-west-1")
-            self.send_header("Last-Modified", "Mon, 23 Nov 2026 05:00:00 GMT")
-            self.send_header("ETag", '"x"')
-            self.send_header("Content-Length", "7")
-            self.end_headers()
+            headers = {"x-amz-bucket-region": "eu-west-1", "Content-Length": "7"}
+            headers["Last-Modified"] = "Mon, 23 Nov 2026 05:00:00 GMT"
+            self.answer(status=200 if region == "eu-west-1" else 301, headers=headers)
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-    monkeypatch.setattr(urls, "_opened", {})
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    for name, value in environment_of(url).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setitem(fsspec.config.conf, "s3", {"endpoint": url})
-    try:
+    with s3_of(Elsewhere, monkeypatch):
         files, path = open_file_system("s3://bucket/file")
         assert files.size(path) == 7
         assert (regions[0], regions[-1]) == ("us-east-1", "eu-west-1")
         regions.clear()
         assert files.size(path) == 7
         assert regions == ["eu-west-1"]
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_registered_driver_is_used_instead_of_obstore(

@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
-from spark_statestore.files.request_context import RequestContext, check_cancelled, heartbeat
-from tests.unit.files.request_contexts import within
+from spark_statestore.files.request_context import RequestContext, check_cancelled, enter, heartbeat
+
+
+@contextmanager
+def within(context: RequestContext) -> Iterator[RequestContext]:
+    """Run the calling thread within a request context."""
+    before = enter(context)
+    try:
+        yield context
+    finally:
+        enter(before)
 
 
 def later(seconds: float) -> float:

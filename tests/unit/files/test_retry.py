@@ -13,11 +13,10 @@ import pytest
 
 from spark_statestore.files import FileSystem, MemoryFileSystem
 from spark_statestore.files import retry as retrying
-from spark_statestore.files.base import Buffer
 from spark_statestore.files.request_context import RequestContext, take_retries
 from spark_statestore.files.retry import RetryingFileSystem
 from spark_statestore.files.transient import is_transient
-from tests.unit.files.request_contexts import within
+from tests.unit.files.test_request_context import within
 
 
 class AnswerError(Exception):
@@ -89,55 +88,35 @@ LASTING: dict[str, Callable[[], BaseException]] = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
-def test_transient_failures_are_recognized(name: str) -> None:
-    assert is_transient(PASSING[name]())
+@pytest.mark.parametrize("name", [*PASSING, *LASTING])
+def test_failures_that_pass_are_told_from_final_ones(name: str) -> None:
+    assert is_transient((PASSING | LASTING)[name]()) is (name in PASSING)
 
 
-@pytest.mark.parametrize("name", LASTING)
-def test_final_failures_are_recognized(name: str) -> None:
-    assert not is_transient(LASTING[name]())
+class Flaky:
+    """Files in memory, of which calls fail before or after they have had their effect, as the plan has it."""
 
-
-class Flaky(MemoryFileSystem):
-    """Of which calls fail before or after they have had their effect, as the plan has it."""
-
-    def __init__(self, plan: list[tuple[str, str] | None]) -> None:
-        super().__init__()
-        self.plan = plan
+    def __init__(self, *plan: tuple[str, str]) -> None:
+        self.files = MemoryFileSystem()
+        self.scheme, self.url = self.files.scheme, self.files.url
+        self.plan = list(plan)
         self.made = 0
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def _through(self, effect: Callable[[], Any]) -> Any:
-        fault = self.plan[self.made] if self.made < len(self.plan) else None
-        self.made += 1
-        moment, name = fault or ("", "")
-        error = {**PASSING, **LASTING}[name]() if name else None
-        if error is not None and moment == "before":
-            raise error
-        result = effect()
-        if error is not None:
-            self.meanwhile()
-            raise error
-        return result
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            self.made += 1
+            moment, failure = self.plan.pop(0) if self.plan else ("", "")
+            error = (PASSING | LASTING)[failure]() if failure else None
+            if moment == "before":
+                raise error
+            result = getattr(self.files, name)(*arguments)
+            if moment == "after":
+                self.meanwhile()
+                raise error
+            return result
 
-    def read(self, path: str, start: int = 0, size: int | None = None) -> bytes:
-        return self._through(lambda: MemoryFileSystem.read(self, path, start, size))
-
-    def create(self, path: str, data: Buffer) -> None:
-        self._through(lambda: MemoryFileSystem.create(self, path, data))
-
-    def replace(self, path: str, data: Buffer) -> None:
-        self._through(lambda: MemoryFileSystem.replace(self, path, data))
-
-    def delete(self, path: str) -> None:
-        self._through(lambda: MemoryFileSystem.delete(self, path))
-
-    def list_files(self, path: str) -> Any:
-        yield from self._through(lambda: list(MemoryFileSystem.list_files(self, path)))
-
-    def content(self, path: str) -> bytes:
-        return MemoryFileSystem.read(self, path)
+        return call
 
 
 @pytest.fixture(autouse=True)
@@ -164,15 +143,12 @@ def test_every_call_is_retried_until_it_succeeds(pauses: list[float]) -> None:
         (lambda f: f.read("/d/old"), {"/d/old": b"old"}),
         (lambda f: list(f.list_files("/d")), {"/d/old": b"old"}),
     ):
-        flaky = Flaky([])
-        MemoryFileSystem.create(flaky, "/d/old", b"old")
-        flaky.plan = RESETS
+        flaky = Flaky(*RESETS)
+        flaky.files.create("/d/old", b"old")
         operate(RetryingFileSystem(flaky))
         # What a create finds is read, to tell whether it is its own.
         assert flaky.made >= 4
-        left = {
-            status.path: flaky.content(status.path) for status in MemoryFileSystem.list_files(flaky, "/d")
-        }
+        left = {status.path: flaky.files.read(status.path) for status in flaky.files.list_files("/d")}
         assert left == expected
     assert take_retries() == len(pauses) == 18
     assert take_retries() == 0
@@ -180,11 +156,11 @@ def test_every_call_is_retried_until_it_succeeds(pauses: list[float]) -> None:
 
 def test_final_answer_is_not_retried(pauses: list[float]) -> None:
     for name, error in LASTING.items():
-        flaky = Flaky([("before", name)])
+        flaky = Flaky(("before", name))
         with pytest.raises(type(error())):
             RetryingFileSystem(flaky).read("/d/x")
         assert flaky.made == 1
-    files = RetryingFileSystem(Flaky([]))
+    files = RetryingFileSystem(MemoryFileSystem())
     files.create("/d/x", b"1")
     # Also with equal content: only a retry after a lost answer may accept the file as its own.
     with pytest.raises(FileExistsError):
@@ -195,25 +171,20 @@ def test_final_answer_is_not_retried(pauses: list[float]) -> None:
     assert pauses == []
 
 
-def test_retried_create_raises_for_a_file_of_another_writer() -> None:
-    flaky = Flaky([("before", "reset")])
-    MemoryFileSystem.create(flaky, "/d/x", b"another's")
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_retried_create_raises_for_a_file_of_another_writer(moment: str) -> None:
+    flaky = Flaky((moment, "reset"))
+    flaky.meanwhile = lambda: flaky.files.replace("/d/x", b"another's")
+    if moment == "before":
+        flaky.meanwhile()
     with pytest.raises(FileExistsError):
         RetryingFileSystem(flaky).create("/d/x", b"mine")
-    assert flaky.content("/d/x") == b"another's"
-
-
-def test_retried_create_does_not_overwrite_a_replaced_file() -> None:
-    flaky = Flaky([("after", "reset")])
-    flaky.meanwhile = lambda: MemoryFileSystem.replace(flaky, "/d/x", b"another's")
-    with pytest.raises(FileExistsError):
-        RetryingFileSystem(flaky).create("/d/x", b"mine")
-    assert flaky.content("/d/x") == b"another's"
+    assert flaky.files.read("/d/x") == b"another's"
 
 
 def test_backoff_is_exponential_with_equal_jitter(pauses: list[float]) -> None:
     for _ in range(50):
-        flaky = Flaky([("before", "reset")] * 100)
+        flaky = Flaky(*[("before", "reset")] * 9)
         with pytest.raises(OSError, match="reset") as failed:
             RetryingFileSystem(flaky, retries=8).read("/d/x")
         assert f"reset (tried 9 times within {sum(pauses[-8:]):.1f} s)" in str(failed.value)
@@ -257,37 +228,17 @@ def test_open_input_continues_after_a_transient_failure(pauses: list[float]) -> 
 
 
 def test_zero_retries_make_one_call(pauses: list[float]) -> None:
-    flaky = Flaky([("before", "reset")])
-    with pytest.raises(OSError, match=r"^reset$"):
+    flaky = Flaky(("before", "time"))
+    with pytest.raises(TimeoutError, match=r"^late$"):
         RetryingFileSystem(flaky, retries=0).read("/d/x")
     assert (flaky.made, pauses, take_retries()) == (1, [], 0)
 
 
-def test_exhausted_retries_of_a_timeout_raise_timeout_error() -> None:
-    with pytest.raises(TimeoutError, match="tried 2 times"):
-        RetryingFileSystem(Flaky([("before", "time")] * 2), retries=1).read("/d/x")
-
-
 def test_cancelled_request_is_not_retried(pauses: list[float]) -> None:
-    flaky = Flaky([("before", "reset")] * 3)
+    flaky = Flaky(("before", "reset"))
     with within(RequestContext(60.0, lambda: False)), pytest.raises(ConnectionAbortedError):
         RetryingFileSystem(flaky).read("/d/x")
     assert (flaky.made, len(pauses), take_retries()) == (1, 1, 0)
-
-
-def test_retrying_file_system_behaves_like_the_wrapped_one() -> None:
-    memory = MemoryFileSystem()
-    files = RetryingFileSystem(memory)
-    assert (files.scheme, files.url("/x")) == (memory.scheme, memory.url("/x"))
-    output = files.open_output("/d/y")
-    output.write(b"12")
-    output.close()
-    assert files.open_input("/d/y").read() == files.read("/d/y") == b"12"
-    assert (files.size("/d/y"), files.exists("/d/y"), files.is_directory("/d/y")) == (2, True, False)
-    files.make_directory("/d/e")
-    files.prepare("/d/e")
-    files.delete_directory("/d", recursive=True)
-    assert not files.exists("/d/y")
 
 
 def test_retrying_file_system_forwards_every_method() -> None:

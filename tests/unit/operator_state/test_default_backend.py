@@ -27,26 +27,6 @@ from tests.unit.operator_state.backends import (
     written,
 )
 
-
-def test_backend_returns_the_same_state_object_for_a_name() -> None:
-    backend = DefaultOperatorStateBackend()
-    assert backend.get_list_state(NUMBERS) is backend.get_list_state(
-        ListStateDescriptor("numbers", pa.int64())
-    )
-    assert backend.get_union_list_state(UNION) is backend.get_union_list_state(UNION)
-    assert backend.get_broadcast_state(RULES) is backend.get_broadcast_state(RULES)
-
-
-def test_registered_names_are_live_views() -> None:
-    backend = DefaultOperatorStateBackend()
-    lists, broadcasts = backend.registered_state_names, backend.registered_broadcast_state_names
-    assert (list(lists), list(broadcasts)) == ([], [])
-    backend.get_list_state(NUMBERS)
-    backend.get_union_list_state(UNION)
-    backend.get_broadcast_state(RULES)
-    assert (list(lists), list(broadcasts)) == (["numbers", "union"], ["rules"])
-
-
 USES = {
     "SPLIT_DISTRIBUTE": lambda b: b.get_list_state(ListStateDescriptor("x", pa.int64())),
     "UNION": lambda b: b.get_union_list_state(ListStateDescriptor("x", pa.int64())),
@@ -84,76 +64,36 @@ def test_backend_refuses_a_descriptor_of_another_kind(wrong: Any) -> None:
     assert list(backend.registered_state_names) == []
 
 
-def test_backend_refuses_another_serializer_for_an_accessed_state() -> None:
+@pytest.mark.parametrize("restored", [False, True], ids=["accessed", "restored"])
+def test_backend_refuses_an_incompatible_serializer_and_keeps_the_state(restored: bool) -> None:
     backend = backend_with(numbers=[1], flags={1: True})
-    with pytest.raises(StateMigrationError, match=r"each element of list state 'numbers' .* one descriptor"):
+    if restored:
+        backend = DefaultOperatorStateBackend([written(backend)])
+    why = r".* was written by .* cannot read" if restored else ".* Use one descriptor throughout a run"
+    with pytest.raises(StateMigrationError, match=f"each element of list state 'numbers'{why}"):
         backend.get_list_state(ListStateDescriptor("numbers", pa.utf8()))
-    with pytest.raises(StateMigrationError, match="each key of broadcast state 'flags'"):
-        backend.get_broadcast_state(MapStateDescriptor("flags", pa.int64(), pa.bool_()))
-    with pytest.raises(StateMigrationError, match="each value of broadcast state 'flags'"):
+    with pytest.raises(StateMigrationError, match=f"each key of broadcast state 'flags'{why}"):
+        backend.get_broadcast_state(MapStateDescriptor("flags", BytesSerializer(), pa.bool_()))
+    with pytest.raises(StateMigrationError, match=f"each value of broadcast state 'flags'{why}"):
         backend.get_broadcast_state(MapStateDescriptor("flags", pa.int32(), pa.int8()))
+    assert backend.get_list_state(NUMBERS).get() == [1]
+    assert backend.get_broadcast_state(FLAGS).get(1) is True
 
 
-def test_restored_states_are_registered_before_access() -> None:
+def test_restored_states_are_known_and_written_again_without_access() -> None:
     offsets = [{"topic": "a", "parts": [1, 2]}, {"topic": "b", "parts": []}]
     backend = backend_with(
         numbers=[3, 1, 2], offsets=offsets, union=["x", "ü"], rules={"r": [1], "s": []}, flags={}
     )
-    restored = DefaultOperatorStateBackend([None, written(backend)])
-    assert list(restored.registered_state_names) == ["numbers", "offsets", "union"]
-    assert list(restored.registered_broadcast_state_names) == ["rules", "flags"]
-    assert restored.get_list_state(NUMBERS).get() == [3, 1, 2]
-    assert restored.get_list_state(NUMBERS) is restored.get_list_state(NUMBERS)
-    assert restored.get_list_state(OFFSETS).get() == offsets
-    assert restored.get_union_list_state(UNION).get() == ["x", "ü"]
-    assert restored.get_broadcast_state(RULES).immutable_entries == {"r": [1], "s": []}
-    assert restored.get_broadcast_state(FLAGS).immutable_entries == {}
-
-
-def test_snapshot_includes_restored_states_without_access() -> None:
-    handle = written(backend_with(numbers=[3, 1], union=[], rules={"r": [1]}, flags={}))
     for _ in range(3):
-        backend = DefaultOperatorStateBackend([handle])
-        handle = written(backend)
-    restored = DefaultOperatorStateBackend([handle])
-    assert [*restored.registered_state_names, *restored.registered_broadcast_state_names] == [
-        "numbers", "union", "rules", "flags",
-    ]  # fmt: skip
-    assert restored.get_list_state(NUMBERS).get() == [3, 1]
-    assert restored.get_broadcast_state(RULES).immutable_entries == {"r": [1]}
-    with pytest.raises(StateMigrationError):
-        restored.get_union_list_state(ListStateDescriptor("union", pa.int64()))
-    assert restored.get_union_list_state(UNION).get() == []
-
-
-def test_broadcast_state_survives_several_restores_without_list_state() -> None:
-    backend = backend_with(rules={"a": [1], "b": [2]})
-    backend = DefaultOperatorStateBackend([written(backend)])
-    backend.get_broadcast_state(RULES).remove("a")
-    backend = DefaultOperatorStateBackend([written(backend)])
-    assert backend.get_broadcast_state(RULES).immutable_entries == {"b": [2]}
-    backend.get_broadcast_state(RULES).clear()
-    backend = DefaultOperatorStateBackend([written(backend)])
-    assert list(backend.registered_broadcast_state_names) == ["rules"]
-    assert backend.get_broadcast_state(RULES).immutable_entries == {}
-
-
-def test_backend_refuses_an_incompatible_serializer_and_keeps_the_state() -> None:
-    restored = DefaultOperatorStateBackend([written(backend_with(numbers=[1], flags={1: True}))])
-    with pytest.raises(
-        StateMigrationError,
-        match=r"each element of list state 'numbers' was written by arrow\{'type': 'int64'\}, which "
-        r"arrow\{'type': 'string'\} cannot read",
-    ):
-        restored.get_list_state(ListStateDescriptor("numbers", pa.utf8()))
-    with pytest.raises(
-        StateMigrationError, match=r"each key of broadcast state 'flags' .* bytes cannot read"
-    ):
-        restored.get_broadcast_state(MapStateDescriptor("flags", BytesSerializer(), pa.bool_()))
-    with pytest.raises(StateMigrationError, match="each value of broadcast state 'flags'"):
-        restored.get_broadcast_state(MapStateDescriptor("flags", pa.int32(), pa.int8()))
-    assert restored.get_list_state(NUMBERS).get() == [1]
-    assert restored.get_broadcast_state(FLAGS).get(1) is True
+        backend = DefaultOperatorStateBackend([None, written(backend)])
+        assert list(backend.registered_state_names) == ["numbers", "offsets", "union"]
+        assert list(backend.registered_broadcast_state_names) == ["rules", "flags"]
+    assert backend.get_list_state(NUMBERS).get() == [3, 1, 2]
+    assert backend.get_list_state(OFFSETS).get() == offsets
+    assert backend.get_union_list_state(UNION).get() == ["x", "ü"]
+    assert backend.get_broadcast_state(RULES).immutable_entries == {"r": [1], "s": []}
+    assert backend.get_broadcast_state(FLAGS).immutable_entries == {}
 
 
 def test_backend_migrates_a_widened_state_to_its_new_type() -> None:

@@ -123,16 +123,15 @@ def test_damage_to_any_byte_is_detected(tmp_path: Path) -> None:
     for batch, value in enumerate(["small", LARGE, "small again"]):
         add(location, batch, value, fsync=False)
     whole = [read(location, batch) for batch in range(3)]
-    for batch in (1, 2):
-        for path in sorted(tmp_path.glob(f"operator-state/own/chk-{batch}_*/*")):
-            metadata = sorted(tmp_path.glob("operator-state/own/chk-*/_metadata"))
-            stride = 1 if path.name == "_metadata" or EFFORT > 1 else 997
-            swaps = others(path, [other for other in metadata if path.name == "_metadata"])
-            for damage in (*flips(path, stride=stride), *cuts(path, stride=stride), *swaps):
-                if damage.data is None and path.name == "_metadata":
-                    # As of a batch that had no state; the one before then counts.
-                    continue
-                with damaged(damage), pytest.raises(StateStoreError) as raised:
-                    QueryOperatorState(location, "own").read(batch).get_list_state(SEEN).get()
-                assert str(tmp_path) in str(raised.value), damage
+    metadata = sorted(tmp_path.glob("operator-state/own/chk-*/_metadata"))
+    for path in sorted(tmp_path.glob("operator-state/own/chk-1_*/*")):
+        stride = 1 if path.name == "_metadata" or EFFORT > 1 else 997
+        swaps = others(path, [other for other in metadata if path.name == "_metadata"])
+        for damage in (*flips(path, stride=stride), *cuts(path, stride=stride), *swaps):
+            if damage.data is None and path.name == "_metadata":
+                # As of a batch that had no state; the one before then counts.
+                continue
+            with damaged(damage), pytest.raises(StateStoreError) as raised:
+                QueryOperatorState(location, "own").read(1).get_list_state(SEEN).get()
+            assert str(tmp_path) in str(raised.value), damage
     assert [read(location, batch) for batch in range(3)] == whole

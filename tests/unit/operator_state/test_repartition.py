@@ -10,14 +10,9 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from spark_statestore.operator_state import DefaultOperatorStateBackend, RoundRobinOperatorStateRepartitioner
-from spark_statestore.storage.operator_handles import (
-    Mode,
-    OperatorStreamStateHandle,
-    StateMetaInfo,
-)
+from spark_statestore.operator_state import RoundRobinOperatorStateRepartitioner
+from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
-from tests.unit.operator_state.backends import NUMBERS, RULES, UNION, backend_with, written
 
 SPLIT, UNITED, BROADCAST = Mode.SPLIT_DISTRIBUTE, Mode.UNION, Mode.BROADCAST
 
@@ -61,37 +56,23 @@ def offsets(result: Any, name: str) -> list[list[int]]:
 
 
 EXAMPLE = [
-    [handle("A", t1=(SPLIT, [20, 30]), t2=(SPLIT, [31, 41]), t3=(SPLIT, [52, 63]))],
-    [handle("B", t1=(SPLIT, [12, 22]), t2=(SPLIT, [24, 34, 44]))],
+    [handle("A", t3=(SPLIT, [52, 63]), t2=(SPLIT, [31, 41]), t1=(SPLIT, [20, 30]))],
+    [handle("B", t1=(SPLIT, [12, 22]), t2=(SPLIT, [24, 34, 44]), t4=(SPLIT, []))],
 ]
 
 
-def test_repartitioner_splits_lists_from_two_to_three() -> None:
+def test_repartitioner_deals_states_in_the_order_of_their_names() -> None:
     result = repartition(EXAMPLE, 3)
     # Four elements: a longer run for subtask 0; five: longer ones for 1 and 2; two: from 0 on.
     assert offsets(result, "t1") == [[20, 30], [12], [22]]
     assert offsets(result, "t2") == [[44], [31, 41], [24, 34]]
     assert offsets(result, "t3") == [[52], [63], []]
-    assert "t3" not in names(result[2])
-
-
-def test_repartitioner_merges_lists_from_three_to_two_and_one() -> None:
-    previous = [[handle(s, a=(SPLIT, [n, n + 1]))] for s, n in (("A", 10), ("B", 20), ("C", 30))]
-    assert offsets(repartition(previous, 2), "a") == [[10, 11, 20], [21, 30, 31]]
-    (all_,) = repartition(previous, 1)
-    assert elements(all_, "a") == [("A", 10), ("A", 11), ("B", 20), ("B", 21), ("C", 30), ("C", 31)]
-    assert len(all_) == 3
-
-
-def test_repartitioner_leaves_subtasks_without_elements() -> None:
-    previous = [[handle("A", a=(SPLIT, [1, 2, 3]), b=(SPLIT, [4]), c=(SPLIT, [5, 6]))]]
-    result = repartition(previous, 5)
-    assert offsets(result, "a") == [[1], [2], [3], [], []]
-    # Each starts where the one before stopped.
-    assert offsets(result, "b") == [[], [], [], [4], []]
-    assert offsets(result, "c") == [[6], [], [], [], [5]]
-    assert [names(handles) for handles in result] == [{"a", "c"}, {"a"}, {"a"}, {"b"}, {"c"}]
-    assert all(len(handles) == 1 for handles in result)
+    # A list without elements keeps its name.
+    assert [names(handles) for handles in result] == [
+        {"t1", "t2", "t3", "t4"},
+        {"t1", "t2", "t3"},
+        {"t1", "t2"},
+    ]
 
 
 def test_repartitioner_returns_its_argument_for_the_same_parallelism() -> None:
@@ -100,60 +81,7 @@ def test_repartitioner_returns_its_argument_for_the_same_parallelism() -> None:
     assert repartition(with_nothing, 2) is with_nothing
 
 
-def test_repartitioner_keeps_the_name_of_an_empty_list() -> None:
-    previous = [[handle("A", a=(SPLIT, []))], [handle("B", a=(SPLIT, []), b=(SPLIT, [1, 2, 3]))]]
-    for new in (1, 3, 4):
-        result = repartition(previous, new)
-        assert {name for handles in result for name in names(handles)} == {"a", "b"}
-        assert offsets(result, "a") == [[]] * new
-
-
-def test_repartitioner_rotates_the_start_by_the_longer_runs() -> None:
-    previous = [
-        [handle("A", **{name: (SPLIT, range(n)) for name, n in zip("abcd", (3, 4, 3, 2), strict=True)})]
-    ]
-    result = repartition(previous, 2)
-    assert offsets(result, "a") == [[0, 1], [2]]
-    assert offsets(result, "b") == [[2, 3], [0, 1]]
-    assert offsets(result, "c") == [[2], [0, 1]]
-    assert offsets(result, "d") == [[0], [1]]
-
-
-def test_repartitioner_orders_states_by_name() -> None:
-    states = {name: (SPLIT, [number]) for number, name in enumerate("cab")}
-    results = [
-        repartition([[handle("A", **{name: states[name] for name in order})]], 3) for order in ("abc", "cba")
-    ]
-    assert results[0] == results[1]
-    assert [offsets(results[0], name) for name in "abc"] == [[[1], [], []], [[], [2], []], [[], [], [0]]]
-
-
-def test_repartitioner_gives_union_to_all_in_subtask_order() -> None:
-    previous = [
-        [handle("A", u=(UNITED, [1, 2]), z=(SPLIT, []))],
-        [None, handle("B", a=(SPLIT, [9]), u=(UNITED, [1]))],
-        [handle("C", u=(UNITED, []))],
-    ]
-    for new in (1, 2, 3, 5):
-        result = repartition(previous, new)
-        for handles in result:
-            assert elements(handles, "u") == [("A", 1), ("A", 2), ("B", 1)]
-
-
-def test_repartitioner_keeps_equal_union_elements() -> None:
-    handles = [[written(backend_with(union=["a", "a"]))], [written(backend_with(union=["a", "b"]))]]
-    for new in (1, 2, 3):
-        for mine in repartition(handles, new):
-            assert DefaultOperatorStateBackend(mine).get_union_list_state(UNION).get() == ["a", "a", "a", "b"]
-
-
-def test_repartitioner_does_not_duplicate_union_of_one_stream() -> None:
-    previous = [[handle("A", u=(UNITED, [1]))], [handle("B", u=(UNITED, [1, 2]))]]
-    for first in (2, 3):
-        once = repartition(previous, first)
-        for second in (1, 2, 3, 4):
-            for handles in repartition(once, second):
-                assert elements(handles, "u") == [("A", 1), ("B", 1), ("B", 2)]
+def test_repartitioner_gives_overlapping_union_lists_once() -> None:
     overlapping = [[handle("A", u=(UNITED, [1, 2]))], [handle("A", u=(UNITED, [2, 3]))]]
     for handles in repartition(overlapping, 3):
         assert elements(handles, "u") == [("A", 1), ("A", 2), ("A", 3)]
@@ -187,55 +115,19 @@ def test_repartitioner_fills_missing_broadcast_at_the_same_parallelism() -> None
     assert repartition(previous[:1], 1) == previous[:1]
 
 
-def test_repartitioner_keeps_lists_in_place_beside_union_at_the_same_parallelism() -> None:
+def test_repartitioner_joins_neighbours_of_one_stream() -> None:
     previous = [
-        [handle("A", s=(SPLIT, [1, 2, 3]), u=(UNITED, [4]), b=(BROADCAST, [5]))],
-        [handle("B", s=(SPLIT, []), b=(BROADCAST, [5]))],
+        [handle("A", a=(SPLIT, [1]))],
+        [handle("A", a=(SPLIT, [3]))],
+        [handle("B", a=(SPLIT, [4]))],
+        [handle("A", a=(SPLIT, [5]))],
     ]
-    result = repartition(previous, 2)
-    assert offsets(result, "s") == [[1, 2, 3], []]
-    assert names(result[1]) == {"s", "u", "b"}
-    assert [elements(handles, "u") for handles in result] == [[("A", 4)], [("A", 4)]]
-    assert [elements(handles, "b") for handles in result] == [[("A", 5)], [("B", 5)]]
-
-
-def test_repartitioner_handles_all_modes_with_real_backends() -> None:
-    old = [
-        backend_with(numbers=[1, 2, 3], union=["a"], rules={"r": [1]}),
-        backend_with(numbers=[4, 5], union=[], rules={"r": [1]}),
-    ]
-    handles = [[written(backend)] for backend in old]
-    for new, expected in (
-        (1, [[1, 2, 3, 4, 5]]),
-        (2, [[1, 2, 3], [4, 5]]),
-        (3, [[1, 2], [3, 4], [5]]),
-        (7, [[1], [2], [3], [4], [5], [], []]),
-    ):
-        backends = [DefaultOperatorStateBackend(mine) for mine in repartition(handles, new)]
-        assert [b.get_list_state(NUMBERS).get() for b in backends] == expected
-        for backend in backends:
-            assert backend.get_union_list_state(UNION).get() == ["a"]
-            assert backend.get_broadcast_state(RULES).immutable_entries == {"r": [1]}
-
-
-def test_repartitioner_merges_handles_of_one_stream() -> None:
-    once = repartition([[handle("A", a=(SPLIT, [1, 2, 3]))], [handle("B", a=(SPLIT, [4]))]], 3)
-    assert [elements(handles, "a") for handles in once] == [[("A", 1), ("A", 2)], [("A", 3)], [("B", 4)]]
-    (back,) = repartition(once, 1)
-    assert elements(back, "a") == [("A", 1), ("A", 2), ("A", 3), ("B", 4)]
-    assert [h.stream_state_handle_id for h in back] == ["A", "B"]
-
-
-def test_repartitioner_keeps_the_order_of_interleaved_streams() -> None:
-    previous = [[handle("A", a=(SPLIT, [1]))], [handle("B", a=(SPLIT, [2]))], [handle("A", a=(SPLIT, [3]))]]
-    (all_,) = repartition(previous, 1)
-    assert elements(all_, "a") == [("A", 1), ("B", 2), ("A", 3)]
-
-
-def test_repartitioner_gives_a_repeated_broadcast_once() -> None:
-    twice = [[handle("A", b=(BROADCAST, [1])), handle("A", b=(BROADCAST, [1]), u=(UNITED, [2]))]]
+    (mine,) = repartition(previous, 1)
+    assert [h.stream_state_handle_id for h in mine] == ["A", "B", "A"]
+    assert elements(mine, "a") == [("A", 1), ("A", 3), ("B", 4), ("A", 5)]
+    twice = [[handle("A", b=(BROADCAST, [7])), handle("A", b=(BROADCAST, [7]), u=(UNITED, [2]))]]
     (mine,) = repartition(twice, 1)
-    assert elements(mine, "b") == [("A", 1)]
+    assert elements(mine, "b") == [("A", 7)]
 
 
 @pytest.mark.parametrize(
@@ -290,6 +182,8 @@ def test_repartitioner_loses_duplicates_and_reorders_no_element(previous: Any, s
                     before = [e for handles in current for e in elements(handles, name)]
                     rotations = [[e for p in parts[n:] + parts[:n] for e in p] for n in range(new)]
                     assert before in rotations
+                else:
+                    assert parts == [elements(handles, name) for handles in current]
             elif modes[name] is UNITED:
                 assert all(sorted(part) == sorted(expected) for part in parts)
                 assert all(part == parts[0] for part in parts)

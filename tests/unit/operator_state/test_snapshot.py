@@ -16,12 +16,9 @@ from spark_statestore.operator_state import (
     MapStateDescriptor,
 )
 from spark_statestore.operator_state.stream_format import ListMetaInfo, decode_header, encode_header
-from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
-from spark_statestore.storage.handle_codec import HandleContext, decode_handle, encode_handle
 from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory
 from spark_statestore.storage.operator_handles import Mode
-from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStreamFactory
 from tests.unit.operator_state.backends import (
     FLAGS,
@@ -37,17 +34,6 @@ from tests.unit.operator_state.backends import (
 
 def files_in(directory: Path) -> FsCheckpointStreamFactory:
     return FsCheckpointStreamFactory(LocalFileSystem(), str(directory), str(directory / "shared"), 0, 0)
-
-
-class Counting(CheckpointStreamFactory):
-    """Counts the streams, by scope."""
-
-    def __init__(self) -> None:
-        self.scopes: list[CheckpointedStateScope] = []
-
-    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> Any:
-        self.scopes.append(scope)
-        return MEMORY.create_checkpoint_state_output_stream(scope)
 
 
 def content(backend: DefaultOperatorStateBackend) -> dict[str, Any]:
@@ -70,39 +56,28 @@ def full() -> dict[str, Any]:
     }
 
 
-def test_snapshot_without_state_opens_no_stream() -> None:
+class Counting(CheckpointStreamFactory):
+    """Counts the streams, by scope; those of an unreliable storage have no handle."""
+
+    def __init__(self, *, reliable: bool = True) -> None:
+        self.scopes: list[CheckpointedStateScope] = []
+        self._reliable = reliable
+
+    def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> Any:
+        self.scopes.append(scope)
+        stream = MEMORY.create_checkpoint_state_output_stream(scope)
+        if not self._reliable:
+            stream.close_and_get_handle = lambda: None
+        return stream
+
+
+def test_snapshot_opens_one_exclusive_stream_or_none_without_state() -> None:
     factory = Counting()
-    assert DefaultOperatorStateBackend().snapshot(1, 0, factory) is None
+    assert written(DefaultOperatorStateBackend(), factory) is None
     assert factory.scopes == []
-
-
-def test_snapshot_writes_one_exclusive_stream(tmp_path: Path) -> None:
-    factory = Counting()
     assert written(backend_with(**full()), factory) is not None
     assert factory.scopes == [CheckpointedStateScope.EXCLUSIVE]
-    handle = written(backend_with(**full()), files_in(tmp_path))
-    assert isinstance(handle.delegate_state_handle, FileStateHandle)
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [handle.state_size]
-
-
-def test_snapshot_keeps_empty_states() -> None:
-    handle = written(backend_with(numbers=[], union=[], rules={}))
-    states = handle.state_name_to_partition_offsets
-    assert {name: (len(meta.offsets), meta.distribution_mode) for name, meta in states.items()} == {
-        "numbers": (0, Mode.SPLIT_DISTRIBUTE),
-        "union": (0, Mode.UNION),
-        "rules": (1, Mode.BROADCAST),
-    }
-    restored = DefaultOperatorStateBackend([handle])
-    assert [*restored.registered_state_names, *restored.registered_broadcast_state_names] == list(states)
-
-
-def test_snapshot_handle_round_trips_through_its_codec(tmp_path: Path) -> None:
-    backend = backend_with(**full())
-    context = HandleContext(LocalFileSystem(), str(tmp_path))
-    for factory in (MEMORY, files_in(tmp_path)):
-        handle = decode_handle(encode_handle(written(backend, factory), context), context)
-        assert content(DefaultOperatorStateBackend([handle])) == full()
+    assert written(backend_with(**full()), Counting(reliable=False)) is None
 
 
 def test_snapshot_excludes_later_changes() -> None:
@@ -123,14 +98,6 @@ def test_snapshot_excludes_later_changes() -> None:
     assert "late" not in restored.registered_state_names
     assert "late too" not in restored.registered_broadcast_state_names
     assert content(restored) == full()
-
-
-def test_restored_state_shares_no_objects_with_the_written_one() -> None:
-    handle = written(backend_with(**full()))
-    first, second = DefaultOperatorStateBackend([handle]), DefaultOperatorStateBackend([handle])
-    first.get_list_state(OFFSETS).get()[0]["parts"].append(99)
-    first.get_broadcast_state(RULES).get("r").append(99)
-    assert content(second) == full()
 
 
 def test_storage_failure_fails_only_the_snapshot(tmp_path: Path) -> None:
@@ -160,16 +127,6 @@ def test_serializer_failure_names_the_state_and_leaves_no_file(tmp_path: Path, n
     assert list(tmp_path.iterdir()) == []
 
 
-def test_snapshot_is_empty_if_the_stream_has_no_handle() -> None:
-    class Nothing(CheckpointStreamFactory):
-        def create_checkpoint_state_output_stream(self, scope: CheckpointedStateScope) -> Any:
-            stream = MEMORY.create_checkpoint_state_output_stream(scope)
-            stream.close_and_get_handle = lambda: None
-            return stream
-
-    assert backend_with(numbers=[1]).snapshot(1, 0, Nothing()) is None
-
-
 def test_snapshot_has_no_16_bit_limits() -> None:
     backend = DefaultOperatorStateBackend()
     long = "n" * 70_000
@@ -180,15 +137,3 @@ def test_snapshot_has_no_16_bit_limits() -> None:
     assert restored.get_list_state(ListStateDescriptor("\ud800 ünï", pa.int8())).get() == [2]
     many = [ListMetaInfo(str(n), Mode.UNION, ({"serializer": "bytes"},)) for n in range((1 << 16) + 1)]
     assert decode_header(encode_header(many, []), "") == (many, [])
-
-
-def test_snapshot_contains_no_pickle() -> None:
-    handle = written(backend_with(**full()))
-    data = handle.as_bytes_if_in_memory()
-    assert b"\x80\x04" not in data
-    assert b"\x80\x05" not in data
-    assert b"numbers" in data
-
-
-def test_small_state_is_inline_in_the_handle() -> None:
-    assert isinstance(written(backend_with(numbers=[1])).delegate_state_handle, ByteStreamStateHandle)

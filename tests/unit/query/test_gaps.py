@@ -44,15 +44,11 @@ def test_missing_entries_are_between_existing_ones(
     assert {log: batches for log, batches in found.items() if batches} == missing
 
 
-def remove(query: StoredQuery, *names: str) -> None:
-    for name in names:
-        (query.directory / name).unlink()
-
-
 def test_verify_reports_gaps_in_both_logs(query: StoredQuery) -> None:
     for number in range(4, 8):
         query.run(ann=number)
-    remove(query, *(f"{log}/{batch}" for log in ("offsets", "commits") for batch in (2, 3, 5)))
+    for path in (query.directory / log / str(batch) for log in ("offsets", "commits") for batch in (2, 3, 5)):
+        path.unlink()
     problems = verify(query.url).problems
     assert [(problem.what, problem.kind) for problem in problems] == [
         ("the commit log", "missing"),
@@ -64,11 +60,9 @@ def test_verify_reports_gaps_in_both_logs(query: StoredQuery) -> None:
     assert not verify(query.url, 4).ok
 
 
-def test_verify_reports_an_uncommitted_batch_before_a_later_one(
-    query: StoredQuery,
-) -> None:
+def test_verify_reports_an_uncommitted_batch_before_a_later_one(query: StoredQuery) -> None:
     query.begin()
-    remove(query, "commits/3")
+    (query.directory / "commits/3").unlink()
     (problem,) = verify(query.url).problems
     assert (problem.what, "no entry of batch 3," in problem.message) == ("the commit log", True)
 

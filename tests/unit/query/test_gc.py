@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc as garbage
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,7 +24,7 @@ from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.metadata import CheckpointMetadata
 from tests.support.effort import EFFORT
-from tests.unit.query.stored_query import StoredQuery
+from tests.unit.query.stored_query import Attempt, StoredQuery
 from tests.unit.store.stores import load
 
 LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
@@ -52,13 +52,21 @@ def collected(query: StoredQuery, **options: bool | float) -> list[str]:
     return paths
 
 
-def kill_in_commit(query: StoredQuery, partition: int = 0) -> None:
+def kill_in_commit(query: StoredQuery, partition: int = 0, counts: Mapping[str, int] = LARGE) -> None:
     """A commit that dies when its stream is written and its metadata is not."""
     before = query.files()
-    query.commit(partition, LARGE)
+    query.commit(partition, counts)
     for path in query.files().keys() - before.keys():
         if path.endswith("_metadata"):
             (query.directory / path).unlink()
+
+
+def run_after_a_lost_attempt(query: StoredQuery, lost: Mapping[str, int] = LARGE) -> Attempt:
+    """Run a batch in which the first partition is committed twice, and return the attempt that lost."""
+    query.begin()
+    attempt = query.commit(0, lost)
+    query.finish([query.commit(partition, LARGE) for partition in (0, 1)], LARGE)
+    return attempt
 
 
 @pytest.fixture(params=[1, 2])
@@ -66,10 +74,24 @@ def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
     return StoredQuery(tmp_path / "checkpoint", request.param)
 
 
-def test_gc_keeps_referenced_files(query: StoredQuery) -> None:
+@pytest.fixture
+def query_1(tmp_path: Path) -> StoredQuery:
+    """A query in checkpoint format v1, where a version has one name for all attempts."""
+    return StoredQuery(tmp_path / "checkpoint", 1)
+
+
+@pytest.fixture
+def query_2(tmp_path: Path) -> StoredQuery:
+    return StoredQuery(tmp_path / "checkpoint")
+
+
+def test_gc_keeps_referenced_files_and_files_that_are_not_a_stores(query: StoredQuery) -> None:
     query.run(**LARGE)
     query.run(word=1)
     query.run({0: query.snapshot(0)}, **LARGE)
+    others = ["notes.txt", "0/0/shared/notes.txt", "0/_stateSchema/default/0_x"]
+    for name in (*(f"state/{other}" for other in others), "shared/1-x"):
+        query.put(name, "kept")
     age(query)
     assert collected(query) == collected(query, stopped=True) == []
 
@@ -112,94 +134,84 @@ def test_gc_keeps_young_files(query: StoredQuery) -> None:
     assert len(collected(query, older_than=1800)) == 1
 
 
-def test_gc_removes_a_superseded_attempt(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
-    query.begin()
-    lost = query.commit(0, LARGE)
-    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
-    (query.directory / f"state/0/0/chk-1_{lost.id}/.inprogress.0").write_bytes(b"part")
-    age(query)
-    paths = collected(query)
+def test_gc_removes_a_superseded_attempt(query_2: StoredQuery) -> None:
+    lost = run_after_a_lost_attempt(query_2)
+    (query_2.directory / f"state/0/0/chk-1_{lost.id}/.inprogress.0").write_bytes(b"part")
+    age(query_2)
+    paths = collected(query_2)
     # What makes it found goes first.
     assert paths[0] == f"state/0/0/chk-1_{lost.id}/_metadata"
     assert [path.startswith("state/0/0/shared/1-") for path in paths] == [False, False, True]
-    assert not (query.directory / paths[0]).parent.exists()
-    assert verify(query.url).ok
+    assert not (query_2.directory / paths[0]).parent.exists()
+    assert verify(query_2.url).ok
 
 
-def test_gc_keeps_attempts_of_an_uncommitted_batch(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
-    query.run(word=1)
-    query.begin()
-    attempts = [query.commit(partition, LARGE) for partition in (0, 1)]
-    age(query)
-    assert collected(query) == []
-    query.finish(attempts, LARGE)
-    assert verify(query.url).ok
-    query.begin()
-    query.commit(0, {})
-    assert len(collected(query, stopped=True)) == 1
+def test_gc_keeps_attempts_of_an_uncommitted_batch(query_2: StoredQuery) -> None:
+    query_2.run(word=1)
+    query_2.begin()
+    attempts = [query_2.commit(partition, LARGE) for partition in (0, 1)]
+    age(query_2)
+    assert collected(query_2) == []
+    query_2.finish(attempts, LARGE)
+    assert verify(query_2.url).ok
+    query_2.begin()
+    query_2.commit(0, {})
+    assert len(collected(query_2, stopped=True)) == 1
 
 
-def test_gc_keeps_versions_without_log_entries(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
-    for number in range(3):
-        query.run(ann=number)
-    # As in an old copy of the log.
-    for batch in (1, 2):
-        (query.directory / f"commits/{batch}").unlink()
-    (query.directory / "commits/.1.crc").unlink()
-    assert collected(query, stopped=True) == []
-
-
-def test_gc_keeps_versions_whose_log_entries_are_purged(query: StoredQuery) -> None:
+def test_gc_keeps_versions_without_log_entries(query: StoredQuery) -> None:
     for number in range(4):
-        query.run(word=number)
-    query.forget(2)
-    age(query)
+        query.run(ann=number)
+    # Purged entries, and entries that an old copy of the log lacks.
+    query.forget(1)
+    for batch in (2, 3):
+        (query.directory / f"commits/{batch}").unlink()
+    (query.directory / "commits/.2.crc").unlink()
     assert collected(query, stopped=True) == []
 
 
-def test_gc_keeps_replaced_attempts_in_format_v1(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint", 1)
-    query.begin()
-    query.commit(0, LARGE)
-    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
-    query.run(word=1)
-    age(query)
-    assert len(list(query.directory.glob("state/0/0/chk-1/_metadata.*"))) == 2
-    assert collected(query, stopped=True) == []
+def test_gc_keeps_replaced_attempts_in_format_v1(query_1: StoredQuery) -> None:
+    run_after_a_lost_attempt(query_1)
+    query_1.run(word=1)
+    age(query_1)
+    assert len(list(query_1.directory.glob("state/0/0/chk-1/_metadata.*"))) == 2
+    assert collected(query_1, stopped=True) == []
 
 
-def test_gc_keeps_a_held_version(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
+def test_gc_keeps_a_held_version(query_2: StoredQuery) -> None:
     for _ in range(2):
-        query.begin()
-        query.commit(0, LARGE)
-        query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
-    query.put("state/_holds/1-savepoint-abcdef-0123456789ab", "")
-    age(query)
-    paths = collected(query)
+        run_after_a_lost_attempt(query_2)
+    query_2.put("state/_holds/1-savepoint-abcdef-0123456789ab", "")
+    age(query_2)
+    paths = collected(query_2)
     assert any("chk-2_" in path for path in paths)
     assert not [path for path in paths if "/chk-1_" in path or "/1-" in path]
 
 
-def test_gc_removes_the_hold_of_a_killed_copy(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
-    query.run(**LARGE)
-    taken = savepoint(query.url, str(tmp_path / "savepoints"), "pointer")
-    with held_while(QueryCheckpoint(query.url), 0, "file:///holder"):
-        assert collected(query, stopped=True, older_than=0) == []
-        age(query)
-        (hold,) = collected(query, stopped=True)
+def test_gc_keeps_an_attempt_that_a_version_references(query_2: StoredQuery) -> None:
+    lost = run_after_a_lost_attempt(query_2, {"ann": 1})
+    counted = query_2.counted[-1]
+    query_2.counted[-1] = [lost, counted[1]]
+    query_2.run(word=1)
+    query_2.counted[-2] = counted
+    assert collected(query_2, stopped=True) == []
+
+
+def test_gc_removes_the_hold_of_a_killed_copy(query_2: StoredQuery, tmp_path: Path) -> None:
+    query_2.run(**LARGE)
+    taken = savepoint(query_2.url, str(tmp_path / "savepoints"), "pointer")
+    with held_while(QueryCheckpoint(query_2.url), 0, "file:///holder"):
+        assert collected(query_2, stopped=True, older_than=0) == []
+        age(query_2)
+        (hold,) = collected(query_2, stopped=True)
         assert hold.startswith("state/_holds/1-in-use-")
     # That of a savepoint stays.
     assert hold_of(taken) is not None
     assert verify(taken.path).ok
 
 
-def test_gc_keeps_rolled_back_versions(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
+def test_gc_keeps_rolled_back_versions(query_2: StoredQuery) -> None:
+    query = query_2
     query.run(**LARGE)
     query.run(word=1)
     aside = query.directory / "rolled-back/20260101T000000Z/commits"
@@ -220,106 +232,67 @@ def test_gc_keeps_rolled_back_versions(tmp_path: Path) -> None:
     assert len(collected(query)) == 2
 
 
-def test_gc_removes_partial_files(query: StoredQuery) -> None:
+def test_gc_removes_partial_files_and_unpublished_versions(query: StoredQuery) -> None:
     query.run(word=1)
-    staging = next(query.directory.glob("state/0/0/chk-1*")) / ".inprogress.0"
-    staging.write_bytes(b"part")
-    (query.directory / "state/0/1/shared/.inprogress.1").write_bytes(b"part")
-    assert gc(query.url).young == 2
+    version = query.directory / "state/0/0/chk-7"
+    version.mkdir()
+    staging = next(query.directory.glob("state/0/0/chk-1*"))
+    for path in (staging, version, query.directory / "state/0/1/shared"):
+        (path / ".inprogress.0").write_bytes(b"part")
+    assert gc(query.url).young == 3
     age(query)
-    assert len(collected(query)) == 2
+    assert len(collected(query)) == 3
+    assert not version.exists()
 
 
-def test_gc_removes_an_unpublished_version(query: StoredQuery) -> None:
-    query.run(word=1)
-    part = query.directory / "state/0/0/chk-7/.inprogress.0"
-    part.parent.mkdir()
-    part.write_bytes(b"part")
-    age(query)
-    assert collected(query) == ["state/0/0/chk-7/.inprogress.0"]
-    assert not part.parent.exists()
-
-
-def test_gc_keeps_files_that_are_not_a_stores(query: StoredQuery) -> None:
-    query.run(word=1)
-    for name in (
-        "state/notes.txt",
-        "state/0/0/shared/notes.txt",
-        "state/0/_stateSchema/default/0_x",
-        "shared/1-x",
-    ):
-        query.put(name, "kept")
-    age(query)
-    assert collected(query, stopped=True) == []
-
-
-def test_gc_skips_a_store_with_unreadable_metadata(query: StoredQuery) -> None:
-    query.run(**LARGE)
-    query.run(word=1)
-    for partition in (0, 1):
-        kill_in_commit(query, partition)
-    metadata = next(query.directory.glob("state/0/0/chk-1*/_metadata"))
-    metadata.write_bytes(b"broken")
-    done = gc(query.url, stopped=True)
-    assert ["/0/1/" in orphan.url for orphan in done.orphans] == [True]
-    assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
-
-
-@pytest.mark.parametrize("damage", ["missing", "of the version before", "of the other partition"])
+@pytest.mark.parametrize(
+    "damage", ["missing", "unreadable", "of the version before", "of the other partition"]
+)
 def test_gc_skips_a_store_without_metadata_of_the_newest_version(query: StoredQuery, damage: str) -> None:
     """A version restored from a backup needs all of its files."""
     query.run(word=1)
     query.run(**LARGE)
     (path,) = query.directory.glob("state/0/0/chk-2*/_metadata")
+    (before,) = query.directory.glob("state/0/0/chk-1*/_metadata")
+    (other,) = query.directory.glob("state/0/1/chk-2*/_metadata")
+    for partition in (0, 1):
+        kill_in_commit(query, partition)
     data = path.read_bytes()
-    others = {"of the version before": "0/chk-1*", "of the other partition": "1/chk-2*"}
-    if damage in others:
-        (other,) = query.directory.glob(f"state/0/{others[damage]}/_metadata")
-        path.write_bytes(other.read_bytes())
-    else:
-        path.unlink()
+    match damage:
+        case "missing":
+            path.unlink()
+        case "unreadable":
+            path.write_bytes(b"broken")
+        case "of the version before":
+            path.write_bytes(before.read_bytes())
+        case "of the other partition":
+            path.write_bytes(other.read_bytes())
     done = gc(query.url, stopped=True)
-    assert done.orphans == ()
+    assert ["/0/1/" in orphan.url for orphan in done.orphans] == [True]
     assert [problem.what for problem in done.skipped] == ["operator 0, partition 0, store default"]
     path.write_bytes(data)
     assert verify(query.url).ok
 
 
-def test_gc_skips_a_store_with_metadata_under_another_attempts_name(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint", 1)
-    query.begin()
-    query.commit(0, {"ann": 1})
-    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
-    assert gc(query.url, stopped=True).skipped == ()
-    first, second = query.directory.glob("state/0/0/chk-1/_metadata.*")
+def test_gc_skips_a_store_with_metadata_under_another_attempts_name(query_1: StoredQuery) -> None:
+    run_after_a_lost_attempt(query_1, {"ann": 1})
+    assert gc(query_1.url, stopped=True).skipped == ()
+    first, second = query_1.directory.glob("state/0/0/chk-1/_metadata.*")
     first.write_bytes(second.read_bytes())
-    assert len(gc(query.url, stopped=True).skipped) == 1
+    assert len(gc(query_1.url, stopped=True).skipped) == 1
 
 
-def test_gc_removes_nothing_if_logs_are_unreadable(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
-    query.run(word=1)
-    query.run(word=2)
-    kill_in_commit(query)
-    (query.directory / "commits/0").write_bytes(b"broken")
-    before = query.files()
+def test_gc_removes_nothing_if_logs_are_unreadable(query_2: StoredQuery, tmp_path: Path) -> None:
+    query_2.run(word=1)
+    query_2.run(word=2)
+    kill_in_commit(query_2)
+    (query_2.directory / "commits/0").write_bytes(b"broken")
+    before = query_2.files()
     with pytest.raises(CorruptCheckpointError):
-        gc(query.url, stopped=True)
-    assert query.files() == before
+        gc(query_2.url, stopped=True)
+    assert query_2.files() == before
     with pytest.raises(CheckpointNotFoundError):
         gc(str(tmp_path / "nothing"))
-
-
-def test_gc_keeps_an_attempt_that_a_version_references(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
-    query.begin()
-    lost = query.commit(0, {"ann": 1})
-    query.finish([query.commit(0, LARGE), query.commit(1, LARGE)], LARGE)
-    counted = query.counted[-1]
-    query.counted[-1] = [lost, counted[1]]
-    query.run(word=1)
-    query.counted[-2] = counted
-    assert collected(query, stopped=True) == []
 
 
 def while_looking(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> list[dict[str, str]]:
@@ -409,11 +382,10 @@ class RunningQuery(RuleBasedStateMachine):
 
     @rule(partition=st.integers(0, 1))
     def die_in_a_commit(self, partition: int) -> None:
-        before = self.query.files()
-        self.query.commit(partition, self.changed(large=True))
-        for path in self.query.files().keys() - before.keys():
-            if path.endswith("_metadata"):
-                (self.query.directory / path).unlink()
+        kill_in_commit(self.query, partition, self.changed(large=True))
+        self.restart()
+
+    def restart(self) -> None:
         self.query.stores = [self.query.open(0), self.query.open(1)]
         self.waiting = {}
 
@@ -433,8 +405,7 @@ class RunningQuery(RuleBasedStateMachine):
 
     @rule()
     def collect_while_stopped(self) -> None:
-        self.query.stores = [self.query.open(0), self.query.open(1)]
-        self.waiting = {}
+        self.restart()
         gc(self.query.url, stopped=True)
         assert gc(self.query.url, stopped=True).orphans == ()
 
@@ -479,11 +450,18 @@ def test_gc_keeps_no_metadata_of_finished_stores(tmp_path: Path) -> None:
     query = StoredQuery(tmp_path / "checkpoint", partitions=4)
     for count in range(5):
         query.run(**{f"word{number}": count for number in range(40)})
-    kept = []
+    # What earlier tests have left does not count.
+    garbage.collect()
+    others = set(map(id, metadata_in_memory()))
+    kept: list[CheckpointMetadata] = []
 
     def report(done: int, total: int) -> None:
         if done == total:
-            kept.extend(found for found in garbage.get_objects() if isinstance(found, CheckpointMetadata))
+            kept.extend(found for found in metadata_in_memory() if id(found) not in others)
 
     gc(query.url, dry_run=True, progress=report)
     assert kept == []
+
+
+def metadata_in_memory() -> list[CheckpointMetadata]:
+    return [known for known in garbage.get_objects() if isinstance(known, CheckpointMetadata)]

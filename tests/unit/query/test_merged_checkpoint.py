@@ -17,6 +17,7 @@ from spark_statestore.options import StorageOptions
 from spark_statestore.query.gc import gc
 from spark_statestore.query.repair import repair
 from spark_statestore.query.rollback import rollback
+from spark_statestore.query.savepoint import KINDS
 from spark_statestore.query.verify import verify
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
@@ -50,25 +51,39 @@ def merged(query: StoredQuery) -> list[Path]:
     return sorted(query.directory.glob("state/_merged/*"), key=lambda file: int(file.name.split("-")[1]))
 
 
+def newest_name(query: StoredQuery, partition: int = 0) -> CheckpointName:
+    """The newest version of a partition's store."""
+    return CheckpointName(len(query.left), query.counted[-1][partition].id if query.format == 2 else None)
+
+
 def discard_old(query: StoredQuery) -> None:
     """Clean every store up but for its newest version, and sweep as the next batch does."""
     for partition, attempt in enumerate(query.counted[-1]):
-        name = CheckpointName(len(query.left), attempt.id if query.format == 2 else None)
+        name = newest_name(query, partition)
         discard_versions(query.stores[partition], name, attempt.id, name.version, 0)
     query.stores[0].sweep_merged()
 
 
+def ran(directory: Path, batches: int = 3, checkpoint_format: int = 2) -> StoredQuery:
+    made = StoredQuery(directory / "checkpoint", checkpoint_format, merges=True)
+    for batch in range(batches):
+        made.run(word=batch)
+    return made
+
+
+def make_old(query: StoredQuery) -> None:
+    for file in query.directory.rglob("*"):
+        os.utime(file, (time.time() - 200_000,) * 2)
+
+
+def names(*versions: int) -> list[str]:
+    """Names of physical files with a version each."""
+    return [f"{version}-{version}-0" for version in versions]
+
+
 def test_all_versions_but_the_first_are_merged(query: StoredQuery) -> None:
-    assert [file.name for file in merged(query)] == [
-        f"{version}-{version}-0" for version in range(2, BATCHES + 1)
-    ]
+    assert [file.name for file in merged(query)] == names(*range(2, BATCHES + 1))
     assert len(list(query.directory.glob("state/0/*/chk-*"))) == query.partitions
-
-
-def test_every_batch_is_read(query: StoredQuery) -> None:
-    for batch, expected in enumerate(query.left):
-        assert state(query.url, batch) == expected
-        assert verify(query.url, batch).ok
 
 
 def test_rollback_and_further_batches(query: StoredQuery) -> None:
@@ -79,13 +94,18 @@ def test_rollback_and_further_batches(query: StoredQuery) -> None:
     assert verify(query.url).ok
 
 
-@pytest.mark.parametrize("kind", ["canonical", "pointer"])
-def test_savepoint_restores(query: StoredQuery, tmp_path: Path, kind: str) -> None:
-    taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind=kind)  # type: ignore[arg-type]
-    assert state(taken.path) == query.left[-1]
-    spark_statestore.restore(taken.path, str(tmp_path / "restored"))
-    assert state(str(tmp_path / "restored")) == query.left[-1]
-    assert not (tmp_path / "restored" / "state" / "_merged").exists()
+def test_copies_have_the_state_of_the_batch(query: StoredQuery, tmp_path: Path) -> None:
+    for kind in KINDS:
+        taken = spark_statestore.savepoint(query.url, str(tmp_path / "savepoints"), kind=kind)
+        assert state(taken.path) == query.left[-1]
+        restored = tmp_path / f"restored from {kind}"
+        spark_statestore.restore(taken.path, str(restored))
+        assert state(str(restored)) == query.left[-1]
+        assert not (restored / "state" / "_merged").exists()
+    spark_statestore.clone(query.url, str(tmp_path / "clone"))
+    spark_statestore.rescale(query.url, str(tmp_path / "wide"), 5, stopped=True)
+    for copy in ("clone", "wide"):
+        assert state(str(tmp_path / copy)) == query.left[-1]
 
 
 def test_pointer_savepoint_keeps_its_version(query: StoredQuery, tmp_path: Path) -> None:
@@ -94,9 +114,7 @@ def test_pointer_savepoint_keeps_its_version(query: StoredQuery, tmp_path: Path)
         # With snapshots, nothing before is needed but for the savepoint.
         query.run({partition: query.snapshot(partition) for partition in range(query.partitions)}, word=100)
     discard_old(query)
-    assert [file.name for file in merged(query)] == [
-        *(f"{version}-{version}-0" for version in range(2, BATCHES + 1)), f"{BATCHES + 2}-{BATCHES + 2}-0",
-    ]  # fmt: skip
+    assert [file.name for file in merged(query)] == names(*range(2, BATCHES + 1), BATCHES + 2)
     assert state(taken.path) == query.left[BATCHES - 1]
     spark_statestore.dispose_savepoint(taken.path)
     discard_old(query)
@@ -104,21 +122,18 @@ def test_pointer_savepoint_keeps_its_version(query: StoredQuery, tmp_path: Path)
     assert state(query.url) == query.left[-1]
 
 
-def test_clone_and_rescale(query: StoredQuery, tmp_path: Path) -> None:
-    spark_statestore.clone(query.url, str(tmp_path / "clone"))
-    spark_statestore.rescale(query.url, str(tmp_path / "wide"), 5, stopped=True)
-    for made in ("clone", "wide"):
-        assert state(str(tmp_path / made)) == query.left[-1]
-
-
-def test_damaged_file_is_reported_and_repaired(query: StoredQuery) -> None:
-    damaged = merged(query)[-1]
-    damaged.write_bytes(damaged.read_bytes()[:-30])
-    with pytest.raises(CorruptCheckpointError, match=damaged.name):
-        state(query.url)
-    found = verify(query.url)
-    assert {problem.kind for problem in found.problems} == {"damaged"}
-    assert all(damaged.name in problem.message for problem in found.problems)
+@pytest.mark.parametrize("kind", ["damaged", "missing"])
+def test_damaged_or_missing_file_is_reported_and_repaired(query: StoredQuery, kind: str) -> None:
+    newest = merged(query)[-1]
+    if kind == "damaged":
+        newest.write_bytes(newest.read_bytes()[:-30])
+        with pytest.raises(CorruptCheckpointError, match=newest.name):
+            state(query.url)
+    else:
+        newest.unlink()
+    problems = verify(query.url).problems
+    assert {problem.kind for problem in problems} == {kind}
+    assert kind == "missing" or all(newest.name in problem.message for problem in problems)
     assert repair(query.url, stopped=True).batch == BATCHES - 2
     assert state(query.url) == query.left[-2]
 
@@ -139,22 +154,13 @@ def test_query_goes_on_after_a_file_that_was_cut_short(query: StoredQuery) -> No
     assert [problem.message for problem in gc(query.url).skipped if torn.name in problem.message]
 
 
-def test_missing_file_is_reported(query: StoredQuery) -> None:
-    merged(query)[-1].unlink()
-    assert {problem.kind for problem in verify(query.url).problems} == {"missing"}
-    assert repair(query.url, stopped=True).batch == BATCHES - 2
-
-
 def test_gc_removes_a_file_whose_batch_was_not_committed(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint", merges=True)
-    for batch in range(3):
-        query.run(word=batch)
+    query = ran(tmp_path)
     query.begin()
     lost = [query.commit(partition, {"word": 9}) for partition in range(query.partitions)]
     query.stores[0].publish_merged([attempt.id for attempt in lost])
     (orphan,) = (file for file in merged(query) if file.name == "4-4-0")
-    for file in query.directory.rglob("*"):
-        os.utime(file, (time.time() - 200_000,) * 2)
+    make_old(query)
     # A running query may be about to commit it.
     assert gc(query.url).orphans == ()
     # The batch ran again.
@@ -169,9 +175,7 @@ def test_gc_removes_a_file_whose_batch_was_not_committed(tmp_path: Path) -> None
 
 
 def test_v1_commit_of_a_committed_version_is_refused(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint", 1, merges=True)
-    for batch in range(3):
-        query.run(word=batch)
+    query = ran(tmp_path, checkpoint_format=1)
     before = query.files()
     late = query.restart(2)
     for partition in range(query.partitions):
@@ -183,13 +187,11 @@ def test_v1_commit_of_a_committed_version_is_refused(tmp_path: Path) -> None:
 
 
 def test_gc_keeps_a_file_with_a_superseded_attempt_and_others(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint", merges=True)
-    query.run(word=0)
+    query = ran(tmp_path, 1)
     query.begin()
     query.commit(0, {"word": 1})
     query.finish([query.commit(partition, {"word": 2}) for partition in range(query.partitions)], {"word": 2})
-    for file in query.directory.rglob("*"):
-        os.utime(file, (time.time() - 200_000,) * 2)
+    make_old(query)
     assert gc(query.url).orphans == ()
     assert state(query.url) == {"word": 2}
 
@@ -212,18 +214,8 @@ def test_old_run_discards_nothing_once_another_one_has_its_version(tmp_path: Pat
     assert state(new.url) == new.left[-1]
 
 
-def test_reader_finds_a_version_that_was_merged_since_it_listed(query: StoredQuery) -> None:
-    reader = query.restart(BATCHES)
-    reader.stores[0].metadata(CheckpointName(BATCHES, query.counted[-1][0].id if query.format == 2 else None))
-    query.run(word=50)
-    name = CheckpointName(BATCHES + 1, query.counted[-1][0].id if query.format == 2 else None)
-    assert reader.stores[0].metadata(name).attempt_id == query.counted[-1][0].id
-
-
 def test_first_cleanup_without_ids_sees_what_another_run_has_merged(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint", 1, merges=True)
-    for batch in range(3):
-        query.run(word=batch)
+    query = ran(tmp_path, checkpoint_format=1)
     (known,) = query.merged.values()
     other = query.restart(3).stores[0].merged
     assert other is not None
@@ -255,7 +247,7 @@ def moved(directory: Path) -> tuple[StoredQuery, StoreDirectory]:
     query.run(word6=10)
     with patch.object(commit, "LARGEST_MERGED", 0):
         query.run({0: query.snapshot(0)}, word7=10)
-    store.load(CheckpointName(8, query.counted[-1][0].id))
+    store.load(newest_name(query))
     return query, store
 
 
@@ -269,9 +261,7 @@ def test_store_that_moves_to_a_process_with_an_old_listing_keeps_versions(tmp_pa
         store.files.create(f"{directory}/6-savepoint", b"")
     shared = query.directory / "state/0/0/shared"
     assert sorted(file.name[0] for file in shared.iterdir()) == ["1", "3", "7"]
-    discard_versions(
-        store, CheckpointName(8, query.counted[-1][0].id), query.counted[-1][0].id, 8 if held else 5, 0
-    )
+    discard_versions(store, newest_name(query), query.counted[-1][0].id, 8 if held else 5, 0)
     for batch in (5, 7) if held else range(4, 8):
         assert verify(query.url, batch).problems == ()
         assert state(query.url, batch) == query.left[batch]
@@ -280,14 +270,12 @@ def test_store_that_moves_to_a_process_with_an_old_listing_keeps_versions(tmp_pa
 
 def test_cleanup_and_gc_delete_nothing_while_a_merged_file_is_damaged(tmp_path: Path) -> None:
     query, _ = moved(tmp_path / "checkpoint")
-    for file in query.directory.rglob("*"):
-        os.utime(file, (time.time() - 200_000,) * 2)
+    make_old(query)
     whole = {file: file.read_bytes() for file in merged(query) if int(file.name.split("-")[0]) >= 4}
     for file, data in whole.items():
         file.write_bytes(data[:-30])
-    (store,), by = query.restart(8).stores, query.counted[-1][0].id
+    (store,), by, name = query.restart(8).stores, query.counted[-1][0].id, newest_name(query)
     before = query.files()
-    name = CheckpointName(8, by)
     store.load(name)
     refused = r"^nothing of operator 0, partition 0.* is deleted: .*_merged/4-4-0 .* Restore it from a backup"
     with pytest.raises(CorruptCheckpointError, match=refused):
@@ -308,19 +296,23 @@ def test_cleanup_goes_on_beside_a_damaged_merged_file_of_expired_versions(tmp_pa
     (file,) = (file for file in merged(query) if file.name == "2-2-0")
     file.write_bytes(file.read_bytes()[:-30])
     by = query.counted[-1][0].id
-    assert discard_versions(store, CheckpointName(8, by), by, 5, 0) > 0
+    assert discard_versions(store, newest_name(query), by, 5, 0) > 0
     for batch in range(4, 8):
         assert verify(query.url, batch).problems == ()
 
 
-def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
+def merging_store(url: str) -> StoreDirectory:
     merged: dict[str, MergedFiles] = {}
-    store = StoreDirectory(
+    return StoreDirectory(
         StoreId(0, 0),
-        str(tmp_path / "state/0/0"),
+        url,
         StorageOptions(compression=None),
         merged_of=lambda files, directory: merged.setdefault(directory, MergedFiles(files, directory)),
     )
+
+
+def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
+    store = merging_store(str(tmp_path / "state/0/0"))
     for version, size in ((1, 10), (2, 2 << 20)):
         attempt = f"{version:016x}"
         pending = begin_checkpoint(store, CheckpointName(version, attempt), attempt, named(), merge=True)
@@ -332,25 +324,16 @@ def test_large_metadata_has_a_file_of_its_own(tmp_path: Path) -> None:
 
 def test_directory_of_a_merged_store_is_kept_on_object_stores() -> None:
     url = f"memory://{uuid.uuid4()}/state/0/0"
-    merged: dict[str, MergedFiles] = {}
-    store = StoreDirectory(
-        StoreId(0, 0),
-        url,
-        merged_of=lambda files, directory: merged.setdefault(directory, MergedFiles(files, directory)),
-        options=StorageOptions(),
-    )
+    store = merging_store(url)
     for version in (1, 2, 3):
-        attempt = f"{version:016x}"
-        pending = begin_checkpoint(
-            store, CheckpointName(version, attempt), attempt, named(), merge=version > 1
-        )
-        pending.publish(None, None, None)
+        by = f"{version:016x}"
+        name = CheckpointName(version, by)
+        begin_checkpoint(store, name, by, named(), merge=version > 1).publish(None, None, None)
         store.publish_merged([])
-    discard_versions(store, CheckpointName(3, f"{3:016x}"), f"{3:016x}", 3, 0)
+    discard_versions(store, name, by, 3, 0)
     store.sweep_merged()
-    files, _ = open_file_system(url)
-    found = {
-        status.path.rpartition("/state/")[2]
-        for status in files.list_files(store.directory.removesuffix("/0/0"))
-    }
-    assert found == {"_merged/3-3-0", "_holds/horizon-0", "0/0/shared/kept"}
+    files, directory = open_file_system(url)
+    state_directory = directory.removesuffix("/0/0")
+    paths = [status.path for status in files.list_files(state_directory)]
+    left = {path.removeprefix(f"{state_directory}/") for path in paths}
+    assert left == {"_merged/3-3-0", "_holds/horizon-0", "0/0/shared/kept"}

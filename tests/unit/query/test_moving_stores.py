@@ -1,7 +1,4 @@
-"""Stores that move between executors lose no retained or held version.
-
-Each executor has a listing of its own.
-"""
+"""Stores that move between executors, each with its own listing, lose no retained or held version."""
 
 from __future__ import annotations
 
@@ -58,10 +55,7 @@ class Cluster:
         return place
 
     def commit(self, partition: int, counts: dict[str, int]) -> Attempt:
-        """Run a partition's task.
-
-        Its metadata may be too large to be handed over, and it may take up a snapshot.
-        """
+        """Run a partition's task, which may hand over no metadata and may take up a snapshot."""
         executor = self.executor(partition)
         is_first = not self.driver.left
         base = executor.snapshot(partition) if not is_first and self.random.random() < 0.2 else None

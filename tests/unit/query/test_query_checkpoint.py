@@ -60,38 +60,32 @@ def test_stores_returns_a_version_of_every_store(tmp_path: Path, with_ids: bool,
     assert files_below(tmp_path) == before
 
 
-def test_batches_returns_committed_batches_with_log_entries(query: WrittenQuery) -> None:
+def test_batches_are_those_with_both_log_entries(query: WrittenQuery) -> None:
     query.begin()
     query.write("commits/.9.crc", b"")
     query.write("commits/9.tmp", b"")
     query.write("commits/deep/8", b"")
-    assert query.checkpoint.batches() == [0, 1, 2]
-    query.checkpoint.files.delete(query.checkpoint.path("offsets/1"))
-    assert query.checkpoint.batches() == [0, 2]
-    with pytest.raises(
-        CheckpointNotFoundError, match=r"has no batch 3: it has the batches 0, 2\. .*minBatchesToRetain"
-    ):
-        query.checkpoint.require_batch(3)
-    with pytest.raises(CheckpointNotFoundError, match="no entry of batch 1 in 'offsets'"):
-        query.checkpoint.offsets(1)
-    with pytest.raises(CheckpointNotFoundError, match="no entry of batch 3 in 'commits'"):
-        query.checkpoint.commit(3)
-
-
-def test_ranges_formats_consecutive_batches(query: WrittenQuery) -> None:
     for batch in (7, 8, 9, 11):
         query.write(f"commits/{batch}", b"")
         query.write(f"offsets/{batch}", b"")
-    with pytest.raises(CheckpointNotFoundError, match="the batches 0 to 2, 7 to 9, 11"):
-        query.checkpoint.require_batch(10)
+    checkpoint = query.checkpoint
+    assert checkpoint.batches() == [0, 1, 2, 7, 8, 9, 11]
+    checkpoint.files.delete(checkpoint.path("offsets/1"))
+    assert checkpoint.batches() == [0, 2, 7, 8, 9, 11]
+    known = r"has no batch 3: it has the batches 0, 2, 7 to 9, 11\. .*minBatchesToRetain"
+    with pytest.raises(CheckpointNotFoundError, match=known):
+        checkpoint.require_batch(3)
+    with pytest.raises(CheckpointNotFoundError, match="no entry of batch 1 in 'offsets'"):
+        checkpoint.offsets(1)
+    with pytest.raises(CheckpointNotFoundError, match="no entry of batch 3 in 'commits'"):
+        checkpoint.commit(3)
 
 
 def test_batches_refuses_a_directory_without_a_query(tmp_path: Path) -> None:
+    refused = "is not a checkpoint location of a streaming query"
     for checkpoint in (QueryCheckpoint(str(tmp_path)), QueryCheckpoint(str(tmp_path / "nowhere"))):
         for ask in (checkpoint.batches, checkpoint.newest_batch, checkpoint.stores):
-            with pytest.raises(
-                CheckpointNotFoundError, match="is not a checkpoint location of a streaming query"
-            ):
+            with pytest.raises(CheckpointNotFoundError, match=refused):
                 ask()
     (tmp_path / "metadata").write_text(json.dumps({"id": QUERY_ID}))
     checkpoint = QueryCheckpoint(str(tmp_path))
@@ -124,30 +118,23 @@ def test_operators_reads_the_metadata_of_the_run_of_a_batch(tmp_path: Path) -> N
     query = WrittenQuery(str(tmp_path), operators={0: ("stateStoreSave", 1, ("default",))})
     for _ in range(3):
         query.run()
-    operator = StatefulOperator.decode(PROCESSOR.replace(b'"operatorId":1', b'"operatorId":1'), "here")
+    operator = StatefulOperator.decode(PROCESSOR, "here")
     for first, partitions in ((0, 4), (2, 5), (10, 6)):
         query.write(f"state/1/_metadata/v2/{first}", operator.with_partitions(partitions).encode())
     query.write("state/1/_metadata/v2/.2.crc", b"")
     checkpoint = query.checkpoint
-    assert [checkpoint.operator(1, batch).partitions for batch in (0, 1, 2, 9, 10, None)] == [
-        4,
-        4,
-        5,
-        5,
-        6,
-        6,
-    ]
+    found = [checkpoint.operator(1, batch).partitions for batch in (0, 1, 2, 9, 10, None)]
+    assert found == [4, 4, 5, 5, 6, 6]
     assert [path.rpartition("/")[2] for path, _ in checkpoint.operator_files(1)] == ["metadata", "0"]
 
 
 def test_open_store_reads_the_requested_attempt(query: WrittenQuery) -> None:
     store = STORES[2]
-    meant = QueryCheckpoint(query.url, state_url="file:///elsewhere", attempts={store: "0" * 16})
-    assert meant.state_url == "file:///elsewhere"
-    assert {v.store: v.attempt_id for v in meant.stores()} == {
-        s: "0" * 16 if s == store else None for s in STORES
-    }
-    assert {v.attempt_id for v in query.checkpoint.stores()} == {None}
+    other = QueryCheckpoint(query.url, state_url="file:///elsewhere", attempts={store: "0" * 16})
+    assert other.state_url == "file:///elsewhere"
+    attempts = {version.store: version.attempt_id for version in other.stores()}
+    assert attempts == dict.fromkeys(STORES) | {store: "0" * 16}
+    assert {version.attempt_id for version in query.checkpoint.stores()} == {None}
 
 
 def test_open_store_uses_the_directory_of_the_operator(query: WrittenQuery) -> None:

@@ -17,6 +17,8 @@ from spark_statestore.query.rollback import rollback
 from spark_statestore.query.verify import verify
 from tests.unit.query.stored_query import StoredQuery
 
+pytestmark = pytest.mark.usefixtures("unsynced")
+
 LARGE = {f"{'w' * (number % 2)}{number}": number for number in range(100)}
 
 
@@ -30,10 +32,14 @@ def query(tmp_path: Path, request: pytest.FixtureRequest) -> StoredQuery:
 
 
 def spoil(query: StoredQuery, pattern: str) -> None:
-    found = list(query.directory.glob(pattern))
-    assert found
-    for path in found:
+    paths = list(query.directory.glob(pattern))
+    assert paths
+    for path in paths:
         path.write_bytes(b"broken")
+
+
+NEWEST = "state/0/1/chk-4*/_metadata"
+BEFORE = "state/0/1/chk-3*/_metadata"
 
 
 def test_repair_changes_nothing_in_an_intact_checkpoint(query: StoredQuery) -> None:
@@ -41,16 +47,11 @@ def test_repair_changes_nothing_in_an_intact_checkpoint(query: StoredQuery) -> N
     done = repair(query.url, stopped=True)
     assert (done.batch, done.broken, done.moved) == (3, (), ())
     assert query.files() == before
+    with pytest.raises(CheckpointNotFoundError):
+        repair(str(query.directory / "nothing"), stopped=True)
 
 
-@pytest.mark.parametrize(
-    "broken",
-    [
-        "state/0/1/chk-4*/_metadata",
-        "state/0/0/shared/4-*",
-        "sources/0/3",
-    ],
-)
+@pytest.mark.parametrize("broken", ["state/0/1/chk-4*/_metadata", "state/0/0/shared/4-*", "sources/0/3"])
 def test_repair_rolls_back_to_the_newest_intact_batch(query: StoredQuery, broken: str) -> None:
     spoil(query, broken)
     before = query.files()
@@ -71,7 +72,7 @@ def test_repair_rolls_back_to_the_newest_intact_batch(query: StoredQuery, broken
 
 
 def test_repair_passes_over_several_broken_batches(query: StoredQuery) -> None:
-    spoil(query, "state/0/1/chk-4*/_metadata")
+    spoil(query, NEWEST)
     spoil(query, "state/0/0/shared/3-*")
     done = repair(query.url, stopped=True)
     assert (done.batch, [found.batch for found in done.broken]) == (1, [3, 2])
@@ -87,74 +88,56 @@ def test_repair_removes_only_a_broken_uncommitted_batch(query: StoredQuery) -> N
     assert verify(query.url).batch == 3
 
 
-def test_repair_changes_nothing_without_an_intact_batch(query: StoredQuery) -> None:
-    spoil(query, "metadata")
-    before = query.files()
-    with pytest.raises(CorruptCheckpointError, match="no batch"):
-        repair(query.url, stopped=True)
-    assert query.files() == before
-
-
-def test_repair_changes_nothing_if_storage_fails(query: StoredQuery) -> None:
-    for path in query.directory.glob("state/0/1/chk-4*/_metadata"):
+@pytest.mark.parametrize(
+    ("broken", "unreadable", "stopped", "error", "message"),
+    [
+        ("metadata", None, True, CorruptCheckpointError, "no batch"),
+        ("state/0/0/shared/1-*", None, True, CorruptCheckpointError, "no batch"),
+        (None, NEWEST, True, CheckpointIOError, "its damage is unknown"),
+        (NEWEST, BEFORE, True, CheckpointIOError, "batch 2 is not rolled back, .* damage is unknown"),
+        (NEWEST, None, False, QueryRunningError, "--stopped"),
+    ],
+    ids=["metadata", "stream of all batches", "newest is unreadable", "batch before is", "may run"],
+)
+def test_repair_changes_nothing_if_it_cannot_be_sure(
+    query: StoredQuery,
+    broken: str | None,
+    unreadable: str | None,
+    stopped: bool,
+    error: type[Exception],
+    message: str,
+) -> None:
+    if broken is not None:
+        spoil(query, broken)
+    if unreadable is not None:
+        (path,) = query.directory.glob(unreadable)
         path.unlink()
         path.mkdir()
     before = query.files()
-    with pytest.raises(CheckpointIOError, match="its damage is unknown"):
-        repair(query.url, stopped=True)
+    with pytest.raises(error, match=message):
+        repair(query.url, stopped=stopped)
     assert query.files() == before
-
-
-def test_repair_passes_over_no_batch_that_storage_fails_to_read(query: StoredQuery) -> None:
-    spoil(query, "state/0/1/chk-4*/_metadata")
-    (path,) = query.directory.glob("state/0/1/chk-3*/_metadata")
-    path.unlink()
-    path.mkdir()
-    with pytest.raises(CheckpointIOError, match="batch 2 is not rolled back, because its damage is unknown"):
-        repair(query.url, stopped=True)
 
 
 def test_repair_rolls_back_to_the_oldest_batch(query: StoredQuery) -> None:
     query.forget(2)
-    spoil(query, "state/0/1/chk-4*/_metadata")
+    spoil(query, NEWEST)
     assert repair(query.url, stopped=True).batch == 2
     found = verify(query.url)
     assert (found.batch, found.ok) == (2, True)
 
 
-@pytest.mark.slow
 def test_repair_rolls_back_a_newest_batch_without_a_previous_offset_entry(query: StoredQuery) -> None:
     (query.directory / "offsets/2").unlink()
-    assert not verify(query.url).ok
     assert repair(query.url, stopped=True).batch == 1
     assert verify(query.url).ok
 
 
-def test_repair_refuses_a_directory_without_a_checkpoint(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFoundError):
-        repair(str(tmp_path / "nothing"), stopped=True)
-
-
-def test_repair_finds_a_missing_stream_shared_by_batches(tmp_path: Path) -> None:
-    query = StoredQuery(tmp_path / "checkpoint")
-    query.run(**LARGE)
-    query.run(ann=1)
-    query.run(ann=2)
-    spoil(query, "state/0/0/shared/1-*")
-    with pytest.raises(CorruptCheckpointError, match="no batch"):
-        repair(query.url, stopped=True)
-
-
-def test_repair_refuses_a_running_query(query: StoredQuery) -> None:
-    spoil(query, "state/0/1/chk-4*/_metadata")
-    before = query.files()
-    with pytest.raises(QueryRunningError, match="--stopped"):
-        repair(query.url)
-    assert query.files() == before
-
-
-def entries(query: StoredQuery, log: str) -> list[int]:
-    return sorted(int(path.name) for path in (query.directory / log).iterdir() if path.name.isdigit())
+def entries(query: StoredQuery) -> list[list[int]]:
+    return [
+        sorted(int(path.name) for path in (query.directory / log).iterdir() if path.name.isdigit())
+        for log in ("offsets", "commits")
+    ]
 
 
 def roll_back_as_it_runs(query: StoredQuery, batch: int) -> None:
@@ -164,11 +147,10 @@ def roll_back_as_it_runs(query: StoredQuery, batch: int) -> None:
         query.run(**dict.fromkeys(LARGE, number))
 
 
-@pytest.mark.slow
 def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None:
     rolled_back = query.files()
     roll_back_as_it_runs(query, 1)
-    assert entries(query, "offsets") == entries(query, "commits") == [0, 1, 4, 5, 6]
+    assert entries(query) == [[0, 1, 4, 5, 6]] * 2
     assert not verify(query.url).ok
     before = query.files()
     with pytest.raises(QueryRunningError):
@@ -179,14 +161,13 @@ def test_repair_undoes_a_rollback_of_a_running_query(query: StoredQuery) -> None
     assert (done.batch, done.moved, done.undone_rollback) == (6, (), planned.undone_rollback)
     assert done.undone_rollback is not None
     assert rolled_back.items() <= query.files().items()
-    assert entries(query, "offsets") == entries(query, "commits") == list(range(7))
+    assert entries(query) == [list(range(7))] * 2
     found = verify(query.url)
     assert (found.batch, found.problems) == (6, ())
     # A second repair finds nothing to do.
     assert repair(query.url).broken == ()
 
 
-@pytest.mark.slow
 def test_repair_rolls_back_to_the_batch_before_a_gap(query: StoredQuery) -> None:
     roll_back_as_it_runs(query, 1)
     (query.directory / "commits/4").unlink()

@@ -9,18 +9,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_statestore import (
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    QueryRunningError,
-    rollback,
-)
+from spark_statestore import CheckpointNotFoundError, CorruptCheckpointError, QueryRunningError, rollback
 from spark_statestore.files import LocalFileSystem
 from spark_statestore.operator_state import MapStateDescriptor, QueryOperatorState
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.query_checkpoint import ROLLED_BACK
 from spark_statestore.query.rollback import undo_rollback
+from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import WrittenQuery, content
+
+pytestmark = pytest.mark.usefixtures("unsynced")
 
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 
@@ -42,29 +40,22 @@ def ran(
     return query
 
 
-def files(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()
-    }
-
-
 def put_aside(directory: Path) -> dict[str, bytes]:
     """Return the files that rollbacks moved, by their original path."""
-    found = files(directory / ROLLED_BACK) if (directory / ROLLED_BACK).exists() else {}
-    return {name.partition("/")[2]: data for name, data in found.items()}
+    return {name.partition("/")[2]: data for name, data in files_below(directory / ROLLED_BACK).items()}
 
 
 def in_place(directory: Path) -> dict[str, bytes]:
-    return {name: data for name, data in files(directory).items() if not name.startswith(ROLLED_BACK)}
+    return {name: data for name, data in files_below(directory).items() if not name.startswith(ROLLED_BACK)}
 
 
 @both_formats
 def test_rollback_moves_only_entries_of_later_batches(tmp_path: Path, with_ids: bool):
     query = ran(tmp_path, 5, with_ids=with_ids)
-    before = files(tmp_path)
+    before = files_below(tmp_path)
     expected = content(query.checkpoint, 2)
     planned = rollback(query.url, 2, dry_run=True)
-    assert files(tmp_path) == before
+    assert files_below(tmp_path) == before
 
     assert rollback(query.url, 2, stopped=True) == planned
     assert query.checkpoint.newest_batch() == 2
@@ -127,7 +118,7 @@ def test_interrupted_rollback_leaves_the_query_at_a_batch_in_between(
         directory = tmp_path / str(steps)
         query = ran(directory, 4, with_ids=with_ids)
         contents = {batch: content(query.checkpoint, batch) for batch in range(4)}
-        before = files(directory)
+        before = files_below(directory)
         left = steps
         with monkeypatch.context() as patched, suppress(KeyboardInterrupt):
             for name in real:
@@ -151,24 +142,21 @@ def test_interrupted_rollback_leaves_the_query_at_a_batch_in_between(
 
 
 def test_rollback_refuses_a_batch_without_state(tmp_path: Path):
-    query = ran(tmp_path, 4)
-    next((tmp_path / "state/0/1/chk-2").iterdir()).unlink()
-    before = files(tmp_path)
+    query = WrittenQuery(str(tmp_path))
+    for _ in range(4):
+        query.run(put={b"large": bytes(700)})
+    (stream,) = (tmp_path / "state/0/0/shared").glob("3-*")
+    stream.unlink()
+    (metadata,) = (tmp_path / "state/0/1/chk-2").iterdir()
+    metadata.unlink()
+    before = files_below(tmp_path)
+    with pytest.raises(CorruptCheckpointError, match="needs the state stream"):
+        rollback(query.url, 2, stopped=True)
     with pytest.raises(CheckpointNotFoundError, match="operator 0, partition 1, store default, version 2"):
         rollback(query.url, 1, stopped=True)
     with pytest.raises(CheckpointNotFoundError, match="it has the batches 0 to 3"):
         rollback(query.url, 7, stopped=True)
-    assert files(tmp_path) == before
-
-
-def test_rollback_refuses_a_batch_with_a_missing_stream(tmp_path: Path):
-    query = WrittenQuery(str(tmp_path))
-    query.run(put={b"large": bytes(700)})
-    query.run()
-    next((tmp_path / "state/0/0/shared").iterdir()).unlink()
-    with pytest.raises(CorruptCheckpointError, match="needs the state stream"):
-        rollback(query.url, 0, stopped=True)
-    assert query.checkpoint.batches() == [0, 1]
+    assert files_below(tmp_path) == before
 
 
 def compacted_at_4(directory: Path) -> tuple[WrittenQuery, list[bytes]]:
@@ -199,7 +187,7 @@ def test_rollback_removes_rewritten_entries_if_the_query_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     query, _ = compacted_at_4(tmp_path)
-    before = files(tmp_path)
+    before = files_below(tmp_path)
     create = LocalFileSystem.create
 
     def run_and_create(self: LocalFileSystem, path: str, data: bytes) -> None:
@@ -222,35 +210,29 @@ def test_undo_rollback_deletes_only_files_of_sources(tmp_path: Path, names: str)
     directory = tmp_path / ROLLED_BACK / "time"
     directory.mkdir(parents=True)
     (directory / "_created").write_text(names)
-    before = files(tmp_path)
+    before = files_below(tmp_path)
     with pytest.raises(CorruptCheckpointError, match="is not a list of the files that a rollback created"):
         undo_rollback(query.checkpoint, "time")
-    assert files(tmp_path) == before
+    assert files_below(tmp_path) == before
 
 
-def test_rollback_refuses_a_batch_without_retained_operator_state(tmp_path: Path):
+def test_rollback_needs_the_operator_state_of_its_batch_unless_that_began_later(tmp_path: Path):
     query = WrittenQuery(str(tmp_path))
     own = QueryOperatorState(query.url, "own", num_retained=1)
     for batch in range(4):
         query.run()
         with own.batch(batch):
             pass
+    with QueryOperatorState(query.url, "later").batch(3):
+        pass
     with pytest.raises(
         CheckpointNotFoundError, match="no longer retained for batch 1; the oldest one is of batch 2"
     ):
         rollback(query.url, 1, stopped=True)
     assert query.checkpoint.newest_batch() == 3
-
-
-def test_rollback_moves_operator_state_that_began_later(tmp_path: Path):
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(2):
-        query.run()
-    with QueryOperatorState(query.url, "own").batch(1):
-        pass
-    moved = rollback(query.url, 0, stopped=True)
-    assert any("/operator-state/own/chk-1" in url for url in moved)
-    assert QueryOperatorState(query.url, "own").batches() == []
+    moved = rollback(query.url, 2, stopped=True)
+    assert any("/operator-state/later/chk-3" in url for url in moved)
+    assert QueryOperatorState(query.url, "later").batches() == []
 
 
 def test_rollback_writes_an_offset_entry_before_the_oldest_batch(tmp_path: Path):
@@ -268,26 +250,19 @@ def test_rollback_moves_damaged_logs_of_later_batches(tmp_path: Path):
     for log in ("commits", "offsets", "sources/0"):
         (tmp_path / log / "2").write_bytes(b"damaged")
     rollback(query.url, 1, stopped=True)
-    assert {name for name in put_aside(tmp_path) if name.endswith("/2")} == {
-        "commits/2",
-        "offsets/2",
-        "sources/0/2",
-    }
+    moved = {name for name in put_aside(tmp_path) if name.endswith("/2")}
+    assert moved == {"commits/2", "offsets/2", "sources/0/2"}
     assert query.checkpoint.batches() == [0, 1]
-
-
-def test_rollback_refuses_a_running_query(tmp_path: Path):
-    query = ran(tmp_path, 4)
-    before = files(tmp_path)
-    with pytest.raises(QueryRunningError, match=r"^pass --stopped"):
-        rollback(query.url, 1)
-    assert files(tmp_path) == before
 
 
 def test_rollback_moves_nothing_if_the_query_runs_before_the_first_removal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     query = ran(tmp_path, 4)
+    before = files_below(tmp_path)
+    with pytest.raises(QueryRunningError, match=r"^pass --stopped"):
+        rollback(query.url, 1)
+    assert files_below(tmp_path) == before
     create = LocalFileSystem.create
 
     def run_and_create(self: LocalFileSystem, path: str, data: bytes) -> None:
@@ -319,7 +294,7 @@ def test_rollback_moves_files_back_if_the_query_runs(
     while refused:
         directory = tmp_path / str(step)
         query = ran(directory, 4, with_ids=with_ids)
-        before = files(directory)
+        before = files_below(directory)
         left = step
 
         def run_in_time(*arguments: object, query: WrittenQuery = query) -> None:

@@ -86,24 +86,17 @@ def test_cut_keeps_a_log_that_spark_reads_up_to_the_entry(drawn: tuple[Log, int,
     cut = carried_out(log, part, last)
     assert known_to_spark(cut, interval) == list(range(last + 1))
     assert set(part.dropped) == set(log) - set(part.kept)
-
-
-@given(logs())
-def test_cut_drops_the_newest_files_first(drawn: tuple[Log, int, int]):
-    log, _, last = drawn
-    numbers = [sources.newest_entry(name) for name in sources.cut(log, last, "here").dropped]
-    assert all(number in numbers for number in map(sources.newest_entry, log) if number > last)
+    # The newest files go first.
+    numbers = list(map(sources.newest_entry, part.dropped))
+    assert {number for number in map(sources.newest_entry, log) if number > last} <= set(numbers)
     assert numbers == sorted(numbers, reverse=True)
 
 
-def test_cut_refuses_a_log_with_missing_entries():
+def test_cut_refuses_a_log_with_missing_or_unreadable_entries():
     log = written(8, 10)
     del log["3"]
     with pytest.raises(CorruptCheckpointError, match="lacks entries up to 5"):
         sources.cut(log, 5, "here")
-
-
-def test_compacted_refuses_an_unreadable_file():
     with pytest.raises(CorruptCheckpointError, match="is not a log of a file source"):
         sources.compacted(b"v1\n{}", 3, "here")
 
@@ -152,7 +145,6 @@ def files(*positions: int | None) -> tuple[str, ...]:
         (files(5, 5), "0", files(5)),
         (files(5, 5, 7), "01", files(5, 7)),
         (files(5, 7, 7), "01", files(5, 7)),
-        (files(5, 7, 5), "01", files(5, 7)),
         (files(7, 7, 7), "01", files(7, 7)),
         (files(5, 7, 5, 7), "01", files(5, 7)),
         # The same of sources without directories.

@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -53,16 +54,9 @@ def versions(draw: st.DrawFn) -> list[list[Change]]:
 
 
 def described(rows: Rows) -> tuple[ColumnFamily, ...]:
+    values = {"many": sum(map(len, rows["many"].values()))}
     return tuple(
-        ColumnFamily(
-            name,
-            len(rows[name]),
-            "{}",
-            "{}",
-            "hash",
-            0,
-            values=sum(map(len, rows[name].values())) if name == "many" else None,
-        )
+        ColumnFamily(name, len(rows[name]), "{}", "{}", "hash", 0, values=values.get(name))
         for name in FAMILIES
     )
 
@@ -126,38 +120,43 @@ def test_store_snapshot_copies_the_result_of_a_changelog(
     assert [entry.full for entry in metadata.handle] == [True] * any(expected.values())
 
 
-def check_copy(checkpoint: QueryCheckpoint, expected: object) -> None:
-    """Copy version 1 of the store as its version 2, which has the same rows."""
-    content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))
-    write_store(checkpoint.open(STORE), CheckpointName(2), "00000000000000aa", content)
-    copied = read_store(checkpoint, StoreVersion(STORE, CheckpointName(2)))
-    assert rows_of(copied) == expected
+KEYS_AND_VALUES = [
+    *(("many", PUT, b"%d" % key, b"first") for key in range(4)),
+    *(("many", MERGE, b"%d" % key, b"second") for key in range(4)),
+]
+SIZES = [
+    ("many", PUT, b"%d" % key, bytes(size)) for key, size in enumerate((300, 300, 300, 2000, 300, 900, 99))
+]
 
 
-def test_write_store_splits_many_rows_into_batches(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_BATCH_ROWS", 3)
+@pytest.mark.parametrize(
+    ("limit", "most", "changes", "batches"),
+    [
+        ("_BATCH_ROWS", 3, KEYS_AND_VALUES, 3),
+        # Three rows, the one that exceeds the limit alone, one, and two of exactly the limit with their keys.
+        ("_BATCH_BYTES", 1000, SIZES, 5),
+    ],
+    ids=["rows", "bytes"],
+)
+def test_write_store_splits_rows_into_batches(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: str,
+    most: int,
+    changes: list[Change],
+    batches: int,
+) -> None:
+    monkeypatch.setattr(module, limit, most)
     checkpoint = QueryCheckpoint(str(tmp_path))
-    changes = [("many", PUT, b"%d" % key, b"first") for key in range(4)]
-    changes += [("many", MERGE, b"%d" % key, b"second") for key in range(4)]
     expected = commit_all(checkpoint, [changes])
-    check_copy(checkpoint, expected)
-    (entry,) = checkpoint.open(STORE).metadata(CheckpointName(2)).handle
-    assert len(entry.state.state_name_to_partition_offsets["many"].offsets) == 3
+    first, second = (StoreVersion(STORE, CheckpointName(version)) for version in (1, 2))
+    write_store(checkpoint.open(STORE), second.name, "00000000000000aa", read_store(checkpoint, first))
+    assert rows_of(read_store(checkpoint, second)) == expected
+    (entry,) = checkpoint.open(STORE).metadata(second.name).handle
+    assert len(entry.state.state_name_to_partition_offsets["many"].offsets) == batches
 
 
-def test_write_store_splits_many_bytes_into_batches(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "_BATCH_BYTES", 1000)
-    checkpoint = QueryCheckpoint(str(tmp_path))
-    sizes = [300, 300, 300, 2000, 300, 900, 99]
-    changes = [("one", PUT, b"%d" % key, bytes(size)) for key, size in enumerate(sizes)]
-    expected = commit_all(checkpoint, [changes])
-    check_copy(checkpoint, expected)
-    (entry,) = checkpoint.open(STORE).metadata(CheckpointName(2)).handle
-    # Three rows, the one that exceeds the limit alone, one, and two of exactly the limit with their keys.
-    assert len(entry.state.state_name_to_partition_offsets["one"].offsets) == 5
-
-
-def test_write_store_writes_no_version_if_the_read_fails(tmp_path):
+def test_write_store_writes_no_version_if_the_read_fails(tmp_path: Path) -> None:
     checkpoint = QueryCheckpoint(str(tmp_path))
     commit_all(checkpoint, [[("one", PUT, b"a", random.Random(1).randbytes(3_000_000))]])
     content = read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.upgrades import obstacles_by_spark
 from spark_statestore.store.metadata import ColumnFamily
+from tests.unit.query import stored_query
 from tests.unit.query.stored_query import COUNTS, WORDS, StoredQuery, schema
 
 
@@ -30,14 +32,13 @@ def able(query: StoredQuery) -> tuple[str, ...]:
     return tuple(spark for spark, reasons in found.items() if not reasons)
 
 
-def set_operator(query: StoredQuery, name: str, stores: tuple[str, ...] = ("default",)) -> None:
-    node = {
-        "operatorInfo": {"operatorId": 0, "operatorName": name},
-        "stateStoreInfo": [
-            {"storeName": store, "numColsPrefixKey": 0, "numPartitions": query.partitions} for store in stores
-        ],
-    }
-    query.put("state/0/_metadata/metadata", f"v1\n{json.dumps(node)}")
+def set_operator(query: StoredQuery, name: str) -> None:
+    metadata = (query.directory / "state/0/_metadata/metadata").read_text()
+    query.put("state/0/_metadata/metadata", metadata.replace("stateStoreSave", name))
+
+
+def set_commit_version(query: StoredQuery, version: str) -> None:
+    query.put("commits/0", (query.directory / "commits/0").read_text().replace("v2", version, 1))
 
 
 def set_offsets(query: StoredQuery, batch: int, version: str = "v1", **conf: str) -> None:
@@ -45,24 +46,53 @@ def set_offsets(query: StoredQuery, batch: int, version: str = "v1", **conf: str
     query.put(f"offsets/{batch}", f"{version}\n{json.dumps(metadata)}\n{{}}")
 
 
-def test_plain_state_continues_on_every_spark(query: StoredQuery) -> None:
-    assert able(query) == SUPPORTED_SPARK
+def write_with(query: StoredQuery, operator: str, encoder: str = "hash", keys: str = WORDS) -> None:
+    """Commit a batch of another operator, whose column family has other keys."""
+
+    def family(name: str, rows: int, *_: Any) -> ColumnFamily:
+        return ColumnFamily(name, rows, keys, COUNTS, encoder, 0)
+
+    set_operator(query, operator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stored_query, "ColumnFamily", family)
+        query.run(ann=2)
 
 
-def test_python_by_rows_needs_spark_4_1(query: StoredQuery) -> None:
-    set_operator(query, "transformWithStateInPySparkExec")
-    assert able(query) == ("4.1", "4.2", "4.3")
+def deduplicate(query: StoredQuery, columns: int, **setting: str) -> None:
+    write_with(query, "dedupe", keys=schema(**{f"c{number}": "string" for number in range(columns)}))
+    set_offsets(query, 1, **setting)
 
 
-def test_offset_log_with_names_of_sources_needs_spark_4_2(query: StoredQuery) -> None:
+ORDER = "spark.sql.dropDuplicates.deterministicKeyOrder.enabled"
+
+CASES: dict[str, tuple[Callable[[StoredQuery], None], tuple[str, ...]]] = {
+    "plain state": (lambda query: None, SUPPORTED_SPARK),
+    "Python by rows": (
+        lambda query: set_operator(query, "transformWithStateInPySparkExec"),
+        ("4.1", "4.2", "4.3"),
+    ),
     # The entry of a batch that was planned, but not committed, is what the query starts from.
-    set_offsets(query, 1, "v2")
-    assert able(query) == ("4.2", "4.3")
+    "offset log with names of sources": (lambda query: set_offsets(query, 1, "v2"), ("4.2", "4.3")),
+    "another commit log": (lambda query: set_commit_version(query, "v3"), ("4.2", "4.3")),
+    "join": (lambda query: set_operator(query, "symmetricHashJoin"), ("4.1", "4.2", "4.3")),
+    "join by time": (lambda query: write_with(query, "symmetricHashJoin", "timestampPrefix"), ("4.3",)),
+    "keys with times": (
+        lambda query: write_with(query, "transformWithStateExec", "timestampPrefix"),
+        ("4.2", "4.3"),
+    ),
+    "five ordered columns": (lambda query: deduplicate(query, 5, **{ORDER: "true"}), ("4.3",)),
+    "four ordered columns": (lambda query: deduplicate(query, 4, **{ORDER: "true"}), SUPPORTED_SPARK),
+    "columns in another order": (lambda query: deduplicate(query, 5, **{ORDER: "false"}), SUPPORTED_SPARK),
+    "columns without a setting": (lambda query: deduplicate(query, 5), SUPPORTED_SPARK),
+}
 
 
-def test_another_commit_log_needs_spark_4_2(query: StoredQuery) -> None:
-    query.put("commits/0", (query.directory / "commits/0").read_text().replace("v2\n", "v3\n", 1))
-    assert able(query) == ("4.2", "4.3")
+@pytest.mark.parametrize(("change", "sparks"), CASES.values(), ids=CASES)
+def test_query_continues_on_each_spark_that_reads_its_formats(
+    query: StoredQuery, change: Callable[[StoredQuery], None], sparks: tuple[str, ...]
+) -> None:
+    change(query)
+    assert able(query) == sparks
 
 
 def test_state_of_another_provider_continues_nowhere(query: StoredQuery) -> None:
@@ -71,46 +101,6 @@ def test_state_of_another_provider_continues_nowhere(query: StoredQuery) -> None
     found = obstacles_by_spark(QueryCheckpoint(query.url))
     assert all(name in reason for reasons in found.values() for reason in reasons)
     assert able(query) == ()
-
-
-def test_joins_of_later_state_formats_need_later_sparks(query: StoredQuery) -> None:
-    set_operator(query, "symmetricHashJoin")
-    assert able(query) == ("4.1", "4.2", "4.3")
-    write_with(query, encoder="timestampPrefix")
-    assert able(query) == ("4.3",)
-    # Keys like these in another operator need the Spark that introduced them.
-    set_operator(query, "transformWithStateExec")
-    assert able(query) == ("4.2", "4.3")
-
-
-@pytest.mark.parametrize(
-    ("columns", "setting", "sparks"),
-    [
-        (5, {"spark.sql.dropDuplicates.deterministicKeyOrder.enabled": "true"}, ("4.3",)),
-        (4, {"spark.sql.dropDuplicates.deterministicKeyOrder.enabled": "true"}, SUPPORTED_SPARK),
-        (5, {"spark.sql.dropDuplicates.deterministicKeyOrder.enabled": "false"}, SUPPORTED_SPARK),
-        (5, {}, SUPPORTED_SPARK),
-    ],
-)
-def test_order_of_many_deduplicated_columns_needs_the_same_rule(
-    query: StoredQuery, columns: int, setting: dict[str, str], sparks: tuple[str, ...]
-) -> None:
-    set_operator(query, "dedupe")
-    write_with(query, keys=schema(**{f"c{number}": "string" for number in range(columns)}))
-    set_offsets(query, 1, **setting)
-    assert able(query) == sparks
-
-
-def write_with(query: StoredQuery, encoder: str = "hash", keys: str = WORDS) -> None:
-    """Commit a batch whose column family has other keys."""
-    from tests.unit.query import stored_query
-
-    def family(name: str, rows: int, *_: Any) -> ColumnFamily:
-        return ColumnFamily(name, rows, keys, COUNTS, encoder, 0)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stored_query, "ColumnFamily", family)
-        query.run(ann=2)
 
 
 def test_damaged_checkpoint_is_an_error(query: StoredQuery) -> None:

@@ -12,15 +12,12 @@ from spark_statestore.query import OperatorStore, StatefulOperator
 from spark_statestore.rescaling.partitioning import partition_key
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.metadata import ColumnFamily
+from tests.unit.query.stored_query import schema
 
 
 def struct(**fields: Any) -> dict[str, Any]:
-    return {
-        "type": "struct",
-        "fields": [
-            {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields.items()
-        ],
-    }
+    parsed: dict[str, Any] = json.loads(schema(**fields))
+    return parsed
 
 
 def state(name: str, key: dict[str, Any], encoder: str = "hash") -> ColumnFamily:

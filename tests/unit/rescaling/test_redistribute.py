@@ -34,21 +34,13 @@ from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.testing.stores import attempt_id
 from tests.support.effort import EFFORT
-from tests.unit.query.stored_query import StoredQuery
+from tests.unit.query.stored_query import StoredQuery, schema
 from tests.unit.rows.encoder import encode_row
 
 BATCH = 4
 
-SCHEMA = json.dumps(
-    {
-        "type": "struct",
-        "fields": [
-            {"name": name, "type": kind, "nullable": True, "metadata": {}}
-            for name, kind in {"a": "long", "b": "string"}.items()
-        ],
-    }
-)
-NOTHING = json.dumps({"type": "struct", "fields": []})
+SCHEMA = schema(a="long", b="string")
+NOTHING = schema()
 
 # Of each state whether its keys have several values.
 FAMILIES = {"one": False, "many": True}
@@ -200,32 +192,25 @@ def test_rescaled_refuses_rows_in_a_wrong_partition(tmp_path: Path) -> None:
     assert len(before.stores()) == 4
 
 
-def test_rescaled_refuses_a_query_without_strict_distribution(tmp_path: Path) -> None:
-    before = write(tmp_path / "old", 1, SOME)
-    entry = before.offsets(BATCH).with_conf(redistribute._STRICT, "false")
-    (tmp_path / "old" / "offsets" / str(BATCH)).write_bytes(entry.encode())
-    with pytest.raises(RescaleError, match="useStrictDistribution=false"):
-        rescale(before.url, str(tmp_path / "new"), 7, stopped=True)
-
-
-def test_rescaled_refuses_an_unknown_state_with_rows(tmp_path: Path) -> None:
-    before = write(tmp_path / "old", 2, SOME, operator="somethingNew")
-    with pytest.raises(RescaleError, match=r"\(somethingNew\), store default: this release does not know"):
-        rescale(before.url, str(tmp_path / "new"), 7, stopped=True)
-    empty = write(tmp_path / "empty", 2, {}, operator="somethingNew")
-    assert rescale(empty.url, str(tmp_path / "new"), 7, stopped=True) == BATCH
-
-
-def test_rescaled_refuses_a_missing_partition(tmp_path: Path) -> None:
+def test_rescaled_refuses_a_query_whose_state_it_cannot_distribute(tmp_path: Path) -> None:
     before = write(tmp_path / "old", 4, SOME)
+    new = str(tmp_path / "new")
+    with pytest.raises(ValueError, match="is 0, but it must be at least 1"):
+        rescale(before.url, new, 0, stopped=True)
+    offsets = tmp_path / "old" / "offsets" / str(BATCH)
+    entry = offsets.read_bytes()
+    offsets.write_bytes(before.offsets(BATCH).with_conf(redistribute._STRICT, "false").encode())
+    with pytest.raises(RescaleError, match="useStrictDistribution=false"):
+        rescale(before.url, new, 7, stopped=True)
+    offsets.write_bytes(entry)
     (tmp_path / "old" / "state" / "0" / "2" / f"chk-{BATCH + 1}" / "_metadata").unlink()
     with pytest.raises(CheckpointNotFoundError, match="partition 2"):
-        rescale(before.url, str(tmp_path / "new"), 7, stopped=True)
-
-
-def test_rescale_refuses_less_than_one_partition(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="is 0, but it must be at least 1"):
-        rescale(write(tmp_path / "old", 4, SOME).url, str(tmp_path / "new"), 0, stopped=True)
+        rescale(before.url, new, 7, stopped=True)
+    unknown = write(tmp_path / "unknown", 2, SOME, operator="somethingNew")
+    with pytest.raises(RescaleError, match=r"\(somethingNew\), store default: this release does not know"):
+        rescale(unknown.url, new, 7, stopped=True)
+    empty = write(tmp_path / "empty", 2, {}, operator="somethingNew")
+    assert rescale(empty.url, new, 7, stopped=True) == BATCH
 
 
 def partitions_seen_by_spark(checkpoint: Path) -> list[str]:

@@ -293,9 +293,3 @@ def test_read_state_of_damaged_state_returns_no_rows(query: TypedQuery, tmp_path
     assert read_state(query.url, partition=0).num_rows == 1
     with pytest.raises(CorruptCheckpointError):
         list(iter_state(query.url))
-
-
-def test_readers_are_public() -> None:
-    assert (
-        spark_statestore.decode_rows(pa.array([], pa.binary()), '{"type":"struct","fields":[]}') is not None
-    )

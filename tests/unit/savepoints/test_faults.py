@@ -14,11 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.errors import (
-    CheckpointNotFoundError,
-    SavepointNotFoundError,
-    StateStoreError,
-)
+from spark_statestore.errors import CheckpointNotFoundError, SavepointNotFoundError, StateStoreError
+from spark_statestore.files import open_file_system
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import KINDS as KINDS_OF_SAVEPOINTS
@@ -63,6 +60,7 @@ class Scene:
             self.contents.append(dict(self.query.rows))
         self.target = f"{self.root}/savepoints"
         self.saved = savepoint(self.query.url, self.target, kind).path
+        self.holds = len(list_holds(self.query.checkpoint))
         self.new = ""
         self.log = self.log_entries()
 
@@ -171,6 +169,8 @@ def disposes(kind: Kind) -> Operation:
         savepoints_are_whole(scene, 0)
         if done:
             assert list_holds(scene.query.checkpoint) == []
+            files, directory = open_file_system(scene.saved)
+            assert list(files.list_files(directory)) == []
 
     def operate(scene: Scene) -> None:
         # An interrupted disposal is repeated.
@@ -271,6 +271,9 @@ def run(model: Model, operation: Operation, fault: Fault) -> None:
         calls = [str(call) for call in scene.fs.calls[-20:]]
         scene.fs.restart()
         operation.check(scene, done)
+        if fault.kind == "fail" and not done:
+            # Only a process that dies leaves a hold.
+            assert len(list_holds(scene.query.checkpoint)) <= scene.holds
         # What was done, or is done now, outlives what comes.
         if model.fsync:
             scene.crash()

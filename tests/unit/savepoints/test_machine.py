@@ -60,8 +60,6 @@ def _key(store: StoreId, key: bytes) -> bytes:
 class SavepointMachine(RuleBasedStateMachine):
     """A query and its user. What is cut short, by an error or a crash, may be done or not, but never half."""
 
-    with_ids = False
-    elsewhere = False
     options = StorageOptions(file_state_threshold=512, compression=None)
 
     def make_directory(self) -> str:
@@ -87,13 +85,16 @@ class SavepointMachine(RuleBasedStateMachine):
         # The oldest one in Spark's logs.
         self.first = 0
 
-    @initialize(keep=st.integers(1, 3), kept=st.integers(1, 3))
-    def start(self, keep: int, kept: int) -> None:
+    @initialize(
+        keep=st.integers(1, 3), kept=st.integers(1, 3), with_ids=st.booleans(), elsewhere=st.booleans()
+    )
+    def start(self, keep: int, kept: int, with_ids: bool, elsewhere: bool) -> None:
         self.keep = keep
         self.query = WrittenQuery(
             f"{self.root}/checkpoint",
-            self.with_ids,
-            f"{self.root}/state" if self.elsewhere else None,
+            with_ids,
+            # The option ``checkpointsDir``.
+            f"{self.root}/state" if elsewhere else None,
             # Spark's logs may retain more batches than cleanups do.
             kept=max(keep, kept),
             options=self.options,
@@ -134,7 +135,7 @@ class SavepointMachine(RuleBasedStateMachine):
         if restart:
             self.query.restart()
 
-    @precondition(lambda self: not self.with_ids)
+    @precondition(lambda self: not self.query.with_ids)
     @rule(number=st.sampled_from([0, 1]))
     def commit_late(self, number: int) -> None:
         """Let a superseded task commit late: in format v1 its attempt replaces the newest version."""
@@ -322,12 +323,6 @@ def load_or_none(path: str) -> object:
         return None
 
 
-class ElsewhereMachine(SavepointMachine):
-    """State below the option ``checkpointsDir``."""
-
-    elsewhere = True
-
-
 class CrashingMachine(SavepointMachine):
     """Storage fails, or the process that takes a savepoint, disposes of one or cleans up dies."""
 
@@ -401,21 +396,16 @@ class PowerLossMachine(CrashingMachine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 @pytest.mark.parametrize(
     ("machine", "examples"),
     [
-        (SavepointMachine, 5),
-        (ElsewhereMachine, 2),
-        (CrashingMachine, 12),
-        (SyncedCrashingMachine, 10),
-        (PowerLossMachine, 4),
+        (SavepointMachine, 12),
+        (CrashingMachine, 24),
+        (SyncedCrashingMachine, 20),
+        (PowerLossMachine, 8),
     ],
 )
-def test_savepoints_keep_the_state_of_their_batch(
-    machine: type[SavepointMachine], examples: int, with_ids: bool
-) -> None:
+def test_savepoints_keep_the_state_of_their_batch(machine: type[SavepointMachine], examples: int) -> None:
     run_state_machine_as_test(
-        type(machine.__name__, (machine,), {"with_ids": with_ids}),
-        settings=settings(max_examples=examples * EFFORT, stateful_step_count=30),
+        machine, settings=settings(max_examples=examples * EFFORT, stateful_step_count=30)
     )

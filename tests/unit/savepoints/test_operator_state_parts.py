@@ -18,7 +18,6 @@ from spark_statestore import (
     dispose_savepoint,
     gc,
     repair,
-    rescale,
     restore,
     rollback,
     savepoint,
@@ -95,13 +94,6 @@ def test_clone_has_all_parts_of_its_batch_and_no_others(
     assert names == {f"{PARALLELISMS[batch]:04x}{subtask:04x}" for subtask in range(PARALLELISMS[batch])}
     continues(str(tmp_path / "new"), batch)
     assert seen(query.url, 2) == expected(2)
-
-
-def test_rescaled_query_redistributes_operator_state_in_its_next_batch(
-    query: StoredQuery, tmp_path: Path
-) -> None:
-    rescale(query.url, str(tmp_path / "new"), partitions=5, stopped=True)
-    continues(str(tmp_path / "new"), 2)
 
 
 @pytest.mark.parametrize("batch", [0, 1, 2])

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from spark_statestore import (
@@ -24,7 +23,6 @@ from spark_statestore import (
     savepoint,
 )
 from spark_statestore.files import LocalFileSystem, open_file_system
-from spark_statestore.operator_state import MapStateDescriptor, QueryOperatorState
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import Kind
 from spark_statestore.store.metadata import StoreId
@@ -63,7 +61,7 @@ def test_restored_query_resumes_after_the_savepoint(tmp_path: Path, kind: Kind, 
     made = WrittenQuery(str(tmp_path / "unused"), with_ids)
     made.checkpoint = QueryCheckpoint(str(tmp_path / "new"))
     assert restore(taken, made.checkpoint.url) == 1
-    # From here on it needs nothing of the other one.
+    # The copy needs no file of the others.
     shutil.rmtree(query.url)
     shutil.rmtree(taken.path.removeprefix("file://"))
     assert content(made.checkpoint) == rows
@@ -140,25 +138,15 @@ def test_copies_report_each_store(tmp_path: Path, query: WrittenQuery):
         reports.append((done, total))
 
     every = [(done, len(query.stores)) for done in range(len(query.stores) + 1)]
-    taken = {
-        kind: savepoint(query.url, str(tmp_path / "savepoints"), kind, progress=report)
-        for kind in ("canonical", "pointer")
-    }
-    assert reports == every
-    for make in (
-        lambda: clone(query.url, str(tmp_path / "clone"), progress=report),
-        lambda: restore(taken["canonical"], str(tmp_path / "restored"), progress=report),
-        lambda: restore(taken["pointer"], str(tmp_path / "other"), progress=report),
-    ):
-        reports.clear()
-        make()
-        assert reports == every
+    taken = savepoint(query.url, str(tmp_path), progress=report)
+    clone(query.url, str(tmp_path / "clone"), progress=report)
+    restore(taken, str(tmp_path / "restored"), progress=report)
+    assert reports == every * 3
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("metadata", "Use an empty location"),
         ("state/0/0/x", "Use an empty location"),
         ("_in-progress", "was killed while it did"),
     ],
@@ -174,9 +162,16 @@ def test_restore_refuses_a_location_that_is_not_empty(
     assert files(tmp_path / "new") == {name: b"here"}
 
 
-def test_clone_refuses_a_location_inside_its_source(query: WrittenQuery):
+def test_restore_refuses_invalid_arguments(tmp_path: Path, query: WrittenQuery):
+    taken = savepoint(query.url, str(tmp_path / "savepoints"))
+    new = str(tmp_path / "new")
+    with pytest.raises(OptionError, match="it must be one of no_claim, claim"):
+        restore(taken, new, claim_mode="legacy")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is 0, but it must be at least 1"):
+        restore(taken, new, partitions=0)
     with pytest.raises(CheckpointExistsError, match="is inside its source"):
-        clone(query.url, f"{query.url}/new")
+        restore(taken, f"{taken.path}/new")
+    assert not (tmp_path / "new").exists()
 
 
 def test_failed_copy_leaves_no_files(tmp_path: Path, query: WrittenQuery):
@@ -272,28 +267,7 @@ def test_copy_is_no_checkpoint_before_its_last_file(
     clone(query.url, str(tmp_path / "new"))
     assert found[:2] == ["_in-progress", "metadata"]
     assert found[-4:] == ["offsets/0", "offsets/1", "commits/1", "metadata"]
-    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == [
-        "commits",
-        "metadata",
-        "offsets",
-        "sources",
-        "state",
-    ]
-
-
-def test_restore_copies_operator_state(tmp_path: Path, query: WrittenQuery):
-    last = MapStateDescriptor("last", pa.string(), pa.int64())
-    own = QueryOperatorState(query.url, "own")
-    for batch in range(2):
-        with own.batch(batch) as store:
-            store.get_broadcast_state(last).put("batch", batch)
-    with QueryOperatorState(query.url, "later").batch(1):
-        pass
-    clone(query.url, str(tmp_path / "new"), batch=0)
-    copied = QueryOperatorState(str(tmp_path / "new"), "own")
-    assert copied.batches() == [0]
-    assert copied.read().get_broadcast_state(last).get("batch") == 0
-    assert QueryOperatorState(str(tmp_path / "new"), "later").batches() == []
+    assert not (tmp_path / "new" / "_in-progress").exists()
 
 
 def test_restore_rewrites_urls_of_schema_files(tmp_path: Path, query: WrittenQuery):
@@ -321,13 +295,6 @@ def test_restore_rewrites_urls_of_schema_files(tmp_path: Path, query: WrittenQue
     assert [Path(name).read_text() for name in made.operator(0).schema_files] == ["0_a", "1_b"]
 
 
-def test_clone_copies_a_query_without_state(tmp_path: Path):
-    query = WrittenQuery(str(tmp_path / "checkpoint"), operators={})
-    query.run()
-    assert clone(query.url, str(tmp_path / "new")) == 0
-    assert QueryCheckpoint(str(tmp_path / "new")).stores() == []
-
-
 def test_clone_refuses_a_wrong_number_of_values(tmp_path: Path, query: WrittenQuery):
     # Two keys, three in the metadata.
     query.rows[StoreId(0, 1)] = {**query.rows[StoreId(0, 1)], b"never written": b""}
@@ -336,17 +303,6 @@ def test_clone_refuses_a_wrong_number_of_values(tmp_path: Path, query: WrittenQu
         CorruptCheckpointError, match="has 2 values in the state 'default', but 3 in its metadata"
     ):
         clone(query.url, str(tmp_path / "new"))
-
-
-@pytest.mark.parametrize("mode", ["legacy", "", None])
-def test_restore_refuses_an_unknown_claim_mode(tmp_path: Path, query: WrittenQuery, mode: str):
-    with pytest.raises(OptionError, match="it must be one of no_claim, claim"):
-        restore(savepoint(query.url, str(tmp_path)), str(tmp_path / "new"), claim_mode=mode)  # type: ignore[arg-type]
-
-
-def test_restore_refuses_less_than_one_partition(tmp_path: Path, query: WrittenQuery):
-    with pytest.raises(ValueError, match="is 0, but it must be at least 1"):
-        clone(query.url, str(tmp_path / "new"), partitions=0)
 
 
 @pytest.mark.parametrize(

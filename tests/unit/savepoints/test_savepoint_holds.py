@@ -16,21 +16,18 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     SavepointError,
 )
+from spark_statestore.query import QueryCheckpoint
 from spark_statestore.savepoints.savepoint_holds import Hold, hold, list_holds
 from spark_statestore.store.holds import holds_directory_of
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
-from tests.unit.savepoints.written_query import LARGE, STORES, WrittenQuery, content
+from tests.unit.savepoints.written_query import LARGE, STORES, WrittenQuery, content, go_on, query_after
 
 HOLDER = "file:///savepoints/x"
 
 both_formats = pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
-
-
-def names(holds: list[Hold]) -> list[str]:
-    return [hold.name for hold in holds]
 
 
 @both_formats
@@ -45,10 +42,8 @@ def test_hold_retains_a_version_with_all_its_streams(tmp_path: Path, with_ids: b
     wanted = {store: dict(rows) for store, rows in query.rows.items()}
     held = hold(query.checkpoint, 3, "mine", HOLDER)
     assert held.version == 4
-    assert (names(list_holds(query.checkpoint)), held.holder()) == (["4-mine"], HOLDER)
-    for _ in range(4):
-        query.run(whole=True)
-        query.clean_up(1)
+    assert [(entry.name, entry.holder()) for entry in list_holds(query.checkpoint)] == [("4-mine", HOLDER)]
+    go_on(query, 4)
     # Also for a new instance.
     query.restart()
     query.clean_up(1)
@@ -65,9 +60,7 @@ def test_hold_retains_a_version_with_all_its_streams(tmp_path: Path, with_ids: b
 
 
 def test_cleanup_retains_streams_of_a_version_held_and_written_by_others(tmp_path: Path) -> None:
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(3):
-        query.run()
+    query = query_after(str(tmp_path), 3)
     store = STORES[0]
     mine = query.instances[store]
     query.clean_up(2)
@@ -89,9 +82,7 @@ def test_cleanup_retains_streams_of_a_version_held_and_written_by_others(tmp_pat
 
 
 def test_cleanup_retains_streams_of_a_late_attempt(tmp_path: Path) -> None:
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(3):
-        query.run()
+    query = query_after(str(tmp_path), 3)
     store = STORES[0]
     late = query.open(store)
     late.handle, late.attempt_id = query.instances[store].handle, query.instances[store].attempt_id
@@ -119,20 +110,11 @@ def test_hold_retains_a_replaced_attempt_in_format_v1(tmp_path: Path) -> None:
     held = hold(query.checkpoint, 1, "mine", HOLDER)
     # The query is set back, and the batch has other rows this time.
     query.checkpoint.files.delete(query.checkpoint.path("commits/1"))
-    query.batch, query.rows = 0, content(query.checkpoint, 0)
-    query.restart()
+    query.set_back(0)
     query.run(put={b"another": b"1"})
-    for _ in range(4):
-        query.run(whole=True)
-        query.clean_up(1)
+    go_on(query, 4)
     query.restart()
     query.clean_up(1)
-    for store, attempt_id in held.attempts.items():
-        assert (
-            query.checkpoint.open(store).metadata(query.checkpoint.stores(1)[0].name, attempt_id).version == 2
-        )
-    from spark_statestore.query import QueryCheckpoint
-
     view = QueryCheckpoint(str(tmp_path), attempts=held.attempts)
     assert all(rows == {b"large": LARGE, b"batch": b"1"} for rows in content(view, 1).values())
     assert all(b"another" in rows for rows in content(query.checkpoint, 1).values())
@@ -140,9 +122,7 @@ def test_hold_retains_a_replaced_attempt_in_format_v1(tmp_path: Path) -> None:
 
 @both_formats
 def test_hold_refuses_a_version_that_may_be_discarded(tmp_path: Path, with_ids: bool) -> None:
-    query = WrittenQuery(str(tmp_path), with_ids)
-    for _ in range(6):
-        query.run()
+    query = query_after(str(tmp_path), 6, with_ids)
     # Version 3 exists, but cleanups retain one version before the newest, since the query was started again
     # with another option.
     query.clean_up(4, STORES[0])
@@ -159,16 +139,12 @@ def test_hold_refuses_a_version_that_may_be_discarded(tmp_path: Path, with_ids: 
 
 
 def test_hold_accepts_any_version_before_the_first_cleanup(tmp_path: Path) -> None:
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(4):
-        query.run()
+    query = query_after(str(tmp_path), 4)
     assert [hold(query.checkpoint, batch, "mine", HOLDER).version for batch in range(4)] == [1, 2, 3, 4]
 
 
 def test_hold_ignores_the_horizon_of_cleanups_of_last_week(tmp_path: Path) -> None:
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(3):
-        query.run()
+    query = query_after(str(tmp_path), 3)
     query.clean_up(1)
     # Started again, the query retains more.
     query.restart()
@@ -181,9 +157,7 @@ def test_hold_ignores_the_horizon_of_cleanups_of_last_week(tmp_path: Path) -> No
     query.clean_up(100)
     wanted = content(query.checkpoint, 3)
     assert hold(query.checkpoint, 3, "mine", HOLDER).version == 4
-    for _ in range(3):
-        query.run(whole=True)
-        query.clean_up(1)
+    go_on(query)
     assert content(query.checkpoint, 3) == wanted
 
 
@@ -191,9 +165,7 @@ def test_hold_ignores_the_horizon_of_cleanups_of_last_week(tmp_path: Path) -> No
 def test_cleanup_renews_the_horizon_that_it_relies_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restarts: bool
 ) -> None:
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(6):
-        query.run()
+    query = query_after(str(tmp_path), 6)
     query.clean_up(1, STORES[0])
     age(query, "horizon-1", 8)
     if restarts:
@@ -218,9 +190,7 @@ def roll_back_by_hand(query: WrittenQuery, *batches: int) -> None:
 
 
 def test_hold_counts_rolled_back_batches(tmp_path: Path) -> None:
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(6):
-        query.run()
+    query = query_after(str(tmp_path), 6)
     query.clean_up(3)
     roll_back_by_hand(query, 4, 5)
     assert hold(query.checkpoint, 2, "mine", HOLDER).version == 3
@@ -229,15 +199,12 @@ def test_hold_counts_rolled_back_batches(tmp_path: Path) -> None:
 
 
 def test_hold_refuses_the_newest_batch_if_a_cleanup_may_not_know_of_the_rollback(tmp_path: Path) -> None:
-    query = WrittenQuery(str(tmp_path))
-    for _ in range(6):
-        query.run()
+    query = query_after(str(tmp_path), 6)
     query.clean_up(1, STORES[0])
     roll_back_by_hand(query, 4, 5)
     with pytest.raises(SavepointError, match=r"after 3 were rolled back.* canonical .* batch 4 once"):
         hold(query.checkpoint, 3, "mine", HOLDER)
-    query.batch, query.rows = 3, content(query.checkpoint, 3)
-    query.restart()
+    query.set_back(3)
     query.run()
     assert hold(query.checkpoint, 4, "mine", HOLDER).version == 5
 
@@ -268,9 +235,7 @@ def test_store_outside_of_a_query_has_no_holds() -> None:
 
 def test_cleanup_without_holds_writes_and_lists_nothing(tmp_path: Path) -> None:
     fs = FaultInjectingFileSystem()
-    query = WrittenQuery(fs.url("checkpoint"))
-    for _ in range(3):
-        query.run()
+    query = query_after(fs.url("checkpoint"), 3)
     store = STORES[0]
     query.clean_up(1, store)
     query.run(whole=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import shutil
@@ -18,11 +17,10 @@ from spark_statestore.errors import (
     OptionError,
     QueryRunningError,
     SavepointError,
-    SavepointNotFoundError,
-    StateStoreError,
 )
 from spark_statestore.files import open_file_system
 from spark_statestore.formats.metadata import MetadataKind, encode_object
+from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.rollback import rollback
 from spark_statestore.query.savepoint import KINDS, Kind, decode_savepoint, encode_savepoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
@@ -33,7 +31,7 @@ from spark_statestore.savepoints.savepoint_store import SavepointStore
 from spark_statestore.store.holds import announce_holds
 from spark_statestore.store.metadata import StoreId
 from spark_statestore.testing.faults import FaultInjectingFileSystem
-from spark_statestore.testing.faults_plan import CrashedError, Fault, FaultKind
+from spark_statestore.testing.faults_plan import Fault
 from tests.support.trees import files_below
 from tests.unit.savepoints.written_query import (
     LARGE,
@@ -81,8 +79,7 @@ def test_savepoint_keeps_its_state_after_a_rollback_and_rerun(
     wanted = dict(query.rows)
     made = savepoint(query.url, str(tmp_path / "target"), kind)
     rollback(query.url, 1, stopped=True)
-    query.batch, query.rows = 1, content(query.checkpoint, 1)
-    query.restart()
+    query.set_back(1)
     query.run(put={b"another": b"row"})
     go_on(query)
     assert content(query.checkpoint) != wanted
@@ -154,56 +151,6 @@ def test_savepoint_refuses_an_incomplete_version(tmp_path: Path, kind: Kind) -> 
     assert files_below(tmp_path) == before
 
 
-@pytest.mark.parametrize(
-    ("kind", "fault"),
-    [
-        ("canonical", "fail"),
-        ("pointer", "fail_after"),
-        ("pointer", "lose_unsynced"),
-        pytest.param("canonical", "fail_after", marks=pytest.mark.slow),
-        pytest.param("canonical", "lose_unsynced", marks=pytest.mark.slow),
-        pytest.param("pointer", "fail", marks=pytest.mark.slow),
-    ],
-)
-def test_interrupted_savepoint_is_complete_or_does_not_exist(kind: Kind, fault: FaultKind) -> None:
-    fs = FaultInjectingFileSystem()
-    query = grown(fs.url("checkpoint"), with_ids=True, operators=SMALL)
-    wanted = dict(query.rows)
-    target = fs.url("target")
-    fs.inject()
-    dispose_savepoint(savepoint(query.url, target, kind).path)
-    calls = len(fs.calls)
-    outcomes = set()
-    for at in range(1, calls + 1):
-        fs.inject(Fault(fault, at))
-        made = None
-        try:
-            made = savepoint(query.url, target, kind)
-            dispose_savepoint(made.path)
-            outcomes.add("all done")
-        except StateStoreError:
-            outcomes.add("failed")
-        except CrashedError:
-            outcomes.add("crashed")
-            fs.restart()
-        fs.inject()
-        for found in list_savepoints(target):
-            assert content(found.checkpoint()) == wanted
-            dispose_savepoint(found.path)
-            outcomes.add("found")
-        if fault == "fail" and made is None:
-            assert list_holds(query.checkpoint) == []
-        if made is not None:
-            # Its disposal was interrupted, and can be repeated.
-            with contextlib.suppress(SavepointNotFoundError):
-                dispose_savepoint(made.path)
-            assert not [path for path in fs.wrapped.find("") if made.name in path]
-        for hold in list_holds(query.checkpoint):
-            hold.remove()
-    assert outcomes >= {"found", "crashed" if fault == "lose_unsynced" else "failed"}
-    assert content(query.checkpoint) == wanted
-
-
 def test_savepoint_whose_hold_is_removed_fails() -> None:
     fs = FaultInjectingFileSystem()
     query = grown(fs.url("checkpoint"))
@@ -263,6 +210,8 @@ def test_savepoint_of_a_query_without_state_works(tmp_path: Path, kind: Kind) ->
     query.run()
     made = savepoint(query.url, str(tmp_path / "target"), kind)
     assert (made.checkpoint().batches(), content(made.checkpoint())) == ([0], {})
+    assert restore(made, str(tmp_path / "new")) == 0
+    assert content(QueryCheckpoint(str(tmp_path / "new"))) == {}
     assert not (tmp_path / "checkpoint/state").exists()
     dispose_savepoint(made.path)
 
@@ -306,14 +255,6 @@ def test_load_savepoint_refuses_other_metadata(
 ) -> None:
     with pytest.raises(CorruptCheckpointError, match=f"here.*{what}"):
         decode_savepoint(bytes(encode_object(kind, "0" * 16, properties, [])), "there", "here")
-
-
-def test_public_functions_survive_imports_of_submodules() -> None:
-    import spark_statestore.rescaling
-    import spark_statestore.savepoints
-
-    assert callable(spark_statestore.savepoint)
-    assert callable(spark_statestore.rescale)
 
 
 @both_formats

@@ -195,6 +195,11 @@ class WrittenQuery:
         self.done(self.begin(*changed, put=put, whole=whole), put, changed)
         return self.batch
 
+    def set_back(self, batch: int) -> None:
+        """Continue after an earlier batch, whose rows are read from the checkpoint."""
+        self.batch, self.rows = batch, content(self.checkpoint, batch)
+        self.restart()
+
     def restart(self) -> None:
         """Open all stores anew, as the newest batch that is done left them."""
         self.instances = {store: self.open(store) for store in self.stores}
@@ -236,6 +241,14 @@ def unique_name() -> str:
     return secrets.token_hex(8)
 
 
+def query_after(url: str, batches: int, with_ids: bool = False) -> WrittenQuery:
+    """A query that has run some batches."""
+    query = WrittenQuery(url, with_ids)
+    for _ in range(batches):
+        query.run()
+    return query
+
+
 # For what is tried at every call to storage.
 SMALL = {0: ("dedupe", 2, ("default",))}
 
@@ -251,8 +264,8 @@ def grown(
     return query
 
 
-def go_on(query: WrittenQuery) -> None:
+def go_on(query: WrittenQuery, batches: int = 3) -> None:
     """Run batches until cleanups have discarded all earlier versions."""
-    for _ in range(3):
+    for _ in range(batches):
         query.run(whole=True)
         query.clean_up(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from spark_statestore.errors import CorruptCheckpointError
-from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.files import LocalFileSystem
 from spark_statestore.storage.chains import extend_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.handle_codec import (
@@ -23,32 +22,8 @@ from spark_statestore.storage.handle_codec import (
     encode_handle,
 )
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
-from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StateObject, StreamStateHandle
-
-FILES = MemoryFileSystem()
-CONTEXT = HandleContext(FILES, "/store")
-
-texts = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12)
-sizes = st.integers(0, 2**62)
-checksums = st.one_of(st.none(), st.integers(0, 2**32 - 1))
-paths = st.from_regex(r"/store/shared/[0-9A-Za-z_][0-9A-Za-z_.-]{0,11}", fullmatch=True)
-attempts = st.from_regex("[0-9a-f]{16}", fullmatch=True)
-
-streams = st.one_of(
-    st.builds(ByteStreamStateHandle, texts, st.binary(max_size=20), checksums),
-    st.builds(FileStateHandle, st.just(FILES), paths, sizes, checksums),
-    st.builds(SegmentFileStateHandle, st.just(FILES), paths, sizes, sizes, attempts, checksums),
-)
-operators = st.builds(
-    OperatorStreamStateHandle,
-    state_name_to_partition_offsets=st.dictionaries(
-        texts,
-        st.builds(StateMetaInfo, st.lists(sizes, max_size=3).map(tuple), st.sampled_from(Mode)),
-        max_size=3,
-    ),
-    delegate_state_handle=streams,
-)
+from spark_statestore.storage.stream_handles import StateObject, StreamStateHandle
+from tests.unit.storage.handles import CONTEXT, FILES, facts, operators, streams
 
 
 @st.composite
@@ -62,19 +37,6 @@ def chains(draw: st.DrawFn) -> IncrementalStateHandle:
 
 
 handles = st.one_of(streams, operators, chains())
-
-
-def facts(state: StateObject) -> object:
-    """All that a handle knows; handles are equal by their names alone."""
-    match state:
-        case IncrementalStateHandle():
-            entries = [(entry.version, entry.full, facts(entry.state)) for entry in state]
-            return (state.version, state.base_version, entries)
-        case OperatorStreamStateHandle():
-            column_families = list(state.state_name_to_partition_offsets.items())
-            return (column_families, facts(state.delegate_state_handle))
-        case _:
-            return (type(state), {f.name: getattr(state, f.name) for f in fields(state) if f.name != "files"})
 
 
 @given(chains(), st.lists(st.none() | operators, min_size=1, max_size=12))
@@ -91,7 +53,7 @@ def test_extended_handle_is_encoded_as_the_whole(parent: IncrementalStateHandle,
 def test_handle_round_trip(state: StateObject) -> None:
     again = decode_handle(encode_handle(state, CONTEXT), CONTEXT)
     assert facts(again) == facts(state)
-    assert again == state
+    assert (again, hash(again)) == (state, hash(state))
 
 
 def test_encode_stores_files_of_the_store_by_relative_path(tmp_path: Path) -> None:
@@ -133,8 +95,6 @@ OPERATOR = {"kind": 2, "stream": 1, "name": "s", "data": b""}
         [{"kind": 1, "stream": 99}],
         [{"kind": 1, "stream": None}],
         [{"kind": 1, "stream": 1, "name": "s", "data": None}],
-        [{"kind": 1, "stream": 2, "path": "x", "size": 1}],
-        [{"kind": 1, "stream": 3, "path": "x", "size": -7}],
         [{"kind": 1, "stream": 3, "path": "x", "size": None}],
         [{"kind": 1, "stream": 3, "path": None, "size": 1}],
         [{"kind": 1, "stream": 3, "path": "x", "size": -1}],
@@ -142,9 +102,6 @@ OPERATOR = {"kind": 2, "stream": 1, "name": "s", "data": b""}
         [{"kind": 1, "stream": 4, "path": "x", "start": -1, "size": 1, "attempt_id": ATTEMPT}],
         [{"kind": 1, "stream": 4, "path": "x", "start": 1, "size": -1, "attempt_id": ATTEMPT}],
         [{"kind": 1, "stream": 4, "path": "x", "start": 1, "size": 1, "attempt_id": "o"}],
-        [{"kind": 1, "stream": 5, "name": "s", "size": 1}],
-        [{"kind": 4, "version": 1, "start": 1, "size": -1}],
-        [{"kind": 7}],
         [{"kind": 4, "version": -1, "start": -1}],
         [OPERATOR, {"parent": 0, "kind": 3, "name": "s", "mode": 0, "offsets": [3, -1]}],
         [{"kind": 4, "version": 1, "start": 1}, {"parent": 0, "kind": 3, "name": "s"}],
@@ -189,10 +146,3 @@ def test_encode_refuses_a_file_of_another_file_system_or_unknown_size() -> None:
         encode_handle(FileStateHandle(LocalFileSystem(), "/store/x", 1), CONTEXT)
     with pytest.raises(ValueError, match="not known"):
         encode_handle(FileStateHandle(FILES, "/store/x", -1), CONTEXT)
-
-
-@given(handles)
-def test_equal_handles_have_equal_hashes(state: StateObject) -> None:
-    again = decode_handle(encode_handle(state, CONTEXT), CONTEXT)
-    assert hash(again) == hash(state)
-    assert type(state).__name__ in repr(state)

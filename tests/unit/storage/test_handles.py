@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from pathlib import Path
 
 import pytest
 
 from spark_statestore.errors import CheckpointIOError
-from spark_statestore.files import FileSystem, LocalFileSystem, MemoryFileSystem
+from spark_statestore.files import LocalFileSystem, MemoryFileSystem
+from spark_statestore.formats.metadata import InlineState, MetadataKind, encode_object
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
-from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StreamStateHandle
+from spark_statestore.storage.stream_handles import ByteStreamStateHandle
+from tests.unit.storage.handles import state_file, state_in
 
 FILES = MemoryFileSystem()
 
@@ -26,6 +26,7 @@ def test_handles_are_equal_if_their_ids_are() -> None:
     assert FileStateHandle(FILES, "/a", 1) != FileStateHandle(LocalFileSystem(), "/a", 1)
     assert ByteStreamStateHandle("process-memory:///a", b"") != FileStateHandle(FILES, "/a", 1)
     assert SegmentFileStateHandle(FILES, "/a", 0, 1, "x") != SegmentFileStateHandle(FILES, "/a", 0, 1, "y")
+    assert state_in(ByteStreamStateHandle("s", b"1")) != ByteStreamStateHandle("s", b"1")
 
 
 def test_handles_refuse_invalid_arguments() -> None:
@@ -39,43 +40,24 @@ def test_handles_refuse_invalid_arguments() -> None:
         OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=None)
 
 
-def test_discard_is_idempotent_and_keeps_the_directory(tmp_path: Path) -> None:
-    (tmp_path / "state").write_bytes(b"1")
-    handle = FileStateHandle(LocalFileSystem(), str(tmp_path / "state"), 1)
-    handle.discard_state()
-    handle.discard_state()
-    assert list(tmp_path.iterdir()) == []
-    assert tmp_path.exists()
-
-
-def test_discard_error_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointIOError, match="could not be deleted") as raised:
-        FileStateHandle(LocalFileSystem(), str(tmp_path), 1).discard_state()
-    assert str(tmp_path) in str(raised.value)
-
-
-def test_chain_sizes_are_those_of_its_streams(tmp_path: Path) -> None:
-    files: FileSystem = LocalFileSystem()
-    entries = []
-    for version, size in ((1, 10), (2, 3), (4, 5)):
-        (tmp_path / str(version)).write_bytes(bytes(size))
-        stream = FileStateHandle(files, str(tmp_path / str(version)), size)
-        operator = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=stream)
-        entries.append(ChainEntry(version, version == 1, operator))
+def test_chain_sizes_are_those_of_its_streams() -> None:
+    entries = [
+        ChainEntry(version, version == 1, state_in(ByteStreamStateHandle(f"{version}", bytes(size))))
+        for version, size in ((1, 10), (2, 3), (4, 5))
+    ]
     handle = IncrementalStateHandle(4, 1, entries)
     assert (handle.base_size, len(handle.runs_and_deltas), handle.state_size) == (10, 2, 18)
 
 
 def test_segment_is_read_from_the_copy_of_replaced_metadata() -> None:
-    from tests.unit.store.test_metadata import SAMPLE
-
     attempt_id, files = "0123456789abcdef", MemoryFileSystem()
+    metadata = bytes(encode_object(MetadataKind.STORE_VERSION, attempt_id, {}, [], InlineState.of(b"inside")))
     segment = SegmentFileStateHandle(files, "/s/_metadata", 40, 6, attempt_id)
     with pytest.raises(FileNotFoundError, match="process-memory:///s/_metadata"):
         segment.open_input_stream()
-    files.create(f"/s/_metadata.{attempt_id}", SAMPLE)
-    files.create("/s/_metadata", SAMPLE.replace(bytes.fromhex(attempt_id), bytes(8)))
-    assert segment.open_input_stream().read() == SAMPLE[40:46]
+    files.create(f"/s/_metadata.{attempt_id}", metadata)
+    files.create("/s/_metadata", metadata.replace(bytes.fromhex(attempt_id), bytes(8)))
+    assert segment.open_input_stream().read() == b"inside"
     segment.discard_state()
     assert files.exists("/s/_metadata")
     files.replace("/s/_metadata", b"")
@@ -106,69 +88,31 @@ class Watched(LocalFileSystem):
         return super().exists(path)
 
 
-def test_discard_fails_if_the_file_cannot_be_looked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "state"
-    path.write_bytes(b"1")
-
-    def deny(path: str, *_: object, **__: object) -> None:
-        raise PermissionError(errno.EACCES, "Permission denied", path)
-
-    with monkeypatch.context() as patch:
-        for call in ("unlink", "stat"):
-            patch.setattr(os, call, deny)
-        with pytest.raises(CheckpointIOError, match=r"state could not be deleted: .*Permission denied"):
-            FileStateHandle(LocalFileSystem(), str(path), 1).discard_state()
-    assert path.exists()
-
-
 def test_discard_checks_for_the_file_only_after_a_failure(tmp_path: Path) -> None:
-    (tmp_path / "state").write_bytes(b"1")
     files = Watched()
-    FileStateHandle(files, str(tmp_path / "state"), 1).discard_state()
-    FileStateHandle(files, str(tmp_path / "state"), 1).discard_state()
+    state = state_file(tmp_path, "state", files)
+    for _ in range(2):
+        state.discard_state()
     assert files.exists_calls == 0
     files.error = PermissionError("no")
-    FileStateHandle(files, str(tmp_path / "state"), 1).discard_state()
+    state.discard_state()
     assert files.exists_calls == 1
 
 
 @pytest.mark.parametrize("unsure", [False, True])
 def test_discard_raises_if_the_file_may_still_exist(tmp_path: Path, unsure: bool) -> None:
-    (tmp_path / "state").write_bytes(b"1")
-    with pytest.raises(CheckpointIOError, match="could not be deleted: no"):
-        FileStateHandle(Watched(PermissionError("no"), unsure), str(tmp_path / "state"), 1).discard_state()
+    state = state_file(tmp_path, "state", Watched(PermissionError("no"), unsure))
+    with pytest.raises(CheckpointIOError, match=rf"{tmp_path}/state could not be deleted: no"):
+        state.discard_state()
     assert (tmp_path / "state").exists()
 
 
-# Placeholders and chains with a registry
-
-
-def entry(stream: StreamStateHandle, version: int, full: bool = False) -> ChainEntry:
-    meta = {"default": StateMetaInfo((0,))}
-    state = OperatorStreamStateHandle(state_name_to_partition_offsets=meta, delegate_state_handle=stream)
-    return ChainEntry(version, full, state)
-
-
-def file(directory: Path, name: str) -> FileStateHandle:
-    (directory / name).write_bytes(b"12345")
-    return FileStateHandle(LocalFileSystem(), str(directory / name), 5)
-
-
-def test_registry_discards_the_streams_of_a_registered_chain(tmp_path: Path) -> None:
-    registry = SharedStateRegistry()
-    chain = IncrementalStateHandle(2, 1, [entry(file(tmp_path, "1"), 1, True), entry(file(tmp_path, "2"), 2)])
-    chain.register_shared_states(registry)
-    registry.unregister_unused_state(2)
-    assert len(list(tmp_path.iterdir())) == 2
-    registry.unregister_unused_state(3)
-    assert list(tmp_path.iterdir()) == []
+# Chains with a registry
 
 
 def test_chain_registers_once_with_each_registry(tmp_path: Path) -> None:
     old, new = SharedStateRegistry(), SharedStateRegistry()
-    chain = IncrementalStateHandle(1, 1, [entry(file(tmp_path, "1"), 1, True)])
+    chain = IncrementalStateHandle(1, 1, [ChainEntry(1, True, state_in(state_file(tmp_path, "1")))])
     chain.register_shared_states(old)
     old.unregister_unused_state(2)
     assert list(tmp_path.iterdir()) == []
@@ -182,32 +126,6 @@ def test_chain_registers_once_with_each_registry(tmp_path: Path) -> None:
 def test_segment_keeps_its_version_in_use() -> None:
     registry = SharedStateRegistry()
     segment = SegmentFileStateHandle(FILES, "/store/chk-1/_metadata", 40, 5, "0123456789abcdef")
-    IncrementalStateHandle(3, 1, [entry(segment, 1, True)]).register_shared_states(registry)
+    chain = IncrementalStateHandle(3, 1, [ChainEntry(1, True, state_in(segment))])
+    chain.register_shared_states(registry)
     assert registry.checkpoints_in_use(2) == {1}
-
-
-def test_mode_numbers_are_stable() -> None:
-    assert {mode.name: int(mode) for mode in Mode} == {"SPLIT_DISTRIBUTE": 0, "UNION": 1, "BROADCAST": 2}
-
-
-def test_operator_handle_delegates_to_its_stream() -> None:
-    delegate = ByteStreamStateHandle("s", b"123", 7)
-    handle = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=delegate)
-    assert handle.as_bytes_if_in_memory() == b"123"
-    assert (handle.stream_state_handle_id, handle.state_size, handle.checksum) == ("s", 3, 7)
-    with handle.open_input_stream() as stream:
-        assert stream.read() == b"123"
-    assert handle != delegate
-
-
-def test_handles_are_unequal_to_other_objects() -> None:
-    file = FileStateHandle(FILES, "/a", 1)
-    segment = SegmentFileStateHandle(FILES, "/a", 0, 1, "o")
-    for handle in (
-        file,
-        segment,
-        ByteStreamStateHandle("/a", b""),
-        IncrementalStateHandle(1, 1, []),
-    ):
-        assert handle != "/a"
-    assert file.as_bytes_if_in_memory() is segment.as_bytes_if_in_memory() is None

@@ -18,11 +18,6 @@ from spark_statestore.storage.merged_index import LogicalFile, MergedIndex
 from tests.unit.storage.merged import STATE, allow, attempt, metadata, names, path, publish
 
 
-@pytest.fixture
-def files() -> MemoryFileSystem:
-    return MemoryFileSystem()
-
-
 def creating(
     files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch, do: Callable[[Callable[[], None]], None]
 ) -> None:
@@ -270,57 +265,50 @@ def test_version_of_the_batch_is_not_rewritten(
     assert names(files) == ["1-1-0"]
 
 
-def test_copy_that_a_crash_left_is_deleted(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def sparse(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> MergedFiles:
+    """A file whose versions are discarded, except for one, and a file with a later version."""
     monkeypatch.setattr(merged_index, "_LITTLE", 0)
     merged = MergedFiles(files, STATE)
-    publish(merged, *((path(f"0/{number}", 1, number), number) for number in range(9)))
+    publish(merged, (path("0/0", 1, 1), 1), (path("0/1", 1, 2), 2), (path("0/2", 1, 3), 3))
+    publish(merged, (path("0/0", 2, 4), 4))
+    merged.discard(path("0/1", 1, 2))
+    merged.discard(path("0/2", 1, 3))
+    return merged
+
+
+def test_copy_that_a_crash_left_is_deleted(files: MemoryFileSystem, sparse: MergedFiles) -> None:
     before = files.read(f"{STATE}/_merged/1-1-0")
-    publish(merged, (path("0/0", 2, 20), 20))
-    for number in range(1, 9):
-        merged.discard(path(f"0/{number}", 1, number))
-    merged.sweep()
+    sparse.sweep()
     # It was killed before it deleted the file that it had rewritten.
     files.create(f"{STATE}/_merged/1-1-0", before)
     after = MergedFiles(files, STATE)
-    found = after.find(path("0/0", 1, 0))
+    found = after.find(path("0/0", 1, 1))
     assert found is not None
     assert after.locate(found) == (f"{STATE}/_merged/1-1-1-copy", 40)
-    for number in range(1, 9):
-        after.discard(path(f"0/{number}", 1, number))
+    for number in (1, 2):
+        after.discard(path(f"0/{number}", 1, number + 1))
     after.sweep()
     assert names(files) == ["1-1-1-copy", "2-2-0"]
 
 
-def test_reader_follows_a_rewrite(files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_index, "_LITTLE", 0)
-    merged = MergedFiles(files, STATE)
-    publish(merged, (path("0/0", 1, 1), 1), (path("0/1", 1, 2), 2), (path("0/2", 1, 3), 3))
+def test_reader_follows_a_rewrite(files: MemoryFileSystem, sparse: MergedFiles) -> None:
     reader = MergedFileSystem(files, MergedFiles(files, STATE))
     assert reader.size(path("0/0", 1, 1)) == metadata(1).size
-    publish(merged, (path("0/0", 2, 4), 4))
-    merged.discard(path("0/1", 1, 2))
-    merged.discard(path("0/2", 1, 3))
-    merged.sweep()
+    sparse.sweep()
     assert names(files) == ["1-1-1-copy", "2-2-0"]
     assert reader.read(path("0/0", 1, 1)) == bytes(metadata(1))
 
 
 def test_file_that_was_rewritten_after_the_listing_is_read_from_its_copy(
-    files: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+    files: MemoryFileSystem, sparse: MergedFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged_index, "_LITTLE", 0)
-    merged = MergedFiles(files, STATE)
-    publish(merged, (path("0/0", 1, 1), 1), (path("0/1", 1, 2), 2), (path("0/2", 1, 3), 3))
-    publish(merged, (path("0/0", 2, 4), 4))
-    merged.discard(path("0/1", 1, 2))
-    merged.discard(path("0/2", 1, 3))
     list_files = files.list_files
 
     def listed(directory: str) -> Iterator[FileStatus]:
         found = list(list_files(directory))
-        monkeypatch.undo()
-        monkeypatch.setattr(merged_index, "_LITTLE", 0)
-        merged.sweep()
+        monkeypatch.setattr(files, "list_files", list_files)
+        sparse.sweep()
         return iter(found)
 
     monkeypatch.setattr(files, "list_files", listed)
@@ -394,15 +382,30 @@ def test_damaged_file_that_was_restored_is_read(files: MemoryFileSystem) -> None
     assert reader.find(path("0/0", 4, 1)) is not None
 
 
-def test_index_lists_the_files_below_each_directory() -> None:
+FIRST = ["0/0/chk-1/_metadata", f"0/0/chk-1/_metadata.{attempt(1)}"]
+PARTITION = [*FIRST, "0/0/chk-12/_metadata", "0/0/left/chk-1/_metadata"]
+
+
+@pytest.mark.parametrize(
+    ("directory", "paths"),
+    [
+        ("", [*PARTITION, "0/1/chk-1/_metadata", "1/0/chk-1/_metadata"]),
+        ("0", [*PARTITION, "0/1/chk-1/_metadata"]),
+        ("0/0", PARTITION),
+        ("0/0/left", ["0/0/left/chk-1/_metadata"]),
+        ("0/0/chk-1", FIRST),
+        ("0/0/chk-2", []),
+        ("0/0/shared", []),
+        ("0/2", []),
+        ("_merged", []),
+    ],
+)
+def test_index_lists_the_files_below_a_directory(directory: str, paths: list[str]) -> None:
     index = MergedIndex()
-    places = [("0/0", 1), ("0/0", 12), ("0/0/left", 1), ("0/1", 1), ("1/0", 1)]
-    for store, version in places:
-        one = LogicalFile(store, CheckpointName(version), attempt(1), 0, 1, index.pending)
-        index.insert(one)
+    for store, version in (("0/0", 1), ("0/0", 12), ("0/0/left", 1), ("0/1", 1), ("1/0", 1)):
+        index.insert(LogicalFile(store, CheckpointName(version), attempt(1), 0, 1, index.pending))
     index.insert(LogicalFile("0/0", CheckpointName(1), attempt(2), 1, 1, index.pending))
-    paths = {directory: sorted(found for found, _ in index.below(directory)) for directory in DIRECTORIES}
-    assert paths == DIRECTORIES
+    assert sorted(found for found, _ in index.below(directory)) == paths
 
 
 class Unconditional(MemoryFileSystem):
@@ -423,22 +426,6 @@ def test_storage_without_exclusive_creation_is_refused(merges: bool) -> None:
         publish(merged, (where, 1)) if merges else view.create_of_parts(where, metadata(1).parts)
     # No other writer chooses the name of a version with an id.
     MergedFileSystem(files, MergedFiles(files, STATE)).create_of_parts(path("0/1", 2, 2), metadata(2).parts)
-
-
-FIRST = ["0/0/chk-1/_metadata", f"0/0/chk-1/_metadata.{attempt(1)}"]
-PARTITION = [*FIRST, "0/0/chk-12/_metadata", "0/0/left/chk-1/_metadata"]
-DIRECTORIES = {
-    "": [*PARTITION, "0/1/chk-1/_metadata", "1/0/chk-1/_metadata"],
-    "0": [*PARTITION, "0/1/chk-1/_metadata"],
-    "0/0": PARTITION,
-    "0/0/left": ["0/0/left/chk-1/_metadata"],
-    "0/0/chk-1": FIRST,
-    "0/0/chk-2": [],
-    "0/0/shared": [],
-    "0/2": [],
-    "_merged": [],
-}
-"""The files of the test above, by directory."""
 
 
 def test_time_of_a_discard_does_not_depend_on_the_number_of_stores(files: MemoryFileSystem) -> None:

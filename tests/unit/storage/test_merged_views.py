@@ -13,11 +13,6 @@ from spark_statestore.storage.merged_files import MergedFiles
 from tests.unit.storage.merged import STATE, allow, attempt, metadata, names, path, publish
 
 
-@pytest.fixture
-def files() -> MemoryFileSystem:
-    return MemoryFileSystem()
-
-
 def test_file_that_another_process_published_since_the_listing_is_read(files: MemoryFileSystem) -> None:
     """As the metadata with changes to which a version in a file of its own refers."""
     driver, executor = MergedFiles(files, STATE), MergedFiles(files, STATE)

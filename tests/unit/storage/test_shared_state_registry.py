@@ -15,40 +15,15 @@ from spark_statestore.files import LocalFileSystem
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle, StreamStateHandle
+from tests.unit.storage.handles import StubbornFiles, state_file
 
 
 def handle(name: str) -> ByteStreamStateHandle:
     return ByteStreamStateHandle(name, b"")
 
 
-def file(directory: Path, name: str, files: LocalFileSystem | None = None) -> FileStateHandle:
-    (directory / name).write_bytes(b"1")
-    return FileStateHandle(files or LocalFileSystem(), str(directory / name), 1)
-
-
-class StubbornFiles(LocalFileSystem):
-    """A file system that refuses to delete while `stubborn` is set."""
-
-    stubborn = True
-
-    def delete(self, path: str) -> None:
-        if self.stubborn:
-            raise PermissionError(path)
-        super().delete(path)
-
-
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
-
-
-def test_registry_keeps_a_stream_until_its_newest_user_in_any_order() -> None:
-    registry = SharedStateRegistry()
-    registry.register_reference(handle("s"), 5)
-    registry.register_reference(handle("s"), 3)
-    registry.unregister_unused_state(5)
-    assert "s" in registry
-    registry.unregister_unused_state(6)
-    assert len(registry) == 0
 
 
 @given(
@@ -77,15 +52,6 @@ def test_registry_discards_what_no_kept_checkpoint_uses(
     assert {key for key in users if key in registry} == kept
 
 
-@pytest.mark.parametrize("lowest", [-1, 0, 2**63 - 1])
-def test_registry_accepts_ids_of_unknown_checkpoints(lowest: int) -> None:
-    assert SharedStateRegistry().unregister_unused_state(lowest) == set()
-    registry = SharedStateRegistry()
-    registry.register_reference(handle("s"), 1)
-    assert registry.unregister_unused_state(lowest) == set()
-    assert ("s" in registry) == (lowest < 2)
-
-
 @pytest.mark.parametrize("numbers", [range(1, 9), range(8, 0, -1)])
 def test_registry_stores_consecutive_users_as_one_run(numbers: range) -> None:
     registry = SharedStateRegistry()
@@ -108,7 +74,7 @@ def test_registry_does_not_count_a_checkpoint_between_two_users(numbers: tuple[i
 
 def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
-    first = file(tmp_path, "s")
+    first = state_file(tmp_path, "s")
     registry.register_reference(first, 1)
     registry.register_reference(first, 1)
     registry.register_reference(FileStateHandle(LocalFileSystem(), first.path, -1), 2)
@@ -120,21 +86,9 @@ def test_registry_keeps_a_file_that_has_two_handles(tmp_path: Path) -> None:
     assert names(tmp_path) == set()
 
 
-def test_registry_keeps_a_base_while_a_newer_version_uses_it(tmp_path: Path) -> None:
-    registry = SharedStateRegistry()
-    base = file(tmp_path, "base")
-    for number in (1, 2, 3):
-        registry.register_reference(base, number)
-        registry.register_reference(file(tmp_path, f"{number}"), number)
-    assert registry.unregister_unused_state(3) == set()
-    assert names(tmp_path) == {"base", "3"}
-    registry.unregister_unused_state(4)
-    assert names(tmp_path) == set()
-
-
 def test_registry_discards_an_orphan_after_its_last_possible_user(tmp_path: Path) -> None:
     registry = SharedStateRegistry()
-    orphan, known = file(tmp_path, "orphan"), file(tmp_path, "known")
+    orphan, known = state_file(tmp_path, "orphan"), state_file(tmp_path, "known")
     registry.register_reference(known, 9)
     for stream in (orphan, known):
         registry.register_orphan(stream, 4)
@@ -147,7 +101,7 @@ def test_registry_discards_an_orphan_after_its_last_possible_user(tmp_path: Path
 def test_registry_retries_a_deletion_that_failed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     files = StubbornFiles()
     registry = SharedStateRegistry()
-    state = file(tmp_path, "s", files)
+    state = state_file(tmp_path, "s", files)
     registry.register_reference(state, 1)
     registry.unregister_unused_state(2)
     assert "the next cleanup retries" in caplog.text
@@ -165,7 +119,7 @@ def test_registry_cancels_a_pending_deletion_when_the_stream_is_used_again(
 ) -> None:
     files = StubbornFiles()
     registry = SharedStateRegistry()
-    state = file(tmp_path, "s", files)
+    state = state_file(tmp_path, "s", files)
     registry.register_reference(state, 1)
     registry.unregister_unused_state(2)
     if orphan:
@@ -189,7 +143,7 @@ def test_registry_refuses_a_stream_that_is_being_deleted(tmp_path: Path) -> None
             super().delete(path)
 
     registry = SharedStateRegistry()
-    state = file(tmp_path, "s", SlowFiles())
+    state = state_file(tmp_path, "s", SlowFiles())
     registry.register_reference(state, 1)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(registry.unregister_unused_state, 2)

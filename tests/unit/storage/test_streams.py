@@ -9,12 +9,11 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from spark_statestore.errors import CheckpointExistsError, CheckpointIOError, StateTooLargeError
+from spark_statestore.errors import CheckpointIOError, StateTooLargeError
 from spark_statestore.files import FileOutput, FileSystem, LocalFileSystem, MemoryFileSystem, join
 from spark_statestore.files.base import Buffer
 from spark_statestore.storage.fs_streams import FsCheckpointStateOutputStream, FsCheckpointStreamFactory
@@ -23,7 +22,8 @@ from spark_statestore.storage.metadata_streams import (
     FsCheckpointMetadataOutputStream,
     MemoryCheckpointMetadataOutputStream,
 )
-from spark_statestore.storage.streams import CheckpointedStateScope
+from spark_statestore.storage.stream_handles import StreamStateHandle
+from spark_statestore.storage.streams import CheckpointMetadataOutputStream
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests, MemoryCheckpointStreamTests
 from tests.support.effort import EFFORT
 from tests.support.machines.streams import CheckpointStreamMachine
@@ -154,14 +154,10 @@ def test_state_stream_retries_taken_names() -> None:
     files = TwoNamesTaken()
     out = FsCheckpointStateOutputStream(files, "/d", 0, 0)
     out.write(b"1")
-    assert out.close_and_get_handle().open_input_stream().read() == b"1"
+    handle = out.close_and_get_handle()
+    assert handle.open_input_stream().read() == b"1"
     assert files.calls.count("open") == 3
-
-
-def test_state_stream_keeps_the_files_of_other_writers() -> None:
-    files = TwoNamesTaken()
-    with FsCheckpointStateOutputStream(files, "/d", 0, 0) as out:
-        out.write(b"1")
+    handle.discard_state()
     assert [files.read(status.path) for status in files.list_files("/d")] == [b"of others"] * 2
 
 
@@ -188,14 +184,6 @@ def test_state_stream_that_fails_to_write_removes_its_file(size: int) -> None:
     for again in (lambda: out.write(b"1"), out.close_and_get_handle, out.flush_to_file):
         with pytest.raises(CheckpointIOError, match=r"process-memory:///d .*closed"):
             again()
-    assert files.calls.count("abandon") == 1
-
-
-def test_abandoned_state_stream_removes_its_file_once() -> None:
-    files = RecordingFileSystem()
-    with FsCheckpointStateOutputStream(files, "/d", 0, 0) as out:
-        out.write(b"1")
-        out.close()
     assert files.calls.count("abandon") == 1
 
 
@@ -239,54 +227,7 @@ def test_memory_stream_releases_state_beyond_its_limit() -> None:
         out.close_and_get_handle()
 
 
-@given(st.lists(st.binary(max_size=9)), st.integers(1, 20))
-def test_memory_stream_refuses_large_state_when_finished(pieces: list[bytes], most: int) -> None:
-    out = MemCheckpointStreamFactory(most).create_checkpoint_state_output_stream(
-        CheckpointedStateScope.SHARED
-    )
-    for piece in pieces:
-        out.write(piece)
-    size = sum(map(len, pieces))
-    if not pieces:
-        assert out.close_and_get_handle() is None
-    elif size <= most:
-        assert out.close_and_get_handle().data == b"".join(pieces)
-    else:
-        with pytest.raises(StateTooLargeError, match=rf"a state of {size} bytes .*maxStateSize={most} bytes"):
-            out.close_and_get_handle()
-
-
 # Metadata
-
-
-def test_metadata_stream_publishes_atomically_and_exclusively(tmp_path: Path) -> None:
-    files, path = LocalFileSystem(), str(tmp_path / "_metadata")
-    with FsCheckpointMetadataOutputStream(files, path) as out:
-        out.write(b"one")
-        out.write(memoryview(b" two"))
-        assert out.get_pos() == 7
-        assert list(tmp_path.iterdir()) == []
-        handle = out.close_and_finalize_checkpoint()
-    assert handle.stream_state_handle_id == f"file://{path}"
-    assert (handle.state_size, handle.checksum) == (7, zlib.crc32(b"one two"))
-    again = FsCheckpointMetadataOutputStream(files, path)
-    again.write(b"other")
-    with pytest.raises(CheckpointExistsError, match="never replaced"):
-        again.close_and_finalize_checkpoint()
-    assert (tmp_path / "_metadata").read_bytes() == b"one two"
-    with pytest.raises(CheckpointIOError, match="closed"):
-        again.close_and_finalize_checkpoint()
-
-
-def test_metadata_stream_abandoned_leaves_nothing(tmp_path: Path) -> None:
-    with FsCheckpointMetadataOutputStream(LocalFileSystem(), str(tmp_path / "_metadata")) as out:
-        out.write(b"one")
-    assert list(tmp_path.iterdir()) == []
-    with pytest.raises(CheckpointIOError, match="closed"):
-        out.write(b"two")
-    gone = FsCheckpointMetadataOutputStream(LocalFileSystem(), f"{tmp_path}/gone/_metadata")
-    with pytest.raises(CheckpointIOError, match="could not publish"):
-        gone.close_and_finalize_checkpoint()
 
 
 def test_metadata_stream_that_fails_leaves_nothing() -> None:
@@ -305,32 +246,15 @@ def test_metadata_stream_that_fails_leaves_nothing() -> None:
         out.close_and_finalize_checkpoint()
 
 
-def test_memory_metadata_stream_returns_its_handle() -> None:
-    with MemoryCheckpointMetadataOutputStream() as out:
-        out.write(b"zero")
-        handle = out.close_and_finalize_checkpoint()
-    assert handle.data == b"zero"
-    assert handle.checksum == zlib.crc32(b"zero")
-    nameless = MemoryCheckpointMetadataOutputStream().close_and_finalize_checkpoint()
-    assert nameless.stream_state_handle_id != handle.stream_state_handle_id
-    with pytest.raises(CheckpointIOError, match="closed"):
-        out.close_and_finalize_checkpoint()
-    other = MemoryCheckpointMetadataOutputStream()
-    other.write(b"one")
-    other.close()
-    assert other.get_pos() == 3
-    with pytest.raises(CheckpointIOError, match="closed"):
-        other.close_and_finalize_checkpoint()
+def test_metadata_handles_have_names_and_checksums(tmp_path: Path) -> None:
+    def finished(out: CheckpointMetadataOutputStream) -> StreamStateHandle:
+        out.write(b"one")
+        return out.close_and_finalize_checkpoint()
 
-
-def test_state_file_has_a_random_uuid_as_its_name(tmp_path: Path) -> None:
-    factory = FsCheckpointStreamFactory(LocalFileSystem(), str(tmp_path), str(tmp_path), 0, 0)
-    out = factory.create_checkpoint_state_output_stream(CheckpointedStateScope.EXCLUSIVE)
-    out.write(b"1")
-    handle = out.close_and_get_handle()
-    (path,) = tmp_path.iterdir()
-    assert handle.path == str(path)
-    assert str(uuid.UUID(path.name)) == path.name
+    memory = [finished(MemoryCheckpointMetadataOutputStream()) for _ in range(2)]
+    assert memory[0].stream_state_handle_id != memory[1].stream_state_handle_id
+    stored = finished(FsCheckpointMetadataOutputStream(LocalFileSystem(), str(tmp_path / "_metadata")))
+    assert stored.checksum == memory[0].checksum == zlib.crc32(b"one")
 
 
 def test_state_stream_flushes_a_full_buffer(tmp_path: Path) -> None:

@@ -215,22 +215,15 @@ def brief(found: Rows | str) -> str:
 
 @dataclass(frozen=True)
 class Operation:
-    """An operation to interrupt.
+    """An operation to interrupt."""
 
-    Attributes
-    ----------
-    prepare
-        Creates the state before the operation.
-    operate
-        The operation; called again, it is a retry.
-    abandons_files
-        Whether it removes its own files; the next instance removes those that remain.
-    """
-
+    # Creates the state before the operation.
     prepare: Callable[[Bench], None]
+    # The operation; called again, it is a retry.
     operate: Callable[[Bench], None]
     ids: bool = False
     storage: str = "filesystem"
+    # Whether it removes its own files; the next instance removes those that remain.
     abandons_files: bool = False
 
     def bench(self, model: Model) -> Bench:
@@ -261,12 +254,8 @@ class Operation:
     def run(self, model: Model, fault: Fault, *, survives: bool, power_fails: bool = False) -> None:
         """Interrupt the operation with a fault, repeat it, and check the guarantees.
 
-        Parameters
-        ----------
-        survives
-            Whether the process survives the error, instead of ending with the machine.
-        power_fails
-            Whether the machine loses power after the operation was repeated.
+        The process may survive the error, instead of ending with the machine. The machine may lose power
+        after the operation was repeated.
         """
         count(f"store, {'local' if isinstance(model.fs, LocalDisk) else 'fsspec'} files: {fault.kind}")
         if power_fails or fault.kind == "kill":

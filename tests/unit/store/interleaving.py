@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from spark_statestore.errors import StateStoreError
 from spark_statestore.options import StorageOptions
@@ -29,14 +30,9 @@ _numbers = itertools.count()
 
 @dataclass
 class World:
-    """One store of one query, and the versions that its driver committed.
+    """One store of one query in checkpoint format v1 or v2, and the versions that its driver committed.
 
-    Attributes
-    ----------
-    with_ids
-        Whether it has Spark's checkpoint format v2.
-    fs
-        File system. Files appear complete, as on object stores and on local disks.
+    Files appear complete in the file system, as on object stores and on local disks.
     """
 
     with_ids: bool
@@ -109,19 +105,23 @@ class World:
         self.fs.wrapped.rm(root, recursive=True)
 
 
+class Removable(Protocol):
+    """Storage of two operations."""
+
+    fs: Any
+
+    def remove(self) -> None:
+        """Remove all files."""
+
+
+W = TypeVar("W", bound=Removable)
+
+
 @dataclass
-class Pair:
-    """Two concurrent operations.
+class Pair(Generic[W]):
+    """Two concurrent operations on the stores of a world: an error of this package is a valid outcome."""
 
-    Attributes
-    ----------
-    world
-        Store of both operations.
-    first, second
-        The operations. An error of this package is a valid outcome.
-    """
-
-    world: World
+    world: W
     first: Callable[[], object]
     second: Callable[[], object]
     failed: dict[str, StateStoreError] = field(default_factory=dict)
@@ -130,10 +130,7 @@ class Pair:
     def run(self, pause_first: int, pause_second: int) -> bool:
         """Suspend the first at a call, run the second up to a call, then finish both in this order.
 
-        Returns
-        -------
-        bool
-            Whether the first one makes so many calls.
+        Return False if the first one makes fewer calls.
         """
         fs = self.world.fs
         reached, may_end, met = threading.Event(), threading.Event(), threading.Event()
@@ -182,14 +179,14 @@ class Pair:
             self.failed[which] = error
 
 
-def interleavings(build: Callable[[], Pair], step: int = 7) -> Iterator[tuple[Pair, int, int]]:
-    """Yield all interleavings in which each operation is suspended once.
+P = TypeVar("P", bound=Pair)
 
-    Parameters
-    ----------
-    step
-        Suspend the second one at one of so many calls, a different one for each call of the first; all calls
-        in soak.
+
+def interleavings(build: Callable[[], P], step: int = 7) -> Iterator[tuple[P, int, int]]:
+    """Yield all interleavings in which each operation is suspended once, and the calls at which.
+
+    The second one is suspended at one of `step` calls, a different one for each call of the first; at all
+    calls in soak.
     """
     step = 1 if EFFORT > 1 else step
     alone = build()
@@ -199,7 +196,7 @@ def interleavings(build: Callable[[], Pair], step: int = 7) -> Iterator[tuple[Pa
     alone.world.remove()
     for first in itertools.count(1):
         # After the other one it may make more calls than alone.
-        for second in range(1 + first % step, calls + 4, step):
+        for second in range(1 + first % step, calls + 8, step):
             pair = build()
             try:
                 if not pair.run(first, second):

@@ -8,61 +8,33 @@ from hypothesis import given
 
 from spark_statestore.storage.chains import extend_chain, rebase_chain, run_of, start_chain
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
-from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
-
-# Changes of a number by a stream; None is no change.
-changes = st.lists(st.one_of(st.none(), st.integers(0, 9)), max_size=8)
+from tests.unit.storage.handles import state_in
 
 
 def stream(text: str) -> OperatorStreamStateHandle:
-    return OperatorStreamStateHandle(
-        state_name_to_partition_offsets={"default": StateMetaInfo((0,))},
-        delegate_state_handle=ByteStreamStateHandle(text, text.encode()),
-    )
+    return state_in(ByteStreamStateHandle(text, text.encode()), 0)
 
 
 def names(handle: IncrementalStateHandle) -> list[str]:
     return [entry.state.stream_state_handle_id for entry in handle]
 
 
-def test_start_chain_without_rows_has_no_entries() -> None:
-    start = start_chain(3, None)
-    assert (start.version, start.base_version, len(start)) == (3, 3, 0)
-    later = extend_chain(extend_chain(start, 4, None), 5, stream("5"))
-    assert (later.version, later.base_version, names(later)) == (5, 3, ["5"])
-
-
-def test_extend_chain_appends_the_changes_to_the_parent() -> None:
-    parent = start_chain(1, stream("1"))
-    child = extend_chain(parent, 2, stream("2"))
-    assert names(child) == ["1", "2"]
-    assert [entry.full for entry in child] == [True, False]
-    assert names(parent) == ["1"]
-
-
-def test_rebase_chain_replaces_older_entries_with_the_snapshot() -> None:
-    handle = start_chain(1, stream("1"))
-    for version in (2, 3, 4, 5):
-        handle = extend_chain(handle, version, stream(str(version)))
-    rebased = rebase_chain(handle, start_chain(3, stream("base")))
-    assert (rebased.version, rebased.base_version) == (5, 3)
-    assert names(rebased) == ["base", "4", "5"]
-    assert [entry.full for entry in rebased] == [True, False, False]
-
-
-@given(changes=changes, data=st.data())
-def test_rebase_chain_keeps_every_later_change_once(changes: list[int | None], data: st.DataObject) -> None:
-    handle = start_chain(1, stream("1"))
-    for version, change in enumerate(changes, 2):
-        handle = extend_chain(handle, version, None if change is None else stream(f"{version}"))
+@given(st.lists(st.booleans(), min_size=1, max_size=9), st.booleans(), st.data())
+def test_rebase_chain_keeps_every_later_change_once(
+    changed: list[bool], base_has_rows: bool, data: st.DataObject
+) -> None:
+    streams = {version: stream(f"{version}") if has else None for version, has in enumerate(changed, 1)}
+    handle = start_chain(1, streams[1])
+    for version in range(2, len(streams) + 1):
+        handle = extend_chain(parent := handle, version, streams[version])
+        assert list(handle)[: len(parent)] == list(parent)
     base = data.draw(st.integers(1, handle.version))
-    empty = data.draw(st.booleans())
-    rebased = rebase_chain(handle, start_chain(base, None if empty else stream("base")))
-    later = [
-        f"{version}" for version, change in enumerate(changes, 2) if version > base and change is not None
-    ]
-    assert names(rebased) == [*([] if empty else ["base"]), *later]
+    rebased = rebase_chain(handle, start_chain(base, stream("base") if base_has_rows else None))
+    later = [f"{version}" for version in range(base + 1, len(streams) + 1) if streams[version]]
+    assert names(rebased) == [*(["base"] if base_has_rows else []), *later]
+    assert [entry.full for entry in rebased] == [name == "base" for name in names(rebased)]
     assert (rebased.version, rebased.base_version) == (handle.version, base)
 
 

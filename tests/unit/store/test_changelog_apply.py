@@ -14,17 +14,11 @@ from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog, numbered
 from tests.support.effort import EFFORT
-
-Change = tuple[int, bytes, bytes | None]
+from tests.unit.store.stores import Change, change_batch
 
 keys = st.binary(max_size=1)
 values = st.binary(max_size=2)
 changes = st.tuples(st.sampled_from([PUT, MERGE]), keys, values) | st.tuples(st.just(DELETE), keys, st.none())
-
-
-def batch(rows: list[Change]) -> pa.RecordBatch:
-    arrays = [pa.array([row[at] for row in rows], field.type) for at, field in enumerate(CHANGE_SCHEMA)]
-    return pa.RecordBatch.from_arrays(arrays, schema=CHANGE_SCHEMA)
 
 
 def applied(batches: list[list[Change]]) -> dict[bytes, list[bytes | None]]:
@@ -43,29 +37,23 @@ def applied(batches: list[list[Change]]) -> dict[bytes, list[bytes | None]]:
 @given(st.lists(st.lists(changes, max_size=8), max_size=5))
 @settings(max_examples=200 * EFFORT)
 def test_apply_changelog_gives_the_rows_of_a_dict(batches: list[list[Change]]) -> None:
-    found = apply_changelog(map(batch, batches))
+    found = apply_changelog(map(change_batch, batches))
     assert found.schema == ROW_SCHEMA
     found.validate(full=True)
-    expected = applied(batches)
     left: dict[bytes, list[bytes]] = {}
     for row in found.to_pylist():
         left.setdefault(row["key"], []).append(row["value"])
-    assert left == expected
+    assert left == applied(batches)
 
 
 @given(st.lists(st.lists(changes.filter(lambda change: change[0] != MERGE), max_size=8), max_size=5))
 @settings(max_examples=100 * EFFORT)
 def test_apply_changelog_orders_keys_by_their_last_put(batches: list[list[Change]]) -> None:
-    assert apply_changelog(map(batch, batches))["key"].to_pylist() == list(applied(batches))
-
-
-@pytest.mark.parametrize("batches", [[], [[]], [[], []], [[(PUT, b"a", b"1"), (DELETE, b"a", None)]]])
-def test_apply_changelog_without_rows_keeps_the_schema(batches: list[list[Change]]) -> None:
-    assert apply_changelog(map(batch, batches)) == ROW_SCHEMA.empty_table()
+    assert apply_changelog(map(change_batch, batches))["key"].to_pylist() == list(applied(batches))
 
 
 def test_apply_changelog_takes_sliced_batches() -> None:
-    whole = batch([(PUT, b"a", b"1"), (PUT, b"b", b"2"), (MERGE, b"b", b"3"), (PUT, b"a", b"4")])
+    whole = change_batch([(PUT, b"a", b"1"), (PUT, b"b", b"2"), (MERGE, b"b", b"3"), (PUT, b"a", b"4")])
     found = apply_changelog([whole.slice(1, 2), whole.slice(3)])
     assert found.to_pylist() == [
         {"key": b"b", "value": b"2"},

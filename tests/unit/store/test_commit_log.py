@@ -103,14 +103,6 @@ def test_repeated_commit_of_a_committed_attempt_succeeds(query: Query) -> None:
     assert commit(store, ONE, {b"a": b"1"}, by=by).handle == first.handle
 
 
-def test_late_commit_in_format_v2_succeeds_under_its_own_id(query: Query) -> None:
-    committed, late = (CheckpointName(1, attempt_id()) for _ in range(2))
-    commit(query.instance(), committed, {b"a": b"1"})
-    query.log_commit(committed)
-    commit(query.instance(), late, {b"a": b"2"})
-    assert rows_of(query.instance(), committed) == {b"a": b"1"}
-
-
 def test_commit_replaces_and_warns_if_the_log_cannot_be_opened(
     query: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,20 +132,18 @@ def test_commit_replaces_nothing_if_the_log_cannot_be_listed(query: Query) -> No
 
 @pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])
 def test_cleanup_of_an_instance_from_before_a_rollback_discards_nothing(query: Query, with_ids: bool) -> None:
-    names = [CheckpointName(v, attempt_id() if with_ids else None) for v in range(1, 5)]
     store = query.instance()
-    bys = {}
-    for name in names:
-        bys[name] = name.id or attempt_id()
-        commit(store, name, {b"a": LARGE}, by=bys[name])
+    attempts = [attempt_id() for _ in range(4)]
+    names = [CheckpointName(version, by if with_ids else None) for version, by in enumerate(attempts, 1)]
+    for name, by in zip(names, attempts, strict=True):
+        commit(store, name, {b"a": LARGE}, by=by)
         query.log_commit(name)
-    newest = names[-1]
     query.set_back_behind(1)
-    assert discard_versions(store, newest, bys[newest], 3, 0) == 0
+    assert discard_versions(store, names[3], attempts[3], 3, 0) == 0
     assert rows_of(query.instance(), names[0]) == {b"a": LARGE}
     # Of what counts still it may.
-    query.log_commit(newest)
-    assert discard_versions(store, newest, bys[newest], 3, 0) > 0
+    query.log_commit(names[3])
+    assert discard_versions(store, names[3], attempts[3], 3, 0) > 0
 
 
 def test_cleanup_of_a_replaced_history_discards_nothing(query: Query) -> None:
@@ -176,23 +166,22 @@ def test_cleanup_of_a_replaced_history_discards_nothing(query: Query) -> None:
     assert rows_of(query.instance(), again[1]) == {b"a": LARGE, b"c": LARGE}
 
 
-def test_cleanup_below_the_range_of_the_log_discards_nothing(query: Query) -> None:
+@pytest.mark.parametrize(
+    ("logged", "discards"),
+    [
+        pytest.param([400], False, id="later batches only"),
+        # The commit log has some batches only.
+        pytest.param([1, 6], True, id="a gap"),
+    ],
+)
+def test_cleanup_goes_by_the_range_of_the_log(query: Query, logged: list[int], discards: bool) -> None:
     store, by = query.instance(), attempt_id()
     commit(store, ONE, {b"a": LARGE})
     commit(store, FOUR, {b"a": LARGE}, by=by)
-    query.log_commit(CheckpointName(400))
-    assert discard_versions(store, FOUR, by, 3, 0) == 0
-    assert rows_of(query.instance(), ONE) == {b"a": LARGE}
-
-
-def test_cleanup_continues_despite_a_gap_in_the_log(query: Query) -> None:
-    """The commit log has some batches only."""
-    store, by = query.instance(), attempt_id()
-    commit(store, ONE, {b"a": LARGE})
-    commit(store, FOUR, {b"a": LARGE}, by=by)
-    query.log_commit(ONE)
-    query.log_commit(CheckpointName(6))
-    assert discard_versions(store, FOUR, by, 3, 0) > 0
+    for version in logged:
+        query.log_commit(CheckpointName(version))
+    assert (discard_versions(store, FOUR, by, 3, 0) > 0) == discards
+    assert rows_of(query.instance(), FOUR) == {b"a": LARGE}
 
 
 def test_cleanup_discards_nothing_if_the_log_entry_is_damaged(query: Query) -> None:

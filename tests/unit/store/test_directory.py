@@ -42,35 +42,8 @@ def grow(store: StoreDirectory, versions: int, by: str | None = None) -> Increme
     return handle
 
 
-def test_replaced_attempt_stays_readable_for_its_children(tmp_path: Path) -> None:
-    one, other = open_store(tmp_path), open_store(tmp_path)
-    first = commit(one, v1(1), {b"a": b"first"}).handle
-    commit(other, v1(1), {b"a": b"second"})
-    commit(one, v1(2), {b"b": b"2"}, parent=first)
-    assert rows_of(open_store(tmp_path), v1(1)) == {b"a": b"second"}
-    assert rows_of(open_store(tmp_path), v1(2)) == {b"a": b"first", b"b": b"2"}
-
-
-def test_two_concurrent_replacements_both_stay_readable(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = open_store(tmp_path)
-    commit(store, v1(1), {b"a": b"first"})
-    replace = store.files.replace
-    second: list[IncrementalStateHandle] = []
-
-    def replace_late(path: str, data: bytes) -> None:
-        if not second:
-            second.append(IncrementalStateHandle(0, 0, []))
-            second[0] = commit(open_store(tmp_path), v1(1), {b"a": b"second"}).handle
-        replace(path, data)
-
-    monkeypatch.setattr(store.files, "replace", replace_late)
-    commit(store, v1(1), {b"a": b"third"})
-    monkeypatch.undo()
-    commit(open_store(tmp_path), v1(2), {b"b": b"2"}, parent=second[0])
-    assert rows_of(open_store(tmp_path), v1(1)) == {b"a": b"third"}
-    assert rows_of(open_store(tmp_path), v1(2)) == {b"a": b"second", b"b": b"2"}
+def shared(directory: Path) -> list[str]:
+    return [path.name for path in (directory / "shared").iterdir()]
 
 
 def test_cleanup_keeps_streams_of_a_version_another_instance_replaced(tmp_path: Path) -> None:
@@ -122,14 +95,6 @@ def test_cleanup_of_a_replaced_instance_discards_nothing(tmp_path: Path) -> None
     assert files_below(tmp_path) == before
 
 
-def test_repeated_commit_changes_nothing(tmp_path: Path) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    commit(store, v1(1), {b"a": b"1"}, by=mine)
-    before = files_below(tmp_path)
-    commit(store, v1(1), {b"a": b"1"}, by=mine)
-    assert files_below(tmp_path) == before
-
-
 def test_commit_ignores_a_missing_snapshot(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     handle = grow(store, 2)
@@ -162,9 +127,9 @@ def test_cleanup_discards_an_unused_snapshot(tmp_path: Path) -> None:
     # The first cleanup scans the directory; later ones rely on the index.
     discard_versions(store, v1(3), by, 1, 0)
     commit(store, v1(4), {b"k4": b"v"}, parent=whole, base=base, by=by)
-    assert len(list((tmp_path / "shared").iterdir())) == 2
+    assert len(shared(tmp_path)) == 2
     discard_versions(store, v1(4), by, 3, 0)
-    assert list((tmp_path / "shared").iterdir()) == []
+    assert shared(tmp_path) == []
 
 
 def test_cleanup_discards_orphans_of_a_repeated_commit(tmp_path: Path) -> None:
@@ -175,9 +140,9 @@ def test_cleanup_discards_orphans_of_a_repeated_commit(tmp_path: Path) -> None:
     # The answer was lost.
     commit(store, v1(2), LARGE, by=by)
     commit(store, v1(3), {b"k": b"v"}, parent=handle, by=by)
-    assert len(list((tmp_path / "shared").iterdir())) == 3
+    assert len(shared(tmp_path)) == 3
     discard_versions(store, v1(3), by, 3, 0)
-    assert len(list((tmp_path / "shared").iterdir())) == 1
+    assert len(shared(tmp_path)) == 1
     assert rows_of(open_store(tmp_path), v1(3)) == {b"k": b"v"} | LARGE
 
 
@@ -219,15 +184,14 @@ def test_cleanup_discards_a_version_whose_publication_lost_its_answer(
 
 
 def test_cleanup_keeps_files_of_others(tmp_path: Path) -> None:
-    store = open_store(tmp_path)
-    grow(store, 3)
-    foreign = [tmp_path / "notes.txt", tmp_path / "shared" / "backup.tar", tmp_path / "_metadata" / "schema"]
-    foreign[2].parent.mkdir()
-    for path in foreign:
-        path.write_bytes(b"mine")
+    grow(open_store(tmp_path), 3)
+    names = ("notes.txt", "shared/backup.tar", "_metadata/schema", "chk-x/_metadata", "chk--1/_metadata")
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"mine")
     fresh = open_store(tmp_path)
-    discard_versions(fresh, v1(3), fresh.load(v1(3)).attempt_id, 3, 0)
-    assert [path.read_bytes() for path in foreign] == [b"mine"] * 3
+    assert discard_versions(fresh, v1(3), fresh.load(v1(3)).attempt_id, 3, 0) > 0
+    assert [(tmp_path / name).read_bytes() for name in names] == [b"mine"] * len(names)
 
 
 def test_cleanup_discards_at_most_the_given_number_oldest_first(tmp_path: Path) -> None:
@@ -297,27 +261,6 @@ def test_cleanup_is_unaffected_by_a_concurrent_load(tmp_path: Path, monkeypatch:
     assert not orphan.exists()
 
 
-def test_cleanup_skips_files_that_another_cleanup_deletes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, mine = open_store(tmp_path), attempt_id()
-    grow(store, 1)
-    commit(store, v1(2), {b"all": b"v"}, by=mine)
-    delete = store.files.delete
-    met: list[int] = []
-
-    def delete_late(path: str) -> None:
-        if "shared" in path and not met:
-            store.retention.is_complete = False
-            met.append(discard_versions(store, v1(2), mine, 2, 0))
-        delete(path)
-
-    monkeypatch.setattr(store.files, "delete", delete_late)
-    discard_versions(store, v1(2), mine, 2, 0)
-    assert met == [0]
-    assert list((tmp_path / "shared").iterdir()) == []
-
-
 @pytest.mark.parametrize("with_id", [False, True])
 def test_abandon_removes_everything_written(tmp_path: Path, with_id: bool) -> None:
     store, mine = open_store(tmp_path), attempt_id()
@@ -334,22 +277,18 @@ def test_abandon_removes_everything_written(tmp_path: Path, with_id: bool) -> No
 
 def test_load_error_of_a_missing_version_lists_the_existing_ones(tmp_path: Path) -> None:
     grow(open_store(tmp_path / "X"), 3)
-    with pytest.raises(CheckpointNotFoundError) as raised:
+    with pytest.raises(
+        CheckpointNotFoundError, match=rf"operator 0, partition 3.* version 9 .*{tmp_path}.* 1 to 3"
+    ):
         open_store(f"{tmp_path}/X/").load(v1(9))
-    assert "operator 0, partition 3" in str(raised.value)
-    assert "version 9" in str(raised.value)
-    assert "1 to 3" in str(raised.value)
-    assert str(tmp_path) in str(raised.value)
 
 
 def test_load_error_without_an_id_names_the_ids_of_the_version(tmp_path: Path) -> None:
     one, other = attempt_id(), attempt_id()
     for mine in (one, other):
         commit(open_store(tmp_path), CheckpointName(1, mine), {b"a": b"1"})
-    with pytest.raises(CheckpointNotFoundError) as raised:
+    with pytest.raises(CheckpointNotFoundError, match=r"1 .*requested without a checkpoint id") as raised:
         open_store(tmp_path).load(v1(1))
-    assert "version 1 " in str(raised.value)
-    assert "requested without a checkpoint id" in str(raised.value)
     assert ", ".join(sorted((one, other))) in str(raised.value)
     assert "checkpointFormatVersion back to 2" in str(raised.value)
     with pytest.raises(CheckpointNotFoundError, match=r"has the versions 1 to 1"):
@@ -369,27 +308,6 @@ def test_load_error_names_files_of_another_provider(tmp_path: Path, name: str) -
         open_store(tmp_path).load(v1(3))
     assert name in str(raised.value)
     assert (tmp_path / name).read_bytes() == b"theirs"
-
-
-@pytest.mark.parametrize("name", [CheckpointName(1), CheckpointName(1, "0123456789abcdef")], ids=str)
-def test_read_error_of_a_missing_stream_names_the_version(tmp_path: Path, name: CheckpointName) -> None:
-    store = open_store(tmp_path)
-    commit(store, name, LARGE)
-    (shared,) = (tmp_path / "shared").iterdir()
-    shared.unlink()
-    with pytest.raises(CorruptCheckpointError, match=shared.name) as raised:
-        rows_of(store, name)
-    assert f"{tmp_path / name.directory} " in str(raised.value)
-
-
-def test_load_refuses_metadata_of_another_version(tmp_path: Path) -> None:
-    grow(open_store(tmp_path), 2)
-    (tmp_path / "chk-2" / "_metadata").replace(tmp_path / "chk-1" / "_metadata")
-    with pytest.raises(CorruptCheckpointError, match="mixed up"):
-        open_store(tmp_path).load(v1(1))
-    elsewhere = open_store(tmp_path, store=StoreId(0, 4))
-    with pytest.raises(CorruptCheckpointError, match="partition 3"):
-        elsewhere.load(v1(1))
 
 
 def test_begin_error_of_an_unwritable_directory_names_the_user(tmp_path: Path) -> None:
@@ -433,20 +351,7 @@ def test_memory_storage_error_of_an_expired_version_lists_the_range() -> None:
         store.load(v1(1))
 
 
-def test_commit_to_files_returns_no_metadata(tmp_path: Path) -> None:
-    assert commit(open_store(tmp_path), v1(1), {b"a": b"1"}).metadata is None
-    with_directory = StorageOptions(storage="memory", checkpoints_dir="given")
-    assert commit(open_store(tmp_path / "m", with_directory), v1(1), {b"a": b"1"}).metadata is None
-
-
 def test_memory_storage_refuses_a_state_beyond_its_bound() -> None:
     store = open_store("/state", StorageOptions(storage="memory", max_state_size=1000, compression=None))
     with pytest.raises(StateTooLargeError, match="maxStateSize=1000"):
         commit(store, v1(1), LARGE)
-
-
-def test_moved_checkpoint_loads_from_its_new_directory(tmp_path: Path) -> None:
-    grow(open_store(tmp_path / "old"), 3)
-    rows = rows_of(open_store(tmp_path / "old"), v1(3))
-    (tmp_path / "old").rename(tmp_path / "new")
-    assert rows_of(open_store(tmp_path / "new"), v1(3)) == rows

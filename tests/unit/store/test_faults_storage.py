@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 from spark_statestore.errors import CheckpointExistsError, StateStoreError
-from spark_statestore.files import FsspecFileSystem, join
+from spark_statestore.files import FsspecFileSystem, join, parent_of
 from spark_statestore.storage import (
     METADATA_FILE_NAME,
     CheckpointStorage,
@@ -38,61 +38,38 @@ class FaultyStorage:
         self.model = model
         self.fs = model.fs
         self.fs.restart()
-        self.url = self.fs.url(f"storage-{next(_numbers)}")
-        self.fsync = model.fsync
+        self.path = self.fs.url(f"storage-{next(_numbers)}").removeprefix("faulty://")
+        self.metadata_path = join(self.path, "chk-5", METADATA_FILE_NAME)
+        self.files = FsspecFileSystem(self.fs, "faulty", fsync=model.fsync)
         self.kind = kind
         self.column_families: list[StreamStateHandle] = []
 
-    @property
-    def path(self) -> str:
-        return self.url.removeprefix("faulty://")
-
-    @property
-    def checkpoint(self) -> str:
-        return join(self.path, "chk-5")
-
-    def files(self) -> FsspecFileSystem:
-        return FsspecFileSystem(self.fs, "faulty", fsync=self.fsync)
-
     def storage(self) -> CheckpointStorage:
         if self.kind == "filesystem":
-            return FsCheckpointStorage(self.files(), self.path, 50, 100)
-        return MemoryBackendCheckpointStorage(self.files(), self.path, 1000)
+            return FsCheckpointStorage(self.files, self.path, 50, 100)
+        return MemoryBackendCheckpointStorage(self.files, self.path, 1000)
 
     def metadata(self) -> bytes:
-        return self.files().read(join(self.checkpoint, METADATA_FILE_NAME))
-
-    def left(self) -> list[str]:
-        wrapped = self.fs.wrapped
-        return sorted(wrapped.find(self.path)) if wrapped.exists(self.path) else []
-
-    @property
-    def fs_shows_parts(self) -> bool:
-        return self.model.shows_parts
-
-    def dispose(self, *, recursive: bool) -> None:
-        """Remove the checkpoint, metadata first."""
-        files = self.files()
-        discard_file(files, join(self.checkpoint, METADATA_FILE_NAME))
-        files.delete_directory(self.checkpoint, recursive=recursive)
+        return self.files.read(self.metadata_path)
 
     def tidy_up(self) -> None:
         for state in self.column_families:
             state.discard_state()
-        self.dispose(recursive=False)
+        discard_file(self.files, self.metadata_path)
+        self.files.delete_directory(parent_of(self.metadata_path), recursive=False)
+        assert not self.fs.wrapped.exists(self.path) or self.fs.wrapped.find(self.path) == []
 
     def remove(self) -> None:
         if self.fs.wrapped.exists(self.path):
             self.fs.wrapped.rm(self.path, recursive=True)
 
-    def write(self, stream: CheckpointStateOutputStream) -> StreamStateHandle:
+    def write(self, stream: CheckpointStateOutputStream) -> None:
         with stream:
             for start in range(0, len(STATE), 60):
                 stream.write(STATE[start : start + 60])
             handle = stream.close_and_get_handle()
         assert handle is not None
         self.column_families.append(handle)
-        return handle
 
     def complete(self, location: CheckpointStorageLocation) -> None:
         for scope in CheckpointedStateScope:
@@ -142,11 +119,10 @@ def check_cut_short(faulty: FaultyStorage) -> None:
         # Published metadata is whole, or a file system without atomic publishing shows a part, which
         # checksums detect.
         with contextlib.suppress(FileNotFoundError):
-            assert faulty.metadata() == METADATA or faulty.fs_shows_parts
+            assert faulty.metadata() == METADATA or faulty.model.shows_parts
         faulty.remove()
     except StateStoreError:
         faulty.tidy_up()
-        assert faulty.left() == []
     else:
         # The fault was retried or had no effect.
         faulty.fs.crash()
@@ -157,33 +133,6 @@ def check_cut_short(faulty: FaultyStorage) -> None:
     write_checkpoint(faulty)
     check_whole(faulty)
     faulty.remove()
-
-
-@pytest.mark.parametrize("recursive", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-def test_completed_checkpoint_can_be_disposed_of_again_after_a_fault(model: str, recursive: bool) -> None:
-    def complete() -> FaultyStorage:
-        faulty = FaultyStorage(MODELS[model], "filesystem")
-        write_checkpoint(faulty)
-        if not recursive:
-            for state in faulty.column_families:
-                state.discard_state()
-        return faulty
-
-    faulty = complete()
-    faulty.fs.inject()
-    faulty.dispose(recursive=recursive)
-    for fault in faults_at(faulty.fs.calls, MODELS[model].kinds):
-        faulty = complete()
-        faulty.fs.inject(fault)
-        with contextlib.suppress(OSError, CrashedError):
-            faulty.dispose(recursive=recursive)
-        faulty.fs.restart()
-        with contextlib.suppress(FileNotFoundError):
-            assert faulty.metadata() == METADATA
-        faulty.dispose(recursive=recursive)
-        assert [path for path in faulty.left() if "/chk-" in path] == []
-        assert not faulty.fs.exists(f"{faulty.path}/chk-5")
 
 
 def test_published_metadata_survives_faults_of_later_attempts() -> None:

@@ -59,21 +59,19 @@ class Store:
         return load(found, CheckpointName(2, attempt if self.ids else None))["default"][b"attempt"]
 
 
-@both
-def test_commit_of_an_attempt_that_is_pending_is_durable(tmp_path: Path, ids: bool) -> None:
+@pytest.mark.parametrize(
+    ("ids", "hand_over"), [(False, False), (True, False), (True, True)], ids=["v1", "v2", "v2-handed-over"]
+)
+def test_commit_of_an_attempt_that_is_not_published_is_durable(
+    tmp_path: Path, ids: bool, hand_over: bool
+) -> None:
     process = Store(tmp_path, ids)
-    assert process.commit(FIRST, merge=True)
+    assert process.commit(FIRST, merge=True, hand_over=hand_over)
     assert not process.commit(FIRST)
     assert process.newest(FIRST) == FIRST.encode()
-    assert process.publish(FIRST) == []
-
-
-def test_commit_of_an_attempt_that_was_handed_over_is_durable(tmp_path: Path) -> None:
-    process = Store(tmp_path, ids=True)
-    assert process.commit(FIRST, hand_over=True)
-    assert not process.commit(FIRST)
-    assert process.newest(FIRST) == FIRST.encode()
-    assert load(process.store, CheckpointName(2, FIRST))["default"] == {b"attempt": FIRST.encode()}
+    name = CheckpointName(2, FIRST if ids else None)
+    assert load(process.store, name)["default"] == {b"attempt": FIRST.encode()}
+    assert hand_over or process.publish(FIRST) == []
 
 
 @both

@@ -7,61 +7,45 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.files import FileStatus, LocalFileSystem, MemoryFileSystem
+from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.storage import CheckpointName
-from spark_statestore.storage.chains import extend_chain, start_chain
-from spark_statestore.storage.file_handles import FileStateHandle
-from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.storage.operator_handles import OperatorStreamStateHandle, StateMetaInfo
-from spark_statestore.store.retention import RetentionIndex, parse_listing
-from tests.unit.storage.test_shared_state_registry import StubbornFiles, file
+from spark_statestore.storage.chains import start_chain
+from spark_statestore.store.retention import RetentionIndex
+from tests.unit.storage.handles import StubbornFiles, state_file, state_in
 
 
-def test_parse_listing_omits_files_of_others() -> None:
-    uuid = "0f8fad5b-d9cb-469f-a165-70867728950e"
-    paths = [
-        f"/elsewhere/shared/2-{uuid}",
-        "/s/chk-3/_metadata",
-        "/s/chk-3/other/file",
-        "/s/chk-3/_metadata.0123456789abcdef",
-        "/s/chk-4_0123456789abcdef/_metadata",
-        f"/s/shared/2-{uuid}",
-        "/s/shared/backup",
-        "/s/shared",
-        "/s/chk-x/_metadata",
-        "/s/chk--1/_metadata",
-        "/s/chk-3",
-        "/s/3.delta",
-        "/s/_metadata/schema",
-        "/s/chk-5/_metadata",
-    ]
-    paths = [path.replace("/s/", "/sX/") for path in paths]
-    listing = parse_listing("/sX/", [FileStatus(path, 1) for path in paths])
-    assert listing.checkpoints == {
-        CheckpointName(3): {"_metadata", "_metadata.0123456789abcdef", "other/file"},
-        CheckpointName(4, "0123456789abcdef"): {"_metadata"},
-        CheckpointName(5): {"_metadata"},
-    }
-    assert listing.shared == {f"/sX/shared/2-{uuid}": 2}
+def tracked(directory: Path, files: LocalFileSystem, *numbers: int) -> RetentionIndex:
+    """Write versions, each with metadata and a stream of its own, and return their index."""
+    index = RetentionIndex(files, str(directory))
+    for number in numbers:
+        (directory / f"chk-{number}").mkdir()
+        (directory / f"chk-{number}" / "_metadata").write_bytes(b"1")
+        stream = state_file(directory, f"{number}-shared", files)
+        index.track(CheckpointName(number), start_chain(number, state_in(stream)))
+    return index
 
 
-def test_discard_before_retries_failed_deletions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.mark.parametrize("what", ["metadata", "stream"])
+def test_discard_before_retries_failed_deletions(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str
+) -> None:
     files = StubbornFiles()
-    (tmp_path / "chk-1").mkdir()
-    (tmp_path / "chk-1" / "_metadata").write_bytes(b"1")
-    (tmp_path / "1-shared").write_bytes(b"s")
-    index = RetentionIndex(files, str(tmp_path))
-    shared = OperatorStreamStateHandle(
-        state_name_to_partition_offsets={"default": StateMetaInfo((0,))},
-        delegate_state_handle=FileStateHandle(files, str(tmp_path / "1-shared"), 1),
-    )
-    index.track(CheckpointName(1), start_chain(1, shared))
-    assert index.discard_before(2, 0) == 0
+    index = tracked(tmp_path, files, 1)
+    if what == "stream":
+        (tmp_path / "chk-1" / "_metadata").unlink()
+    removed = index.discard_before(2, 0)
+    assert removed == (what == "stream")
+    assert caplog.text.count("the next cleanup retries") == 1
     assert index.is_tracked(str(tmp_path / "1-shared"))
-    assert caplog.text.count("the next cleanup retries it") == 1
+    assert not index.is_tracked(str(tmp_path / "other"))
     files.stubborn = False
-    assert index.discard_before(2, 0) == 2
-    assert list(tmp_path.iterdir()) == []
+    assert index.discard_before(2, 0) == 2 - removed
+    assert not index.is_tracked(str(tmp_path / "1-shared"))
+    assert names(tmp_path) == []
 
 
 def test_discard_before_keeps_the_streams_of_metadata_that_remains(tmp_path: Path) -> None:
@@ -71,29 +55,9 @@ def test_discard_before_keeps_the_streams_of_metadata_that_remains(tmp_path: Pat
                 raise PermissionError(path)
             super().delete(path)
 
-    index = RetentionIndex(Files(), str(tmp_path))
-    (tmp_path / "chk-1").mkdir()
-    (tmp_path / "chk-1" / "_metadata").write_bytes(b"")
-    state = OperatorStreamStateHandle(
-        state_name_to_partition_offsets={}, delegate_state_handle=file(tmp_path, "1-shared")
-    )
-    index.track(CheckpointName(1), start_chain(1, state))
+    index = tracked(tmp_path, Files(), 1)
     assert index.discard_before(2, 0) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-shared", "chk-1"]
-
-
-def test_track_of_a_version_twice_discards_it_once(tmp_path: Path) -> None:
-    files = LocalFileSystem()
-    index = RetentionIndex(files, str(tmp_path))
-    version = start_chain(
-        1,
-        OperatorStreamStateHandle(
-            state_name_to_partition_offsets={}, delegate_state_handle=file(tmp_path, "1-shared")
-        ),
-    )
-    index.track(CheckpointName(1), version)
-    index.track(CheckpointName(1), version)
-    assert index.discard_before(2, 0) == 2
+    assert names(tmp_path) == ["1-shared", "chk-1"]
 
 
 def test_index_can_be_used_during_deletions(tmp_path: Path) -> None:
@@ -103,32 +67,15 @@ def test_index_can_be_used_during_deletions(tmp_path: Path) -> None:
                 pool.submit(index.track_directory, CheckpointName(9), ["x"]).result(60)
             super().delete(path)
 
-    files = Nosy()
-    index = RetentionIndex(files, str(tmp_path))
-    (tmp_path / "chk-1").mkdir()
-    (tmp_path / "chk-1" / "_metadata").write_bytes(b"1")
-    stream = OperatorStreamStateHandle(
-        state_name_to_partition_offsets={}, delegate_state_handle=file(tmp_path, "1-shared", files)
-    )
-    index.track(CheckpointName(1), start_chain(1, stream))
+    index = tracked(tmp_path, Nosy(), 1)
     assert index.discard_before(2, 0) == 2
-
-
-def version(number: int, *streams: FileStateHandle) -> IncrementalStateHandle:
-    """A version with these streams, each of a version of its own."""
-    first = number - len(streams) + 1
-    handle = start_chain(first, None)
-    for at, stream in enumerate(streams, first):
-        state = OperatorStreamStateHandle(state_name_to_partition_offsets={}, delegate_state_handle=stream)
-        handle = start_chain(at, state) if at == first else extend_chain(handle, at, state)
-    return handle
 
 
 def test_unverified_has_only_replaceable_checkpoints_until_verified() -> None:
     index = RetentionIndex(MemoryFileSystem(), "/s")
-    index.track(CheckpointName(1), version(1))
-    index.track(CheckpointName(2, "id"), version(2), attempt_id="id")
-    index.track(CheckpointName(3), version(3), attempt_id="mine")
+    index.track(CheckpointName(1), start_chain(1, None))
+    index.track(CheckpointName(2, "id"), start_chain(2, None), attempt_id="id")
+    index.track(CheckpointName(3), start_chain(3, None), attempt_id="mine")
     assert index.unverified(2) == []
     assert index.unverified(3) == [(CheckpointName(3), "mine")]
     for _ in range(2):
@@ -149,19 +96,6 @@ def test_orphan_is_deleted_after_all_older_versions() -> None:
     assert list(files.list_files("/s")) == []
 
 
-def test_is_tracked_for_a_stream_pending_deletion(tmp_path: Path) -> None:
-    files = StubbornFiles()
-    index = RetentionIndex(files, str(tmp_path))
-    index.track(CheckpointName(1), version(1, file(tmp_path, "shared", files)))
-    (tmp_path / "chk-1").mkdir()
-    assert index.discard_before(2, 0) == 1
-    assert index.is_tracked(str(tmp_path / "shared"))
-    assert not index.is_tracked(str(tmp_path / "other"))
-    files.stubborn = False
-    assert index.discard_before(2, 0) == 1
-    assert not index.is_tracked(str(tmp_path / "shared"))
-
-
 def test_discard_before_deletes_metadata_first_and_unknown_files_too(tmp_path: Path) -> None:
     deleted: list[str] = []
 
@@ -180,32 +114,16 @@ def test_discard_before_deletes_metadata_first_and_unknown_files_too(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_discard_before_counts_removed_objects(tmp_path: Path) -> None:
-    files = LocalFileSystem()
-    index = RetentionIndex(files, str(tmp_path))
-    streams = [file(tmp_path, "1-shared"), file(tmp_path, "2-shared")]
-    for number in (1, 2):
-        index.track(CheckpointName(number), version(number, *streams[:number]))
-    assert index.discard_before(3, 0) == 4
-
-
 def test_discard_before_keeps_held_versions_and_their_streams(tmp_path: Path) -> None:
-    index = RetentionIndex(LocalFileSystem(), str(tmp_path))
-    for version in (1, 2, 3):
-        (tmp_path / f"chk-{version}").mkdir()
-        (tmp_path / f"chk-{version}" / "_metadata").write_bytes(b"")
-        state = OperatorStreamStateHandle(
-            state_name_to_partition_offsets={}, delegate_state_handle=file(tmp_path, f"{version}-shared")
-        )
-        index.track(CheckpointName(version), start_chain(version, state))
-    orphan = file(tmp_path, "0-orphan")
+    index = tracked(tmp_path, LocalFileSystem(), 1, 2, 3)
+    orphan = state_file(tmp_path, "0-orphan")
     # Of a version before the third one: not of the second one, which is held.
     index.track_orphan(orphan.path, 3)
     assert index.discard_before(3, 0, {2}) == 3
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["2-shared", "3-shared", "chk-2", "chk-3"]
+    assert names(tmp_path) == ["2-shared", "3-shared", "chk-2", "chk-3"]
     assert index.discard_before(3, 0, {2}) == 0
     assert index.discard_before(3, 0) == 2
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["3-shared", "chk-3"]
+    assert names(tmp_path) == ["3-shared", "chk-3"]
 
 
 def test_set_held_requires_one_scan_for_a_new_hold(tmp_path: Path) -> None:

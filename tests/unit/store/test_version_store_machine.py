@@ -27,6 +27,7 @@ from tests.unit.files.local_disk import LOSSES, LocalDisk, installed
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("with_ids", [False, True], ids=["v1", "v2"])]
 
 IN_MEMORY = StorageOptions(storage="memory", checkpoints_dir="given")
+SYNCED = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
 
 
 class FsspecMemoryMachine(VersionStoreMachine):
@@ -42,52 +43,10 @@ class FsspecMemoryMachine(VersionStoreMachine):
             fs.rm(path, recursive=True)
 
 
-class SyncedMachine(VersionStoreMachine):
-    """A store in local files that are synced."""
-
-    options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
-
-
-class MemoryStorageMachine(VersionStoreMachine):
-    """Memory storage with its metadata in local files."""
-
-    options = IN_MEMORY
-
-
-class CrashingMemoryStorageMachine(CrashingVersionStoreMachine):
-    """Memory storage with its metadata in files that fail."""
-
-    options = IN_MEMORY
-
-
-class MergingMachine(VersionStoreMachine):
-    """A store some of whose versions are in merged files."""
-
-    merges = True
-
-
-class CrashingMergingMachine(CrashingVersionStoreMachine):
-    """A store some of whose versions are in merged files, on storage that fails."""
-
-    merges = True
-
-
-class ClusterMachine(MergingMachine):
-    """A store whose executors hand some of its versions over to the driver, which merges them."""
-
-    hands_over = True
-
-
-class CrashingClusterMachine(CrashingMergingMachine):
-    """The same, on storage that fails."""
-
-    hands_over = True
-
-
 class PowerLossMachine(CrashingVersionStoreMachine):
     """A store in local files that are synced, on a machine that loses power, also while nothing is done."""
 
-    options = StorageOptions(file_state_threshold=512, compression=None, fsync=True)
+    options = SYNCED
 
     def make_file_system(self) -> LocalDisk:  # type: ignore[override]
         self.resources = contextlib.ExitStack()
@@ -159,35 +118,34 @@ class PowerLossMachine(CrashingVersionStoreMachine):
                     self.unsure[name] = (left[0], others)
 
 
-class PowerLossMergingMachine(PowerLossMachine):
-    """A store some of whose versions are in merged files, on a machine that loses power."""
-
-    merges = True
+MERGES = {"merges": True}
+# Executors hand some versions over to the driver, which merges them.
+HANDS_OVER = {"merges": True, "hands_over": True}
 
 
 @pytest.mark.parametrize(
-    ("machine", "examples"),
+    ("machine", "attributes", "examples"),
     [
-        (VersionStoreMachine, 100),
-        (SyncedMachine, 20),
-        (MemoryStorageMachine, 40),
-        (FsspecMemoryMachine, 60),
-        (MergingMachine, 100),
-        (CrashingMergingMachine, 100),
-        (ClusterMachine, 100),
-        (CrashingClusterMachine, 100),
-        (CrashingVersionStoreMachine, 100),
-        (CrashingMemoryStorageMachine, 40),
-        (PowerLossMachine, 15),
-        (PowerLossMergingMachine, 15),
+        pytest.param(VersionStoreMachine, {}, 100, id="local"),
+        pytest.param(VersionStoreMachine, {"options": SYNCED}, 20, id="synced"),
+        pytest.param(VersionStoreMachine, {"options": IN_MEMORY}, 40, id="memory-storage"),
+        pytest.param(FsspecMemoryMachine, {}, 60, id="fsspec"),
+        pytest.param(VersionStoreMachine, MERGES, 100, id="merged"),
+        pytest.param(VersionStoreMachine, HANDS_OVER, 100, id="cluster"),
+        pytest.param(CrashingVersionStoreMachine, {}, 100, id="crashes"),
+        pytest.param(CrashingVersionStoreMachine, {"options": IN_MEMORY}, 40, id="memory-storage-crashes"),
+        pytest.param(CrashingVersionStoreMachine, MERGES, 100, id="merged-crashes"),
+        pytest.param(CrashingVersionStoreMachine, HANDS_OVER, 100, id="cluster-crashes"),
+        pytest.param(PowerLossMachine, {}, 15, id="power-losses"),
+        pytest.param(PowerLossMachine, MERGES, 15, id="merged-power-losses"),
     ],
 )
 def test_store_behaves_like_a_dict_of_versions(
-    machine: type[VersionStoreMachine], examples: int, with_ids: bool
+    machine: type[VersionStoreMachine], attributes: dict[str, Any], examples: int, with_ids: bool
 ) -> None:
-    if machine.hands_over and not with_ids:
+    if attributes is HANDS_OVER and not with_ids:
         pytest.skip("only commits with ids are handed over")
     run_state_machine_as_test(
-        type(machine.__name__, (machine,), {"with_ids": with_ids}),
+        type(machine.__name__, (machine,), {"with_ids": with_ids, **attributes}),
         settings=settings(max_examples=examples * EFFORT, stateful_step_count=40),
     )

@@ -1,0 +1,294 @@
+"""A running query in the tab "State" of Spark's UI and in Spark's metrics system, over HTTP and in files."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_statestore.options import OPTION_PREFIX
+from spark_statestore.query import QueryCheckpoint
+from tests.spark.counting import cluster_environment, wait_until
+from tests.spark.ui import PREFIX, WITH_METRICS, Observed, cells, observed
+from tests.support.paths import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("built")]
+
+DASHBOARD = json.loads((ROOT / "conf" / "grafana-dashboard.json").read_text())
+PAGE = (ROOT / "docs" / "monitoring.md").read_text()
+PARTITIONS = 2
+# An element of HTML, and its name in the metrics.
+NAME = "<script>alert(1)</script>"
+METRIC = "query__script_alert_1___script_"
+OWN_FIGURES = ("numRowsTotal", "numRowsUpdated", "memoryUsedBytes")
+CUSTOM_FIGURES = (
+    "stateTableMappedBytes",
+    "checkpointMaxChainLength",
+    "checkpointMaxSnapshotAge",
+    "stateTableMaxRows",
+    "checkpointLoadTimeUs",
+    "checkpointCommitEncodeTimeUs",
+    "checkpointCommitSendTimeUs",
+    "checkpointCommitStoreTimeUs",
+    "checkpointBytesWritten",
+    "checkpointObjectsWritten",
+    "backendMemoryBytes",
+)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("observed")
+
+
+@pytest.fixture(scope="module")
+def query(directory: Path) -> Iterator[Observed]:
+    """Return a query in a session whose metrics are served to Prometheus; tasks publish its commits."""
+    confs = WITH_METRICS | {f"{OPTION_PREFIX}commit": "task"}
+    with observed(directory, query=NAME, confs=confs) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def exported(query: Observed) -> dict[str, int]:
+    return query.metrics()
+
+
+def figure(progress: dict[str, Any], name: str) -> int:
+    operator = progress["stateOperators"][0]
+    return operator[name] if name in OWN_FIGURES else operator["customMetrics"][name]
+
+
+def sums(query: Observed, name: str) -> int:
+    return sum(figure(progress, name) for progress in query.progress)
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", page))
+
+
+# The tab
+
+
+def link(page: str) -> str:
+    found = re.search(r'<h4><a href="([^"]*/state/query/[^"]*)">', page)
+    assert found, page
+    return found[1]
+
+
+@pytest.mark.spark
+def test_tab_shows_the_figures_of_the_last_batch(query: Observed, directory: Path) -> None:
+    page = query.get("/state/")
+    for name in OWN_FIGURES + CUSTOM_FIGURES:
+        assert cells(page, name) == [figure(query.progress[-1], name)], name
+    text = text_of(page)
+    assert "Status: running" in text
+    assert f"Last batch: {query.progress[-1]['batchId']}, started {query.progress[-1]['timestamp']}" in text
+    assert f"{directory}/checkpoint" in text
+    assert query.progress[-1]["runId"] in text
+
+
+@pytest.mark.spark
+def test_page_of_a_query_shows_every_batch(query: Observed) -> None:
+    page = query.get(link(query.get("/state/")))
+    for name in OWN_FIGURES + CUSTOM_FIGURES:
+        values = [figure(progress, name) for progress in reversed(query.progress)]
+        # The first table has the last batch, the second one all, the newest first.
+        assert cells(page, name)[1:] == values or name == "stateTableMappedBytes", name
+        assert cells(page, name)[0] == values[0]
+    points = re.findall(r'points="([^"]*)"', page)
+    assert len(points) == 9, "one line for each figure, three for the phases of a commit"
+    assert {len(line.split()) for line in points} == {len(query.progress)}
+
+
+def test_tab_escapes_the_name_of_a_query(query: Observed) -> None:
+    overview = query.get("/state/")
+    for page in (overview, query.get(link(overview))):
+        assert NAME not in page
+        assert html.escape(NAME) in page
+
+
+def test_page_of_an_unknown_query_says_so(query: Observed) -> None:
+    for asked in ("", "?id=<script>", "?id=00000000-0000-0000-0000-000000000000"):
+        page = query.get(f"/state/query/{asked.replace('<', '%3C').replace('>', '%3E')}")
+        assert "There is no such query" in page
+        assert "<script></" not in page
+
+
+@pytest.mark.spark
+def test_page_of_structured_streaming_draws_the_custom_metrics(query: Observed) -> None:
+    page = query.get(f"/StreamingQuery/statistics/?id={query.progress[-1]['runId']}")
+    for name in CUSTOM_FIGURES:
+        assert name in page, name
+
+
+def require_links_below(base: str, query: Observed, **headers: str) -> None:
+    page = query.get("/state/", **headers)
+    assert link(page).startswith(f"{base}/state/query/?id=")
+    assert f'href="{base}/state/"' in page
+    assert query.status(link(page).removeprefix(base), **headers) == 200
+
+
+def test_links_follow_the_header_of_a_proxy(query: Observed) -> None:
+    require_links_below("/proxy/app-2", query, **{"X-Forwarded-Context": "/proxy/app-2"})
+
+
+def test_tab_shows_the_error_of_a_failed_query_below_the_proxy_of_the_environment(tmp_path: Path) -> None:
+    with observed(tmp_path, environment={"APPLICATION_WEB_PROXY_BASE": "/proxy/app-1"}) as query:
+        query.order("fail")
+        require_links_below("/proxy/app-1", query)
+        page = query.get("/state/")
+    assert "<span>failed</span>" in page
+    error = re.search(r'<pre class="state-error">(.*?)</pre>', page, re.DOTALL)
+    assert error, page
+    assert "id &gt;= 0" in error[1] or "assert" in error[1].lower()
+
+
+def test_tab_is_for_those_who_may_view_the_application(built: Path, tmp_path: Path) -> None:
+    confs = {
+        "spark.acls.enable": "true",
+        "spark.ui.view.acls": "alice",
+        "spark.ui.filters": "org.apache.spark.sql.statestore.UserOfHeader",
+        "spark.ui.proxyBase": "/proxy/app-1",
+    }
+    alice, mallory = {"X-User": "alice"}, {"X-User": "mallory"}
+    with observed(tmp_path, confs=confs, jar=str(built)) as query:
+        require_links_below("/proxy/app-1", query, **alice)
+        page = link(query.get("/state/", **alice)).removeprefix("/proxy/app-1")
+        for path in ("/state/", page, "/jobs/"):
+            assert query.status(path, **mallory) == 403, path
+            assert query.status(path, **alice) == 200, path
+
+
+# Metrics
+
+
+@pytest.mark.spark
+def test_metrics_of_an_operator_are_those_of_the_last_batch(
+    query: Observed, exported: dict[str, int]
+) -> None:
+    operator = query.progress[-1]["stateOperators"][0]
+    figures = {
+        name: operator[name] for name in ("numRowsTotal", "numRowsUpdated", "memoryUsedBytes", "commitTimeMs")
+    }
+    figures |= {
+        name: n for name, n in operator["customMetrics"].items() if not name.startswith("SnapshotLast")
+    }
+    for name in ("backendRestarts", "storageRetries"):
+        assert exported[f"{METRIC}_{name}_Value"] == sums(query, name) == 0
+        del figures[name]
+    assert len(figures) == 19
+    for name, value in figures.items():
+        assert exported[f"{METRIC}_operator0_{name}_Value"] == value, name
+    assert exported[f"{METRIC}_batchDurationMs_Value"] == query.progress[-1]["batchDuration"]
+    assert exported[f"{METRIC}_batchId_Value"] == query.progress[-1]["batchId"]
+    assert exported["activeQueries_Value"] == 1
+
+
+@pytest.mark.spark
+def test_metrics_of_a_jvm_are_sums_since_its_start(query: Observed, exported: dict[str, int]) -> None:
+    assert exported["checkpointCommits_Count"] == PARTITIONS * len(query.progress)
+    for name in ("checkpointBytesWritten", "checkpointObjectsWritten"):
+        assert exported[f"{name}_Count"] == sums(query, name) > 0
+    assert exported["backendRoundTrips_Count"] >= sums(query, "backendRoundTrips")
+    assert exported["openStores_Value"] == PARTITIONS
+    assert 5 << 20 < exported["backendMemoryBytes_Value"] < 2 << 30
+    assert exported["backendRestarts_Count"] == exported["storageRetries_Count"] == 0
+    assert exported["stateTableMappedBytes_Value"] == 0
+
+
+def test_dashboard_selects_exported_metrics_only(exported: dict[str, int]) -> None:
+    expressions = [target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"]]
+    selectors = [(e, selector) for e in expressions for selector in re.findall(r'__name__=~"([^"]*)"', e)]
+    assert len(selectors) >= len(DASHBOARD["panels"]) > 10
+    names = [f"metrics_app_driver_{PREFIX}{name}" for name in exported]
+    for expression, selector in selectors:
+        assert len([name for name in names if re.fullmatch(selector, name)]) == 1, selector
+        for renamed in re.findall(r'"__name__", "([^"]*)"', expression):
+            assert [name for name in names if re.fullmatch(renamed, name)], renamed
+
+
+def test_documentation_lists_every_metric_of_a_jvm(exported: dict[str, int]) -> None:
+    own = {name.rsplit("_", 1)[0] for name in exported if not name.startswith("query_")}
+    assert own == set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
+
+
+@dataclass
+class Stopped:
+    """A query whose batches have published merged files, and what was seen of it before and after its end."""
+
+    directory: Path
+    batches: int
+    tab: str
+    before: dict[str, int]
+    after: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
+    directory = tmp_path_factory.mktemp("merged")
+    with observed(directory, confs=WITH_METRICS | {f"{OPTION_PREFIX}commit": "batch"}) as query:
+        tab, before = text_of(query.get("/state/")), query.metrics()
+        query.order("stop")
+        return Stopped(directory, len(query.progress), tab, before, query.metrics())
+
+
+def test_merged_files_of_a_query_are_those_in_its_directory(stopped: Stopped) -> None:
+    merged = QueryCheckpoint(str(stopped.directory / "checkpoint")).merged_files()
+    files = merged.physical_files()
+    # The first version of a store has a file of its own.
+    in_directory = list(stopped.directory.glob("checkpoint/state/_merged/*"))
+    assert len(files) == len(in_directory) >= stopped.batches - 1
+    usage = merged.usage()
+    assert usage.logical_files == PARTITIONS * len(files)
+    assert usage.storage_bytes == sum(status.size for status, _ in files)
+    assert 0 < usage.live_bytes < usage.storage_bytes
+    expected = {
+        "mergedLogicalFiles": usage.logical_files,
+        "mergedPhysicalFiles": len(files),
+        "mergedLiveBytes": usage.live_bytes,
+        "mergedStorageBytes": usage.storage_bytes,
+        "uncommittedAgeMs": 0,
+    }
+    assert {name: stopped.before[f"query_counts_{name}_Value"] for name in expected} == expected
+    # Those of the first batch, then those that are merged.
+    assert stopped.before["checkpointObjectsWritten_Count"] == PARTITIONS + len(files)
+    assert f"Merged files: {usage.logical_files} logical in {len(files)} physical files" in stopped.tab
+
+
+def test_metrics_of_a_query_end_with_it(stopped: Stopped) -> None:
+    assert stopped.before["query_counts_operator0_numRowsTotal_Value"] == 50
+    assert not [name for name in stopped.after if name.startswith("query_")]
+    assert stopped.after["activeQueries_Value"] == 0
+    assert stopped.after["checkpointCommits_Count"] > 0
+
+
+def test_executor_exports_metrics_to_its_own_sinks_without_a_ui(tmp_path: Path) -> None:
+    directory = tmp_path / "metrics"
+    directory.mkdir()
+    sink = "spark.metrics.conf.executor.sink.csv."
+    confs: dict[str, Any] = {
+        "spark.master": "local-cluster[1,1,1024]",
+        "spark.ui.enabled": "false",
+        f"{sink}class": "org.apache.spark.metrics.sink.CsvSink",
+        f"{sink}directory": str(directory),
+        f"{sink}period": "1",
+    }
+    with observed(tmp_path, confs=confs, environment=cluster_environment(tmp_path)) as query:
+        assert query.url is None
+        commits = PARTITIONS * len(query.progress)
+
+        def counted() -> bool:
+            # Its columns are the time and the count.
+            files = directory.rglob("*.checkpointCommits.csv")
+            return [file.read_text().splitlines()[-1].split(",")[1] for file in files] == [str(commits)]
+
+        assert wait_until(counted, 30), list(directory.rglob("*StateStorePlugin*"))
+        (memory,) = directory.rglob("*.StateStorePlugin.backendMemoryBytes.csv")
+        assert ".driver." not in memory.name

@@ -1,0 +1,23 @@
+"""Programs that tests run to their end."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def run(
+    command: Sequence[str | Path],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 280,
+    may_fail: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, and return its output; unless it may fail, check that it succeeds."""
+    done = subprocess.run(
+        command, cwd=cwd, env=env, timeout=timeout, capture_output=True, text=True, check=False
+    )
+    assert may_fail or done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-5000:]}"
+    return done
