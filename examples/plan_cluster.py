@@ -26,10 +26,10 @@ GARBAGE = 1.25
 """Mean size of the log to that of its live rows: compaction begins at 2."""
 
 MOST_ON_TOP = 0.25
-"""Share of the state that changes until a base is written again (`MOST_ON_TOP` in `storage/snapshot_plan.py`)."""
+"""Share of the state that changes until a base is written again (`SnapshotPolicy.MostOnTop`)."""
 
 FAN_OUT, LEAST_DELTAS = 8, 5
-"""Runs of one size that are merged into one (`FAN_OUT` in `storage/snapshot_plan.py`).
+"""Runs of one size that are merged into one (`SnapshotPolicy.FanOut`).
 
 The second is the number of deltas below which none is written.
 """
@@ -43,11 +43,11 @@ UPLOAD_REQUESTS = 2
 SMALL_STATE = 1 << 20
 """Bytes of a partition's state up to which its bases are in the commits' object.
 
-See `plan_snapshots` in `storage/snapshot_plan.py`.
+See `SnapshotPolicy.inBackground`.
 """
 
 DELTAS_OF_A_RUN = 10
-"""Spark's default of `stateStore.minDeltasForSnapshot`: a run is written after more deltas."""
+"""Default of `snapshotInterval`: a run is written after more deltas."""
 
 LOADED_ROWS = 7_000_000
 """Rows that one core loads in a second into the heap, up to 10,000,000 keys.

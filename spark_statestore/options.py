@@ -157,6 +157,15 @@ OPTIONS: tuple[Option, ...] = (
         most=MAX_FILE_STATE_THRESHOLD,
     ),
     Option(
+        "snapshotInterval",
+        "integer",
+        "spark.sql.streaming.stateStore.minDeltasForSnapshot",
+        "number of deltas of about one size in a chain: with one more, they are merged into a run in the "
+        "background, and a small state is written whole instead",
+        least=1,
+        most=1_000_000,
+    ),
+    Option(
         "commit",
         "choice",
         "auto",
@@ -165,6 +174,14 @@ OPTIONS: tuple[Option, ...] = (
         "checkpoint format v2; `auto`: `batch` where that is possible and the master is local or the storage "
         "is not local files, else `task`",
         choices=("auto", "task", "batch"),
+    ),
+    Option(
+        "numRetained",
+        "integer",
+        "spark.sql.streaming.minBatchesToRetain",
+        "versions retained before the newest one",
+        least=1,
+        most=1_000_000_000,
     ),
     Option(
         "compression",

@@ -325,7 +325,7 @@ class PendingCheckpoint(PendingSnapshot):
             _logger.warning(
                 "the snapshot of version %d of %s is not used in version %d: its upload took so long that "
                 "other executors may discard it, since they retain versions from %d. Raise "
-                "spark.sql.streaming.minBatchesToRetain.",
+                "spark.sql.streaming.stateStore.backend.numRetained.",
                 base.version, self._store.store, self._version, oldest,
             )  # fmt: skip
         elif is_usable(base, handle) and self._has_snapshot(base):

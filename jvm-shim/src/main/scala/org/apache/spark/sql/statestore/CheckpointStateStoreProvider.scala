@@ -63,7 +63,7 @@ class CheckpointStateStoreProvider
   // The last version that was handed over and is durable, for metrics.
   @volatile private var lastReply: Option[(Long, CommitReply)] = None
 
-  private lazy val reports = new CoordinatorReports(id, runId, conf, conf.minDeltasForSnapshot)
+  private lazy val reports = new CoordinatorReports(id, runId, conf, maintenance.snapshotInterval)
 
   private lazy val client: CheckpointClient = newClient()
 
@@ -242,7 +242,7 @@ class CheckpointStateStoreProvider
         client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot, isFull,
         if (isFull) of.liveBytes else of.changedBytes(of.newest),
         of.families.map(family => (family, family.snapshot())).toSeq,
-        conf.minVersionsToRetain, if (isFull) None else of.knownSince, toString)
+        options.numRetained(conf.minVersionsToRetain), if (isFull) None else of.knownSince, toString)
     }
     store.counters.roundTrips += 1
     val byBatch = commitsByBatch
@@ -452,7 +452,7 @@ class CheckpointStateStoreProvider
     val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))
     backend.logUse(options.destination(id.checkpointRootLocation))
     new CheckpointClient(backend, StoreLocation.describe(
-      instance, id, options, hadoopConf, runId, conf.minDeltasForSnapshot), driverStore)
+      instance, id, options, hadoopConf, runId, maintenance.snapshotInterval), driverStore)
   }
 
   /** Runs a load, or a replay; converts its failures into Spark's, with their error condition. */

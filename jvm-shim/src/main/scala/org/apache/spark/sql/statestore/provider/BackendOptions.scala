@@ -37,6 +37,12 @@ private[statestore] final class BackendOptions private (values: BackendOptions.V
   /** True if the session's queries use this store without naming its class. */
   def isRealTimeMode: Boolean = get("realTimeMode").contains("true")
 
+  def snapshotInterval(sparks: Int): Int = number("snapshotInterval", sparks)
+
+  def numRetained(sparks: Int): Int = number("numRetained", sparks)
+
+  private def number(name: String, default: Int): Int = values.get(name).flatMap(_.toIntOption).getOrElse(default)
+
   /** Heap limit of all stores of this JVM, in bytes. */
   def maxHeapBytes: Option[Long] = values.get("maxHeapBytes").flatMap(BackendOptions.bytes)
 

@@ -27,6 +27,9 @@ private[statestore] final class StoreMaintenance(
   // Guarded by the provider.
   private var cleanedBelow = -1L
 
+  /** Number of deltas that a load reads beyond the base and the runs. */
+  def snapshotInterval: Int = options.snapshotInterval(conf.minDeltasForSnapshot)
+
   /** Writes a full snapshot of the newest version, or a run, if one is due. */
   def takeSnapshot(tick: Boolean): Unit = quietly("a snapshot")(uploadSnapshot(tick))
 
@@ -101,7 +104,7 @@ private[statestore] final class StoreMaintenance(
       below = cleanedBelow
     }
     if (version != null) {
-      val horizon = math.min(unpublished, version.version - conf.minVersionsToRetain)
+      val horizon = math.min(unpublished, version.version - options.numRetained(conf.minVersionsToRetain))
       // Deletions cost requests, so they are batched; memory of the driver is freed at once.
       val least = if (options.isOnDriver) 1L else math.max(1L, conf.minVersionsToDelete)
       val enough = below < 0 || horizon - below >= least
