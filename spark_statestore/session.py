@@ -161,9 +161,9 @@ def configure(
         connector for the URL. Either continues what the other wrote. A
         ``spark.sql.streaming.checkpointFileManagerClass`` that is set is kept.
     python_workers
-        How Python tasks run with a local master: ``fast`` uses `spark_statestore.worker_daemon`, if the
-        workers' interpreter has this package, and from Spark 4.1 Unix domain sockets; ``spark`` leaves both
-        to Spark. Present settings are kept.
+        How Python tasks run with a local master, unless by spark-submit: ``fast`` uses
+        `spark_statestore.worker_daemon`, if the workers' interpreter has this package, and from Spark 4.1
+        Unix domain sockets; ``spark`` leaves both to Spark. Present settings are kept.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
         ``checkpoints_dir="s3://bucket/checkpoints"``.

@@ -17,7 +17,6 @@ import spark_statestore
 from tests.support.spark_versions import is_since
 
 OURS = spark_statestore.PROVIDER_CLASS
-OURS_FOR_JOINS = OURS
 SPARKS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -91,12 +90,16 @@ class Query:
         self._mode = mode
         self._schema = schema
         format_conf = {STATE_STORE + "checkpointFormatVersion": str(checkpoint_format)}
-        self._confs = (format_conf if checkpoint_format is not None else {}) | {
-            # Snapshots are written too, and some state is too large to be inside the metadata.
-            STATE_STORE + "minDeltasForSnapshot": "2",
-            STATE_STORE + "backend.fileStateThreshold": "600",
-            "spark.sql.shuffle.partitions": "2",
-        } | dict(confs or {})
+        self._confs = (
+            (format_conf if checkpoint_format is not None else {})
+            | {
+                # Snapshots are written too, and some state is too large to be inside the metadata.
+                STATE_STORE + "minDeltasForSnapshot": "2",
+                STATE_STORE + "backend.fileStateThreshold": "600",
+                "spark.sql.shuffle.partitions": "2",
+            }
+            | dict(confs or {})
+        )
         self._collect = collect
         self._provider = self.session_provider = provider
 

@@ -19,7 +19,6 @@ from spark_statestore.rows.source import variable_kinds
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import (
     OURS,
-    OURS_FOR_JOINS,
     ROCKSDB,
     SPARKS,
     STATE_STORE,
@@ -185,7 +184,7 @@ def test_query_continues_after_its_conversion_and_back(
 ) -> None:
     query = Converted(spark, tmp_path, name, provider, checkpoint_format)
     query.run(0, 1)
-    assert query.convert("statestore").provider in (OURS, OURS_FOR_JOINS)
+    assert query.convert("statestore").provider == OURS
     query.run(2)
     assert query.convert(NAMES[provider]).provider == provider
     query.run(3)

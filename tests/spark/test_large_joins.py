@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.spark.queries import OURS, OURS_FOR_JOINS, Query, unload_all
+from tests.spark.queries import Query, unload_all
 
 SCHEMA = pa.schema(
     [("left", pa.bool_()), ("k", pa.int64()), ("v", pa.int64()), ("ts", pa.timestamp("us", tz="UTC"))]
@@ -55,11 +55,9 @@ def with_checksum(batch: Any) -> list[tuple[int, int]]:
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    ("state_format", "provider", "checkpoint_format"), [(2, OURS, 1), (4, OURS_FOR_JOINS, 2)], ids=["2", "4"]
-)
+@pytest.mark.parametrize(("state_format", "checkpoint_format"), [(2, 1), (4, 2)], ids=["2", "4"])
 def test_join_of_a_million_rows_is_exact_across_a_restart(
-    spark: Any, tmp_path: Path, state_format: int, provider: str, checkpoint_format: int
+    spark: Any, tmp_path: Path, state_format: int, checkpoint_format: int
 ) -> None:
     found: list[tuple[int, int]] = []
 
@@ -73,7 +71,6 @@ def test_join_of_a_million_rows_is_exact_across_a_restart(
         lambda stream: joined(stream.withWatermark("ts", "1 day")),
         "append",
         SCHEMA,
-        provider=provider,
         checkpoint_format=checkpoint_format,
         confs={
             "spark.sql.streaming.join.stateFormatVersion": str(state_format),

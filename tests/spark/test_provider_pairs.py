@@ -8,7 +8,6 @@ import pytest
 
 from tests.spark.families import LISTS, MAPS, OURS, TIMES, created, ours_alone, value
 from tests.spark.harness import ROCKSDB, Family, Open, Row, Store
-from tests.spark.queries import OURS_FOR_JOINS
 
 # A range scan of fewer rows reads cached offsets, of more it walks the tree.
 FEW, MANY = 8, 100
@@ -27,9 +26,7 @@ SCANS = [
     (EXPIRY_LISTS, ("rangeValues", None, None)),
 ]
 
-every_provider = pytest.mark.parametrize(
-    "provider_class", [OURS, OURS_FOR_JOINS, ROCKSDB], ids=["ours", "ours for joins", "rocksdb"]
-)
+every_provider = pytest.mark.parametrize("provider_class", [OURS, ROCKSDB], ids=["ours", "rocksdb"])
 every_scan = pytest.mark.parametrize(
     ("family", "scan"), SCANS, ids=[f"{kind} {family.name}" for family, (kind, *_) in SCANS]
 )
@@ -94,7 +91,7 @@ def test_replayed_version_returns_each_row_once_if_its_pair_is_overwritten(
     check(provider.open_replay(1, 2), family, scan, MANY)
 
 
-@pytest.mark.parametrize("provider_class", [OURS, OURS_FOR_JOINS], ids=["ours", "ours for joins"])
+@ours_alone
 def test_iterator_pair_is_independent_of_other_reads(store: Store) -> None:
     filled(store, TIMES, FEW)
     expected = store.rows("times")

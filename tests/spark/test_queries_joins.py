@@ -14,7 +14,6 @@ from tests.spark.golden import Recordings
 from tests.spark.queries import (
     JOIN_FORMAT,
     OURS,
-    OURS_FOR_JOINS,
     ROCKSDB,
     SPARKS,
     Output,
@@ -30,7 +29,7 @@ WATERMARK = "15 minutes"
 NEAR = "right_ts between left_ts - interval 2 minutes and left_ts + interval 5 minutes"
 
 # By the format of the join's state: Spark's store, the format of its checkpoints, and the store of ours.
-STORES = {2: (SPARKS, 1, OURS), 3: (ROCKSDB, 2, OURS_FOR_JOINS), 4: (ROCKSDB, 2, OURS_FOR_JOINS)}
+STORES = {2: (SPARKS, 1), 3: (ROCKSDB, 2), 4: (ROCKSDB, 2)}
 
 Life = tuple[list[Output], Counter[str], Counter[str], list[str]]
 
@@ -124,8 +123,8 @@ def test_join_output_equals_sparks_store(
         )
         return life_of(query)
 
-    sparks_store, sparks_format, our_store = STORES[state_format]
-    ours = live(our_store, checkpoint_format)
+    sparks_store, sparks_format = STORES[state_format]
+    ours = live(OURS, checkpoint_format)
     outputs, older, newest, _ = ours
     kinds = ["inner", "left", "right", "full", "semi"]
     rows = Counter(row for output in outputs for _, batch in output for row in batch.elements())

@@ -20,7 +20,7 @@ from spark_statestore.savepoints.restore import new_location
 from tests.spark import events
 from tests.spark.processors_query import NO_EMPTY_BATCHES, ProcessorQuery, batches, in_scala
 from tests.spark.processors_query import SCHEMA as PROCESSED
-from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, Output, Query, configured, side_by_side
+from tests.spark.queries import JOIN_FORMAT, OURS, Output, Query, configured, side_by_side
 from tests.spark.test_queries import visits_until_event_time
 from tests.support.spark_versions import NEWEST_JOIN_FORMAT
 
@@ -80,7 +80,7 @@ def counts(stream: Any) -> Any:
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("checkpoint_format", "provider", "join_format", "kind"),
-    [(1, OURS, "2", "pointer"), (2, OURS_FOR_JOINS, f"{NEWEST_JOIN_FORMAT}", "canonical")],
+    [(1, OURS, "2", "pointer"), (2, OURS, f"{NEWEST_JOIN_FORMAT}", "canonical")],
 )
 def test_restore_and_rollback_have_equal_output(
     spark: Any, tmp_path: Path, checkpoint_format: int, provider: str, join_format: str, kind: Kind

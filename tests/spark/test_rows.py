@@ -17,7 +17,7 @@ from spark_statestore.rows import decode_rows, read_state
 from tests.spark import events
 from tests.spark.processors import DAY, OUTPUT, Interpreter
 from tests.spark.processors_query import NO_EMPTY_BATCHES, SCHEMA, batches
-from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, STATE_STORE, Query, configured
+from tests.spark.queries import JOIN_FORMAT, STATE_STORE, Query, configured
 from tests.spark.test_state_data_source import busy_windows
 from tests.support.effort import EFFORT
 from tests.unit.rows import encoder
@@ -207,14 +207,12 @@ def assert_read_alike(query: Query, options: Mapping[str, Any], **read: Any) -> 
 def test_read_state_of_joins_and_windows_equals_the_data_source(
     spark: Any, tmp_path: Path, checkpoint_format: int, join_format: str, stores: list[str]
 ) -> None:
-    provider = OURS if join_format == "2" else OURS_FOR_JOINS
     query = Query(
         spark,
         tmp_path,
         busy_windows,
         "append",
         events.SCHEMA,
-        provider=provider,
         checkpoint_format=checkpoint_format,
         confs={JOIN_FORMAT: join_format},
     )

@@ -20,7 +20,6 @@ from tests.spark.harness import Provider
 from tests.spark.queries import (
     JOIN_FORMAT,
     OURS,
-    OURS_FOR_JOINS,
     ROCKSDB,
     SPARKS,
     STATE_STORE,
@@ -91,7 +90,7 @@ _VALUES, _OTHER = {
 if NEWEST_READABLE_FORMAT == 2:
     PAIRS[f"v2, join of format {NEWEST_JOIN_FORMAT}"] = Pair(
         ROCKSDB,
-        OURS_FOR_JOINS,
+        OURS,
         2,
         f"{NEWEST_JOIN_FORMAT}",
         {

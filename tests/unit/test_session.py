@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 CUSTOM_METRICS = "spark.sql.streaming.ui.enabledCustomMetricList"
 DRIVER_PYTHON = f"{OPTION_PREFIX}driverPython"
 FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-OURS, OURS_FOR_JOINS = spark_statestore.PROVIDER_CLASS, spark_statestore.JOIN_PROVIDER_CLASS
+OURS = spark_statestore.PROVIDER_CLASS
 PLUGIN = spark_statestore.PLUGIN_CLASS
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 SHIM = ROOT / "jvm-shim/src/main/scala/org/apache/spark/sql/statestore"
@@ -51,8 +51,7 @@ MEMORY = {"storage": "memory"}
             {f"{OPTION_PREFIX}checkpointsDir": "/x"}, MEMORY, "spark.plugins", None, id="directory was set"
         ),
         pytest.param({CUSTOM_METRICS: "a"}, {}, CUSTOM_METRICS, "a", id="list of metrics was set"),
-        pytest.param({}, {}, PROVIDER, OURS, id="main provider"),
-        pytest.param({PROVIDER: OURS_FOR_JOINS}, {}, PROVIDER, OURS_FOR_JOINS, id="join provider was set"),
+        pytest.param({}, {}, PROVIDER, OURS, id="provider"),
         pytest.param(
             {}, {}, FILE_MANAGER, spark_statestore.FILE_MANAGER_CLASS, id="files through the backend"
         ),
@@ -77,19 +76,18 @@ def test_configure_lists_every_custom_metric_for_sparks_page(builder: Any) -> No
     assert builder._options[CUSTOM_METRICS].split(",") == re.findall(r'Metric\(\s*"(\w+)"', source)
 
 
-def test_configure_keeps_the_join_provider_of_spark_defaults(
-    builder: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "spark-defaults.conf").write_text(f"{PROVIDER} {OURS_FOR_JOINS}\n")
-    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
-    spark_statestore.configure(builder)
-    assert builder._options[PROVIDER] == OURS_FOR_JOINS
-
-
 def test_configure_refuses_another_provider(builder: Any) -> None:
     builder.config(PROVIDER, "com.example.AnotherProvider")
     with pytest.raises(SessionError, match="AnotherProvider"):
         spark_statestore.configure(builder)
+
+
+def test_configure_leaves_python_workers_of_a_submitted_application_to_spark(builder: Any) -> None:
+    # Its master may be a cluster's.
+    spark_statestore.configure(builder)
+    assert "spark.python.daemon.module" not in builder._options
+    with pytest.raises(OptionError, match="python_workers is 'slow', but it must be 'fast' or 'spark'"):
+        spark_statestore.configure(builder, python_workers="slow")
 
 
 def test_configure_rejects_unknown_spark_files(builder: Any) -> None:

@@ -33,7 +33,7 @@ from spark_statestore.store.metadata import StoreId
 from spark_statestore.store.reader import read_version
 from tests.spark.counting import jvm_of, report, runs, wait_until
 from tests.spark.harness import IMMEDIATE_CLEANUP
-from tests.spark.queries import OURS, OURS_FOR_JOINS, Query
+from tests.spark.queries import OURS, Query
 from tests.support.services.service import free_port
 from tests.support.sessions import local_builder
 
@@ -137,7 +137,7 @@ OPERATORS = {
     "dropDuplicates": Operator(distinct, "append", distinct_of),
     "join, state format 2": Operator(joined, "append", joined_of, {"storeName": "left-keyWithIndexToValue"}),
     "join, state format 4": Operator(
-        joined, "append", joined_of, {"storeName": "left-keyWithTsToValues"}, OURS_FOR_JOINS, "4"
+        joined, "append", joined_of, {"storeName": "left-keyWithTsToValues"}, OURS, "4"
     ),
     "transformWithState": Operator(processed, "update", counts_of, {"stateVarName": "counts"}),
 }

@@ -1,4 +1,4 @@
-"""Test program: Python tasks in a worker of `spark_statestore.worker_daemon`, and a query with pandas state.
+"""Test program: Python tasks in workers as `configure` sets them up, and a query with pandas state.
 
 The only argument is a JSON object: ``checkpoint``.
 """
@@ -81,7 +81,6 @@ def counts(spark, checkpoint):
 
 def main():
     builder = local_builder("worker-daemon", memory="512m", master="local[1]")
-    builder.config("spark.python.daemon.module", "spark_statestore.worker_daemon")
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
 

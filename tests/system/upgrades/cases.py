@@ -96,9 +96,8 @@ def _in_scala(ttl: int, time: str) -> Callable[[Any], Any]:
     return lambda stream: build(stream, 0)
 
 
-def _join(build: Callable[[Any], Any], state_format: int, since: str, *, plain: bool = False) -> Case:
-    provider = spark_statestore.PROVIDER_CLASS if plain else spark_statestore.JOIN_PROVIDER_CLASS
-    return Case(build, since=since, provider=provider, confs={JOIN_FORMAT: str(state_format)})
+def _join(build: Callable[[Any], Any], state_format: int, since: str) -> Case:
+    return Case(build, since=since, confs={JOIN_FORMAT: str(state_format)})
 
 
 _PANDAS_TIMERS = PlainInterpreter("string", timers="event", pandas=True)
@@ -120,9 +119,6 @@ CASES: Final[Mapping[str, Case]] = {
     "outer join": Case(test_queries.late_and_on_time),
     "inner join, state format 3": _join(_inner_join, 3, "4.1"),
     "outer join, state format 3": _join(test_queries.late_and_on_time, 3, "4.1"),
-    "outer join, state format 3, class for all queries": _join(
-        test_queries.late_and_on_time, 3, "4.1", plain=True
-    ),
     "outer join, state format 4": _join(test_queries.late_and_on_time, 4, "4.3"),
     "applyInPandasWithState, event time": Case(test_queries.visits_until_event_time, "update"),
     "applyInPandasWithState, processing time": Case(test_queries.visits_until_the_next_batch),

@@ -16,7 +16,7 @@ from spark_statestore.savepoints.restore import rescale
 from tests.spark import events, processors_query
 from tests.spark import test_queries as queries
 from tests.spark import test_queries_joins as joins
-from tests.spark.queries import JOIN_FORMAT, OURS, OURS_FOR_JOINS, Output, Query, Rows, side_by_side
+from tests.spark.queries import JOIN_FORMAT, Output, Query, Rows, side_by_side
 from tests.spark.test_transform_with_state import BY_EVENTS, BY_THE_CLOCK, with_ttl_and_timers
 
 pytestmark = pytest.mark.slow
@@ -137,7 +137,6 @@ def live(
         case.build,
         case.mode,
         case.schema,
-        provider=OURS_FOR_JOINS if JOIN_FORMAT in case.confs else OURS,
         checkpoint_format=case.checkpoint_format,
         confs={**case.confs, SHUFFLE_PARTITIONS: str(partitions[0])},
     )

@@ -1,4 +1,4 @@
-"""Test program: a join on the provider for joins, with a list of RocksDB's mapped libraries.
+"""Test program: a join of a state format, with a list of RocksDB's mapped libraries.
 
 The only argument is a JSON object: ``checkpoint`` and the ``format`` of the join's state. Reports the format
 that the query really used, and then the mapped libraries.
@@ -14,14 +14,13 @@ import spark_statestore
 from tests.spark.counting import jvm_of, report
 from tests.support.sessions import local_builder
 
-PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 FORMAT = "spark.sql.streaming.join.stateFormatVersion"
 
 
 def main():
     asked = json.loads(sys.argv[1])
     builder = local_builder("join", memory="512m").config("spark.sql.shuffle.partitions", "1")
-    builder.config(PROVIDER, spark_statestore.JOIN_PROVIDER_CLASS).config(FORMAT, asked["format"])
+    builder.config(FORMAT, asked["format"])
     spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     spark_statestore.attach(spark)
