@@ -77,9 +77,6 @@ class _StruckDisk(LocalDisk):
     def node(self, path: str) -> Directory:
         return Directory()
 
-    def place(self, path: str) -> tuple[Directory, str]:
-        return Directory(), path
-
     def _call(self, operation: str, path: str, effect: Callable[[], Any], *rest: Any, **options: Any) -> Any:
         with self.plan.lock:
             try:

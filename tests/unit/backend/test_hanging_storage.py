@@ -214,17 +214,17 @@ def test_backend_serves_64_connections_and_leaks_nothing(backend: Backend, slow:
         def work(number: int) -> int:
             """Commit five versions as one of 64 tasks; return the number of batches that a load has."""
             root = slow.directory / str(number)
-            of_task = store_of(slow, f"{number}") | {"root": f"slow://{root}", "partition": number}
+            task_store = store_of(slow, f"{number}") | {"root": f"slow://{root}", "partition": number}
             with backend.client() as client:
                 start.wait(30)
                 handle: list[tuple[Kind, bytes, int]] = []
                 for version in range(1, 6):
-                    request = commit(root, version, attempt_id(), store=of_task, hasParent=bool(handle))
+                    request = commit(root, version, attempt_id(), store=task_store, hasParent=bool(handle))
                     answer = client.ask(request, *handle, data({b"%d" % version: b"v"}))
                     assert answer.error is None
                     handle = [(Kind.HANDLE, answer.of(Kind.HANDLE)[0], 0)]
-                fresh = of_task | {"instance": f"new {number}"}
-                return len(client.ask({"op": "load", "store": fresh, "version": 5}).of(Kind.DATA))
+                new_store = task_store | {"instance": f"new {number}"}
+                return len(client.ask({"op": "load", "store": new_store, "version": 5}).of(Kind.DATA))
 
         with ThreadPoolExecutor(64) as pool:
             assert list(pool.map(work, range(64))) == [5] * 64

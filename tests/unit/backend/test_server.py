@@ -252,8 +252,8 @@ def test_lineage_and_changes_requests_return_the_history(backend: Backend, tmp_p
         assert past.control["columnFamily"].items() >= state().items()
         assert past.control["columnFamilies"] == [past.control["columnFamily"]] * 2
         attempt = {"attemptId": past.control["attempts"][0], "idInPath": False}
-        only = client.ask(request | attempt | {"op": "changes", "version": 2})
-        assert only.of(Kind.DATA) == [data(changed[1])[1]]
+        answer = client.ask(request | attempt | {"op": "changes", "version": 2})
+        assert answer.of(Kind.DATA) == [data(changed[1])[1]]
         for start in (1, 3):
             assert client.ask(load(tmp_path, 3, **{"from": start})).control["chainLength"] == 3
         replayed = client.ask(load(tmp_path, 3, **{"from": 2, "fromId": "0"}))
@@ -267,9 +267,9 @@ def test_backend_serves_requests_concurrently(backend: Backend, tmp_path: Path) 
 
         def commit_versions(number: int) -> list[object]:
             root = tmp_path / str(number)
-            of_thread = {"store": store(root, f"thread-{number}")}
+            own_store = store(root, f"thread-{number}")
             with backend.client() as client:
-                requests = [commit(root, version, attempt_id(), **of_thread) for version in range(1, 6)]
+                requests = [commit(root, version, attempt_id(), store=own_store) for version in range(1, 6)]
                 return [client.ask(request, data({b"a": b"%d" % number})).error for request in requests]
 
         with ThreadPoolExecutor(8) as pool:

@@ -339,8 +339,8 @@ class _Calls:
             return real
 
         def call(first: Any, *arguments: Any, **options: Any) -> Any:
-            where = arguments[0] if name == "link" else first
-            is_ours = where in self._disk.descriptors if isinstance(where, int) else self._disk.has(where)
+            file = arguments[0] if name == "link" else first
+            is_ours = file in self._disk.descriptors if isinstance(file, int) else self._disk.has(file)
             result = (ours if is_ours else real)(first, *arguments, **options)
             if name == "open" and not is_ours:
                 # The number of a file that was closed is another one's.
