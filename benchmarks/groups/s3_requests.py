@@ -16,7 +16,7 @@ from benchmarks.report import Criterion, Result
 from benchmarks.s3 import stores
 from benchmarks.s3.requests import Trace, tracing
 from benchmarks.sessions import SessionSettings, log, session_processes
-from benchmarks.stores import OURS, PREFIX
+from benchmarks.stores import OURS
 from benchmarks.streaming import Plan
 from tests.spark.counting import cluster_environment
 from tests.support.services import Service, minio
@@ -27,7 +27,7 @@ cluster of two executors (`local-cluster`), which hand their commits over to the
 MASTERS: dict[str, tuple[int, dict[str, str]]] = {
     "one process": (1, {"spark.master": "local[8]"}),
     # Executors hand their commits over in checkpoint format v2.
-    "cluster": (2, {"spark.master": "local-cluster[2,4,1024]", f"{PREFIX}checkpointFormatVersion": "2"}),
+    "cluster": (2, {"spark.master": "local-cluster[2,4,1024]"}),
 }
 """Number of executors, and settings of the session."""
 
