@@ -127,6 +127,12 @@ def builder() -> Any:
 @pytest.mark.parametrize(
     ("settings", "options", "error", "expected"),
     [
+        (
+            {},
+            {"num_retained": [3]},
+            OptionError,
+            r"numRetained' is \[3\] of type list, but it must be a string",
+        ),
         ({}, {"num_retained": 3, "numRetained": 4}, OptionError, "'numRetained' is given twice"),
         (
             {PROVIDER: SPARKS},
@@ -144,7 +150,7 @@ def builder() -> Any:
         ({}, {}, SessionError, "running Spark JVM.*before the first session is built"),
     ],
 )
-def test_configure_rejects_contradictions(
+def test_configure_rejects_invalid_and_contradictory_settings(
     spark: Any, settings: dict[str, str], options: dict[str, Any], error: type[Exception], expected: str
 ) -> None:
     given = builder()
@@ -394,7 +400,7 @@ def test_damage_error_names_store_file_and_remedy(
     assert untouched
 
 
-@pytest.mark.parametrize("damage", [flip_a_byte, Path.unlink])
+@pytest.mark.parametrize("damage", [flip_a_byte, cut, Path.unlink])
 def test_damaged_merged_file_error_names_the_file(
     spark: Any, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from spark_statestore.errors import CorruptCheckpointError, OptionError, UnsupportedFormatError
 from spark_statestore.rows import decode_rows
 from tests.support.effort import EFFORT
-from tests.unit.rows.encoder import Column, encode, encode_row, rows
+from tests.unit.rows.encoder import SIMPLE, Column, encode, encode_row, rows, struct_of
 
 
 def schema(**fields: Any) -> str:
@@ -41,6 +41,17 @@ def test_decode_rows_round_trips(data: st.DataObject) -> None:
     found.validate(full=True)
     assert found.type == row.arrow
     assert shown(found) == shown(pa.array(values, row.arrow))
+
+
+@pytest.mark.parametrize("column", SIMPLE, ids=lambda column: column.node)
+@given(st.data())
+@settings(max_examples=10 * EFFORT)
+def test_decode_rows_supports_every_type(column: Column, data: st.DataObject) -> None:
+    row = struct_of([column])
+    values = data.draw(st.lists(row.values, min_size=1, max_size=6))
+    assert shown(decode_rows(encoded(row, values), json.dumps(row.node))) == shown(
+        pa.array(values, row.arrow)
+    )
 
 
 @given(st.data())
