@@ -1,4 +1,4 @@
-"""Spark's checkpoint format of a query: its checkpoint's; that of its session for a new one; v2 by itself."""
+"""Format and provider of a query: its checkpoint's; for a new one the session's, and format v2 by itself."""
 
 from __future__ import annotations
 
@@ -120,6 +120,17 @@ def test_clone_takes_a_query_to_format_2(spark: Any, tmp_path: Path) -> None:
     outputs.append(run_in(query, made[2:], None))
     assert formats(query) == [2] * 3, "the batch of the copy, and two"
     assert outputs == [run_in(stays, made[:2], 1), run_in(stays, made[2:], 1)]
+
+
+@pytest.mark.parametrize(("first", "second"), [(SPARKS, OURS), (OURS, SPARKS)], ids=["sparks", "ours"])
+def test_checkpoint_keeps_its_provider(spark: Any, tmp_path: Path, first: str, second: str) -> None:
+    query, stays = make(spark, tmp_path / "query", first), make(spark, tmp_path / "stays")
+    made = events.batches(3)
+    outputs = [run_in(query, made[:2], None)]
+    query.session_provider = second
+    outputs.append(run_in(query, made[2:], None))
+    assert outputs == [run_in(stays, made[:2], None), run_in(stays, made[2:], None)]
+    assert formats(query) == [DEFAULT if first == OURS else 1] * 3
 
 
 @pytest.mark.parametrize("provider", [OURS, SPARKS])

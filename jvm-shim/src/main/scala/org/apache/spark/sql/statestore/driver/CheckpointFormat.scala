@@ -38,11 +38,9 @@ private[statestore] object CheckpointFormat {
   /** Sets the format in the settings of a query that has not read them yet. */
   def settle(query: StreamExecution): Unit = {
     val conf = query.sparkSessionForStream.conf
-    if (isSettable && conf.getOption(ProviderKey).exists(StateStoreExtensions.isOurs)) {
-      val settings = conf.getAll
-      val own = formatOf(query)
-      val format = own.orElse(if (isV2Readable && !settings.contains(Key) && isNewOrOurs(query)) Some(2) else None)
-      format.foreach(version => conf.set(Key, version.toString))
+    if (isSettable && providerOf(query).orElse(conf.getOption(ProviderKey)).exists(StateStoreExtensions.isOurs)) {
+      val ofNew = if (isV2Readable && !conf.getAll.contains(Key)) Some(2) else None
+      formatOf(query).orElse(ofNew).foreach(version => conf.set(Key, version.toString))
     }
   }
 
@@ -72,11 +70,9 @@ private[statestore] object CheckpointFormat {
       }
     }
 
-  // False if the first batch of a query of another store has begun, of which the log of offsets has the provider.
-  private def isNewOrOurs(query: StreamExecution): Boolean =
-    newest(query, StoreLocation.OffsetLog).forall(_.lines.headOption.exists { metadata =>
-      StateStoreExtensions.isOurs(metadata.path("conf").path(ProviderKey).asText)
-    })
+  // The provider that the query keeps; None if its first batch has not begun.
+  private def providerOf(query: StreamExecution): Option[String] =
+    newest(query, StoreLocation.OffsetLog).map(_.lines.headOption.fold("")(_.path("conf").path(ProviderKey).asText))
 
   private final class Entry(val version: Int, val lines: Seq[JsonNode])
 
