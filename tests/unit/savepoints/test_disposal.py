@@ -22,6 +22,7 @@ from spark_statestore.errors import (
 from spark_statestore.files import open_file_system
 from spark_statestore.query.savepoint import KINDS, Kind
 from spark_statestore.query.savepoint_lookup import open_checkpoint
+from spark_statestore.savepoints.restore import is_reserved
 from spark_statestore.savepoints.savepoint_holds import held_while, list_holds
 from spark_statestore.store.holds import announce_holds
 from spark_statestore.testing.faults import FaultInjectingFileSystem
@@ -147,6 +148,7 @@ def test_disposal_continues_after_a_failed_removal(kind: Kind) -> None:
         left = [path for path in fs.find(made.path) if not path.endswith(("_disposing", "/metadata"))]
         assert len(left) + len(list_holds(open_checkpoint(query.url))) <= 1
         fs.inject()
+        assert is_reserved(*open_file_system(made.path)), "Spark starts no query there"
         dispose_savepoint(made.path)
         assert fs.find(made.path) == []
 
