@@ -8,6 +8,7 @@ import pytest
 
 from spark_statestore.errors import CorruptCheckpointError, UnsupportedFormatError
 from spark_statestore.formats.merged_files import MergedObject, decode_index, encode_physical_file
+from spark_statestore.formats.metadata import HEADER
 from tests.unit.storage.merged import attempt, metadata
 
 
@@ -23,6 +24,17 @@ def encoded(*paths: str) -> bytes:
 @pytest.mark.parametrize("damage", range(0, 300, 7))
 def test_damaged_file_is_refused(damage: int) -> None:
     data = bytearray(encoded("0/0/chk-1/_metadata", "0/1/chk-1/_metadata"))
+    data[damage % len(data)] ^= 0x10
+    with pytest.raises((CorruptCheckpointError, UnsupportedFormatError), match="2-2-0"):
+        decode_index(bytes(data), "file:///_merged/2-2-0")
+
+
+@pytest.mark.parametrize("damage", range(0, 300, 7))
+def test_damaged_index_is_refused_without_the_logical_files(damage: int) -> None:
+    whole = encoded("0/0/chk-1/_metadata", "0/1/chk-1/_metadata")
+    *_, inline_length, _ = HEADER.unpack_from(whole)
+    data = bytearray(whole[: HEADER.size] + whole[HEADER.size + inline_length :])
+    assert decode_index(bytes(data), "") == decode_index(whole, "")
     data[damage % len(data)] ^= 0x10
     with pytest.raises((CorruptCheckpointError, UnsupportedFormatError), match="2-2-0"):
         decode_index(bytes(data), "file:///_merged/2-2-0")
