@@ -320,7 +320,8 @@ def damaged(checkpoint: Path, tmp_path: Path) -> Path:
 
 def newest_metadata(checkpoint: Path) -> Path:
     versions = (checkpoint / "state" / "0" / "0").glob("chk-*/_metadata")
-    (path,) = [f for f in versions if f.parent.name == f"chk-{query_end(checkpoint) + 1}"]
+    newest = f"chk-{query_end(checkpoint) + 1}"
+    (path,) = [f for f in versions if f.parent.name.partition("_")[0] == newest]
     return path
 
 
