@@ -44,7 +44,7 @@ def newest(checkpoint: Path) -> int:
     batches = [-1]
     for entry in [*checkpoint.glob("offsets/[0-9]*"), *checkpoint.glob("commits/[0-9]*")]:
         version, _, rest = entry.read_text().partition("\n")
-        assert version == "v1", entry
+        assert version in ("v1", "v2"), entry
         for line in rest.splitlines():
             if line != "-":
                 json.loads(line)
