@@ -342,7 +342,7 @@ _OF_ROWS: Final = (
         f"{_ROWS}/decode.py",
         "outside = (offset < 0) | (start + size > end)",
         "outside = offset < 0",
-        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_of_damaged_bytes_refuses_or_returns",),
+        (f"{_TESTS}/rows/test_decode.py::test_decode_rows_names_the_malformed_field",),
         "Damaged rows are reported, and not read with bytes of other rows.",
     ),
     Mutant(

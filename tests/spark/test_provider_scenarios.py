@@ -235,6 +235,7 @@ def test_upgrade_of_a_read_store_needs_no_load(instance: Open) -> None:
     assert read(provider, 2, store.checkpoint_id) == {A: value(1), B: value(2)}
 
 
+@both_formats
 def test_upgrade_accepts_the_read_store_of_another_operator(
     instance: Open, spark: Any, tmp_path: Path
 ) -> None:
