@@ -80,7 +80,7 @@ _VERSIONS: Final = (
         f"{_PROVIDER}/LoadedState.scala",
         "newest.version == version && newest.id == id",
         "newest.version == version",
-        (f"{_CONCURRENT}::test_stores_open_at_once_both_commit[v2]",),
+        (f"{_CONCURRENT}::test_readers_at_once_have_the_rows_of_their_attempts[v2]",),
         "A read store has the rows of the attempt that it asks for, beside a reader of another one.",
     ),
     Mutant(
@@ -179,7 +179,7 @@ _FAMILY_STATE: Final = (
         f"{_PROVIDER}/LoadedState.scala",
         "def rollback(): Unit = freeingUnused {\n    latest = null",
         "def rollback(): Unit = freeingUnused {\n    usableUntil = usableUntil",
-        (f"{_FAMILIES}::test_abort_restores_families_and_rows[ours]",),
+        (f"{_FAMILIES}::test_family_of_an_aborted_store_is_declared_again[ours]",),
         "A state variable of an aborted batch is declared again by the next one, and is committed.",
     ),
     Mutant(
@@ -214,7 +214,7 @@ _MAINTENANCE: Final = (
         f"{_PROVIDER}/StoreMaintenance.scala",
         "version = content.confirmed",
         "version = content.newest",
-        (_DISCARDED,),
+        (f"{_SCENARIOS}::test_cleanup_counts_from_the_version_that_was_opened_last",),
         "Versions are retained below the last one that Spark is known to have committed.",
     ),
     Mutant(

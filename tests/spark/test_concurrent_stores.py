@@ -60,6 +60,16 @@ def read(provider: Provider, version: int, checkpoint_id: str | None) -> dict[Ro
     return rows
 
 
+@pytest.mark.parametrize("checkpoint_format", [2], ids=["v2"])
+def test_readers_at_once_have_the_rows_of_their_attempts(instance: Open) -> None:
+    ids = [commit(instance(), 0, None, (A, value(number))).checkpoint_id for number in range(2)]
+    provider = instance()
+    readers = [provider.open_read(1, attempt) for attempt in ids]
+    assert [reader.rows() for reader in readers] == [[(A, value(0))], [(A, value(1))]]
+    for reader in readers:
+        reader.release()
+
+
 def test_stores_open_at_once_both_commit(instance: Open, checkpoint_format: int) -> None:
     provider = instance()
     first = commit(provider, 0, None, (A, value(1)), (B, value(1))).checkpoint_id

@@ -112,6 +112,18 @@ def test_abort_restores_families_and_rows(instance: Open) -> None:
         store.abort()
 
 
+def test_family_of_an_aborted_store_is_declared_again(instance: Open) -> None:
+    provider = instance()
+    new = Family("new")
+    aborted = created(provider.open(0), new)
+    aborted.put(A, value(1), "new")
+    aborted.abort()
+    store = created(provider.open(0), new)
+    store.put(B, value(2), "new")
+    store.commit()
+    assert created(instance().open(1), new).rows("new") == [(B, value(2))]
+
+
 def test_register_in_a_read_store_creates_no_family(instance: Open) -> None:
     provider = instance()
     created(provider.open(0), MAPS).commit()

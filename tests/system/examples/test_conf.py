@@ -98,7 +98,9 @@ def test_conf_keeps_state_in_memory(tmp_path: Path):
 @pytest.mark.usefixtures("built")
 def test_conf_keeps_state_on_s3(tmp_path: Path):
     keys = keys_of_a_query_on_s3(tmp_path, sys.executable)
-    metadata = (re.fullmatch(r"checkpoints/count/state/0/(\d)/chk-\d+(?:_\w+)?/_metadata", key) for key in keys)
+    metadata = (
+        re.fullmatch(r"checkpoints/count/state/0/(\d)/chk-\d+(?:_\w+)?/_metadata", key) for key in keys
+    )
     assert {match[1] for match in metadata if match} == {"0", "1"}
     assert {"checkpoints/count/commits/1", "checkpoints/count/metadata"} <= keys
     assert not (tmp_path / "checkpoint").exists()
