@@ -16,7 +16,6 @@ from benchmarks.report import Criterion, Result, figures, median, percentile, ta
 from benchmarks.sessions import log
 from benchmarks.stores import CHANGELOG, HDFS, OURS
 from spark_statestore.options import StorageOptions
-from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import StoreId
@@ -135,8 +134,8 @@ def streams(directory: Path, partition: int = 0) -> dict[str, list[int]]:
     listing = parse_listing(store.directory, store.files.list_files(store.directory))
     newest = max(name.version for name in listing.checkpoints)
     sizes_of: dict[str, dict[object, int]] = {"bases": {}, "runs": {}, "deltas": {}}
-    for version in range(max(1, newest - VERSIONS + 1), newest + 1):
-        for entry in store.metadata(CheckpointName(version)).handle:
+    for name in (name for name in listing.checkpoints if name.version > newest - VERSIONS):
+        for entry in store.metadata(name).handle:
             kind = "bases" if entry.full else "deltas" if entry.since is None else "runs"
             sizes_of[kind][entry.version, entry.since] = entry.state.state_size
     return {kind: list(sizes.values()) for kind, sizes in sizes_of.items()}

@@ -14,7 +14,7 @@ from tests.support.commands import run
 
 PACKAGE = Path(spark_statestore.__file__).parent
 
-CLASSES = {"EXTENSIONS", "FILE_MANAGER", "JOIN_PROVIDER", "PLUGIN", "PROVIDER"}
+CLASSES = {"EXTENSIONS", "FILE_MANAGER", "PLUGIN", "PROVIDER"}
 SESSIONS = {"StateView", "attach", "configure", "jar_path", "progress"}
 STATE = {"ConvertedState", "decode_rows", "diff_state", "iter_state", "read_state"}
 SAVEPOINTS = {"Savepoint", "dispose_savepoint", "list_savepoints", "load_savepoint", "savepoint"}

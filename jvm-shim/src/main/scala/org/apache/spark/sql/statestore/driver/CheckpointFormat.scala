@@ -30,15 +30,11 @@ private[statestore] object CheckpointFormat {
   // Before, the data source reads format v2 only in a session that sets it, and on 4.0 without the ids.
   private val isV2Readable = !SPARK_VERSION.startsWith("4.0.") && !SPARK_VERSION.startsWith("4.1.")
 
-  // Before, the query's commit log has taken the format from the session when the query is announced.
-  private val isSettable = !SPARK_VERSION.startsWith("4.0.")
-
   private val verified = Collections.synchronizedMap(new WeakHashMap[StreamExecution, java.lang.Boolean])
 
   /** Sets the format in the settings of a query that has not read them yet. */
-  def settle(query: StreamExecution): Unit = {
-    val conf = query.sparkSessionForStream.conf
-    if (isSettable && providerOf(query).orElse(conf.getOption(ProviderKey)).exists(StateStoreExtensions.isOurs)) {
+  def settle(query: StreamExecution): Unit = Since41.ownSession(query).map(_.conf).foreach { conf =>
+    if (providerOf(query).orElse(conf.getOption(ProviderKey)).exists(StateStoreExtensions.isOurs)) {
       val ofNew = if (isV2Readable && !conf.getAll.contains(Key)) Some(2) else None
       formatOf(query).orElse(ofNew).foreach(version => conf.set(Key, version.toString))
     }
@@ -78,7 +74,7 @@ private[statestore] object CheckpointFormat {
 
   // The newest entry of a log of the query.
   private def newest(query: StreamExecution, log: String): Option[Entry] = {
-    val hadoopConf: Configuration = query.sparkSessionForStream.sessionState.newHadoopConf()
+    val hadoopConf: Configuration = query.sparkSession.sessionState.newHadoopConf()
     val directory = new Path(query.resolvedCheckpointRoot, log)
     val files = Since41.fileManager(directory, hadoopConf)
     val batches = try files.list(directory).toSeq.map(_.getPath) catch {

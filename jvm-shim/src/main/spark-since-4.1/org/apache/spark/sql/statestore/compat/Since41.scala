@@ -3,6 +3,7 @@ package org.apache.spark.sql.statestore.compat
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
+import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
@@ -35,6 +36,9 @@ private[statestore] object Since41 {
 
   /** Local property with the id of the running query. */
   val QueryIdKey: String = org.apache.spark.sql.execution.streaming.runtime.StreamExecution.QUERY_ID_KEY
+
+  /** Returns the copy of the session that a query runs in. */
+  def ownSession(query: StreamExecution): Option[SparkSession] = Some(query.sparkSessionForStream)
 
   def fileManager(directory: Path, hadoopConf: Configuration): CheckpointFileManager =
     org.apache.spark.sql.execution.streaming.checkpointing.CheckpointFileManager.create(directory, hadoopConf)

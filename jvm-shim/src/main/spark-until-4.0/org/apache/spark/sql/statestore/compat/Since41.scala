@@ -4,6 +4,7 @@ import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
 import org.apache.spark.TaskContext
+import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.types.StructType
@@ -82,6 +83,9 @@ private[statestore] object Since41 {
 
   /** Local property with the id of the running query. */
   val QueryIdKey: String = org.apache.spark.sql.execution.streaming.StreamExecution.QUERY_ID_KEY
+
+  /** This Spark does not show the copy of the session that a query runs in, and has read its settings before. */
+  def ownSession(query: StreamExecution): Option[SparkSession] = None
 
   def fileManager(directory: Path, hadoopConf: Configuration): CheckpointFileManager =
     org.apache.spark.sql.execution.streaming.CheckpointFileManager.create(directory, hadoopConf)
