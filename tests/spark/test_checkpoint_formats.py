@@ -80,13 +80,12 @@ def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, sessi
 
 
 @pytest.mark.skipif(is_since("4.1"), reason="a query keeps its format")
-def test_other_format_than_the_checkpoints_is_refused(spark: Any, tmp_path: Path) -> None:
+def test_spark_refuses_another_format_than_the_checkpoints(spark: Any, tmp_path: Path) -> None:
     query = make(spark, tmp_path)
     made = events.batches(3)
     first = run_in(query, made[:1], 1)
-    with pytest.raises(StreamingQueryException) as error:
+    with pytest.raises(StreamingQueryException, match="INVALID_LOG_VERSION"):
         run_in(query, made[1:], 2)
-    assert f"'{FORMAT}' is 2 in this session" in str(error.value)
     assert len(first + run_in(query, [], 1)) == 3
 
 
