@@ -21,6 +21,35 @@ _ANSWERS: Final = f"{_TESTS}/test_bad_answers.py"
 _HANGING: Final = f"{_TESTS}/test_hanging_backends.py"
 _EVOLUTION: Final = f"{_TESTS}/test_provider_evolution.py"
 
+_FORMATS: Final = f"{_TESTS}/test_checkpoint_formats.py"
+
+_FORMATS_OF_QUERIES: Final = (
+    Mutant(
+        "new-query-has-format-1",
+        f"{_DRIVER}/CheckpointFormat.scala",
+        "!conf.getAll.contains(Key)) Some(2) else None",
+        "!conf.getAll.contains(Key)) Some(1) else None",
+        (f"{_FORMATS}::test_new_query_has_the_format_of_its_session",),
+        "A new query has checkpoint format v2 by itself.",
+    ),
+    Mutant(
+        "format-of-the-session-is-ignored",
+        f"{_DRIVER}/CheckpointFormat.scala",
+        "if (isV2Readable && !conf.getAll.contains(Key)) Some(2) else None",
+        "if (isV2Readable) Some(2) else None",
+        (f"{_FORMATS}::test_new_query_has_the_format_of_its_session",),
+        "A session that sets a checkpoint format is obeyed for new queries.",
+    ),
+    Mutant(
+        "provider-of-the-session-before-the-querys",
+        f"{_DRIVER}/CheckpointFormat.scala",
+        "providerOf(query).orElse(conf.getOption(ProviderKey))",
+        "conf.getOption(ProviderKey)",
+        (f"{_FORMATS}::test_query_whose_first_batch_is_not_committed_goes_on",),
+        "A query of another store goes on in a session of this one.",
+    ),
+)
+
 _FILES_OF_SPARK: Final = (
     Mutant(
         "commit-log-without-a-barrier",
@@ -333,4 +362,4 @@ _SCHEMAS: Final = (
     ),
 )
 
-MUTANTS: Final = (*_FILES_OF_SPARK, *_HANDED_OVER, *_PROCESS, *_SCHEMAS)
+MUTANTS: Final = (*_FORMATS_OF_QUERIES, *_FILES_OF_SPARK, *_HANDED_OVER, *_PROCESS, *_SCHEMAS)
