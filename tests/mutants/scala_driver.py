@@ -35,8 +35,8 @@ _FORMATS_OF_QUERIES: Final = (
     Mutant(
         "format-of-the-session-is-ignored",
         f"{_DRIVER}/CheckpointFormat.scala",
-        "if (isV2Readable && !conf.getAll.contains(Key)) Some(2) else None",
-        "if (isV2Readable) Some(2) else None",
+        "if (isDefaultV2 && !conf.getAll.contains(Key)) Some(2) else None",
+        "if (isDefaultV2) Some(2) else None",
         (f"{_FORMATS}::test_new_query_has_the_format_of_its_session",),
         "A session that sets a checkpoint format is obeyed for new queries.",
     ),

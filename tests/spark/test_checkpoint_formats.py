@@ -17,10 +17,12 @@ from tests.support.spark_versions import is_since
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
 
 FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-DEFAULT = 2 if is_since("4.2") else 1
+DEFAULT = 2 if is_since("4.3") else 1
 
+IS_42 = is_since("4.2") and not is_since("4.3")
 can_set = pytest.mark.skipif(
-    not is_since("4.1"), reason="Spark 4.0 reads the setting before a session extension sees the query"
+    not is_since("4.1") or IS_42,
+    reason="Spark 4.0 and 4.2 take the format from the session that starts the query",
 )
 
 
@@ -70,8 +72,8 @@ def test_new_query_has_the_format_of_its_session(spark: Any, tmp_path: Path, ses
 @pytest.mark.parametrize("session", [None, pytest.param(1, marks=can_set), pytest.param(2, marks=can_set)])
 @pytest.mark.parametrize("own", [1, 2])
 def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, session: int | None) -> None:
-    if own == 2 and not is_since("4.1"):
-        pytest.skip("Spark 4.0 reads the log of a query in format v2 only in a session with the format")
+    if own == 2 and (not is_since("4.1") or IS_42):
+        pytest.skip("Spark 4.0 and 4.2 go on with format v2 only in a session with the format")
     query, stays = make(spark, tmp_path / "query"), make(spark, tmp_path / "stays")
     made = events.batches(4)
     outputs = [run_in(query, made[:2], own), run_in(query, made[2:], session)]
@@ -79,21 +81,24 @@ def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, sessi
     assert formats(query) == [own] * 4
 
 
-@pytest.mark.skipif(is_since("4.1"), reason="a query keeps its format")
-def test_spark_refuses_another_format_than_the_checkpoints(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.skipif(is_since("4.1") and not IS_42, reason="a query keeps its format")
+@pytest.mark.parametrize(("own", "session"), [(1, 2), pytest.param(2, 1, id="v2 in v1")])
+def test_session_with_another_format_than_the_checkpoints_is_refused(
+    spark: Any, tmp_path: Path, own: int, session: int
+) -> None:
     query = make(spark, tmp_path)
     made = events.batches(3)
-    first = run_in(query, made[:1], 1)
-    with pytest.raises(StreamingQueryException, match="INVALID_LOG_VERSION"):
-        run_in(query, made[1:], 2)
-    assert len(first + run_in(query, [], 1)) == 3
+    first = run_in(query, made[:1], own)
+    refusal = rf"set it to {own} before the query starts" if IS_42 else "INVALID_LOG_VERSION"
+    with pytest.raises(StreamingQueryException, match=refusal):
+        run_in(query, made[1:], session)
+    assert len(first + run_in(query, [], own)) == 3
 
 
+@can_set
 def test_queries_of_both_formats_run_in_one_session(spark: Any, tmp_path: Path) -> None:
     made = events.batches(4)
     queries = {version: make(spark, tmp_path / str(version)) for version in (1, 2)}
-    if not is_since("4.1"):
-        queries.pop(2)
     for version, query in queries.items():
         run_in(query, made[:2], version)
         query.feed(*made[2:])

@@ -20,22 +20,25 @@ import org.apache.spark.sql.statestore.provider.StoreLocation
 /**
  * Spark's checkpoint format, v1 or v2, of each query.
  *
- * Guarantees: a checkpoint that has a batch keeps its format, whatever the session has. A new query of this store has the
- * format that its session sets; if it sets none, v2 where Spark's state data source can read it in any session.
+ * Guarantees: a checkpoint that has a batch keeps its format, whatever the session has; where Spark does not let it, the query
+ * is refused before its first batch. A new query of this store has the format that its session sets; if it sets none, v2 from
+ * Spark 4.3 on, where every session can read it.
  */
 private[statestore] object CheckpointFormat {
   private val Key = SQLConf.STATE_STORE_CHECKPOINT_FORMAT_VERSION.key
   private val ProviderKey = SQLConf.STATE_STORE_PROVIDER_CLASS.key
 
-  // Before, the data source reads format v2 only in a session that sets it, and on 4.0 without the ids.
-  private val isV2Readable = !SPARK_VERSION.startsWith("4.0.") && !SPARK_VERSION.startsWith("4.1.")
+  // In 4.1 the data source reads format v2 only in a session that sets it. In 4.2 the commit log has the format of the session that
+  // the query was started in, and not of the query's own copy.
+  private val isDefaultV2 = !Seq("4.0.", "4.1.", "4.2.").exists(SPARK_VERSION.startsWith(_))
+  private val isSettable = !SPARK_VERSION.startsWith("4.2.")
 
   private val verified = Collections.synchronizedMap(new WeakHashMap[StreamExecution, java.lang.Boolean])
 
   /** Sets the format in the settings of a query that has not read them yet. */
-  def settle(query: StreamExecution): Unit = Since41.ownSession(query).map(_.conf).foreach { conf =>
+  def settle(query: StreamExecution): Unit = Since41.ownSession(query).filter(_ => isSettable).map(_.conf).foreach { conf =>
     if (providerOf(query).orElse(conf.getOption(ProviderKey)).exists(StateStoreExtensions.isOurs)) {
-      val ofNew = if (isV2Readable && !conf.getAll.contains(Key)) Some(2) else None
+      val ofNew = if (isDefaultV2 && !conf.getAll.contains(Key)) Some(2) else None
       formatOf(query).orElse(ofNew).foreach(version => conf.set(Key, version.toString))
     }
   }
