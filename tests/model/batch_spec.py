@@ -81,11 +81,11 @@ class BatchSpec:
     retries: int = 1
     failures: int = 1
     kills: int = 0
-    # Whether a run may begin before the previous one has ended.
+    # A run may begin before the previous run has ended.
     concurrent: bool = False
-    # Whether a task may try to hand over its commit after Spark has given it up.
+    # A task may try to hand over its commit after Spark has given up the task.
     late: bool = False
-    # Whether a barrier can tell the commits of its run from those of other runs.
+    # A barrier can tell the commits of its run from those of other runs.
     knows_run: bool = True
     # Initial steps, in this order, see `follow`.
     begin: tuple[str, ...] = ()

@@ -113,16 +113,16 @@ class MergeSpec:
     retained: int = 0
     # Batches by which a store's cleanup may be behind its run.
     lag: int = 0
-    # Whether a rollback may lead to a complete version that is not retained any more.
+    # A rollback may lead to a complete version that is not retained any more.
     rolls_beyond: bool = True
-    # Whether a run may begin before the previous one has ended.
+    # A run may begin before the previous run has ended.
     concurrent: bool = False
     # Pairs of store and version: the attempts that have no chain, and those that may have none.
     whole: frozenset[tuple[int, int]] = frozenset([(0, 2), (1, 3)])
     varied: frozenset[tuple[int, int]] = frozenset()
     # Likewise: the attempts that a run with `commit=batch` writes in files of the stores' own.
     large: frozenset[tuple[int, int]] = frozenset()
-    # Whether each run has an executor, to which stores move from the driver's process. With ids only.
+    # Each run has an executor, to which stores move from the driver's process. With ids only.
     executor: bool = False
     faults: frozenset[str] = frozenset()
 

@@ -95,7 +95,7 @@ class StoreSpec:
 
     # Spark's checkpoint format v2.
     with_ids: bool = False
-    # Whether changes are inside metadata, rather than in separate files.
+    # Changes are inside metadata, rather than in separate files.
     inside: bool = True
     # Upper bounds on their numbers.
     versions: int = 2
@@ -108,11 +108,11 @@ class StoreSpec:
     retained: int = 1
     # The versions at which several attempts are made; by default all.
     contended: frozenset[int] | None = None
-    # Whether runs are written instead of full snapshots.
+    # Runs are written instead of full snapshots.
     runs: bool = False
     # Versions at which an attempt may write the whole state, instead of its changes.
     whole: frozenset[int] = frozenset()
-    # Whether executors may be lost.
+    # Executors may be lost.
     crashes: bool = False
     # Initial steps, in this order, see `follow`.
     begin: tuple[str, ...] = ()

@@ -89,17 +89,14 @@ class Query:
         self.build = build
         self._mode = mode
         self._schema = schema
-        format_conf = {STATE_STORE + "checkpointFormatVersion": str(checkpoint_format)}
-        self._confs = (
-            (format_conf if checkpoint_format is not None else {})
-            | {
-                # Snapshots are written too, and some state is too large to be inside the metadata.
-                STATE_STORE + "minDeltasForSnapshot": "2",
-                STATE_STORE + "backend.fileStateThreshold": "600",
-                "spark.sql.shuffle.partitions": "2",
-            }
-            | dict(confs or {})
-        )
+        self._confs = {
+            # Snapshots are written too, and some state is too large to be inside the metadata.
+            STATE_STORE + "minDeltasForSnapshot": "2",
+            STATE_STORE + "backend.fileStateThreshold": "600",
+            "spark.sql.shuffle.partitions": "2",
+        } | dict(confs or {})
+        if checkpoint_format is not None:
+            self._confs.setdefault(STATE_STORE + "checkpointFormatVersion", str(checkpoint_format))
         self._collect = collect
         self._provider = self.session_provider = provider
 

@@ -20,9 +20,9 @@ FORMAT = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 DEFAULT = 2 if is_since("4.3") else 1
 
 IS_42 = is_since("4.2") and not is_since("4.3")
+CAN_SET = is_since("4.1") and not IS_42
 can_set = pytest.mark.skipif(
-    not is_since("4.1") or IS_42,
-    reason="Spark 4.0 and 4.2 take the format from the session that starts the query",
+    not CAN_SET, reason="Spark 4.0 and 4.2 take the format from the session that starts the query"
 )
 
 
@@ -72,7 +72,7 @@ def test_new_query_has_the_format_of_its_session(spark: Any, tmp_path: Path, ses
 @pytest.mark.parametrize("session", [None, pytest.param(1, marks=can_set), pytest.param(2, marks=can_set)])
 @pytest.mark.parametrize("own", [1, 2])
 def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, session: int | None) -> None:
-    if own == 2 and (not is_since("4.1") or IS_42):
+    if own == 2 and not CAN_SET:
         pytest.skip("Spark 4.0 and 4.2 go on with format v2 only in a session with the format")
     query, stays = make(spark, tmp_path / "query"), make(spark, tmp_path / "stays")
     made = events.batches(4)
@@ -81,7 +81,7 @@ def test_checkpoint_keeps_its_format(spark: Any, tmp_path: Path, own: int, sessi
     assert formats(query) == [own] * 4
 
 
-@pytest.mark.skipif(is_since("4.1") and not IS_42, reason="a query keeps its format")
+@pytest.mark.skipif(CAN_SET, reason="a query keeps its format")
 @pytest.mark.parametrize(("own", "session"), [(1, 2), pytest.param(2, 1, id="v2 in v1")])
 def test_session_with_another_format_than_the_checkpoints_is_refused(
     spark: Any, tmp_path: Path, own: int, session: int

@@ -30,9 +30,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param({DAEMON_KEY: "mine"}, True, SOCKETS, id="daemon is set"),
         pytest.param({SOCKETS_KEY: "false"}, True, DAEMON, id="sockets are set"),
         pytest.param(MOVED, True, DAEMON, id="sockets could have long paths"),
-        pytest.param(
-            {"spark.python.unix.domain.socket.dir": "/x"}, True, DAEMON, id="place of sockets is set"
-        ),
+        pytest.param(PLACED, True, DAEMON, id="place of sockets is set"),
         pytest.param({"spark.pyspark.python": "/no/such/python"}, True, SOCKETS, id="no such interpreter"),
     ],
 )

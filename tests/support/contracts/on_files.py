@@ -1,4 +1,4 @@
-"""What the contracts on a file system have in common."""
+"""Base of the contracts on a file system: its directory, and the content of what is stored there."""
 
 from __future__ import annotations
 

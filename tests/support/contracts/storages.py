@@ -30,10 +30,10 @@ class CheckpointStorageTests(OnFiles):
     """
 
     keeps_metadata = True
-    """Whether metadata is published in a file."""
+    """Metadata is published in a file."""
 
     has_directories = True
-    """Whether the file system has directories without files in them."""
+    """The file system has directories without files in them."""
 
     def storage_of(self, files: FileSystem, directory: str) -> CheckpointStorage:
         """Return a storage whose job has this directory."""

@@ -48,7 +48,7 @@ class Case:
     provider: str = spark_statestore.PROVIDER_CLASS
     confs: Mapping[str, str] = field(default_factory=dict)
     starts_python: bool = False
-    """Whether Spark starts a Python process of its own for each batch: one such query runs at a time."""
+    """Spark starts a Python process for each batch of the query: one such query runs at a time."""
 
 
 def input_of(name: str) -> list[Rows]:

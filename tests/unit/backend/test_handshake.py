@@ -153,7 +153,7 @@ def test_silent_connections_block_new_ones_for_one_timeout_at_most(impatient: st
             silent.enter_context(connect(impatient))
         connection = silent.enter_context(connect(impatient))
         assert Client(connection).handshake().error is None
-        # That one may be silent now.
+        # A connection after its handshake may be silent.
         time.sleep(0.7)
         assert Client(connection).ask({"op": "explode"}).error["type"] == "ProtocolError"
 

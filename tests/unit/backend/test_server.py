@@ -330,7 +330,7 @@ def test_backend_ends_with_its_parent_process(tmp_path: Path) -> None:
         process.kill()
 
     def has_ended() -> bool:
-        # Where no process reaps it, it stays as a zombie.
+        # A process that nothing reaps stays as a zombie.
         status = Path(f"/proc/{pid}/stat")
         return not status.exists() or status.read_text().split()[2] == "Z"
 

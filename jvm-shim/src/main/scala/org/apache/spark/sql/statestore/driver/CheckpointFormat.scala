@@ -6,7 +6,6 @@ import java.util.{Collections, WeakHashMap}
 
 import com.fasterxml.jackson.databind.JsonNode
 
-import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
 import org.apache.spark.SPARK_VERSION
@@ -40,11 +39,13 @@ private[statestore] object CheckpointFormat {
     if (providerOf(query).orElse(conf.getOption(ProviderKey)).exists(StateStoreExtensions.isOurs)) {
       val ofNew = if (isDefaultV2 && !conf.getAll.contains(Key)) Some(2) else None
       formatOf(query).orElse(ofNew).foreach(version => conf.set(Key, version.toString))
+      // `require` needs no other look at the storage.
+      verified.put(query, true)
     }
   }
 
   /**
-   * Checks that a query has the format of its checkpoint; the storage is asked once for a run.
+   * Checks that a query has the format of its checkpoint. The storage is asked once for a run, and not if `settle` has.
    *
    * @throws InvalidOptionException  if not
    */
@@ -77,9 +78,8 @@ private[statestore] object CheckpointFormat {
 
   // The newest entry of a log of the query.
   private def newest(query: StreamExecution, log: String): Option[Entry] = {
-    val hadoopConf: Configuration = query.sparkSession.sessionState.newHadoopConf()
     val directory = new Path(query.resolvedCheckpointRoot, log)
-    val files = Since41.fileManager(directory, hadoopConf)
+    val files = Since41.fileManager(directory, query.sparkSession.sessionState.newHadoopConf())
     val batches = try files.list(directory).toSeq.map(_.getPath) catch {
       case _: FileNotFoundException => Nil
     }

@@ -27,7 +27,7 @@ private[statestore] final class QueryOptionsRule(session: SparkSession) extends 
     override def apply(plan: SparkPlan): SparkPlan = {
       if (RunningQuery.id(session).isDefined) {
         sinkOptions.foreach { case (key, value) => requireForSink(key, value) }
-        plan.collectFirst { case operator if keepsState(operator) =>
+        plan.find(keepsState).foreach { operator =>
           RunningQuery.of(session).foreach(CheckpointFormat.require(_, operator.conf))
           OptionCheck.requireUsable(session, BackendOptions.parse(session.conf.getAll))
         }

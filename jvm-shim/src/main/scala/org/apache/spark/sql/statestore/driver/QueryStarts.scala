@@ -1,7 +1,6 @@
 package org.apache.spark.sql.statestore.driver
 
 import org.apache.spark.sql.{SparkSession, classic}
-import org.apache.spark.sql.statestore.compat.Since41.StreamExecution
 import org.apache.spark.sql.streaming.StreamingQueryListener
 
 /**
@@ -21,12 +20,10 @@ private[statestore] object QueryStarts {
   private final class Attendant(session: classic.SparkSession) extends StreamingQueryListener {
     override def onQueryStarted(event: StreamingQueryListener.QueryStartedEvent): Unit = {
       val query = session.sharedState.activeStreamingQueries.get(event.id)
-      if (query != null && query.runId == event.runId) settle(query)
-    }
-
-    private def settle(query: StreamExecution): Unit = {
-      RealTimeSessions.settle(query)
-      CheckpointFormat.settle(query)
+      if (query != null && query.runId == event.runId) {
+        RealTimeSessions.settle(query)
+        CheckpointFormat.settle(query)
+      }
     }
 
     override def onQueryProgress(event: StreamingQueryListener.QueryProgressEvent): Unit = ()
