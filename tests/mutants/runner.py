@@ -28,6 +28,27 @@ LIMIT_SECONDS = 600.0
 # What git does not track and tests need: a copy that has it compiles only what a mutant changes.
 _BUILT = ("spark_statestore/jars/*.jar", "jvm-shim/target/*.jar", "jvm-shim/target/*.jsa")
 
+# Writes the digests of the changed sources, so that no test builds the jars again.
+_REPLACE_CLASSES = """
+import pathlib, sys, tempfile, zipfile
+sys.path.insert(0, "jvm-shim")
+import build_shim as b
+jars, spark = b.find_jars()
+jar, test_jar, extra = b.jar_of(spark), b.test_jar_of(spark), b.resources(spark)
+wanted = b.digest(b.sources("main", spark), extra, spark)
+wanted_tests = b.digest(b.sources("test", spark), {"shim": wanted}, spark)
+with tempfile.TemporaryDirectory() as new, tempfile.TemporaryDirectory() as old:
+    b.compile_scala([pathlib.Path(sys.argv[1])], [str(jar), str(jars / "*")], pathlib.Path(new), [])
+    for target, digest in (jar, wanted), (test_jar, wanted_tests):
+        classes = pathlib.Path(old, target.stem)
+        with zipfile.ZipFile(target) as archive:
+            archive.extractall(classes)
+        if target is jar:
+            for file in pathlib.Path(new).rglob("*.class"):
+                file.replace(classes / file.relative_to(new))
+        b.write_jar(target, classes, {b._DIGEST_ENTRY: digest})
+"""
+
 _PYTEST = (sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
@@ -120,16 +141,21 @@ class Copy:
 
     def _compile_error(self, mutant: Mutant) -> str:
         if mutant.path.endswith(".scala"):
-            return self._compile()
+            # The compiler copies constants into the classes that use them.
+            return self._compile(None if "final val" in mutant.new else mutant.path)
         try:
             ast.parse((self._root / mutant.path).read_text())
         except SyntaxError as error:
             return str(error)
         return ""
 
-    def _compile(self) -> str:
-        """Build the jars whose sources differ from theirs, and return the compiler's errors."""
-        code, output = self._run([sys.executable, "jvm-shim/build_shim.py", "--tests"], LIMIT_SECONDS)
+    def _compile(self, source: str | None = None) -> str:
+        """Build the jars whose sources differ from theirs, and return the compiler's errors.
+
+        With `source`, only its classes are compiled, and replaced in the jar.
+        """
+        build = ["jvm-shim/build_shim.py", "--tests"] if source is None else ["-c", _REPLACE_CLASSES, source]
+        code, output = self._run([sys.executable, *build], LIMIT_SECONDS)
         return "" if code == 0 else output or "the compiler took too long"
 
     def _require_own_package(self) -> None:
