@@ -219,10 +219,11 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "heap that all stores of a JVM may use together, indexes included. Beyond it rows are moved to "
-        "memory-mapped files in Spark's local directory, at the latest when a quarter more is in use; "
-        "indexes stay in the heap as far as they fit. Spark does not subtract it from its own memory. Per "
-        "JVM: the last opened store wins, so set it alike for all queries of an application",
+        "heap that all stores of a JVM may use together, indexes included, and less while Spark's cached "
+        "tables, sorts and joins or other objects need the heap. Rows beyond are moved to memory-mapped "
+        "files in Spark's local directory, at the latest when a quarter more is in use; indexes stay in the "
+        "heap as far as they fit. Per JVM: the last opened store wins, so set it alike for all queries of an "
+        "application",
         least=0,
     ),
     Option(

@@ -320,7 +320,7 @@ _SCHEMAS: Final = (
         (
             f"{_TESTS}/test_provider_family_refusals.py",
             "-k",
-            "test_family_with_rows_rejects_another_schema and ours-value",
+            "test_family_with_rows_rejects_another_schema and ours",
         ),
         "A query whose state has another schema now fails, instead of reading its rows as something else.",
     ),

@@ -18,6 +18,51 @@ _FAMILIES: Final = f"{_TESTS}/test_provider_families.py"
 _ORDER: Final = f"{_TESTS}/test_provider_family_order.py"
 _LISTS_FEED: Final = f"{_TESTS}/test_change_feed.py::test_change_feed_of_lists_equals_rocksdbs"
 
+_PRESSURE: Final = f"{_TESTS}/test_memory_pressure.py"
+
+_GIVING_WAY: Final = (
+    Mutant(
+        "moved-page-is-read-at-its-address-in-the-heap",
+        f"{_TABLE}/Log.scala",
+        "    if (page != null) {\n      Platform.BYTE_ARRAY_OFFSET + (",
+        "    if (page != null && offset < 0L) {\n      Platform.BYTE_ARRAY_OFFSET + (",
+        (f"{_PRESSURE}::test_pages_move_to_files_under_readers_of_snapshots",),
+        "A snapshot is uploaded as it was while its pages are moved to files.",
+    ),
+    Mutant(
+        "earlier-snapshots-keep-moved-pages",
+        f"{_TABLE}/Log.scala",
+        "copyOf(marks, length)\n      inViews ::= new ViewedPages(pages, addresses)",
+        "copyOf(marks, length)\n      inViews = List(new ViewedPages(pages, addresses))",
+        (f"{_PRESSURE}::test_moved_pages_leave_the_heap_while_snapshots_are_in_use",),
+        "State that gives way frees heap at once, whichever versions are in memory.",
+    ),
+    Mutant(
+        "state-of-a-running-task-is-moved",
+        f"{_SHIM}/CheckpointStateStoreProvider.scala",
+        "content != null && content.isIdle && content.moveToFiles()",
+        "content != null && content.moveToFiles()",
+        (f"{_PRESSURE}::test_state_leaves_the_heap_once_no_task_uses_it",),
+        "No page moves under a task that reads and writes it.",
+    ),
+    Mutant(
+        "memory-of-spark-is-ignored",
+        f"{_SHIM}/provider/MemoryPressure.scala",
+        "heap - math.max(Reserved, heap / ReservedPart) - spark",
+        "heap - math.max(Reserved, heap / ReservedPart)",
+        (f"{_PRESSURE}::test_available_heap_is_what_spark_and_others_leave",),
+        "A cached table, a sort and state fit into the heap together.",
+    ),
+    Mutant(
+        "other-objects-are-ignored",
+        f"{_SHIM}/provider/MemoryPressure.scala",
+        "val others = collections.map(_._1).min - collections.map(_._2).max",
+        "val others = Runtime.getRuntime.freeMemory - Runtime.getRuntime.freeMemory",
+        (f"{_TESTS}/test_heap_watch.py::test_state_gives_way_to_other_objects",),
+        "State gives way to objects that Spark does not count.",
+    ),
+)
+
 _INDEXES: Final = (
     Mutant(
         "hash-index-split-misplaces-keys",
@@ -345,4 +390,4 @@ _MESSAGES: Final = (
     ),
 )
 
-MUTANTS: Final = (*_INDEXES, *_SCANS, *_ROWS, *_MEMORY, *_MESSAGES)
+MUTANTS: Final = (*_GIVING_WAY, *_INDEXES, *_SCANS, *_ROWS, *_MEMORY, *_MESSAGES)

@@ -28,14 +28,13 @@ class Watch:
 
 def test_heap_watch_warns_once_for_each_share(spark: Any) -> None:
     watch = Watch(spark, 400)
-    assert [watch.collected(used) is not None for used in (790, 850, 850, 790, 850, 850, 850)] == [
-        False
-    ] * 6 + [True]
-    assert [watch.collected(880) for _ in range(5)] == [None] * 5
-    assert [watch.collected(930) is not None for _ in range(5)] == [False, False, True, False, False]
+    used = [790, *[850] * 5, 790, *[850] * 6]
+    assert [watch.collected(one) is not None for one in used] == [False] * 12 + [True]
+    assert [watch.collected(880) for _ in range(9)] == [None] * 9
+    assert [watch.collected(930) is not None for _ in range(9)] == [False] * 5 + [True] + [False] * 3
     # The heap is empty again.
     watch.collected(400)
-    assert [watch.collected(850) is not None for _ in range(4)] == [False, False, True, False]
+    assert [watch.collected(850) is not None for _ in range(7)] == [False] * 5 + [True, False]
 
 
 def test_heap_watch_is_silent_if_something_else_fills_the_heap(spark: Any) -> None:
@@ -45,24 +44,32 @@ def test_heap_watch_is_silent_if_something_else_fills_the_heap(spark: Any) -> No
 
 def test_heap_warning_has_rows_bytes_limit_and_remedy(spark: Any) -> None:
     watch = Watch(spark, 400)
-    warning = [watch.collected(850) for _ in range(3)][-1]
+    warning = [watch.collected(850) for _ in range(6)][-1]
     assert warning is not None
     for part in (
         "the driver is 85 % full",
         "takes 400 MiB of it (stores: 2, with 6000000 rows at their last commits)",
         "and 30 MiB of mapped files",
-        "500 MiB of heap (maxHeapBytes)",
+        "Of the heap, 500 MiB are left for state at present",
         "set spark.driver.memory to more, such as 2000m",
-        "spark.sql.streaming.stateStore.backend.maxHeapBytes to less, such as 250m",
     ):
         assert part in warning
 
 
 @pytest.mark.slow
-def test_application_whose_heap_fills_logs_a_warning(built: Path, tmp_path: Path) -> None:
-    with Program("heap", directory=str(tmp_path)) as program:
-        program.next("full")
+def test_state_gives_way_to_other_objects(built: Path, tmp_path: Path) -> None:
+    with Program("heap", directory=str(tmp_path), has_disk=True) as program:
+        before, after = program.next("full")
         program.end()
+    assert after < before / 2
+
+
+@pytest.mark.slow
+def test_application_whose_heap_fills_logs_a_warning(built: Path, tmp_path: Path) -> None:
+    with Program("heap", directory=str(tmp_path), has_disk=False) as program:
+        before, after = program.next("full")
+        program.end()
+        assert after == before
         warnings = re.findall(r"WARN HeapWatch: (the heap of the driver is .*)", program._printed())
     # One for each share that it has reached.
     assert 1 <= len(warnings) <= 2

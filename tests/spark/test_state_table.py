@@ -81,7 +81,7 @@ def test_heap_of_ordered_rows_is_accounted_for(spark: Any) -> None:
 def test_heap_limit_of_an_option_has_a_unit(spark: Any, tmp_path: Path, limit: str, size: int) -> None:
     try:
         Provider(spark, f"file:{tmp_path}", backend__maxHeapBytes=limit).close()
-        assert spark._jvm.org.apache.spark.sql.statestore.table.TableMemory.heapLimit() == size
+        assert spark._jvm.org.apache.spark.sql.statestore.table.TableMemory.mostHeap() == size
     finally:
         memory(spark).resetHeapLimit()
 

@@ -1,10 +1,13 @@
 """Test program: a heap of 512 MiB that state and other objects fill, the others in steps.
 
-The only argument is a JSON object: ``directory``, below which everything goes.
+The only argument is a JSON object: ``directory``, below which everything goes, and ``has_disk`` (whether rows
+can be moved to files).
 """
 
 import json
+import os
 import sys
+import time
 
 from pyspark.sql import functions as F
 
@@ -12,9 +15,11 @@ import spark_statestore
 from tests.spark.counting import report, wait_for_batch
 from tests.support.sessions import local_builder
 
-directory = json.loads(sys.argv[1])["directory"]
-spark = spark_statestore.configure(local_builder("heap", memory="512m")).getOrCreate()
-numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 80_000).load()
+asked = json.loads(sys.argv[1])
+directory = asked["directory"]
+builder = local_builder("heap", memory="512m").config("spark.local.dir", f"{directory}/local")
+spark = spark_statestore.configure(builder).getOrCreate()
+numbers = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 20_000).load()
 query = (
     numbers.groupBy("value")
     .agg(F.max(F.repeat(F.lit("x"), 1000)))
@@ -23,13 +28,21 @@ query = (
     .option("checkpointLocation", f"{directory}/checkpoint")
     .start()
 )
-wait_for_batch(query, 1)
+wait_for_batch(query, 7)
 query.stop()
+if not asked["has_disk"]:
+    os.rename(f"{directory}/local", f"{directory}/moved")
+memory = spark._jvm.org.apache.spark.sql.statestore.table.TableMemory
+before = memory.heapBytes()
 runtime = spark._jvm.java.lang.Runtime.getRuntime()
 held = []
+runtime.gc()
 while runtime.totalMemory() - runtime.freeMemory() < 0.85 * runtime.maxMemory():
-    held.append(spark._jvm.java.nio.ByteBuffer.allocate(4 << 20))
-for _ in range(4):
+    # Five for each region of the heap, none of them in one of its own.
+    held += [spark._jvm.java.nio.ByteBuffer.allocate(200_000) for _ in range(80)]
     runtime.gc()
-report("full")
+for _ in range(8):
+    runtime.gc()
+    time.sleep(0.5)
+report("full", [before, memory.heapBytes()])
 sys.stdin.readline()

@@ -4,14 +4,16 @@
 
 The only argument is a JSON object: ``root`` (a directory), ``keys``, ``fills`` (batches that put all keys),
 ``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end
-is exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), and ``kill`` (whether both
-processes are killed in the batch ``last``).
+is exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), ``kill`` (whether both
+processes are killed in the batch ``last``), ``cached`` (rows of a table that is cached after the fills, 0 for
+none, the default), and ``sorts`` (whether that table is cached at the start, and sorted all the time).
 """
 
 import gc
 import json
 import os
 import sys
+import threading
 import time
 
 import numpy as np
@@ -63,7 +65,11 @@ def main():
         query.processAllAvailable()
         report("loaded", loaded(query, asked["first"] - 1, time.monotonic() - started))
     jvm = psutil.Process(jvm_of(spark))
+    sorts = Sorts(cache(spark, asked["cached"])) if asked.get("sorts") else None
     for number in range(asked["first"], asked["last"]):
+        if number == asked["fills"] and asked.get("cached") and not sorts:
+            cache(spark, asked["cached"])
+            report("cached", {"mapped MiB": moved(spark) >> 20})
         put(asked, watched, number)
         query.processAllAvailable()
         report("batch", sample(query, number, jvm))
@@ -77,7 +83,52 @@ def main():
         kill(*(backend.pid for backend in backends_of(jvm.pid)), jvm.pid)
         os._exit(0)
     query.stop()
+    if sorts:
+        report("sorts", sorts.end())
     spark.stop()
+
+
+def cache(spark, rows):
+    """Return a table of five columns, of which Spark keeps as much in memory as it can."""
+    columns = ["id", "hash(id) AS h", "3 * id AS c", "rand(1) AS d", "rand(2) AS e"]
+    table = spark.range(0, rows, 1, PARTITIONS).selectExpr(*columns).cache()
+    table.count()
+    return table
+
+
+def moved(spark):
+    """Return the bytes of state in files, once they do not change any more."""
+    memory = spark._jvm.org.apache.spark.sql.statestore.table.TableMemory
+    before = -1
+    while (now := memory.mappedBytes()) != before:
+        before = now
+        time.sleep(1)
+    return now
+
+
+class Sorts(threading.Thread):
+    """Sorts a table again and again."""
+
+    def __init__(self, table):
+        super().__init__(daemon=True)
+        self._table = table
+        self._sorts = 0
+        self._ending = False
+        self.start()
+
+    def run(self):
+        while not self._ending:
+            self._table.orderBy("h").write.format("noop").mode("overwrite").save()
+            self._sorts += 1
+
+    def end(self):
+        """Return the number of sorts that succeeded; raise if one failed."""
+        failed = not self.is_alive()
+        self._ending = True
+        self.join()
+        if failed:
+            raise RuntimeError("a sort failed")
+        return self._sorts
 
 
 def start(spark, watched, checkpoint):

@@ -30,6 +30,17 @@ def test_state_is_exact_after_a_kill(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1_800)
+def test_state_is_exact_beside_a_cached_table_and_sorts(built: Path, tmp_path: Path) -> None:
+    # PySpark's default of 1 GiB: Spark's own memory takes 434 MiB, and the state needs more than 512 MiB.
+    asked = {"keys": 6_000_000, "fills": 12, "updates": 100_000, "memory": "1g", "first": 0, "kill": False}
+    asked |= {"root": str(tmp_path), "local": str(tmp_path / "local"), "last": 18}
+    events = run(asked | {"cached": 12_000_000, "sorts": True})
+    assert events["sorts"][0] > 0
+    compare(asked, 18)
+
+
+@pytest.mark.soak
 @pytest.mark.timeout(14_400)
 def test_a_hundred_million_rows(built: Path, tmp_path: Path) -> None:
     batches = int(os.environ.get("LARGE_BATCHES", "200"))

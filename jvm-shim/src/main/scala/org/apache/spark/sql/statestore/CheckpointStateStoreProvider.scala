@@ -425,6 +425,9 @@ class CheckpointStateStoreProvider
     }
   }
 
+  /** Moves some rows of the state from the heap to files, if no task uses it; false if there are none to move. */
+  private[statestore] def moveToFiles(): Boolean = synchronized(content != null && content.isIdle && content.moveToFiles())
+
   private def replaceContent(by: LoadedState): Unit = {
     if (content != null) content.drop()
     content = by

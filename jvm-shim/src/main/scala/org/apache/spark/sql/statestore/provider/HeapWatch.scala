@@ -11,11 +11,12 @@ import scala.util.control.NonFatal
 import com.sun.management.GarbageCollectionNotificationInfo
 
 import org.apache.spark.internal.Logging
+import org.apache.spark.sql.statestore.CheckpointStateStoreProvider
 import org.apache.spark.sql.statestore.table.TableMemory
 
 /**
- * Watches how full the heap is after each garbage collection, and warns if state has a large part of it: Spark plans its own
- * memory without that part, and an OutOfMemoryError in a task of the local master ends the JVM.
+ * Watches how full the heap is after each garbage collection, and warns if state has a large part of it although it has given
+ * way (`MemoryPressure`): an OutOfMemoryError in a task of the local master ends the JVM.
  *
  * Guarantees: one warning for each of `Shares` until the heap is half empty again.
  */
@@ -49,11 +50,10 @@ private[statestore] final class HeapWatch {
     val (what, setting) = if (state.isOnDriver) ("the driver", "spark.driver.memory") else ("this executor", "spark.executor.memory")
     s"the heap of $what is ${100 * used / heap} % full after garbage collection (${mib(used)} of ${mib(heap)} MiB), and the state " +
       s"of streaming queries takes ${mib(state.heapBytes)} MiB of it (stores: ${state.stores}, with ${state.rows} rows at their last commits), and " +
-      s"${mib(state.mappedBytes)} MiB of mapped files. State may take ${mib(state.heapLimit)} MiB of heap (maxHeapBytes), its index " +
-      "included, which Spark does not subtract from the memory of its cached tables, sorts and joins: tasks may fail with an " +
-      "OutOfMemoryError, which ends the application on a local master. Committed batches stay intact. When the application starts, " +
-      s"set $setting to more, such as ${2 * mib(heap)}m, or spark.sql.streaming.stateStore.backend.maxHeapBytes to less, such as " +
-      s"${mib(state.heapLimit) / 2}m, beyond which rows are in files in spark.local.dir."
+      s"${mib(state.mappedBytes)} MiB of mapped files. Of the heap, ${mib(state.heapLimit)} MiB are left for state at present. Rows beyond are " +
+      "moved to files in spark.local.dir, unless that has no space or a running task uses them, and the index of the rows stays: " +
+      "tasks may fail with an OutOfMemoryError, which ends the application on a local master. Committed batches stay intact. When the " +
+      s"application starts, set $setting to more, such as ${2 * mib(heap)}m."
   }
 }
 
@@ -72,11 +72,11 @@ private[statestore] object HeapWatch extends Logging {
   // In less than this part of the heap, state is not what fills it.
   private final val LeastPart = 4
 
-  // Old garbage may survive a collection or two.
-  private final val Sustained = 3
+  // State gives way after three, and what it leaves is garbage that the next few may not free.
+  private final val Sustained = 6
 
-  // Providers with the rows of their newest version. Spark does not close the providers of an application that has ended.
-  private val rows = new WeakHashMap[AnyRef, java.lang.Long]
+  // Spark does not close the providers of an application that has ended.
+  private val stores = new WeakHashMap[CheckpointStateStoreProvider, StoreUse]
 
   private lazy val started: Unit = {
     val watch = new HeapWatch
@@ -86,7 +86,9 @@ private[statestore] object HeapWatch extends Logging {
         if (notification.getType == GarbageCollectionNotificationInfo.GARBAGE_COLLECTION_NOTIFICATION) {
           val info = GarbageCollectionNotificationInfo.from(notification.getUserData.asInstanceOf[CompositeData])
           val used = info.getGcInfo.getMemoryUsageAfterGc.asScala.iterator.collect { case (pool, usage) if pools(pool) => usage.getUsed }
-          watch.collected(used.sum, Runtime.getRuntime.maxMemory, use).foreach(logWarning(_))
+          val after = used.sum
+          MemoryPressure.collected(after)
+          watch.collected(after, Runtime.getRuntime.maxMemory, use).foreach(logWarning(_))
         }
       } catch {
         case NonFatal(e) => logDebug("the heap was not checked", e)
@@ -102,17 +104,25 @@ private[statestore] object HeapWatch extends Logging {
     case e @ (NonFatal(_) | _: LinkageError) => logDebug("this JVM does not report its garbage collections", e)
   }
 
-  /** Records the rows of a store. */
-  def record(provider: AnyRef, count: Long): Unit = rows.synchronized(rows.put(provider, count))
+  /** Records a commit of a store, which has so many rows. */
+  def record(provider: CheckpointStateStoreProvider, rows: Long): Unit =
+    stores.synchronized(stores.put(provider, new StoreUse(rows, System.nanoTime())))
 
   /** Removes a store that is closed. */
-  def forget(provider: AnyRef): Unit = rows.synchronized(rows.remove(provider))
+  def forget(provider: CheckpointStateStoreProvider): Unit = stores.synchronized(stores.remove(provider))
+
+  /** Returns the stores that are not closed, the one with the oldest commit first. */
+  def leastRecentlyUsed: Seq[CheckpointStateStoreProvider] =
+    stores.synchronized(stores.asScala.toSeq).sortBy(_._2.nanos).map(_._1)
 
   private def use: StateUse = {
-    val known = rows.synchronized(rows.values.asScala.map(_.longValue).sum)
+    val known = stores.synchronized(stores.values.asScala.map(_.rows).sum)
     StateUse(
       TableMemory.heapBytes, TableMemory.heapLimit, TableMemory.mappedBytes, known, StoreMetrics.openStores, CommitCollector.isLocal)
   }
 
   private def mib(bytes: Long): Long = bytes >> 20
+
+  // The rows of a store's newest version, and when it was committed.
+  private final class StoreUse(val rows: Long, val nanos: Long)
 }

@@ -262,6 +262,9 @@ private[statestore] final class LoadedState(
     compacted
   }
 
+  /** Moves some of the rows from the heap to files; false if there are none to move. To be called while it is idle. */
+  def moveToFiles(): Boolean = families.exists(_.table.moveToFiles())
+
   private def compactIfWanted(table: StateTable): Boolean =
     if (table.needsCompaction) {
       table.compact()

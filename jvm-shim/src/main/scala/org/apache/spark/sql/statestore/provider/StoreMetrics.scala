@@ -112,6 +112,7 @@ private[statestore] object StoreMetrics {
   def opened(): Unit = {
     open.increment()
     HeapWatch.start()
+    MemoryPressure.start()
   }
 
   def closed(): Unit = open.decrement()

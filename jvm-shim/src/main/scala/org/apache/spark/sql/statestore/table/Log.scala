@@ -2,6 +2,7 @@ package org.apache.spark.sql.statestore.table
 
 import java.io.IOException
 import java.lang.invoke.VarHandle
+import java.lang.ref.WeakReference
 
 import org.apache.spark.unsafe.Platform
 
@@ -33,6 +34,9 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
   // Of each page in a file: the marks of its records as in their first word, by position in the page divided by
   // the size of the smallest record; null if there is none.
   private var marks = new Array[Array[Int]](4)
+
+  // The arrays of pages and addresses, and former ones as long as a view has them: it must not keep a moved page in the heap.
+  private var inViews = List(new ViewedPages(pages, addresses))
 
   // No page before this one is in the heap.
   private var firstInHeap = 0
@@ -126,6 +130,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
       System.arraycopy(oldSizes, 0, sizes, 0, kept + 1)
       System.arraycopy(oldUsed, 0, used, 0, kept + 1)
       System.arraycopy(oldMarks, 0, marks, 0, kept + 1)
+      inViews ::= new ViewedPages(pages, addresses)
       firstInHeap = math.min(firstInHeap, kept + 1)
       last = kept
       end = to
@@ -174,9 +179,11 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     fits
   }
 
-  // Moves the oldest full pages in the heap to a file, many at a time as the arrays of all pages are copied; false if
-  // there is none, or no space: an update that needs no file must not fail because a disk is full.
-  private def movePages(): Boolean = try {
+  /**
+   * Moves the oldest full pages in the heap to a file, many at a time; false if there is none, or no space: an update that
+   * needs no file must not fail because a disk is full. Readers with a view may go on.
+   */
+  def movePages(): Boolean = try {
     val moving = new java.util.ArrayList[Integer]
     var bytes = 0L
     var page = firstInHeap
@@ -189,14 +196,9 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     }
     if (!moving.isEmpty) {
       val moved = moving.toArray(Array.empty[Integer])
-      val moveTo = memory.moveToFiles(moved.map(pages(_).asInstanceOf[Array[Byte]]))
-      // New arrays, since views read array and address of a page one after the other.
-      pages = pages.clone()
-      addresses = addresses.clone()
-      moved.indices.foreach { i =>
-        pages(moved(i)) = null
-        addresses(moved(i)) = moveTo(i)
-      }
+      val arrays = moved.map(pages(_))
+      val moveTo = memory.moveToFiles(arrays.map(_.asInstanceOf[Array[Byte]]))
+      inViews = inViews.filter(_.replace(moved, arrays, moveTo))
     }
     firstInHeap = page
     !moving.isEmpty
@@ -237,6 +239,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
       sizes = java.util.Arrays.copyOf(sizes, length)
       used = java.util.Arrays.copyOf(used, length)
       marks = java.util.Arrays.copyOf(marks, length)
+      inViews ::= new ViewedPages(pages, addresses)
     }
     val size =
       if (wanted > PageBytes) wanted.toInt
@@ -278,6 +281,31 @@ private[statestore] object Log {
 
   def startOf(page: Int): Long = page.toLong << PageBits
 
+  /** The pages of a log and of its views, which share them: weak references, as views may outlive or leave them. */
+  private final class ViewedPages(ofPages: Array[AnyRef], ofAddresses: Array[Long]) {
+    private val pages = new WeakReference(ofPages)
+    private val addresses = new WeakReference(ofAddresses)
+
+    /** Replaces pages in the heap by those at addresses in a file; false if no log or view has them. */
+    def replace(moved: Array[Integer], from: Array[AnyRef], to: Array[Long]): Boolean = {
+      val inPages = pages.get
+      val inAddresses = addresses.get
+      val isUsed = inPages != null && inAddresses != null
+      if (isUsed) {
+        moved.indices.foreach { i =>
+          val page = moved(i)
+          if (page < inPages.length && (inPages(page) eq from(i))) {
+            inAddresses(page) = to(i)
+            // A reader that finds no array then finds this address, see `LogView.address`.
+            VarHandle.releaseFence()
+            inPages(page) = null
+          }
+        }
+      }
+      isUsed
+    }
+  }
+
   /** Returns the position of a record's mark among those of its page. */
   private[table] def slotOf(offset: Long, smallest: Int): Int = (offset & PageMask).toInt / smallest
 
@@ -305,7 +333,17 @@ private[statestore] final class LogView private[table] (
 
   def page(offset: Long): AnyRef = pages((offset >>> Log.PageBits).toInt)
 
-  def address(offset: Long): Long = addresses((offset >>> Log.PageBits).toInt) + (offset & Log.PageMask)
+  /**
+   * Returns the address of a record, relative to its page, which `page` has returned before: another thread may move it to a
+   * file meanwhile.
+   */
+  def address(page: AnyRef, offset: Long): Long =
+    if (page != null) {
+      Platform.BYTE_ARRAY_OFFSET + (offset & Log.PageMask)
+    } else {
+      VarHandle.acquireFence()
+      addresses((offset >>> Log.PageBits).toInt) + (offset & Log.PageMask)
+    }
 
   /** Returns the marks of a page, null if they are all in its records. */
   private[table] def marksOf(page: Int): Array[Int] = marks(page)
@@ -314,7 +352,8 @@ private[statestore] final class LogView private[table] (
   private[table] def deadAt(offset: Long): Long = {
     val ofPage = marks((offset >>> Log.PageBits).toInt)
     val mark = if (ofPage == null) 0 else ofPage(Log.slotOf(offset, smallest))
-    Log.markedBy(mark, Platform.getLong(page(offset), address(offset) + Record.Dead))
+    val base = page(offset)
+    Log.markedBy(mark, Platform.getLong(base, address(base, offset) + Record.Dead))
   }
 
   /** Returns the end of the records of a page, its start if there is no such page. */
@@ -390,7 +429,10 @@ private[statestore] final class LogScan(
     old != Record.None && Record.kind(linkOf(old)) != Record.Tombstone
   }
 
-  private def linkOf(record: Long): Long = Platform.getLong(view.page(record), view.address(record) + Record.Link)
+  private def linkOf(record: Long): Long = {
+    val base = view.page(record)
+    Platform.getLong(base, view.address(base, record) + Record.Link)
+  }
 
   /** True if the record appends a value to those of its key, be it the first one. */
   def isMerge: Boolean = kind == Record.Append || kind == Record.Row && isMerged(page, position, offset)
@@ -398,12 +440,13 @@ private[statestore] final class LogScan(
   /** True if the first value of a new list supersedes the record, and that list is the key's at the end of the view. */
   def precedesMerge: Boolean = {
     val by = deadAt
-    head != LogScan.NoLists && by != Record.None && by < view.end &&
-      isAliveAndMerged(view.page(by), view.address(by), by)
+    head != LogScan.NoLists && by != Record.None && by < view.end && isAliveAndMerged(by)
   }
 
-  private def isAliveAndMerged(page: AnyRef, position: Long, offset: Long): Boolean = {
+  private def isAliveAndMerged(offset: Long): Boolean = {
     val by = view.deadAt(offset)
+    val page = view.page(offset)
+    val position = view.address(page, offset)
     (by == Record.None || by >= view.end) &&
       Record.kind(Platform.getLong(page, position + Record.Link)) == Record.Row && isMerged(page, position, offset)
   }
@@ -413,7 +456,7 @@ private[statestore] final class LogScan(
 
   private def enter(): Unit = if (next < limit) {
     page = view.page(next)
-    toAddress = view.address(next) - next
+    toAddress = view.address(page, next) - next
     marks = view.marksOf(index)
   }
 }

@@ -272,7 +272,7 @@ private[statestore] object OrderedTree {
         words
       } else {
         val page = view.page(offset)
-        val record = view.address(offset)
+        val record = view.address(page, offset)
         val keyLength = Record.keyLength(Platform.getLong(page, record + Record.Link))
         if (leading) {
           order.compareLeading(page, record + header, keyLength, bytes, Platform.BYTE_ARRAY_OFFSET.toLong, length)

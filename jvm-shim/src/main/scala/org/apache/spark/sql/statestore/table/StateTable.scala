@@ -365,6 +365,9 @@ private[statestore] final class StateTable(
     if (groups != null) groups.moveToHeap()
   }
 
+  /** Moves some of the rows from the heap to files; false if there are none to move. Rows, scans and snapshots stay valid. */
+  def moveToFiles(): Boolean = records.log.movePages()
+
   /** Returns the memory that compactions have replaced since the last call; rows and scans may still read it. */
   def takeReplacedMemory(): List[TableMemory] = {
     val taken = replaced

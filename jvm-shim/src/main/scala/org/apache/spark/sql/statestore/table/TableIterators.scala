@@ -11,7 +11,7 @@ private[statestore] final class LogRecord(header: Int) {
 
   def pointTo(view: LogView, offset: Long): Unit = {
     page = view.page(offset)
-    position = view.address(offset)
+    position = view.address(page, offset)
   }
 
   def keyLength: Int = Record.keyLength(long(Record.Link))

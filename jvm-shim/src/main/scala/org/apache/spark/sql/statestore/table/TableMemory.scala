@@ -152,13 +152,22 @@ private[statestore] object TableMemory {
   /** Half of the heap that the JVM may have. */
   val defaultLimit: Long = Runtime.getRuntime.maxMemory / 2
 
-  @volatile private var limit = defaultLimit
+  @volatile private var most = defaultLimit
+  @volatile private var available = Long.MaxValue
 
-  /** Sets the heap limit of all tables of this JVM; allocated blocks stay where they are. */
-  def limitHeap(bytes: Long): Unit = limit = bytes
+  /** Sets the most heap of all tables of this JVM; allocated blocks stay where they are. */
+  def limitHeap(bytes: Long): Unit = most = bytes
 
-  /** The heap limit of all tables of this JVM. */
+  /** Sets the heap that all else in this JVM leaves to its tables at present, see `MemoryPressure`. */
+  def limitToAvailable(bytes: Long): Unit = available = bytes
+
+  /** The most heap of all tables of this JVM. */
+  def mostHeap: Long = most
+
+  /** The present heap limit of all tables of this JVM. */
   def heapLimit: Long = limit
+
+  private def limit: Long = math.min(most, available)
 
   /** Bytes of all tables in the heap. */
   def heapBytes: Long = heap.get

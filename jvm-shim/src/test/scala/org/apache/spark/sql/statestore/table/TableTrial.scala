@@ -18,7 +18,8 @@ import org.apache.spark.unsafe.Platform
  * @param keys      number of distinct keys
  * @param largest   length of the largest rows, in bytes
  * @param prefixes  number of prefixes of the keys, 0 for a table without prefix index
- * @param heap      heap limit of tables during the test, in bytes; if it is negative, another one after each commit
+ * @param heap      heap limit of tables during the test, in bytes; if it is negative, another one after each commit, and pages are
+ *                  moved at other times, too
  */
 class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixes: Int, heap: Long) {
   private val heapBefore = TableMemory.heapBytes
@@ -74,6 +75,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     case n if n < 992 =>
       if (!isQuiet) check()
       checkSlice()
+      if (heap < 0) table.moveToFiles()
     case _ => scans.foreach { case (rows, left) => take(rows, left) }
   }
 
