@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 )
 @parameters.batch
 @parameters.partitions
+@parameters.checkpoint_format
 @parameters.stopped
 @parameters.dry_run
 @parameters.checkpoints_dir

@@ -31,6 +31,13 @@ partitions = click.option(
     help="Number of state partitions.  [default: unchanged]",
 )
 
+checkpoint_format = click.option(
+    "--checkpoint-format",
+    type=click.IntRange(2, 2),
+    metavar="2",
+    help="Write Spark's checkpoint format v2, also if the query has v1.",
+)
+
 
 def store(command: Command) -> Command:
     """Add the options that select a store of the query."""

@@ -206,12 +206,7 @@ def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, **argument
 @click.argument("new_checkpoint")
 @parameters.batch
 @parameters.partitions
-@click.option(
-    "--checkpoint-format",
-    type=click.IntRange(2, 2),
-    metavar="2",
-    help="Write Spark's checkpoint format v2, also if the query has v1.",
-)
+@parameters.checkpoint_format
 @parameters.checkpoints_dir
 @with_output
 def clone(out: Output, checkpoint: str, new_checkpoint: str, **arguments: Any) -> None:

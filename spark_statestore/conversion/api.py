@@ -27,7 +27,7 @@ from spark_statestore.files import join, open_file_system
 from spark_statestore.options import PROVIDER_KEY
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.savepoints.copy import CheckpointCopy
-from spark_statestore.savepoints.restore import SCRATCH, new_location, require_empty
+from spark_statestore.savepoints.restore import SCRATCH, new_location, require_empty, require_format
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +44,7 @@ def convert(
     stopped: bool = False,
     dry_run: bool = False,
     checkpoints_dir: str | None = None,
+    checkpoint_format: int | None = None,
     progress: Progress | None = None,
 ) -> Conversion:
     """Copy the checkpoint of a stopped query to a new location, with its state in another state store.
@@ -77,6 +78,8 @@ def convert(
         Check everything that can be checked without reading state, and change nothing.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if its state is in this store and the option was set.
+    checkpoint_format
+        2 for a target in Spark's checkpoint format v2, whatever the source has; by default the source's.
     progress
         Called about twice a second from another thread, see `spark_statestore.conversion.job.Progress`.
 
@@ -98,7 +101,7 @@ def convert(
     CheckpointError, StorageError
         If a file cannot be read or written.
     OptionError
-        If `to` is none of the three.
+        If `to` is none of the three, or `checkpoint_format` is not 2.
     ValueError
         If `partitions` is less than one.
 
@@ -107,6 +110,7 @@ def convert(
     >>> spark_statestore.convert(spark, "/checkpoints/orders", "/checkpoints/orders-2")  # doctest: +SKIP
     """
     require_target(to)
+    require_format(checkpoint_format)
     if partitions is not None and partitions < 1:
         raise ValueError(f"the number of partitions is {partitions}, but it must be at least 1")
     begun = time.monotonic()
@@ -114,11 +118,13 @@ def convert(
     activity = ActivityCheck(origin.checkpoint)
     require_known(origin.operators)
     origin.require_encoding()
-    provider = provider_for(to, origin.operators, has_ids=origin.ids is not None)
+    with_ids = checkpoint_format == 2 or origin.ids is not None
+    provider = provider_for(to, origin.operators, has_ids=with_ids)
     if is_own(origin.provider) and is_own(provider):
         raise ConversionError(
             f"the state of {origin.checkpoint.url} is in the state store {origin.provider} already. "
-            "spark-statestore rescale changes its number of partitions; nothing was changed."
+            "spark-statestore rescale changes its number of partitions, and spark-statestore clone its "
+            "checkpoint format; nothing was changed."
         )
     if origin.provider == provider and partitions is None:
         raise ConversionError(
@@ -137,7 +143,7 @@ def convert(
         "provider": provider,
         "batch": origin.batch,
         "watermark_ms": int(origin.commit.metadata.get("nextBatchWatermarkMs", 0)),
-        "checkpoint_format": 1 if origin.ids is None else 2,
+        "checkpoint_format": 2 if with_ids else 1,
         "source_bytes": size,
     }
     if dry_run:
@@ -151,7 +157,7 @@ def convert(
             }
         return Conversion(**plan, partitions=counts, dry_run=True)
     remove_interrupted(target)
-    run = _Run(spark, origin, target, provider, counts, progress)
+    run = _Run(spark, origin, target, provider, counts, with_ids, progress)
     with _reserved(spark, origin, target):
         written = run.write() if partitions is None else run.write_rescaled(partitions)
         states = run.compare(written)
@@ -190,6 +196,7 @@ class _Run:
         target: str,
         provider: str,
         counts: dict[int, int],
+        with_ids: bool,
         progress: Progress | None,
     ) -> None:
         self._spark = spark
@@ -197,6 +204,7 @@ class _Run:
         self._target = target
         self._provider = provider
         self._counts = counts
+        self._with_ids = with_ids
         self._progress = progress
 
     def write(self) -> _Written:
@@ -209,7 +217,7 @@ class _Run:
         This store knows Spark's partitioning.
         """
         own = self._source
-        own_provider = provider_for("statestore", own.operators, has_ids=own.ids is not None)
+        own_provider = provider_for("statestore", own.operators, has_ids=self._with_ids)
         if not is_own(own.provider):
             scratch = join(self._target, SCRATCH, "converted")
             own = self._as_source(scratch, self._convert(own, scratch, own_provider, self._counts))
@@ -223,6 +231,7 @@ class _Run:
             partitions=partitions,
             fsync=is_last,
             conf={PROVIDER_KEY: own_provider},
+            with_ids=self._with_ids,
         )
         copy.write()
         written = _Written(copy, copy.state_ids, dict(copy.partitions_written))
@@ -237,8 +246,10 @@ class _Run:
         """Read all rows of both sides, raise if they differ, and return what they have."""
         source = self._source
         sides = {
-            "source": side(source, source.given, source.provider, self._counts, source.ids),
-            "target": side(source, self._target, self._provider, written.counts, written.ids),
+            "source": _origin(source, self._counts),
+            "target": side(
+                source, self._target, self._provider, written.counts, written.ids, with_ids=self._with_ids
+            ),
         }
         job = Job(self._spark, source.batch + 1, sides, self._progress)
         same_partitions = written.counts == self._counts
@@ -273,8 +284,8 @@ class _Run:
     def _convert(self, source: Source, target: str, provider: str, counts: dict[int, int]) -> _Written:
         """Copy all stores, and Spark's files except the logs and the last."""
         sides = {
-            "source": side(source, source.given, source.provider, counts, source.ids),
-            "target": side(source, target, provider, counts, None),
+            "source": _origin(source, counts),
+            "target": side(source, target, provider, counts, None, with_ids=self._with_ids),
         }
         ids = Job(self._spark, source.batch + 1, sides, self._progress).copy()
         copy = CheckpointCopy(
@@ -292,6 +303,10 @@ class _Run:
         """Return an intermediate location as the source of the next step."""
         written.copy.write_logs()
         return Source(url, self._source.batch, None, query_id=self._source.query_id)
+
+
+def _origin(source: Source, counts: Mapping[int, int]) -> dict[str, Any]:
+    return side(source, source.given, source.provider, counts, source.ids, with_ids=source.ids is not None)
 
 
 @dataclass(slots=True)

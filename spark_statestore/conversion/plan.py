@@ -129,17 +129,24 @@ class Source:
 
 
 def side(
-    source: Source, url: str, provider: str, partitions: Mapping[int, int], ids: _Ids | None
+    source: Source,
+    url: str,
+    provider: str,
+    partitions: Mapping[int, int],
+    ids: _Ids | None,
+    *,
+    with_ids: bool,
 ) -> dict[str, Any]:
     """Return a side of the conversion as the JVM reads it: root, settings and stores.
 
-    Its checkpoint location is `url`.
+    Its checkpoint location is `url`. With `with_ids` it has checkpoint format v2, and `ids` are those of its
+    stores, if these exist.
     """
     pinned = {name: value for name, value in source.offsets.conf.items() if name.startswith(STORE_CONF)}
     conf: dict[str, str | None] = {
         **pinned,
         PROVIDER_KEY: provider,
-        f"{STORE_CONF}checkpointFormatVersion": "2" if source.ids else "1",
+        f"{STORE_CONF}checkpointFormatVersion": "2" if with_ids else "1",
         f"{STORE_CONF}commitValidation.enabled": "false",
         # With it Spark 4.0 would write no full snapshot.
         f"{STORE_CONF}rocksdb.changelogCheckpointing.enabled": "false",

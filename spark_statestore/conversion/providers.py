@@ -72,7 +72,7 @@ def provider_for(to: str, operators: Sequence[StatefulOperator], *, has_ids: boo
             )
     if has_ids:
         raise ConversionError(
-            "the query has state checkpoint format 2, which Spark's HDFSBackedStateStoreProvider does not "
-            "support, and a query keeps its format. Convert to rocksdb; nothing was changed."
+            "Spark's HDFSBackedStateStoreProvider does not support state checkpoint format 2, which the "
+            "query has or is to get. Convert to rocksdb; nothing was changed."
         )
     return _HDFS

@@ -171,17 +171,22 @@ def clone(
     ValueError
         If `partitions` is less than one.
     """
-    if checkpoint_format not in (None, 2):
-        raise OptionError(
-            f"the checkpoint format is {checkpoint_format!r}, but it must be 2: no copy goes back to Spark's "
-            "format v1, which does not say which attempt at a version counts."
-        )
+    require_format(checkpoint_format)
     source = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
     batch = source.require_batch(batch)
     query_id = str(uuid.uuid4())
     with_ids = checkpoint_format == 2
     _copy(source, batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress, with_ids=with_ids)
     return batch
+
+
+def require_format(checkpoint_format: int | None) -> None:
+    """Raise `OptionError` if a copy cannot have this checkpoint format; None is that of its source."""
+    if checkpoint_format not in (None, 2):
+        raise OptionError(
+            f"the checkpoint format is {checkpoint_format!r}, but it must be 2: no copy goes back to Spark's "
+            "format v1, which does not say which attempt at a version counts."
+        )
 
 
 def rescale(

@@ -98,7 +98,8 @@ class Converted:
         operators = QueryCheckpoint(str(target)).operators()
         assert {state.operator for state in done.states} == {operator.id for operator in operators}
         self.go_on_from(target, done.provider)
-        assert self._state(options) == before
+        self.query._confs[STATE_STORE + "checkpointFormatVersion"] = str(done.checkpoint_format)
+        assert self._state(options) == before or done.checkpoint_format > NEWEST_READABLE_FORMAT
         assert not (target / "_in-progress").exists()
         if is_since("4.1"):
             # Spark 4.0 may wait for its own maintenance there, for minutes.
@@ -199,6 +200,19 @@ def test_conversion_to_other_partitions_continues_query(spark: Any, tmp_path: Pa
     assert query.convert("rocksdb", partitions=5).partitions == {0: alone or 5}
     query.run(2)
     assert query.convert("statestore", partitions=3).partitions == {0: alone or 3}
+    query.run(3)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("options", [{}, {"partitions": 3}], ids=["same partitions", "others"])
+def test_query_continues_after_its_conversion_to_another_format(
+    spark: Any, tmp_path: Path, options: Mapping[str, Any]
+) -> None:
+    query = Converted(spark, tmp_path, "aggregation, update mode", SPARKS, 1)
+    query.run(0, 1)
+    assert query.convert("statestore", checkpoint_format=2, **options).checkpoint_format == 2
+    query.run(2)
+    assert query.convert("rocksdb").checkpoint_format == 2
     query.run(3)
 
 

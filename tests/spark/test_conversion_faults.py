@@ -202,18 +202,27 @@ def test_convert_refuses_too_little_space(
 
 
 @pytest.mark.parametrize(
-    ("name", "checkpoint_format", "pattern"),
+    ("name", "checkpoint_format", "wanted", "pattern"),
     [
-        ("outer join, state format 3", 1, r"\(symmetricHashJoin\) keeps several column families"),
-        ("aggregation, update mode", 2, "state checkpoint format 2, which"),
+        ("outer join, state format 3", 1, None, r"\(symmetricHashJoin\) keeps several column families"),
+        ("aggregation, update mode", 2, None, "does not support state checkpoint format 2"),
+        ("aggregation, update mode", 1, 2, "does not support state checkpoint format 2"),
     ],
 )
 def test_convert_refuses_what_hdfs_cannot_hold(
-    spark: Any, written: Callable[..., Path], tmp_path: Path, name: str, checkpoint_format: int, pattern: str
+    spark: Any,
+    written: Callable[..., Path],
+    tmp_path: Path,
+    name: str,
+    checkpoint_format: int,
+    wanted: int | None,
+    pattern: str,
 ) -> None:
     source = written(name, ROCKSDB, checkpoint_format)
     with refused(ConversionError, pattern, source, tmp_path / "target"):
-        spark_statestore.convert(spark, str(source), str(tmp_path / "target"), "hdfs", stopped=True)
+        spark_statestore.convert(
+            spark, str(source), str(tmp_path / "target"), "hdfs", stopped=True, checkpoint_format=wanted
+        )
 
 
 def test_dry_run_changes_nothing(spark: Any, checkpoint: Path, tmp_path: Path) -> None:
