@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -81,14 +82,33 @@ def uncommitted_age_ms(session: Any, query: Any, checkpoint: Path) -> int:
     return figures.uncommittedAgeMs(f"file:{checkpoint}/commits", str(query.runId))
 
 
-def test_failed_commit_fails_its_batch(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("hung", "threshold", "error"),
+    [
+        ("/_merged/", "1m", "storage did not answer within 1 s.* of the commits of all stores of batch"),
+        # Changes in a file of their own, written before the barrier.
+        ("/shared/", "0", "storage did not answer within 1 s"),
+    ],
+    ids=["merged", "alone"],
+)
+def test_failed_commit_fails_its_batch(
+    spark: Any, slow: SlowStorage, tmp_path: Path, hung: str, threshold: str, error: str
+) -> None:
     checkpoint = tmp_path / "checkpoint"
-    session, query = start(spark, checkpoint, slow, "batch", storageTimeoutSeconds="1")
+    session, query = start(
+        spark,
+        checkpoint,
+        slow,
+        "batch",
+        storageTimeoutSeconds="1",
+        fileStateThreshold=threshold,
+    )
     wait_for_batch(query, 1)
-    with slow.hanging("write", "/_merged/") as hang:
-        hang.wait()
-        expected = "storage did not answer within 1 s.* of the commits of all stores of batch"
-        with pytest.raises(StreamingQueryException, match=expected):
+    with contextlib.ExitStack() as stack:
+        # A commit that fails with those of other stores is sent again alone.
+        hangs = [stack.enter_context(slow.hanging("write", hung)) for _ in range(4)]
+        hangs[0].wait()
+        with pytest.raises(StreamingQueryException, match=error):
             query.awaitTermination(60)
         offsets = {int(file.name) for file in checkpoint.glob("offsets/[0-9]*")}
         commits = {int(file.name) for file in checkpoint.glob("commits/[0-9]*")}
