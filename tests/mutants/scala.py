@@ -195,7 +195,7 @@ _FAMILY_STATE: Final = (
         f"{_PROVIDER}/LogSlices.scala",
         "(family.name, family.createdAtVersion)",
         "(family.name, 0L)",
-        (f"{_FAMILIES}::test_removed_family_stays_removed[ours]",),
+        (f"{_TESTS}/test_provider_families_machine.py",),
         "A merged stream has all rows of a state variable that was deleted and declared again.",
     ),
     Mutant(
@@ -310,7 +310,7 @@ _MAINTENANCE: Final = (
         f"{_PROVIDER}/StoreLocation.scala",
         's"/${id.storeName}"\n',
         '""\n',
-        (f"{_TESTS}/test_memory_storage.py", "-k", "checkpoints_dir"),
+        (f"{_TESTS}/test_storage_options.py::test_stores_of_an_operator_have_directories_of_their_own",),
         "The stores of a join are in directories of their own below checkpointsDir.",
     ),
 )
@@ -354,7 +354,7 @@ _COMMITS: Final = (
         "run != null && run.id == commit.runId && commit.version > run.closedUntil && "
         "run.commits.add(commit)",
         "run != null && run.id == commit.runId && run.commits.add(commit)",
-        (f"{_TESTS}/test_handed_over_commits.py",),
+        (f"{_PENDING}::test_late_task_of_a_batch_hands_nothing_over",),
         "A task that outlives its batch fails instead of handing a commit over that nothing awaits.",
     ),
     Mutant(
@@ -370,7 +370,7 @@ _COMMITS: Final = (
         f"{_PROVIDER}/PendingCommit.scala",
         "if (!hasEnded) CommitCollector.expedite(this)\n    hasEnded",
         "if (!hasEnded) CommitCollector.expedite(this)\n    hasBegun",
-        (f"{_TESTS}/test_handed_over_commits.py",),
+        (f"{_PENDING}::test_task_that_runs_again_waits_for_the_commit_of_the_attempt_before",),
         "A task that runs again waits for the commit of the attempt before, which reads the same log.",
     ),
 )
