@@ -261,11 +261,11 @@ class RunningQuery:
 
     def process(self, table: Path) -> Batch:
         """Add a file, wait until it is processed, and return the figures."""
-        before = _processor_times()
+        before = processor_times()
         os.link(table, self._watched / table.name)
         self._query.processAllAvailable()
         # By process, as one that ends meanwhile takes its time away.
-        cpu = sum(time - before.get(process, 0) for process, time in _processor_times().items())
+        cpu = sum(time - before.get(process, 0) for process, time in processor_times().items())
         progress = [dict(p) for p in self._query.recentProgress if p.batchId > self._seen]
         # Spark reports progress of idle queries too.
         progress = [p for p in progress if "addBatch" in p["durationMs"]]
@@ -295,7 +295,7 @@ class RunningQuery:
         unload_all(self._spark)
 
 
-def _processor_times() -> dict[psutil.Process, float]:
+def processor_times() -> dict[psutil.Process, float]:
     """Return the processor time of each child process in milliseconds."""
     times: dict[psutil.Process, float] = {}
     for child in psutil.Process().children(recursive=True):

@@ -32,6 +32,9 @@ GROUPS: dict[str, Group] = {
         90,
         ("operators", "limit", "merges"),
     ),
+    "jobs": Group(
+        "scheduled jobs: new processes that run a few batches", 75, ("first_minutes",), by_default=False
+    ),
     "s3": Group(
         "whole queries with their checkpoints on S3 (MinIO), and their requests",
         55,

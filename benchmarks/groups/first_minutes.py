@@ -1,0 +1,198 @@
+"""Scheduled jobs: a process that starts a session, runs a query on what is there, and ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+
+from benchmarks import report
+from benchmarks.groups.limit import count_by_key, visits
+from benchmarks.report import Criterion, Result, figures, median
+from benchmarks.sessions import log
+from benchmarks.stores import CHANGELOG, HDFS, LIMIT, OURS, PREFIX, UNFORKED_FILES, UNFORKED_RIVALS, turns
+from benchmarks.streaming import config_of, processor_times
+from tests.support.paths import ROOT, TEST_JAR
+from tests.support.sessions import local_builder
+
+RIVALS = (HDFS, CHANGELOG, *UNFORKED_RIVALS)
+STORES = (OURS, LIMIT, *RIVALS)
+
+MOST_TO_LIMIT = 1.15
+"""Largest time of a query of 60 batches as a share of the limit's."""
+
+ABOUT = """The count by key of the group `queries`, as a scheduled job: a new Python process starts a session
+with a heap of 1 GiB, PySpark's default, runs the query with `availableNow` over so many files, a batch each,
+stops the session and ends. Then a second process continues from the checkpoint with as many files. Stores
+take turns. Spark's run as PySpark comes, without this package, or *unforked*. Seconds, medians; processor
+time is that of all processes. No JVM is warm."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """The number of shuffle partitions, of events in a batch, of keys, of batches of a job, and of rounds."""
+
+    partitions: int
+    rows: int
+    keys: int
+    batches: int
+    rounds: int = 3
+
+    @property
+    def name(self) -> str:
+        return f"{self.batches} batches, {self.partitions} partitions, {self.rows:,} rows"
+
+
+FULL = (
+    *(Work(8, 1_000, 60_000, batches) for batches in (6, 60)),
+    *(Work(200, 10_000, 340_000, batches) for batches in (6, 60)),
+    Work(8, 50_000, 950_000, 6),
+)
+QUICK = (Work(2, 100, 1_000, 2, rounds=1),)
+
+JOBS = ("new", "restart")
+
+Job = dict[str, float]
+"""Figures of a job: seconds of the process, of the query, and of processors."""
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Run every row on all stores."""
+    tables, criteria = [ABOUT.replace("\n", " ")], []
+    for number, work in enumerate(QUICK if quick else FULL):
+        jobs = jobs_of(scratch / f"{number}", work)
+        tables.append(table_of(work, jobs))
+        criteria += judge(work, jobs)
+    return Result("\n\n".join(tables), criteria)
+
+
+def jobs_of(scratch: Path, work: Work) -> dict[tuple[str, str], list[Job]]:
+    """Return the jobs of a row by store and kind."""
+    jobs: dict[tuple[str, str], list[Job]] = {(store, kind): [] for store in STORES for kind in JOBS}
+    for round_, _, order in turns(dict.fromkeys(STORES), work.rounds):
+        for store in order:
+            root = scratch / f"{round_}-{STORES.index(store)}"
+            (root / "input").mkdir(parents=True)
+            numbers = count()
+            for kind in JOBS:
+                for number in (next(numbers) for _ in range(work.batches)):
+                    pq.write_table(visits(work.keys, work.rows)(number), root / f"input/{number:03}.parquet")
+                jobs[store, kind].append(start(store, root, work))
+        log(f"{work.name}: round {round_ + 1} of {work.rounds}")
+    return jobs
+
+
+def start(store: str, root: Path, work: Work) -> Job:
+    """Run one job in a process of its own."""
+    asked = {"store": store, "root": str(root), "partitions": work.partitions, "batches": work.batches}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", __name__, json.dumps(asked)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    figures: Job = json.loads(done.stdout.splitlines()[-1])
+    return figures | {"process": time.monotonic() - began}
+
+
+def judge(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> list[Criterion]:
+    """Require jobs to take no longer than with the better of Spark's stores, as they come and unforked."""
+    criteria = []
+
+    def seconds(store: str, kind: str, figure: str) -> float:
+        return median([job[figure] for job in jobs[store, kind]])
+
+    for kind in JOBS:
+        for names, about in (((HDFS, CHANGELOG), "as they come"), (UNFORKED_RIVALS, "unforked")):
+            rival = min(names, key=lambda name: seconds(name, kind, "process"))
+            ours, theirs = seconds(OURS, kind, "process"), seconds(rival, kind, "process")
+            criteria.append(Criterion(f"{kind} job, {work.name}, {about}", ours, 1, "s", theirs, rival))
+        if work.batches >= 60:
+            ours, limit = seconds(OURS, kind, "query"), seconds(LIMIT, kind, "query")
+            name = f"{kind} job, {work.name}: query to the limit"
+            criteria.append(Criterion(name, ours, MOST_TO_LIMIT, "s", limit, LIMIT))
+    return criteria
+
+
+def table_of(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> str:
+    """Return the table of a row."""
+    header = ["store"] + [
+        f"{kind}: {figure}" for kind in JOBS for figure in ("process", "query", "processor")
+    ]
+    rows = [
+        [
+            store,
+            *figures(
+                *(
+                    median([job[figure] for job in jobs[store, kind]])
+                    for kind in JOBS
+                    for figure in ("process", "query", "processor")
+                )
+            ),
+        ]
+        for store in STORES
+    ]
+    return report.table(work.name, header, rows)
+
+
+def session(store: str, root: Path) -> Any:
+    """Return the session of a job: as its user starts it."""
+    import spark_statestore
+
+    builder = local_builder("job", memory="1g").config("spark.local.dir", str(root / "local"))
+    if store in UNFORKED_RIVALS or store == LIMIT:
+        builder.config("spark.jars", str(TEST_JAR))
+    if store in (OURS, LIMIT):
+        spark_statestore.configure(builder)
+    spark = builder.getOrCreate()
+    if store in UNFORKED_RIVALS:
+        for key, value in UNFORKED_FILES.items():
+            spark.conf.set(key, value)
+    return spark
+
+
+def main() -> None:
+    """Be a job."""
+    asked = json.loads(sys.argv[1])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    store, root = config_of(asked["store"]), Path(asked["root"])
+    spark = session(asked["store"], root)
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.conf.set("spark.sql.shuffle.partitions", asked["partitions"])
+    spark.conf.set(f"{PREFIX}providerClass", store.provider)
+    for key, value in store.settings.items():
+        spark.conf.set(PREFIX + key, value)
+    began = time.monotonic()
+    stream = spark.readStream.schema("k long, ts timestamp, v long").option("maxFilesPerTrigger", 1)
+    query = (
+        count_by_key(stream.parquet(str(root / "input")))
+        .writeStream.outputMode("update")
+        .option("checkpointLocation", str(root / "checkpoint"))
+        .format("noop")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    taken = time.monotonic() - began
+    progress = [p for p in query.recentProgress if p["numInputRows"]]
+    if len(progress) != asked["batches"]:
+        raise RuntimeError(f"{len(progress)} batches ran, and not {asked['batches']}")
+    own = psutil.Process().cpu_times()
+    processor = own.user + own.system + sum(processor_times().values()) / 1000
+    spark.stop()
+    print(json.dumps({"query": taken, "processor": processor}), flush=True)
+
+
+if __name__ == "__main__":
+    main()
