@@ -12,6 +12,9 @@ from tests.spark.counting import Program
 
 MIB = 1 << 20
 
+# Without the collector of short-lived JVMs.
+USERS_JVM = {"JDK_JAVA_OPTIONS": ""}
+
 
 class Watch:
     """A watch of a heap of 1000 MiB."""
@@ -58,7 +61,7 @@ def test_heap_warning_has_rows_bytes_limit_and_remedy(spark: Any) -> None:
 
 @pytest.mark.slow
 def test_state_gives_way_to_other_objects(built: Path, tmp_path: Path) -> None:
-    with Program("heap", directory=str(tmp_path), has_disk=True) as program:
+    with Program("heap", USERS_JVM, directory=str(tmp_path), has_disk=True) as program:
         before, after = program.next("full")
         program.end()
     assert after < before / 2
@@ -66,7 +69,7 @@ def test_state_gives_way_to_other_objects(built: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_application_whose_heap_fills_logs_a_warning(built: Path, tmp_path: Path) -> None:
-    with Program("heap", directory=str(tmp_path), has_disk=False) as program:
+    with Program("heap", USERS_JVM, directory=str(tmp_path), has_disk=False) as program:
         before, after = program.next("full")
         program.end()
         assert after == before
