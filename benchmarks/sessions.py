@@ -102,7 +102,7 @@ def _start(scratch: Path, settings: SessionSettings) -> None:
     import spark_statestore
 
     builder = (
-        local_builder("benchmarks", memory=settings.memory)
+        local_builder("benchmarks", memory=settings.memory, with_hadoop_defaults=True)
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.jars", str(TEST_JAR))
         .config("spark.sql.warehouse.dir", str(scratch / "warehouse"))
