@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 import spark_statestore
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.rows.source import variable_kinds
+from tests.spark.golden import Recordings
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import (
     OURS,
@@ -53,38 +54,49 @@ def three_operators(stream: Any) -> Any:
 QUERIES = {**CASES, "several operators": Case(three_operators)}
 ALL = [name for name, case in QUERIES.items() if is_since(case.since) and not name.endswith("all queries")]
 
-_outputs: dict[str, Output] = {}
-"""By query: its output where it is neither converted nor started again."""
-
 
 class Converted:
-    """A query that is converted, and compared with one that is not, over the same input."""
+    """A query that is converted, and compared with the recording of one that is not, over the same input."""
 
-    def __init__(self, spark: Any, path: Path, name: str, provider: str, checkpoint_format: int) -> None:
-        case = QUERIES[name]
+    def __init__(
+        self,
+        spark: Any,
+        path: Path,
+        recordings: Recordings,
+        name: str,
+        provider: str,
+        checkpoint_format: int,
+    ) -> None:
         self.spark = spark
         self.path = path
-        self.input = input_of(case.reads)
-        confs = {**NO_EMPTY_BATCHES, **case.confs, STATE_STORE + "minDeltasForSnapshot": "2"}
-
-        def query_of(which: str, **options: Any) -> Query:
-            schema = SCHEMAS[case.reads]
-            return Query(spark, path / which, case.build, case.mode, schema, confs=confs, **options)
-
-        self.query = query_of("query", provider=provider, checkpoint_format=checkpoint_format)
+        self.name = name
+        self.input = input_of(QUERIES[name].reads)
+        self.query = self._query("query", provider=provider, checkpoint_format=checkpoint_format)
         self.conversions: list[Any] = []
-        if name not in _outputs:
-            other = query_of("other", provider=ROCKSDB)
-            other.feed(*self.input)
-            _outputs[name] = other.run()
-        self.expected = _outputs[name]
+        self._recordings = recordings
+        self._unconverted: Output = []
+
+    def _query(self, directory: str, **options: Any) -> Query:
+        case = QUERIES[self.name]
+        confs = {**NO_EMPTY_BATCHES, **case.confs, STATE_STORE + "minDeltasForSnapshot": "2"}
+        path, schema = self.path / directory, SCHEMAS[case.reads]
+        return Query(self.spark, path, case.build, case.mode, schema, confs=confs, **options)
 
     def run(self, *batches: int) -> None:
         """Run it on the next batches, and compare its output."""
         self.query.feed(*(self.input[batch] for batch in batches))
         found = self.query.run()
-        assert found == [output for output in self.expected if output[0] in batches]
         assert found, "no batch has run"
+        name = f"{self.name}, batches {', '.join(map(str, batches))}"
+        self._recordings.compare(name, found, lambda: self._without_conversion(batches))
+
+    def _without_conversion(self, batches: Sequence[int]) -> Output:
+        """Return the output of batches where the query is neither converted nor started again."""
+        if not self._unconverted:
+            other = self._query("other", provider=ROCKSDB)
+            other.feed(*self.input)
+            self._unconverted = other.run()
+        return [output for output in self._unconverted if output[0] in batches]
 
     def convert(self, to: str, **options: Any) -> Any:
         """Convert the query, and compare its state before and after as Spark's data source reads it."""
@@ -181,9 +193,9 @@ def starts() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("name", "provider", "checkpoint_format"), list(starts()))
 def test_query_continues_after_its_conversion_and_back(
-    spark: Any, tmp_path: Path, name: str, provider: str, checkpoint_format: int
+    spark: Any, tmp_path: Path, recordings: Recordings, name: str, provider: str, checkpoint_format: int
 ) -> None:
-    query = Converted(spark, tmp_path, name, provider, checkpoint_format)
+    query = Converted(spark, tmp_path, recordings, name, provider, checkpoint_format)
     query.run(0, 1)
     assert query.convert("statestore").provider == OURS
     query.run(2)
@@ -192,8 +204,10 @@ def test_query_continues_after_its_conversion_and_back(
 
 
 @pytest.mark.parametrize("name", ["session windows", "outer join", "limit"])
-def test_conversion_to_other_partitions_continues_query(spark: Any, tmp_path: Path, name: str) -> None:
-    query = Converted(spark, tmp_path, name, ROCKSDB, 2 if name == "outer join" else 1)
+def test_conversion_to_other_partitions_continues_query(
+    spark: Any, tmp_path: Path, recordings: Recordings, name: str
+) -> None:
+    query = Converted(spark, tmp_path, recordings, name, ROCKSDB, 2 if name == "outer join" else 1)
     query.run(0, 1)
     alone = 1 if name == "limit" else None
     # Spark cannot do this in any version.
@@ -206,9 +220,9 @@ def test_conversion_to_other_partitions_continues_query(spark: Any, tmp_path: Pa
 @pytest.mark.spark
 @pytest.mark.parametrize("options", [{}, {"partitions": 3}], ids=["same partitions", "others"])
 def test_query_continues_after_its_conversion_to_another_format(
-    spark: Any, tmp_path: Path, options: Mapping[str, Any]
+    spark: Any, tmp_path: Path, recordings: Recordings, options: Mapping[str, Any]
 ) -> None:
-    query = Converted(spark, tmp_path, "aggregation, update mode", SPARKS, 1)
+    query = Converted(spark, tmp_path, recordings, "aggregation, update mode", SPARKS, 1)
     query.run(0, 1)
     assert query.convert("statestore", checkpoint_format=2, **options).checkpoint_format == 2
     query.run(2)
@@ -216,9 +230,11 @@ def test_query_continues_after_its_conversion_to_another_format(
     query.run(3)
 
 
-def test_changelogs_and_a_first_batch_are_converted(spark: Any, tmp_path: Path) -> None:
+def test_changelogs_and_a_first_batch_are_converted(
+    spark: Any, tmp_path: Path, recordings: Recordings
+) -> None:
     with configured(spark, WITH_CHANGELOGS):
-        query = Converted(spark, tmp_path, "aggregation, update mode", ROCKSDB, 2)
+        query = Converted(spark, tmp_path, recordings, "aggregation, update mode", ROCKSDB, 2)
         query.run(0)
         assert query.convert("statestore", batch=0).batch == 0
         query.run(1, 2)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.spark.golden import Recordings
 from tests.spark.queries import OURS, ROCKSDB
 from tests.spark.test_conversion import Converted, snapshot
 from tests.unit.cli.another_process import run_elsewhere
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def test_commands_convert_query_and_back(spark: Any, tmp_path: Path) -> None:
-    query = Converted(spark, tmp_path, "aggregation, update mode", ROCKSDB, 2)
+    query = Converted(spark, tmp_path, Recordings("conversion"), "aggregation, update mode", ROCKSDB, 2)
     query.run(0, 1)
     source, moved, back = str(query.query.checkpoint), str(tmp_path / "moved"), str(tmp_path / "back")
     files = snapshot(query.query.checkpoint)
