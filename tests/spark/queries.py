@@ -42,6 +42,10 @@ Output = list[tuple[int, Counter[str]]]
 Collect = Callable[[Any], list[Any]]
 
 
+# What Spark infers from a file, since that takes a job.
+_schemas: dict[pa.Schema, Any] = {}
+
+
 class Query:
     """One query with its input files and its checkpoint.
 
@@ -119,9 +123,12 @@ class Query:
             out.append((number, Counter(map(repr, self._collect(batch)))))
 
         with configured(self.spark, self._confs | {STATE_STORE + "providerClass": self.session_provider}):
-            schema = self.spark.read.parquet(str(self._input)).schema
+            if self._schema not in _schemas:
+                _schemas[self._schema] = self.spark.read.parquet(str(self._input)).schema
             events = (
-                self.spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(self._input))
+                self.spark.readStream.schema(_schemas[self._schema])
+                .option("maxFilesPerTrigger", 1)
+                .parquet(str(self._input))
             )
             return (
                 self._built(events)
