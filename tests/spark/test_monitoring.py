@@ -128,42 +128,49 @@ def test_page_of_structured_streaming_draws_the_custom_metrics(query: Observed) 
         assert name in page, name
 
 
-def require_links_below(base: str, query: Observed, **headers: str) -> None:
-    page = query.get("/state/", **headers)
+def require_links_below(base: str, page: str) -> str:
+    """Check the links of the tab's overview, and return the path of a query's page behind the proxy."""
     assert link(page).startswith(f"{base}/state/query/?id=")
     assert f'href="{base}/state/"' in page
-    assert query.status(link(page).removeprefix(base), **headers) == 200
+    return link(page).removeprefix(base)
 
 
 def test_links_follow_the_header_of_a_proxy(query: Observed) -> None:
-    require_links_below("/proxy/app-2", query, **{"X-Forwarded-Context": "/proxy/app-2"})
+    headers = {"X-Forwarded-Context": "/proxy/app-2"}
+    path = require_links_below("/proxy/app-2", query.get("/state/", **headers))
+    assert query.status(path, **headers) == 200
 
 
-def test_tab_shows_the_error_of_a_failed_query_below_the_proxy_of_the_environment(tmp_path: Path) -> None:
-    with observed(tmp_path, environment={"APPLICATION_WEB_PROXY_BASE": "/proxy/app-1"}) as query:
-        query.order("fail")
-        require_links_below("/proxy/app-1", query)
-        page = query.get("/state/")
-    assert "<span>failed</span>" in page
-    error = re.search(r'<pre class="state-error">(.*?)</pre>', page, re.DOTALL)
-    assert error, page
-    assert "id &gt;= 0" in error[1] or "assert" in error[1].lower()
+ALICE, MALLORY = {"X-User": "alice"}, {"X-User": "mallory"}
 
 
-def test_tab_is_for_those_who_may_view_the_application(built: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def guarded(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
+    """Return a query of an application that one user may view, below a proxy that a setting names."""
     confs = {
         "spark.acls.enable": "true",
         "spark.ui.view.acls": "alice",
         "spark.ui.filters": "org.apache.spark.sql.statestore.UserOfHeader",
         "spark.ui.proxyBase": "/proxy/app-1",
     }
-    alice, mallory = {"X-User": "alice"}, {"X-User": "mallory"}
-    with observed(tmp_path, confs=confs, jar=str(built)) as query:
-        require_links_below("/proxy/app-1", query, **alice)
-        page = link(query.get("/state/", **alice)).removeprefix("/proxy/app-1")
-        for path in ("/state/", page, "/jobs/"):
-            assert query.status(path, **mallory) == 403, path
-            assert query.status(path, **alice) == 200, path
+    with observed(tmp_path_factory.mktemp("guarded"), confs=confs, jar=str(built)) as running:
+        yield running
+
+
+def test_tab_is_for_those_who_may_view_the_application(guarded: Observed) -> None:
+    page = require_links_below("/proxy/app-1", guarded.get("/state/", **ALICE))
+    for path in ("/state/", page, "/jobs/"):
+        assert guarded.status(path, **MALLORY) == 403, path
+        assert guarded.status(path, **ALICE) == 200, path
+
+
+def test_tab_shows_the_error_of_a_failed_query(guarded: Observed) -> None:
+    guarded.order("fail")
+    page = guarded.get("/state/", **ALICE)
+    assert "<span>failed</span>" in page
+    error = re.search(r'<pre class="state-error">(.*?)</pre>', page, re.DOTALL)
+    assert error, page
+    assert "id &gt;= 0" in error[1] or "assert" in error[1].lower()
 
 
 # Metrics
@@ -219,13 +226,33 @@ def test_documentation_lists_every_metric_of_a_jvm(exported: dict[str, int]) -> 
     assert own == set(re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE))
 
 
+PROXY = "/proxy/app-1"
+
+
 @dataclass
 class Stopped:
-    """A query whose batches have published merged files, and what was seen of it before and after its end."""
+    """A query whose batches have published merged files, and what was seen of it before and after its end.
+
+    Attributes
+    ----------
+    directory
+        Directory of the program.
+    batches
+        Number of its batches.
+    page
+        Overview of the tab while it ran, below a proxy.
+    status
+        Status of the query's own page, to which the overview links.
+    before
+        Metrics while it ran.
+    after
+        Metrics after its end.
+    """
 
     directory: Path
     batches: int
-    tab: str
+    page: str
+    status: int
     before: dict[str, int]
     after: dict[str, int]
 
@@ -233,10 +260,17 @@ class Stopped:
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
     directory = tmp_path_factory.mktemp("merged")
-    with observed(directory, confs=WITH_METRICS | {f"{OPTION_PREFIX}commit": "batch"}) as query:
-        tab, before = text_of(query.get("/state/")), query.metrics()
+    confs = WITH_METRICS | {f"{OPTION_PREFIX}commit": "batch"}
+    with observed(directory, confs=confs, environment={"APPLICATION_WEB_PROXY_BASE": PROXY}) as query:
+        page, before = query.get("/state/"), query.metrics()
+        status = query.status(link(page).removeprefix(PROXY))
         query.order("stop")
-        return Stopped(directory, len(query.progress), tab, before, query.metrics())
+        return Stopped(directory, len(query.progress), page, status, before, query.metrics())
+
+
+def test_links_are_below_the_proxy_of_the_environment(stopped: Stopped) -> None:
+    require_links_below(PROXY, stopped.page)
+    assert stopped.status == 200
 
 
 def test_merged_files_of_a_query_are_those_in_its_directory(stopped: Stopped) -> None:
@@ -259,7 +293,9 @@ def test_merged_files_of_a_query_are_those_in_its_directory(stopped: Stopped) ->
     assert {name: stopped.before[f"query_counts_{name}_Value"] for name in expected} == expected
     # Those of the first batch, then those that are merged.
     assert stopped.before["checkpointObjectsWritten_Count"] == PARTITIONS + len(files)
-    assert f"Merged files: {usage.logical_files} logical in {len(files)} physical files" in stopped.tab
+    assert f"Merged files: {usage.logical_files} logical in {len(files)} physical files" in text_of(
+        stopped.page
+    )
 
 
 def test_metrics_of_a_query_end_with_it(stopped: Stopped) -> None:
