@@ -32,8 +32,8 @@ _GIVING_WAY: Final = (
     Mutant(
         "earlier-snapshots-keep-moved-pages",
         f"{_TABLE}/Log.scala",
-        "copyOf(marks, length)\n      inViews ::= new ViewedPages(pages, addresses)",
-        "copyOf(marks, length)\n      inViews = List(new ViewedPages(pages, addresses))",
+        "new ViewedPages(newPages, newAddresses) :: inViews.filter(_.isUsed)",
+        "new ViewedPages(newPages, newAddresses) :: Nil",
         (f"{_PRESSURE}::test_moved_pages_leave_the_heap_while_snapshots_are_in_use",),
         "State that gives way frees heap at once, whichever versions are in memory.",
     ),
@@ -56,8 +56,8 @@ _GIVING_WAY: Final = (
     Mutant(
         "other-objects-are-ignored",
         f"{_SHIM}/provider/MemoryPressure.scala",
-        "val others = collections.map(_._1).min - collections.map(_._2).max",
-        "val others = Runtime.getRuntime.freeMemory - Runtime.getRuntime.freeMemory",
+        "math.min(beside, objects.left(most))",
+        "math.min(beside, most)",
         (f"{_TESTS}/test_heap_watch.py::test_state_gives_way_to_other_objects",),
         "State gives way to objects that Spark does not count.",
     ),
@@ -85,7 +85,7 @@ _INDEXES: Final = (
         f"{_TABLE}/HashIndex.scala",
         "if (((slot - home) & mask) >= ((slot - gap) & mask)) {",
         "if (((slot - home) & mask) > ((slot - gap) & mask)) {",
-        (f"{_TRIAL}[many rows-one value-heap]",),
+        (f"{_TESTS}/test_state_table.py::test_table_has_its_keys_after_a_rollback_of_many_others",),
         "Keys that collide with one that an abort removes from the index are still found.",
     ),
     Mutant(
@@ -93,7 +93,7 @@ _INDEXES: Final = (
         f"{_TABLE}/HashIndex.scala",
         "        records.hasKey(Record.offsetIn(entry), keyBase, keyOffset, keyLength)) {",
         "        records.keyLengthOf(Record.offsetIn(entry)) == keyLength) {",
-        (f"{_TESTS}/test_state_table.py::test_heap_of_ordered_rows_is_accounted_for",),
+        (f"{_TESTS}/test_state_table.py::test_table_has_a_row_for_each_key_whose_hashes_agree",),
         "Two keys whose hashes agree have a row each.",
     ),
     Mutant(
@@ -125,7 +125,7 @@ _INDEXES: Final = (
         f"{_TABLE}/OrderedTree.scala",
         "if (compare(node, middle, word, base, key, length) <= 0) low = middle + 1 else high = middle",
         "if (compare(node, middle, word, base, key, length) < 0) low = middle + 1 else high = middle",
-        (f"{_FAMILIES}::test_alternating_threads_see_each_others_writes[ours]",),
+        (_ORDER,),
         "A timer beyond the first few dozen is in the order once, and can be removed.",
     ),
     Mutant(
@@ -219,7 +219,7 @@ _ROWS: Final = (
         f"{_TABLE}/StateTable.scala",
         "val isSame = first != Record.None && first == old &&",
         "val isSame = first != Record.None &&",
-        (f"{_TESTS}/test_provider_families_machine.py::test_families_equal_sorted_dicts[range-v2]",),
+        (f"{_FAMILIES}::test_put_replaces_a_list_by_its_last_value[ours]",),
         "A put replaces all values of a key, also by the one that was merged last.",
     ),
     Mutant(

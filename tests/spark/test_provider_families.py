@@ -279,6 +279,14 @@ def test_put_of_an_empty_list_removes_the_key(store: Store) -> None:
 
 
 @ours_alone
+def test_put_replaces_a_list_by_its_last_value(store: Store) -> None:
+    created(store, LISTS)
+    store.put_list(A, [value(1), value(2)], "lists")
+    store.put(A, value(2), "lists")
+    assert store.values(A, "lists") == [value(2)]
+
+
+@ours_alone
 def test_delete_range_with_reversed_bounds_deletes_nothing(store: Store) -> None:
     """Deviates from RocksDB, which accepts no writes afterwards."""
     created(store, TIMES)

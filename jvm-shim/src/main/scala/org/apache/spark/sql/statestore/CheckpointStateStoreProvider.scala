@@ -325,8 +325,14 @@ class CheckpointStateStoreProvider
   private[statestore] def abort(store: CheckpointStateStore, of: LoadedState): Unit = synchronized {
     writers.remove(store)
     if (of.isWriter(store)) {
-      of.rollback()
-      of.release(store)
+      try of.rollback() catch {
+        case e: Throwable =>
+          // What is in memory is unknown.
+          if (content eq of) replaceContent(null)
+          throw e
+      } finally {
+        of.release(store)
+      }
     }
   }
 
@@ -409,6 +415,7 @@ class CheckpointStateStoreProvider
     if (closed) loaded.drop()
     requireNotClosed()
     hold(loaded)
+    HeapWatch.record(this, loaded.numKeys)
     if (content == null || content.isIdle) replaceContent(loaded) else loaded.drop()
   }
 

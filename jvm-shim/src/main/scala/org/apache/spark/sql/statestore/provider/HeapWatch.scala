@@ -87,8 +87,8 @@ private[statestore] object HeapWatch extends Logging {
           val info = GarbageCollectionNotificationInfo.from(notification.getUserData.asInstanceOf[CompositeData])
           val used = info.getGcInfo.getMemoryUsageAfterGc.asScala.iterator.collect { case (pool, usage) if pools(pool) => usage.getUsed }
           val after = used.sum
-          MemoryPressure.collected(after)
-          watch.collected(after, Runtime.getRuntime.maxMemory, use).foreach(logWarning(_))
+          // ZGC reports its pauses, too, without a use.
+          if (after > 0L) watch.collected(after, Runtime.getRuntime.maxMemory, use).foreach(logWarning(_))
         }
       } catch {
         case NonFatal(e) => logDebug("the heap was not checked", e)

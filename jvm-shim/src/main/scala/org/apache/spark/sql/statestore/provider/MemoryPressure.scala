@@ -1,8 +1,9 @@
 package org.apache.spark.sql.statestore.provider
 
+import java.lang.management.{ManagementFactory, MemoryType}
 import java.util.concurrent.TimeUnit
 
-import scala.util.control.NonFatal
+import scala.jdk.CollectionConverters._
 
 import org.apache.spark.SparkEnv
 import org.apache.spark.internal.Logging
@@ -14,7 +15,8 @@ import org.apache.spark.util.ThreadUtils
  * Spark's cached tables, sorts and joins leave of the heap at present, and what all objects leave after garbage collections.
  *
  * Guarantees: beyond the limit, rows of the stores that no task uses leave the heap for mapped files, those of the oldest
- * commits first, within a tenth of a second; rows of the other stores follow as these allocate. Nothing waits for it.
+ * commits first, within some tenths of a second; rows of the other stores follow as these allocate. A task that opens a store
+ * waits while some of its pages, of 16 MiB or one larger row, are moved. The last 256 MiB of the disk are left to others.
  *
  * State is not registered as a consumer of unmanaged memory, which Spark has since 4.1: that makes the pool of execution memory
  * smaller, and a task that asks for its share then waits until another task frees memory, which may be never.
@@ -31,60 +33,101 @@ private[statestore] object MemoryPressure extends Logging {
   // At least this part of the heap: an index in files is slow.
   private final val LeastPart = 8
 
-  // Of the heap, in percent: state gives way beyond it.
-  private final val MostUsed = 80
+  // Until rows are moved again after the disk had no space.
+  private final val BackOffNanos = TimeUnit.SECONDS.toNanos(30)
 
-  // Old garbage may survive a collection or two.
-  private final val Collections = 3
+  // The old generation, or the heap of a collector without generations: young collections leave its garbage, and are not counted.
+  private lazy val old = ManagementFactory.getMemoryPoolMXBeans.asScala.find { pool =>
+    pool.getType == MemoryType.HEAP && pool.isUsageThresholdSupported && pool.isCollectionUsageThresholdSupported
+  }
 
-  // After each of the last collections: the heap in use, and that of state, which is still in use if its rows were moved since.
-  private var collections = List.empty[(Long, Long)]
-
-  @volatile private var leftByOthers = Long.MaxValue
+  // Used by the thread alone.
+  private var application: SparkEnv = _
+  private var objects = new OtherObjects
+  private var before = Long.MaxValue
+  private var noSpaceUntil = System.nanoTime()
+  private var hasWarned = false
 
   private lazy val started: Unit = {
     val timer = ThreadUtils.newDaemonSingleThreadScheduledExecutor("state-store-memory")
     timer.scheduleWithFixedDelay(() => relieve(), 0L, IntervalMillis, TimeUnit.MILLISECONDS)
   }
 
-  /** Starts to watch Spark's memory, once. */
+  /** Starts to watch the memory of this JVM, once. */
   def start(): Unit = started
 
   /** Returns the bytes of a heap that are left for state, if Spark's memory manager has given so much to tasks and blocks. */
-  def availableBeside(spark: Long, heap: Long): Long =
-    heap - math.max(Reserved, heap / ReservedPart) - spark
-
-  /** Takes the bytes of the heap that are in use after a garbage collection. */
-  def collected(used: Long): Unit = synchronized {
-    collections = ((used, TableMemory.heapBytes) :: collections).take(Collections)
-    if (collections.length == Collections) {
-      val others = collections.map(_._1).min - collections.map(_._2).max
-      leftByOthers = Runtime.getRuntime.maxMemory / 100 * MostUsed - others
-    }
-  }
+  def availableBeside(spark: Long, heap: Long): Long = heap - math.max(Reserved, heap / ReservedPart) - spark
 
   private def relieve(): Unit = try {
     val env = SparkEnv.get
+    if (env ne application) {
+      application = env
+      objects = new OtherObjects
+      before = Long.MaxValue
+    }
     if (env != null) {
       val manager = env.memoryManager
-      val spark = manager.onHeapExecutionMemoryUsed + manager.onHeapStorageMemoryUsed
       val heap = Runtime.getRuntime.maxMemory
-      TableMemory.limitToAvailable(math.max(heap / LeastPart, math.min(availableBeside(spark, heap), leftByOthers)))
-      if (isOverLimit) moveIdle(spark)
+      val beside = availableBeside(manager.onHeapExecutionMemoryUsed + manager.onHeapStorageMemoryUsed, heap)
+      old.map(_.getCollectionUsage).foreach(usage => objects.collected(usage.getUsed, TableMemory.heapBytes))
+      val most = old.map(_.getUsage.getMax).filter(_ > 0L).getOrElse(heap)
+      val now = math.max(heap / LeastPart, math.min(beside, objects.left(most)))
+      // What Spark uses for a moment is not worth a move.
+      TableMemory.limitToAvailable(math.max(before, now))
+      before = now
+      if (isOverLimit && System.nanoTime() - noSpaceUntil >= 0L) moveIdle()
     }
   } catch {
-    case e @ (NonFatal(_) | _: OutOfMemoryError) => logDebug("the memory of state was not limited", e)
+    // A timer ends with the first exception.
+    case e: Throwable => warn("the state of streaming queries was not moved out of the heap", e)
   }
 
   private def isOverLimit: Boolean = TableMemory.heapBytes > TableMemory.heapLimit
 
-  private def moveIdle(spark: Long): Unit = {
-    val before = TableMemory.heapBytes
+  private def moveIdle(): Unit = try {
     val stores = HeapWatch.leastRecentlyUsed.iterator
     while (isOverLimit && stores.hasNext) {
       val store = stores.next()
-      while (isOverLimit && store.moveToFiles()) {}
+      while (isOverLimit && requireSpace() && store.moveToFiles()) {}
     }
-    logDebug(s"moved ${before - TableMemory.heapBytes} bytes of state to files: Spark uses $spark bytes of the heap")
+  } catch {
+    case e: java.io.IOException =>
+      noSpaceUntil = System.nanoTime() + BackOffNanos
+      warn("the state of streaming queries stays in the heap, as spark.local.dir has no space for it", e)
   }
+
+  private def requireSpace(): Boolean =
+    TableMemory.hasSpace || (throw new java.io.IOException("less than 256 MiB are left"))
+
+  private def warn(what: String, e: Throwable): Unit = if (!hasWarned) {
+    hasWarned = true
+    logWarning(s"$what; this is logged once", e)
+  }
+}
+
+/** What the heap has besides state, from its use after collections. */
+private[statestore] final class OtherObjects {
+  import OtherObjects._
+
+  private var last = -1L
+
+  // The heap of state at the last samples, the newest first: pages that were moved since may still be counted in `last`.
+  private var states = List.empty[Long]
+
+  /** Takes the bytes in use after the last collection, and those of state at present. */
+  def collected(used: Long, state: Long): Unit = if (used > 0L && used != last) {
+    last = used
+    states = (state :: states).take(Samples)
+  }
+
+  /** Returns the bytes that are left for state if it must keep the heap from being nearly full. */
+  def left(most: Long): Long = if (states.isEmpty) Long.MaxValue else most / 100 * MostUsed - (last - states.max)
+}
+
+private object OtherObjects {
+  // Of the heap, in percent.
+  private final val MostUsed = 80
+
+  private final val Samples = 2
 }

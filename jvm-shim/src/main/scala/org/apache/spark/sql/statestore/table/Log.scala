@@ -56,8 +56,8 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
   /** Returns the array of a record's page, null if it is in a file. */
   def page(offset: Long): AnyRef = pages((offset >>> PageBits).toInt)
 
-  /** Returns the address of a record, relative to its page's array if there is one. */
-  def address(offset: Long): Long = addresses((offset >>> PageBits).toInt) + (offset & PageMask)
+  /** Returns the address of a record, relative to its page, see `LogView.address`. */
+  def address(page: AnyRef, offset: Long): Long = addressIn(page, addresses, offset)
 
   def view: LogView = new LogView(memory, smallest, pages, addresses, used, marks, last, end)
 
@@ -73,7 +73,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     val page = (offset >>> PageBits).toInt
     if (by == Record.None) {
       if (marks(page) != null) marks(page)(slotOf(offset, smallest)) = 0
-      Record.offsetIn(Platform.getLong(null, address(offset) + Record.Dead)) == Record.None
+      Record.offsetIn(Platform.getLong(null, address(null, offset) + Record.Dead)) == Record.None
     } else {
       val fits = by <= LargestMark && (marks(page) != null || startMarks(page))
       if (fits) marks(page)(slotOf(offset, smallest)) = (by >>> 3).toInt
@@ -87,7 +87,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
 
   /** Makes room in the heap for index segments or marks; false if it cannot be. */
   def makeRoom(bytes: Int): Boolean = {
-    while (!memory.hasRoom(bytes) && movePages()) {}
+    while (!memory.hasRoom(bytes) && tryToMovePages()) {}
     memory.hasRoom(bytes) || memory.mayExceedLimit(bytes)
   }
 
@@ -115,22 +115,7 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
       val reopened = if (reopens) copyPage(kept, sizes(kept)) else null
       (kept + 1 to last).foreach(drop)
       // New arrays: views keep the old ones with the old pages.
-      val oldPages = pages
-      val oldAddresses = addresses
-      val oldSizes = sizes
-      val oldUsed = used
-      val oldMarks = marks
-      pages = new Array[AnyRef](oldPages.length)
-      addresses = new Array[Long](oldPages.length)
-      sizes = new Array[Int](oldPages.length)
-      used = new Array[Int](oldPages.length)
-      marks = new Array[Array[Int]](oldPages.length)
-      System.arraycopy(oldPages, 0, pages, 0, kept + 1)
-      System.arraycopy(oldAddresses, 0, addresses, 0, kept + 1)
-      System.arraycopy(oldSizes, 0, sizes, 0, kept + 1)
-      System.arraycopy(oldUsed, 0, used, 0, kept + 1)
-      System.arraycopy(oldMarks, 0, marks, 0, kept + 1)
-      inViews ::= new ViewedPages(pages, addresses)
+      replaceArrays(pages.length, kept + 1)
       firstInHeap = math.min(firstInHeap, kept + 1)
       last = kept
       end = to
@@ -179,11 +164,17 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     fits
   }
 
+  // An update that needs no file must not fail because a disk is full.
+  private def tryToMovePages(): Boolean = try movePages() catch {
+    case _: IOException => false
+  }
+
   /**
-   * Moves the oldest full pages in the heap to a file, many at a time; false if there is none, or no space: an update that
-   * needs no file must not fail because a disk is full. Readers with a view may go on.
+   * Moves the oldest full pages in the heap to a file, many at a time; false if there is none. Readers may go on.
+   *
+   * @throws IOException  if the disk has no space
    */
-  def movePages(): Boolean = try {
+  def movePages(): Boolean = {
     val moving = new java.util.ArrayList[Integer]
     var bytes = 0L
     var page = firstInHeap
@@ -202,8 +193,6 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     }
     firstInHeap = page
     !moving.isEmpty
-  } catch {
-    case _: IOException => false
   }
 
   private def appendElsewhere(bytes: Int): Long = {
@@ -233,24 +222,39 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
         s"one state table is limited to ${MaxPages.toLong << PageBits >> 30} GiB of records")
     }
     if (at + span > pages.length) {
-      val length = math.max(pages.length * 2, at + span)
-      pages = java.util.Arrays.copyOf(pages, length)
-      addresses = java.util.Arrays.copyOf(addresses, length)
-      sizes = java.util.Arrays.copyOf(sizes, length)
-      used = java.util.Arrays.copyOf(used, length)
-      marks = java.util.Arrays.copyOf(marks, length)
-      inViews ::= new ViewedPages(pages, addresses)
+      replaceArrays(math.max(pages.length * 2, at + span), pages.length)
     }
     val size =
       if (wanted > PageBytes) wanted.toInt
       else if (at == 0) firstPageBytes(wanted.toInt)
       else PageBytes
-    if (memory.isOverLimit) movePages()
+    if (memory.isOverLimit) tryToMovePages()
     val block = if (size < PageBytes) memory.allocatePageInHeap(size) else memory.allocatePage(size)
     if (last >= 0) used(last) = (end - startOf(last)).toInt
     enter(at, block, size)
     last = at
     end = startOf(at) + inPage
+  }
+
+  // Replaces the arrays by ones of a length, with so many pages of theirs; changes nothing if memory runs out.
+  private def replaceArrays(length: Int, kept: Int): Unit = {
+    val newPages = new Array[AnyRef](length)
+    val newAddresses = new Array[Long](length)
+    val newSizes = new Array[Int](length)
+    val newUsed = new Array[Int](length)
+    val newMarks = new Array[Array[Int]](length)
+    val viewed = new ViewedPages(newPages, newAddresses) :: inViews.filter(_.isUsed)
+    System.arraycopy(pages, 0, newPages, 0, kept)
+    System.arraycopy(addresses, 0, newAddresses, 0, kept)
+    System.arraycopy(sizes, 0, newSizes, 0, kept)
+    System.arraycopy(used, 0, newUsed, 0, kept)
+    System.arraycopy(marks, 0, newMarks, 0, kept)
+    pages = newPages
+    addresses = newAddresses
+    sizes = newSizes
+    used = newUsed
+    marks = newMarks
+    inViews = viewed
   }
 
   private def firstPageBytes(wanted: Int): Int = {
@@ -279,12 +283,23 @@ private[statestore] object Log {
   // Marks have 32 bits, in units of eight bytes.
   private final val LargestMark = 0xffffffffL << 3
 
+  private[table] def addressIn(page: AnyRef, addresses: Array[Long], offset: Long): Long =
+    if (page != null) {
+      Platform.BYTE_ARRAY_OFFSET + (offset & PageMask)
+    } else {
+      VarHandle.acquireFence()
+      addresses((offset >>> PageBits).toInt) + (offset & PageMask)
+    }
+
   def startOf(page: Int): Long = page.toLong << PageBits
 
   /** The pages of a log and of its views, which share them: weak references, as views may outlive or leave them. */
   private final class ViewedPages(ofPages: Array[AnyRef], ofAddresses: Array[Long]) {
     private val pages = new WeakReference(ofPages)
     private val addresses = new WeakReference(ofAddresses)
+
+    /** True if a log or view has them. */
+    def isUsed: Boolean = pages.get != null
 
     /** Replaces pages in the heap by those at addresses in a file; false if no log or view has them. */
     def replace(moved: Array[Integer], from: Array[AnyRef], to: Array[Long]): Boolean = {
@@ -337,13 +352,7 @@ private[statestore] final class LogView private[table] (
    * Returns the address of a record, relative to its page, which `page` has returned before: another thread may move it to a
    * file meanwhile.
    */
-  def address(page: AnyRef, offset: Long): Long =
-    if (page != null) {
-      Platform.BYTE_ARRAY_OFFSET + (offset & Log.PageMask)
-    } else {
-      VarHandle.acquireFence()
-      addresses((offset >>> Log.PageBits).toInt) + (offset & Log.PageMask)
-    }
+  def address(page: AnyRef, offset: Long): Long = Log.addressIn(page, addresses, offset)
 
   /** Returns the marks of a page, null if they are all in its records. */
   private[table] def marksOf(page: Int): Array[Int] = marks(page)

@@ -51,7 +51,8 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     val word = descend(offset)
     val leaf = path(depth)
     val at = positions(depth)
-    val known = at < leaf.count && compare(leaf, at, word, log.page(offset), keyAddress(offset), keyLength(offset)) == 0
+    val page = log.page(offset)
+    val known = at < leaf.count && compare(leaf, at, word, page, keyAddress(page, offset), keyLength(offset)) == 0
     makeWritable()
     if (known) path(depth).offsets(at) = offset
     else insert(depth, at, word, offset, null)
@@ -62,8 +63,8 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     val word = descend(offset)
     val leaf = path(depth)
     val at = positions(depth)
-    if (at >= leaf.count ||
-      compare(leaf, at, word, log.page(offset), keyAddress(offset), keyLength(offset)) != 0) {
+    val page = log.page(offset)
+    if (at >= leaf.count || compare(leaf, at, word, page, keyAddress(page, offset), keyLength(offset)) != 0) {
       throw new IllegalStateException(s"the order has no entry for the record at $offset")
     }
     makeWritable()
@@ -90,17 +91,19 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
     insert(depth, node.count, wordOf(offset), offset, null)
   }
 
-  private def wordOf(offset: Long): Long =
-    order.word(log.page(offset), keyAddress(offset), keyLength(offset))
+  private def wordOf(offset: Long): Long = {
+    val page = log.page(offset)
+    order.word(page, keyAddress(page, offset), keyLength(offset))
+  }
 
-  private def keyAddress(offset: Long): Long = log.address(offset) + header
+  private def keyAddress(page: AnyRef, offset: Long): Long = log.address(page, offset) + header
 
   private def keyLength(offset: Long): Int = records.keyLengthOf(offset)
 
   // Sets the path to the position of a record's key; returns the key's word.
   private def descend(offset: Long): Long = {
     val base = log.page(offset)
-    val key = keyAddress(offset)
+    val key = keyAddress(base, offset)
     val length = keyLength(offset)
     val word = order.word(base, key, length)
     depth = 0
@@ -135,7 +138,8 @@ private[statestore] final class OrderedTree(records: Records, val order: KeyOrde
       words
     } else {
       val offset = node.offsets(at)
-      order.compare(log.page(offset), keyAddress(offset), keyLength(offset), base, key, length)
+      val page = log.page(offset)
+      order.compare(page, keyAddress(page, offset), keyLength(offset), base, key, length)
     }
   }
 

@@ -2,7 +2,6 @@ package org.apache.spark.sql.statestore.table
 
 import org.apache.spark.sql.catalyst.expressions.{BoundReference, UnsafeProjection, UnsafeRow}
 import org.apache.spark.sql.types.StructType
-import org.apache.spark.unsafe.Platform
 
 /**
  * Prefix index: the rows of each key prefix are a doubly linked ring around a `Group` record of the
@@ -103,11 +102,8 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
   private def setNext(record: Long, to: Long): Unit = set(record, Record.Next, to)
   private def setBefore(record: Long, to: Long): Unit = set(record, Record.Before, to)
 
-  private def get(record: Long, field: Int): Long =
-    Platform.getLong(records.log.page(record), records.log.address(record) + field)
-
-  private def set(record: Long, field: Int, to: Long): Unit =
-    Platform.putLong(records.log.page(record), records.log.address(record) + field, to)
+  private def get(record: Long, field: Int): Long = records.long(record, field)
+  private def set(record: Long, field: Int, to: Long): Unit = records.setLong(record, field, to)
 }
 
 /** Projection of a key to its first columns, byte-identical to what an operator passes to prefixScan. */

@@ -36,7 +36,7 @@ private[table] final class Records(memory: TableMemory, keyFields: Int, val hasR
     Records.check(header, smallestKey, keyLength, valueLength)
     val at = log.append(header + keyLength + valueLength)
     val page = log.page(at)
-    val record = log.address(at)
+    val record = log.address(page, at)
     // Pages are reused after a rollback: every field must be written.
     Platform.putLong(page, record + Record.Dead, Record.deadWord(Record.None, valueLength))
     Platform.putLong(page, record + Record.Link, Record.linkWord(prev, keyLength, kind))
@@ -52,19 +52,21 @@ private[table] final class Records(memory: TableMemory, keyFields: Int, val hasR
   /** True if a record has this key. */
   def hasKey(at: Long, base: Object, offset: Long, length: Int): Boolean = {
     val page = log.page(at)
-    val record = log.address(at)
+    val record = log.address(page, at)
     Record.keyLength(Platform.getLong(page, record + Record.Link)) == length &&
       Words.areEqual(page, record + header, base, offset, length)
   }
 
   /** True if two records have the same key. */
-  def haveSameKey(one: Long, other: Long): Boolean =
-    hasKey(one, log.page(other), log.address(other) + header, keyLengthOf(other))
+  def haveSameKey(one: Long, other: Long): Boolean = {
+    val page = log.page(other)
+    hasKey(one, page, log.address(page, other) + header, keyLengthOf(other))
+  }
 
   /** True if a record has this value. */
   def hasValue(at: Long, base: Object, offset: Long, length: Int): Boolean = {
     val page = log.page(at)
-    val record = log.address(at)
+    val record = log.address(page, at)
     Record.valueLength(Platform.getLong(page, record + Record.Dead)) == length && {
       val keyLength = Record.keyLength(Platform.getLong(page, record + Record.Link))
       Words.areEqual(page, record + header + keyLength, base, offset, length)
@@ -108,27 +110,35 @@ private[table] final class Records(memory: TableMemory, keyFields: Int, val hasR
   def keyLengthOf(at: Long): Int = Record.keyLength(long(at, Record.Link))
 
   /** The hash of a record's key. */
-  def hashOf(at: Long): Int = StateTable.hashOf(log.page(at), log.address(at) + header, keyLengthOf(at))
+  def hashOf(at: Long): Int = {
+    val page = log.page(at)
+    StateTable.hashOf(page, log.address(page, at) + header, keyLengthOf(at))
+  }
 
   /** Marks a record as superseded by another one; `Record.None` undoes it. */
   def setDeadAt(at: Long, dead: Long): Unit = if (log.page(at) != null || !log.mark(at, dead)) {
     val page = log.page(at)
-    val word = log.address(at) + Record.Dead
+    val word = log.address(page, at) + Record.Dead
     // A single write, since scans of other threads read the length of the value from the same word.
     Platform.putLong(page, word, Platform.getLong(page, word) & ~Record.OffsetMask | dead >>> 3)
   }
 
   def sizeOf(at: Long): Int = {
     val page = log.page(at)
-    val record = log.address(at)
+    val record = log.address(page, at)
     header + Record.keyLength(Platform.getLong(page, record + Record.Link)) +
       Record.valueLength(Platform.getLong(page, record + Record.Dead))
   }
 
-  private def long(at: Long, field: Int): Long = Platform.getLong(log.page(at), log.address(at) + field)
+  private[table] def long(at: Long, field: Int): Long = {
+    val page = log.page(at)
+    Platform.getLong(page, log.address(page, at) + field)
+  }
 
-  private def setLong(at: Long, field: Int, to: Long): Unit =
-    Platform.putLong(log.page(at), log.address(at) + field, to)
+  private[table] def setLong(at: Long, field: Int, to: Long): Unit = {
+    val page = log.page(at)
+    Platform.putLong(page, log.address(page, at) + field, to)
+  }
 }
 
 private[table] object Records {

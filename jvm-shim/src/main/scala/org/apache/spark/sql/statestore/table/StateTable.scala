@@ -96,7 +96,7 @@ private[statestore] final class StateTable(
       null
     } else {
       val page = records.log.page(first)
-      val record = records.log.address(first)
+      val record = records.log.address(page, first)
       into.pointTo(page, record + header + Record.keyLength(Platform.getLong(page, record + Record.Link)),
         Record.valueLength(Platform.getLong(page, record + Record.Dead)))
     }
@@ -245,7 +245,10 @@ private[statestore] final class StateTable(
   private[table] def guess(hash: Int): Long = index.guess(hash)
 
   /** Loads the start of a record into the processor's cache. */
-  private[table] def touch(at: Long): Int = Platform.getByte(records.log.page(at), records.log.address(at))
+  private[table] def touch(at: Long): Int = {
+    val page = records.log.page(at)
+    Platform.getByte(page, records.log.address(page, at))
+  }
 
   /** Returns the offset of the key's newest record, `Record.None` if it has none. */
   private[table] def newestOf(hash: Int, keyBase: Object, keyOffset: Long, keyLength: Int): Long =
@@ -365,7 +368,12 @@ private[statestore] final class StateTable(
     if (groups != null) groups.moveToHeap()
   }
 
-  /** Moves some of the rows from the heap to files; false if there are none to move. Rows, scans and snapshots stay valid. */
+  /**
+   * Moves some of the rows from the heap to files; false if there are none to move. Rows, scans and snapshots stay valid, and
+   * other threads may read them meanwhile.
+   *
+   * @throws IOException  if the disk has no space
+   */
   def moveToFiles(): Boolean = records.log.movePages()
 
   /** Returns the memory that compactions have replaced since the last call; rows and scans may still read it. */

@@ -142,6 +142,8 @@ private[statestore] object TableMemory {
   // Pages of fewer bytes are moved to files that already exist.
   private final val SmallestMove = 4L << 20
 
+  private final val LeastSpace = 256L << 20
+
   private val cleaner = Cleaner.create()
 
   // Bytes of all tables in the heap, of their log pages there, and in files.
@@ -175,6 +177,9 @@ private[statestore] object TableMemory {
   /** Bytes of all mapped files. */
   def mappedBytes: Long = mapped.get
 
+  /** True if the disk has space for rows that are moved, beside the shuffles of Spark. */
+  def hasSpace: Boolean = directory.getUsableSpace > LeastSpace
+
   private def newArray(bytes: Int): Block = new Block(new Array[Byte](bytes), Platform.BYTE_ARRAY_OFFSET.toLong)
 
   private def writeZeros(to: FileChannel, bytes: Long): Unit = {
@@ -191,10 +196,12 @@ private[statestore] object TableMemory {
     while (at < array.length) at += to.write(ByteBuffer.wrap(array, at, math.min(array.length - at, Log.PageBytes)))
   }
 
+  private def directory: File =
+    new File(if (SparkEnv.get == null) System.getProperty("java.io.tmpdir") else Utils.getLocalDir(SparkEnv.get.conf))
+
   // Maps a new file of so many bytes, which `fill` writes.
   private def map(bytes: Long)(fill: FileChannel => Unit): MappedByteBuffer = {
-    val directory = new File(
-      if (SparkEnv.get == null) System.getProperty("java.io.tmpdir") else Utils.getLocalDir(SparkEnv.get.conf))
+    val directory = this.directory
     try {
       val path = Files.createTempFile(directory.toPath, "statestore-", ".pages")
       try {

@@ -292,15 +292,18 @@ object TableTrial {
     val open = table.iterator()
     val kept = table.get(row(0L, 7L), table.newRow())
     var most = 0L
+    var early: UnsafeRow = null
     var late: UnsafeRow = null
     (0L until times.toLong).foreach { n =>
       table.put(row(0L, n % 3), row(n))
+      // In the page of the rows before the batch.
+      if (n == 2) early = table.get(row(0L, 2L), table.newRow())
       if (n == times / 2) late = table.get(row(0L, n % 3), table.newRow())
       // Before the first rewrite.
       if (n < 50_000L && n % 1000 == 0) table.remove(row(0L, 50L + n / 1000))
       most = math.max(most, table.memoryBytes)
     }
-    require(late.getLong(0) == times / 2, "a row of the batch has changed")
+    require(early.getLong(0) == 2L && late.getLong(0) == times / 2, "a row of the batch has changed")
     require(kept.getLong(0) == 7L && rows(open) == (0L until 100L).map(key => (key, key)))
     val last = (times - 3L until times.toLong).map(n => (n % 3, n)).sorted
     require(rows(table.iterator()) == last ++ (3L until 50L).map(key => (key, key)), "rows differ")
