@@ -318,7 +318,7 @@ _MEMORY: Final = (
         f"{_TABLE}/TableMemory.scala",
         "if (base != null) account.takeForPages(-bytes)",
         "if (base == null) account.takeForPages(-bytes)",
-        (f"{_TRIAL}[few keys-one value-heap]",),
+        (f"{_TESTS}/test_state_table.py::test_table_stays_small_when_a_batch_writes_few_keys_often",),
         "State that is freed counts no more towards maxHeapBytes.",
     ),
     Mutant(
@@ -377,7 +377,7 @@ _MESSAGES: Final = (
         f"{_ARROW}/ChangeBatch.scala",
         "while (!measured && rows < mostRows && keyBytes + valueBytes < mostBytes) {",
         "while (!measured && rows < mostRows) {",
-        (f"{_TESTS}/test_provider_scenarios.py::test_compression_round_trip_returns_equal_rows",),
+        (f"{_TESTS}/test_change_layouts.py::test_commit_writes_messages_of_a_few_mebibytes",),
         "A commit needs memory for messages of a few MiB, not for all of its changes at once.",
     ),
     Mutant(

@@ -287,6 +287,7 @@ object TableTrial {
     }
     def rows(found: Iterator[org.apache.spark.sql.execution.streaming.state.UnsafeRowPair]) =
       found.map(pair => (pair.key.getLong(1), pair.value.getLong(0))).toSeq.sorted
+    val heapBefore = TableMemory.heapBytes
     (0L until 100L).foreach(key => table.put(row(0L, key), row(key)))
     val before = table.snapshot()
     val open = table.iterator()
@@ -309,6 +310,7 @@ object TableTrial {
     require(rows(table.iterator()) == last ++ (3L until 50L).map(key => (key, key)), "rows differ")
     table.rollbackTo(before)
     require(rows(table.iterator()) == (0L until 100L).map(key => (key, key)), "rows differ after a rollback")
+    require(TableMemory.heapBytes - heapBefore < (1L << 20) + most, "freed pages are counted")
     table.discard()
     most
   }
