@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import groups
-from benchmarks.groups import limit
+from benchmarks.groups import first_minutes, limit
 from benchmarks.stores import PROVIDERS
 from tests.support.commands import run
 from tests.support.paths import ROOT
@@ -47,7 +47,11 @@ def test_run_fails_if_a_part_fails(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize(
     ("part", "stores", "tables", "criteria"),
-    [("store_batches", tuple(PROVIDERS), 2, 2), ("limit", limit.STORES, 1, 8)],
+    [
+        ("store_batches", tuple(PROVIDERS), 2, 2),
+        ("limit", limit.STORES, 1, 8),
+        ("first_minutes", first_minutes.STORES, 1, 4),
+    ],
 )
 def test_quick_run_measures_every_store(
     built: Path, tmp_path: Path, part: str, stores: tuple[str, ...], tables: int, criteria: int
