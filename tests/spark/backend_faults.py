@@ -46,10 +46,11 @@ class FaultyBackend:
         )
         Path(self.python).chmod(0o755)
 
-    def strike(self, kind: FaultKind | Literal["kill_driver", "orphan"], at: int) -> None:
+    def strike(self, kind: FaultKind | Literal["kill_after", "kill_driver", "orphan"], at: int) -> None:
         """Inject a fault into a future call, by its number.
 
-        Besides the kinds of `Fault`: ``kill_driver`` kills backend and driver, ``orphan`` the driver alone,
+        Besides the kinds of `Fault`: ``kill_after`` kills the backend once the call has taken effect, before
+        it can answer; ``kill_driver`` kills backend and driver, ``orphan`` the driver alone,
         so that the backend makes the call after the driver's end.
         """
         (self._directory / _FIRED).unlink(missing_ok=True)
@@ -98,6 +99,11 @@ class _StruckDisk(LocalDisk):
                     os.kill(os.getppid(), signal.SIGKILL)
                 if self._kind in ("kill", "kill_driver"):
                     os.kill(os.getpid(), signal.SIGKILL)
+                if self._kind == "kill_after":
+                    try:
+                        super()._call(operation, path, effect, *rest, **options)
+                    finally:
+                        os.kill(os.getpid(), signal.SIGKILL)
             return super()._call(operation, path, effect, *rest, **options)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -98,7 +98,10 @@ def test_existing_file_is_replaced_only_if_allowed(manager: Manager) -> None:
 
 
 @pytest.mark.slow
-def test_file_is_created_once_whenever_its_backend_is_killed(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["kill", "kill_after"])
+def test_file_is_created_once_whenever_its_backend_is_killed(
+    spark: Any, tmp_path: Path, kind: Literal["kill", "kill_after"]
+) -> None:
     backend = FaultyBackend(tmp_path)
     session = spark.newSession()
     session.conf.set(OPTION_PREFIX + "driverPython", backend.python)
@@ -106,7 +109,7 @@ def test_file_is_created_once_whenever_its_backend_is_killed(spark: Any, tmp_pat
     calls, fired = 0, "something"
     while fired:
         calls += 1
-        backend.strike("kill", calls)
+        backend.strike(kind, calls)
         manager.write(str(calls), b"entry")
         fired = backend.stop()
         assert (backend.files / "offsets" / str(calls)).read_bytes() == b"entry"
