@@ -385,7 +385,7 @@ _MESSAGES: Final = (
         f"{_ARROW}/StoredMessage.scala",
         "if (last > bytes) throw malformed(",
         "if (last < 0) throw malformed(",
-        (f"{_TESTS}/test_change_layouts.py",),
+        (f"{_TESTS}/test_change_layouts.py::test_decode_rejects_a_last_offset_behind_its_buffer",),
         "A damaged message is refused before memory beyond it is read as a row.",
     ),
 )

@@ -102,6 +102,16 @@ def test_decode_rejects_an_unknown_number_of_buffers(read: Read) -> None:
         assert read(damaged, None) is None
 
 
+@pytest.mark.parametrize("offsets", [(0, 3, 4), (0, 5, 6)], ids=["keys", "values"])
+def test_decode_rejects_a_last_offset_behind_its_buffer(read: Read, offsets: tuple[int, ...]) -> None:
+    changes: list[Change] = [(0, b"key", b"value"), (0, b"k", b"v")]
+    message = batch(changes).serialize().to_pybytes()
+    stored = struct.pack("<iii", *offsets)
+    assert message.count(stored) == 1
+    for end in (4_096, 1 << 30):
+        assert read(message.replace(stored, struct.pack("<iii", *offsets[:2], end)), None) is None
+
+
 @settings(max_examples=300)
 @given(changes=even, at=st.integers(0, 2**20), byte=st.integers(0, 255))
 def test_decode_exposes_no_row_outside_of_a_damaged_message(
