@@ -48,6 +48,6 @@ def test_compare_finds_a_difference(monkeypatch: pytest.MonkeyPatch, difference:
     monkeypatch.setattr(api, "side", lambda *_: {})
     source: Any = SimpleNamespace(batch=1, given="", provider="", ids=None, operators=[])
     nothing: Any = None
-    run = api._Run(nothing, source, "", "", {0: 1}, None)
+    run = api._Run(nothing, source, "", "", {0: 1}, False, None)
     with pytest.raises(ConversionError, match=r"the source has .*, but what was written is"):
         run.compare(api._Written(nothing, None, {0: 1}))
