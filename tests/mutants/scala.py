@@ -278,7 +278,7 @@ _MAINTENANCE: Final = (
         f"{_PROVIDER}/StoreCommit.scala",
         "      version - 1 - retained,\n",
         "      0L,\n",
-        (f"{_TESTS}/test_zombies.py::test_snapshot_older_than_retention_is_not_used", "-m", "soak"),
+        (f"{_TESTS}/test_zombies.py::test_snapshot_older_than_retention_is_not_used",),
         "A version is not based on a snapshot that an executor with a smaller retention may discard.",
     ),
     Mutant(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,10 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import SparkRuntimeException
 
-from spark_statestore.options import StorageOptions
-from spark_statestore.storage import CheckpointName
-from spark_statestore.store.directory import StoreDirectory
-from spark_statestore.store.metadata import StoreId
+from tests.spark.counting import wait_until
 from tests.spark.families import A, B, value
 from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, begin, instances, read
+from tests.support.slow import SlowStorage
 
 LARGE = 30_000
 
@@ -141,36 +139,40 @@ def test_maintenance_of_a_zombie_keeps_versions_after_a_rollback(instance: Open,
         read(instance(), 1, ids[0])
 
 
-def base_of(directory: Path, version: int, checkpoint_id: str | None) -> int:
-    """Return the version whose snapshot another one starts from."""
-    store = StoreDirectory(StoreId(0, 0), f"{directory}/state/0/0", StorageOptions())
-    return store.load(CheckpointName(version, checkpoint_id)).handle.base_version
-
-
-@pytest.mark.soak
-def test_snapshot_older_than_retention_is_not_used(instance: Open, tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_snapshot_older_than_retention_is_not_used(spark: Any, slow: SlowStorage, tmp_path: Path) -> None:
     """Another executor, with a smaller retention, might delete it while a commit uses it."""
-    provider = instance(backend__snapshotInterval="30")
-    rows = {("fill", i): value(i, LARGE) for i in range(4000)}
-    newest = batch(tmp_path, provider, 0, None, rows)
-    version = 1
-    while version < 32:
-        newest = batch(tmp_path, provider, version, newest, {A: value(version)})
-        version += 1
-    snapshot = threading.Thread(target=provider.snapshot)
-    snapshot.start()
-    begun = version
-    while snapshot.is_alive():
-        newest = batch(tmp_path, provider, version, newest, {A: value(version)})
-        version += 1
-    snapshot.join()
-    # Otherwise this machine writes too fast for this test.
-    assert 3 < version - begun < 80
-    for _ in range(2):
-        newest = batch(tmp_path, provider, version, newest, {A: value(version)})
-        version += 1
-    assert base_of(tmp_path, version, newest) == 1
-    provider.snapshot()
-    newest = batch(tmp_path, provider, version, newest, {A: value(version)})
-    assert base_of(tmp_path, version + 1, newest) == version
-    assert read(instance(), version + 1, newest) == rows | {A: value(version)}
+    (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000007"}')
+    options = {"python": slow.interpreter(), "checkpointsDir": slow.url}
+    options |= {"snapshotInterval": "2", "compression": "none"}
+    provider = Provider(
+        spark, f"file:{tmp_path}", **SETTINGS, **{f"backend__{name}": text for name, text in options.items()}
+    )
+    version = 0
+
+    def commit(rows: dict[Row, Row]) -> int:
+        nonlocal version
+        store = begin(provider, version, None, rows)
+        version = store.commit()
+        accept(tmp_path, version, None)
+        return store.metrics["checkpointMaxChainLength"]
+
+    def uploads() -> int:
+        return sum(1 for path in slow.directory.glob("*/0/0/shared/*"))
+
+    rows = {("fill", i): value(i, LARGE) for i in range(100)}
+    assert commit(rows) == 1
+    with slow.hanging("write", "/shared/") as hang:
+        while not hang.is_met():
+            # The base, and a delta for each batch.
+            assert commit({A: value(version)}) == version
+        for _ in range(3):
+            commit({A: value(version)})
+        assert uploads() == 1
+    assert wait_until(lambda: uploads() == 2, 20)
+    # Until the provider has the answer.
+    time.sleep(1)
+    assert commit({A: value(version)}) == version
+    assert wait_until(lambda: commit({A: value(version)}) < version, 20)
+    assert read(provider, version, None) == rows | {A: value(version - 1)}
+    provider.close()

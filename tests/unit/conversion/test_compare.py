@@ -45,7 +45,7 @@ def test_compare_finds_a_difference(monkeypatch: pytest.MonkeyPatch, difference:
             return [DIGEST if side == "source" else DIGEST | difference]
 
     monkeypatch.setattr(api, "Job", Job)
-    monkeypatch.setattr(api, "side", lambda *_: {})
+    monkeypatch.setattr(api, "side", lambda *_, with_ids: {})
     source: Any = SimpleNamespace(batch=1, given="", provider="", ids=None, operators=[])
     nothing: Any = None
     run = api._Run(nothing, source, "", "", {0: 1}, False, None)
