@@ -72,7 +72,7 @@ private[statestore] object HeapWatch extends Logging {
   // In less than this part of the heap, state is not what fills it.
   private final val LeastPart = 4
 
-  // State gives way after three, and what it leaves is garbage that the next few may not free.
+  // State gives way meanwhile, and what it leaves is garbage that the next few may not free.
   private final val Sustained = 6
 
   // Spark does not close the providers of an application that has ended.
