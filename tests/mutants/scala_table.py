@@ -125,7 +125,7 @@ _INDEXES: Final = (
         f"{_TABLE}/OrderedTree.scala",
         "if (compare(node, middle, word, base, key, length) <= 0) low = middle + 1 else high = middle",
         "if (compare(node, middle, word, base, key, length) < 0) low = middle + 1 else high = middle",
-        (_ORDER,),
+        (f"{_TESTS}/test_state_table.py::test_ordered_table_has_each_key_once",),
         "A timer beyond the first few dozen is in the order once, and can be removed.",
     ),
     Mutant(

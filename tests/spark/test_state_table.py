@@ -71,6 +71,10 @@ def test_table_stays_small_when_a_batch_writes_few_keys_often(spark: Any) -> Non
     assert memory(spark).overwrite(2_000_000) < 40 << 20
 
 
+def test_ordered_table_has_each_key_once(spark: Any) -> None:
+    assert memory(spark).keysInOrder(5_000) == 2_500
+
+
 def test_heap_of_ordered_rows_is_accounted_for(spark: Any) -> None:
     assert 24 < memory(spark).heapOfOrder(200_000) / 200_000 < 32
 

@@ -297,14 +297,14 @@ object TableTrial {
     var late: UnsafeRow = null
     (0L until times.toLong).foreach { n =>
       table.put(row(0L, n % 3), row(n))
-      // In the page of the rows before the batch.
-      if (n == 2) early = table.get(row(0L, 2L), table.newRow())
+      // In the page of the rows before the batch, once that has its full size.
+      if (n == 3000) early = table.get(row(0L, 0L), table.newRow())
       if (n == times / 2) late = table.get(row(0L, n % 3), table.newRow())
       // Before the first rewrite.
       if (n < 50_000L && n % 1000 == 0) table.remove(row(0L, 50L + n / 1000))
       most = math.max(most, table.memoryBytes)
     }
-    require(early.getLong(0) == 2L && late.getLong(0) == times / 2, "a row of the batch has changed")
+    require(early.getLong(0) == 3000L && late.getLong(0) == times / 2, "a row of the batch has changed")
     require(kept.getLong(0) == 7L && rows(open) == (0L until 100L).map(key => (key, key)))
     val last = (times - 3L until times.toLong).map(n => (n % 3, n)).sorted
     require(rows(table.iterator()) == last ++ (3L until 50L).map(key => (key, key)), "rows differ")
@@ -335,6 +335,24 @@ object TableTrial {
     }
     table.discard()
     found.toLong
+  }
+
+  /** Puts so many keys in order, all of them again, and removes every other one; returns how many a scan shows then. */
+  def keysInOrder(rows: Int): Long = {
+    val order = new ColumnOrder(new StructType().add("key", "long"), Array(0), scansPrefixes = true)
+    val table = new StateTable(1, 1, order = Some(order))
+    def row(number: Long): UnsafeRow = {
+      val made = new UnsafeRow(1)
+      made.pointTo(new Array[Byte](16), 16)
+      made.setLong(0, number)
+      made
+    }
+    (0L to 1L).foreach(value => (0L until rows.toLong).foreach(number => table.put(row(number), row(value))))
+    (0L until rows.toLong by 2L).foreach(number => table.remove(row(number)))
+    val found = table.iterator().map(pair => (pair.key.getLong(0), pair.value.getLong(0))).toSeq
+    require(found == (1L until rows.toLong by 2L).map(number => (number, 1L)), "rows are not in order, or not once")
+    table.discard()
+    found.length.toLong
   }
 
   /** Returns the heap that is accounted for a table of so many rows in key order, with its log in files. */
