@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +59,7 @@ FULL = (
 QUICK = (Work(2, 100, 1_000, 2, rounds=1),)
 
 JOBS = ("new", "restart")
+FIGURES = ("process", "query", "processor")
 
 Job = dict[str, float]
 """Figures of a job: seconds of the process, of the query, and of processors."""
@@ -82,10 +82,9 @@ def jobs_of(scratch: Path, work: Work) -> dict[tuple[str, str], list[Job]]:
         for store in order:
             root = scratch / f"{round_}-{STORES.index(store)}"
             (root / "input").mkdir(parents=True)
-            numbers = count()
             # The limit's has nothing to continue from.
-            for kind in JOBS[:1] if store == LIMIT else JOBS:
-                for number in (next(numbers) for _ in range(work.batches)):
+            for job, kind in enumerate(JOBS[:1] if store == LIMIT else JOBS):
+                for number in range(job * work.batches, (job + 1) * work.batches):
                     pq.write_table(visits(work.keys, work.rows)(number), root / f"input/{number:03}.parquet")
                 jobs[store, kind].append(start(store, root, work))
         log(f"{work.name}: round {round_ + 1} of {work.rounds}")
@@ -107,20 +106,21 @@ def start(store: str, root: Path, work: Work) -> Job:
     return figures | {"process": time.monotonic() - began}
 
 
+def seconds(jobs: list[Job], figure: str) -> float:
+    """Return the median of a figure."""
+    return median([job[figure] for job in jobs])
+
+
 def judge(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> list[Criterion]:
     """Require jobs to take no longer than with the better of Spark's stores, as they come and unforked."""
     criteria = []
-
-    def seconds(store: str, kind: str, figure: str) -> float:
-        return median([job[figure] for job in jobs[store, kind]])
-
     for kind in JOBS:
         for names, about in (((HDFS, CHANGELOG), "as they come"), (UNFORKED_RIVALS, "unforked")):
-            rival = min(names, key=lambda name: seconds(name, kind, "process"))
-            ours, theirs = seconds(OURS, kind, "process"), seconds(rival, kind, "process")
+            rival = min(names, key=lambda name: seconds(jobs[name, kind], "process"))
+            ours, theirs = seconds(jobs[OURS, kind], "process"), seconds(jobs[rival, kind], "process")
             criteria.append(Criterion(f"{kind} job, {work.name}, {about}", ours, 1, "s", theirs, rival))
         if work.batches >= 60 and jobs[LIMIT, kind]:
-            ours, limit = seconds(OURS, kind, "query"), seconds(LIMIT, kind, "query")
+            ours, limit = seconds(jobs[OURS, kind], "query"), seconds(jobs[LIMIT, kind], "query")
             name = f"{kind} job, {work.name}: query to the limit"
             criteria.append(Criterion(name, ours, MOST_TO_LIMIT, "s", limit, LIMIT))
     return criteria
@@ -128,20 +128,10 @@ def judge(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> list[Criterion]
 
 def table_of(work: Work, jobs: dict[tuple[str, str], list[Job]]) -> str:
     """Return the table of a row."""
-    header = ["store"] + [
-        f"{kind}: {figure}" for kind in JOBS for figure in ("process", "query", "processor")
-    ]
+    columns = [(kind, figure) for kind in JOBS for figure in FIGURES]
+    header = ["store", *(f"{kind}: {figure}" for kind, figure in columns)]
     rows = [
-        [
-            store,
-            *figures(
-                *(
-                    median([job[figure] for job in jobs[store, kind]])
-                    for kind in JOBS
-                    for figure in ("process", "query", "processor")
-                )
-            ),
-        ]
+        [store, *figures(*(seconds(jobs[store, kind], figure) for kind, figure in columns))]
         for store in STORES
     ]
     return report.table(work.name, header, rows)

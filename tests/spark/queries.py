@@ -42,7 +42,7 @@ Output = list[tuple[int, Counter[str]]]
 Collect = Callable[[Any], list[Any]]
 
 
-# What Spark infers from a file, since that takes a job.
+# Schemas that Spark has inferred from files: inference takes a job.
 _schemas: dict[pa.Schema, Any] = {}
 
 

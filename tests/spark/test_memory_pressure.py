@@ -84,7 +84,7 @@ def test_state_leaves_the_heap_once_no_task_uses_it(spark: Any, tmp_path: Path) 
 
 @pytest.mark.slow
 def test_state_leaves_the_heap_for_a_cached_table(built: Path, tmp_path: Path) -> None:
-    # Of 512 MiB state may have half, and 85 MiB beside a cached table; it needs 90 bytes for each row.
+    # A heap of 512 MiB leaves 85 MiB for state beside a full cache. This state takes 120 MiB.
     asked = {"keys": 1_400_000, "fills": 2, "updates": 10_000, "memory": "512m", "first": 0, "kill": False}
     asked |= {"root": str(tmp_path), "local": str(tmp_path / "local"), "last": 5}
     events = run(asked | {"cached": 4_000_000})

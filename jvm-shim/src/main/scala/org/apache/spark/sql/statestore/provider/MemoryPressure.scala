@@ -106,7 +106,7 @@ private[statestore] object MemoryPressure extends Logging {
   }
 }
 
-/** What the heap has besides state, from its use after collections. */
+/** Estimates how much of the heap is used by all but state, from its use after collections. */
 private[statestore] final class OtherObjects {
   import OtherObjects._
 

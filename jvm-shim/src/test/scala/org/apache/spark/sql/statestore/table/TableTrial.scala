@@ -315,15 +315,16 @@ object TableTrial {
     most
   }
 
+  private def row(number: Long): UnsafeRow = {
+    val made = new UnsafeRow(1)
+    made.pointTo(new Array[Byte](16), 16)
+    made.setLong(0, number)
+    made
+  }
+
   /** Puts so many keys, then others that are rolled back; returns how many of the first are found with their values. */
   def keysBesideRolledBack(rows: Int, others: Int): Long = {
     val table = new StateTable(1, 1)
-    def row(number: Long): UnsafeRow = {
-      val made = new UnsafeRow(1)
-      made.pointTo(new Array[Byte](16), 16)
-      made.setLong(0, number)
-      made
-    }
     (0L until rows.toLong).foreach(number => table.put(row(number), row(number)))
     val before = table.snapshot()
     (1L to others.toLong).foreach(number => table.put(row(-number), row(number)))
@@ -341,12 +342,6 @@ object TableTrial {
   def keysInOrder(rows: Int): Long = {
     val order = new ColumnOrder(new StructType().add("key", "long"), Array(0), scansPrefixes = true)
     val table = new StateTable(1, 1, order = Some(order))
-    def row(number: Long): UnsafeRow = {
-      val made = new UnsafeRow(1)
-      made.pointTo(new Array[Byte](16), 16)
-      made.setLong(0, number)
-      made
-    }
     (0L to 1L).foreach(value => (0L until rows.toLong).foreach(number => table.put(row(number), row(value))))
     (0L until rows.toLong by 2L).foreach(number => table.remove(row(number)))
     val found = table.iterator().map(pair => (pair.key.getLong(0), pair.value.getLong(0))).toSeq
@@ -361,12 +356,6 @@ object TableTrial {
     val before = TableMemory.heapBytes
     TableMemory.limitHeap(0L)
     val table = new StateTable(1, 1, order = Some(new ColumnOrder(schema, Array(0), scansPrefixes = true)))
-    def row(number: Long): UnsafeRow = {
-      val made = new UnsafeRow(1)
-      made.pointTo(new Array[Byte](16), 16)
-      made.setLong(0, number)
-      made
-    }
     val random = new SplittableRandom(1L)
     try {
       (0 until rows).foreach(_ => table.put(row(random.nextLong()), row(0L)))
