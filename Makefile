@@ -10,11 +10,15 @@ OLDER := 4.0 4.1 4.2
 # Spark's Python workers would otherwise run the system's interpreter.
 export PYSPARK_PYTHON := $(CURDIR)/$(PY)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Python compiles modules on import; compiling all of them costs half a minute of processor time.
-export PIP_NO_COMPILE := 1
+# Python compiles modules on import; compiling all of them costs half a minute of processor time. To pip, a
+# false value of this variable means that it does not compile.
+export PIP_NO_COMPILE := 0
+# Containers often set it. Each backend, Python worker and collection of tests would then compile all that it
+# imports again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint format docs wheel clean
+.PHONY: help setup jar demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -131,12 +135,16 @@ bench-quick: jar ## check the ratios that guard against regressions, in a minute
 bench-s3: jar ## measure whole queries with their checkpoints on S3, beside Spark's stores through s3a, in an hour
 	$(PY) -m benchmarks --only s3 $(if $(QUICK),--quick)
 
-lint: $(READY) ## ruff, mypy in strict mode, layers, dead code, scalac with every warning an error
+lint: lint-python lint-scala ## ruff, mypy in strict mode, layers, dead code, scalac with every warning an error
+
+lint-python: $(READY)
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports --no-logo
 	$(PY) -m vulture
+
+lint-scala: $(READY)
 	$(PY) jvm-shim/build_shim.py --lint
 
 format: $(READY) ## format the Python sources

@@ -75,6 +75,9 @@ LIMIT_EXTENSIONS = f"{_BENCH}UncheckpointedExtensions"
 Spark restricts that to RocksDB.
 """
 
+COPY = f"{OURS}, local copy"
+"""Name of this store where loads start from copies of full snapshots on the host's disk."""
+
 Key = TypeVar("Key")
 Value = TypeVar("Value")
 Participant = TypeVar("Participant")
@@ -155,6 +158,18 @@ def opened_stores(scratch: Path, settings: Mapping[str, str] = {}) -> Iterator[d
             yield opened
 
 
+@contextmanager
+def opened_with_copies(scratch: Path, settings: Mapping[str, str]) -> Iterator[dict[str, Remote]]:
+    """Open `COPY`, in a process of its own, for the duration of the block."""
+    copies = scratch / "copies"
+    copies.mkdir()
+    settings = {**settings, "backend.localRecovery": str(copies)}
+    with session_processes(scratch / "sessions", {COPY: SessionSettings()}) as processes:
+        opened = {COPY: processes[COPY].create(open_store, scratch / "copied" / "state", OURS, settings)}
+        with closing(opened):
+            yield opened
+
+
 def warm_up(seconds: float, batch: Callable[[int], object]) -> None:
     """Run batches for the same time as every other store, since a JVM compiles frequent code.
 
@@ -186,5 +201,5 @@ def better(measured: Mapping[str, float], rivals: Iterable[str]) -> str:
 
 def in_order(measured: Mapping[tuple[str, Any], Value]) -> list[tuple[tuple[str, Any], Value]]:
     """Return the measurements by store and size, in order of size and in the stores' usual order."""
-    names = list(PROVIDERS | UNFORKED)
+    names = [*PROVIDERS, COPY, *UNFORKED]
     return sorted(measured.items(), key=lambda entry: (entry[0][1], names.index(entry[0][0])))

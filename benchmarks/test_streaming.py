@@ -86,7 +86,7 @@ def test_operator_has_equal_answers_on_all_stores(compare_here: Compare, name: s
     assert f"| {OURS} " in operators.table_of(comparison.name, batches)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_merges_run_on_both_stores(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (work,) = merges.QUICK
     monkeypatch.setattr(merges, "QUICK", (replace(work, plan=Plan(0, 1)),))

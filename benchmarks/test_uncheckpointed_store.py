@@ -58,7 +58,7 @@ def test_uncheckpointed_store_removes_expired_rows_as_others_do(compare_here: Co
     assert all(batch.output[0] > 0 for batch in batches[LIMIT])
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_uncheckpointed_store_keeps_the_state_of_python_code(built: Path, tmp_path: Path) -> None:
     ours = SessionSettings(spark_files="backend")
     settings = {OURS: ours, LIMIT: replace(ours, confs={"spark.sql.extensions": LIMIT_EXTENSIONS})}

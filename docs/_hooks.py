@@ -30,6 +30,7 @@ NOT_ON_THE_HOME_PAGE = ("Options", "Operator state", "Command line", "Metrics", 
 API = {
     "Session": ["spark_statestore.session"],
     "Reading": ["spark_statestore.rows"],
+    "Writing": ["spark_statestore.writing"],
     "Monitoring": ["spark_statestore.monitoring"],
     "Savepoints and copies": ["spark_statestore.savepoints.api"],
     "Conversion": ["spark_statestore.conversion"],

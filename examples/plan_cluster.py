@@ -47,7 +47,7 @@ See `SnapshotPolicy.inBackground`.
 """
 
 DELTAS_OF_A_RUN = 10
-"""Default of `snapshotInterval`: a run is written after more deltas."""
+"""Default of Spark's `minDeltasForSnapshot`: a run is written after more deltas."""
 
 LOADED_ROWS = 7_000_000
 """Rows that one core loads in a second into the heap, up to 10,000,000 keys.

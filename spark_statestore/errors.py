@@ -16,6 +16,7 @@
     │   ├── StorageUnavailableError (OSError)            the file system of a URL cannot be opened
     │   └── StorageTimeoutError     (TimeoutError)       it did not respond in time
     ├── MissingPackageError         (ImportError)        an optional package is not installed
+    ├── RowEncodingError            (ValueError)         a row that is not one of its schema
     ├── IllegalStateError           (RuntimeError)       an operation not allowed in the current state
     └── CheckpointError                                  one checkpoint, or one stream of it
         ├── CheckpointIOError       (OSError)            it could not be read or written
@@ -60,6 +61,7 @@ __all__ = [
     "ProtocolError",
     "QueryRunningError",
     "RescaleError",
+    "RowEncodingError",
     "SavepointError",
     "SavepointNotFoundError",
     "SessionError",
@@ -147,6 +149,10 @@ class StorageTimeoutError(StorageError, TimeoutError):
 
 class MissingPackageError(StateStoreError, ImportError):
     """Raised when a function needs an optional package that is not installed."""
+
+
+class RowEncodingError(StateStoreError, ValueError):
+    """Raised when a column or a value of a row does not have the type that the row's schema has."""
 
 
 class IllegalStateError(StateStoreError, RuntimeError):

@@ -43,14 +43,17 @@ DEFAULT_FILE_STATE_THRESHOLD = 20 * 1024
 DEFAULT_INLINE_CHANGES = 32 * 1024 * 1024
 """Bytes of a changelog that a commit keeps inline in its metadata, by default."""
 
-DEFAULT_SNAPSHOT_INTERVAL = 10
-"""Deltas before a full snapshot or a run, where Spark does not say: its ``minDeltasForSnapshot``."""
+DEFAULT_MIN_DELTAS = 10
+"""Spark's default of ``minDeltasForSnapshot``, for stores that no session describes."""
 
 DEFAULT_STORAGE_RETRIES = 5
 """Retries of a transient failure of remote storage, by default."""
 
 DEFAULT_STORAGE_TIMEOUT = 120
 """Timeout of one storage call in seconds, by default."""
+
+DEFAULT_SCRUB_INTERVAL = 24 * 60 * 60
+"""Seconds between two verifications of stored state, by default."""
 
 _SIZE = re.compile(r"\s*(\d+)\s*(b|[kmg]i?b?)?\s*", re.IGNORECASE)
 _UNITS = {"b": 0, "k": 10, "m": 20, "g": 30}
@@ -157,15 +160,6 @@ OPTIONS: tuple[Option, ...] = (
         most=MAX_FILE_STATE_THRESHOLD,
     ),
     Option(
-        "snapshotInterval",
-        "integer",
-        "spark.sql.streaming.stateStore.minDeltasForSnapshot",
-        "number of deltas of about one size in a chain: with one more, they are merged into a run in the "
-        "background, and a small state is written whole instead",
-        least=1,
-        most=1_000_000,
-    ),
-    Option(
         "commit",
         "choice",
         "auto",
@@ -174,14 +168,6 @@ OPTIONS: tuple[Option, ...] = (
         "checkpoint format v2; `auto`: `batch` where that is possible and the master is local or the storage "
         "is not local files, else `task`",
         choices=("auto", "task", "batch"),
-    ),
-    Option(
-        "numRetained",
-        "integer",
-        "spark.sql.streaming.minBatchesToRetain",
-        "versions retained before the newest one",
-        least=1,
-        most=1_000_000_000,
     ),
     Option(
         "compression",
@@ -214,6 +200,38 @@ OPTIONS: tuple[Option, ...] = (
         "exponential backoff from 0.1 s to 10 s. Calls on local files are not retried",
         least=0,
         most=20,
+    ),
+    Option(
+        "localRecovery",
+        "text",
+        "auto",
+        "directory on the disk of each host for local copies of full snapshots, from which a restart loads "
+        "the state at once; an absolute path, best on a disk that outlives the executors. `auto`: below "
+        "Spark's local directory, unless the storage is local files or that directory a tmpfs; `off`: no "
+        "copies",
+        refused=(
+            (
+                r"(?s)(?!/|auto$|off$).*",
+                "auto, off, or the absolute path of a directory on each host",
+            ),
+        ),
+    ),
+    Option(
+        "localRecoveryMaxBytes",
+        "size",
+        "64g",
+        "most bytes of local copies in that directory on one host, after which those that were not used for "
+        "longest are removed. None is written where a tenth of the disk would not stay free",
+        least=0,
+    ),
+    Option(
+        "scrubIntervalSeconds",
+        "integer",
+        "86400",
+        "seconds between two verifications of a running query's stored state, in the background and at most "
+        "16 MiB/s in each executor. After damage the next commit writes the whole state from memory. 0: none",
+        least=0,
+        most=31_536_000,
     ),
     Option(
         "maxHeapBytes",
@@ -361,6 +379,12 @@ class StorageOptions:
         Timeout of one storage call in seconds.
     storage_retries
         Retries of a transient failure of remote storage.
+    local_recovery
+        ``auto``, ``off``, or the directory of local copies.
+    local_recovery_max_bytes
+        Most bytes of local copies on this host.
+    scrub_interval
+        Seconds between two verifications of the newest version; 0 for none.
     """
 
     storage: str = "filesystem"
@@ -371,6 +395,9 @@ class StorageOptions:
     fsync: bool = False
     storage_timeout: int = DEFAULT_STORAGE_TIMEOUT
     storage_retries: int = DEFAULT_STORAGE_RETRIES
+    local_recovery: str = "auto"
+    local_recovery_max_bytes: int = 64 << 30
+    scrub_interval: int = DEFAULT_SCRUB_INTERVAL
 
     @property
     def is_on_driver(self) -> bool:
@@ -391,6 +418,9 @@ class StorageOptions:
             fsync=values.get("fsync", "false") == "true",
             storage_timeout=int(values.get("storageTimeoutSeconds", DEFAULT_STORAGE_TIMEOUT)),
             storage_retries=int(values.get("storageRetries", DEFAULT_STORAGE_RETRIES)),
+            local_recovery=values.get("localRecovery", "auto"),
+            scrub_interval=int(values.get("scrubIntervalSeconds", DEFAULT_SCRUB_INTERVAL)),
+            local_recovery_max_bytes=parse_size(values.get("localRecoveryMaxBytes", "64g")) or 0,
         )
 
 

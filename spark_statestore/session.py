@@ -71,6 +71,8 @@ _CUSTOM_METRICS: Final = (
     "backendRoundTrips",
     "backendRestarts",
     "storageRetries",
+    "streamsRepaired",
+    "localCopyLoads",
     "backendMemoryBytes",
     "stateTableMappedBytes",
 )
@@ -161,9 +163,9 @@ def configure(
         connector for the URL. Either continues what the other wrote. A
         ``spark.sql.streaming.checkpointFileManagerClass`` that is set is kept.
     python_workers
-        How Python tasks run with a local master, unless by spark-submit: ``fast`` uses
-        `spark_statestore.worker_daemon`, if the workers' interpreter has this package, and from Spark 4.1
-        Unix domain sockets; ``spark`` leaves both to Spark. Present settings are kept.
+        How Python tasks run: ``fast`` uses `spark_statestore.worker_daemon` where the workers' interpreter
+        has this package, and from Spark 4.1 Unix domain sockets; ``spark`` leaves both to Spark. Present
+        settings are kept. An application that spark-submit starts with a local master is left to Spark.
     **options
         The options of `spark_statestore.options`, by their names or in snake case:
         ``checkpoints_dir="s3://bucket/checkpoints"``.
@@ -225,12 +227,13 @@ def configure(
     _append(builder, defaults, "spark.sql.extensions", EXTENSIONS_CLASS)
     directory = OPTION_PREFIX + "checkpointsDir"
     is_on_driver = storage == "memory" and directory not in settings | given | defaults
-    if is_on_driver or _has_executors(given, defaults):
+    has_executors = _has_executors(given, defaults)
+    if is_on_driver or has_executors:
         _append(builder, defaults, "spark.plugins", PLUGIN_CLASS)
-    if python_workers == "fast" and not submitted and not _has_executors(given, defaults):
-        spark = installed_spark()
-        has_unix_sockets = spark is not None and minor_of(spark) != "4.0"
-        for key, value in settings_of_workers(defaults | given, has_unix_sockets=has_unix_sockets).items():
+    if python_workers == "fast" and (has_executors or not submitted):
+        has_sockets = (spark := installed_spark()) is not None and minor_of(spark) != "4.0"
+        workers = settings_of_workers(defaults | given, has_executors, has_unix_sockets=has_sockets)
+        for key, value in workers.items():
             builder.config(key, value)
     # spark-submit has started the JVM already, with --jars and --py-files.
     if not submitted:

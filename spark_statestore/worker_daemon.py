@@ -5,8 +5,8 @@ loaded that takes more processor time than a task with few rows does. With this 
 are frozen after the task that loads them, and later collections pass over them. Garbage of tasks is collected
 as before.
 
-To use it, set ``spark.python.daemon.module`` to ``spark_statestore.worker_daemon`` before the session starts.
-The package must be installed in the interpreter of the workers (``spark.pyspark.python``), on every executor.
+`spark_statestore.configure` uses it where the interpreter of the workers has the package; elsewhere set
+``spark.python.daemon.module`` to ``spark_statestore.worker_daemon`` before the session starts.
 """
 
 from __future__ import annotations
@@ -35,9 +35,11 @@ def freezing(worker: Callable[..., int]) -> Callable[..., int]:
 
 
 def main() -> None:
-    """Run PySpark's daemon until its JVM ends it."""
+    """Run PySpark's daemon until its JVM ends it; with ``--probe``, end once it can run."""
     from pyspark import daemon
 
+    if sys.argv[1:] == ["--probe"]:
+        return
     daemon.worker = freezing(daemon.worker)
     daemon.manager()
 

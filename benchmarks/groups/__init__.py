@@ -35,6 +35,9 @@ GROUPS: dict[str, Group] = {
     "jobs": Group(
         "scheduled jobs: new processes that run a few batches", 75, ("first_minutes",), by_default=False
     ),
+    "state": Group(
+        "operator state whose snapshot is written beside the sink", 1, ("operator_state",), by_default=False
+    ),
     "s3": Group(
         "whole queries with their checkpoints on S3 (MinIO), and their requests",
         55,

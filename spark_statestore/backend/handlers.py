@@ -21,18 +21,26 @@ from spark_statestore.backend.supervision import LARGE_BYTES, Permit, Supervisor
 from spark_statestore.errors import ProtocolError
 from spark_statestore.files import MemoryFileSystem, check_directories, join
 from spark_statestore.files.request_context import take_retries
-from spark_statestore.options import DEFAULT_SNAPSHOT_INTERVAL, StorageOptions
+from spark_statestore.options import DEFAULT_MIN_DELTAS, StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.handle_codec import decode_handle, encode_handle
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
-from spark_statestore.storage.snapshot_plan import plan_snapshots
+from spark_statestore.storage.snapshot_plan import UNBOUNDED, plan_snapshots
 from spark_statestore.store.changelog import EncodedBatch
 from spark_statestore.store.cleanup import discard_versions
 from spark_statestore.store.commit import begin_snapshot, commit_version
 from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.healing import heal
 from spark_statestore.store.lineage import changes, column_family_of, lineage, past_version, replay
 from spark_statestore.store.metadata import ColumnFamily
-from spark_statestore.store.reader import is_read_newest_first, local_streams, read_version, stored_messages
+from spark_statestore.store.reader import (
+    damaged_streams,
+    read_version,
+    stored_messages,
+    streams_to_load,
+    wanted_copy,
+)
+from spark_statestore.store.scrub import Scrub
 
 # Bytes of changes from which on a request's memory is returned to the system.
 _RELEASED_BYTES = 8 << 20
@@ -44,6 +52,7 @@ class Requests:
     def __init__(self) -> None:
         self._stores = OpenStores()
         self._supervisor = Supervisor()
+        self._scrub = Scrub()
         self._handlers: dict[str, Callable[[dict[str, Any], FrameSocket, Permit], None]] = {
             "load": self._load,
             "lineage": self._lineage,
@@ -77,29 +86,34 @@ class Requests:
         if "from" in request:
             metadata = replay(store, CheckpointName(request["from"], request.get("fromId")), name)
         raw = bool(request.get("raw"))
-        files = local_streams(store, name, metadata) if raw else None
+        streams = streams_to_load(store, name, metadata, bool(request.get("local"))) if raw else None
+        size = streams.answer["bytesRead"] if streams else metadata.handle.state_size
+        if size >= LARGE_BYTES and not (streams and streams.are_files):
+            permit.acquire()
+        # If the JVM could not read the streams, one of them may be damaged.
+        damage = {} if raw else damaged_streams(store, name, metadata)
+        if damage:
+            metadata = heal(store, name, metadata, damage)
         answer = _describe(
             request, store, metadata.handle, metadata.attempt_id, _rows_of(metadata.column_families)
         )
         answer |= _process_metrics()
-        if raw:
-            answer["newestFirst"] = is_read_newest_first(metadata)
+        if damage:
+            answer["streamsRepaired"] = len(damage)
+            # The next commit writes everything, so that later versions do not need the damaged streams.
+            answer["plan"]["fullUpTo"] = UNBOUNDED
+        answer |= streams.answer if streams else {"bytesRead": metadata.handle.state_size}
         answer["columnFamilies"] = [family.to_json() for family in metadata.column_families]
-        answer["bytesRead"] = metadata.handle.state_size
-        if files is not None:
-            answer["files"] = files
-        elif metadata.handle.state_size >= LARGE_BYTES:
-            permit.acquire()
         connection.send_json(Kind.CONTROL, answer)
         connection.send(Kind.HANDLE, encode_handle(metadata.handle, store.context))
         positions = {family.name: i for i, family in enumerate(metadata.column_families)}
-        if raw and files is None:
-            for stored in stored_messages(store, name, metadata):
+        if streams and not streams.are_files:
+            for stored in stored_messages(store, name, metadata, streams.entries):
                 if stored is None:
                     connection.send(Kind.STREAM)
                 else:
                     connection.send(Kind.DATA, stored[1], positions[stored[0]])
-        elif not raw:
+        elif not streams:
             for family, batch in read_version(store, name, metadata):
                 connection.send(Kind.DATA, batch.serialize(), positions[family])
         connection.send(Kind.END)
@@ -164,6 +178,7 @@ class Requests:
         if done.merged:
             self._stores.keep_unpublished(request["store"], store)
         answer = _describe(request, store, done.handle, attempt_id, rows)
+        _plan_repair(store, done.handle, answer)
         answer["merged"] = done.merged
         answer["storeNanos"] = time.perf_counter_ns() - start - changes.wait_nanos
         answer["bytesWritten"] = done.bytes_written
@@ -174,6 +189,8 @@ class Requests:
             with contextlib.suppress(OSError):
                 store.files.prepare(done.next_directory)
         _release_memory(done.bytes_written)
+        if time.monotonic() >= store.scrub_at:
+            self._scrub.submit(store)
 
     def _publish(self, request: dict[str, Any], connection: FrameSocket, permit: Permit) -> None:
         store = self._stores.get(request["store"])
@@ -204,7 +221,8 @@ class Requests:
         snapshot.write_encoded(_ChangesReceiver(connection, permit, column_families))
         try:
             handle = snapshot.finish()
-            _answer(connection, {"bytesWritten": handle.state_size}, encode_handle(handle, store.context))
+            answer = {"bytesWritten": handle.state_size}
+            _answer(connection, answer | wanted_copy(store, handle), encode_handle(handle, store.context))
         except BaseException:
             # The JVM does not know of the snapshot, though its file may exist.
             store.retention.is_complete = False
@@ -309,7 +327,7 @@ def _describe(
     plan = plan_snapshots(
         handle,
         rows,
-        request["store"].get("snapshotInterval", DEFAULT_SNAPSHOT_INTERVAL),
+        request["store"].get("minDeltasForSnapshot", DEFAULT_MIN_DELTAS),
         known_since=request.get("knownSince"),
         background=store.options.storage != "memory",
         is_remote=not store.is_local,
@@ -327,6 +345,17 @@ def _describe(
             "uploadAtTick": plan.upload_at_tick,
         },
     }
+
+
+def _plan_repair(store: StoreDirectory, handle: IncrementalStateHandle, answer: dict[str, Any]) -> None:
+    """Have the next commit write everything if a version has streams that a scrub found damaged."""
+    if not (damaged := store.damaged):
+        return
+    if damaged.isdisjoint(entry.state.stream_state_handle_id for entry in handle):
+        answer["streamsRepaired"] = len(damaged)
+        store.damaged -= damaged
+    else:
+        answer["plan"]["fullUpTo"] = UNBOUNDED
 
 
 def _process_metrics() -> dict[str, Any]:

@@ -13,6 +13,7 @@ from weakref import WeakValueDictionary
 from spark_statestore.files import FileSystem, MemoryFileSystem
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage.merged_files import MergedFiles
+from spark_statestore.storage.task_local_state_store import TaskLocalStateStore
 from spark_statestore.store.directory import MergedFilesOf, StoreDirectory
 from spark_statestore.store.metadata import StoreId
 
@@ -127,12 +128,15 @@ def open_store(
     merged_of: MergedFilesOf | None = None,
 ) -> StoreDirectory:
     """Open a store as a request describes it; see `StoreDirectory` for parameters and errors."""
-    return StoreDirectory(
+    options = StorageOptions.parse(node["options"])
+    store = StoreDirectory(
         StoreId(node["operator"], node["partition"], node["name"]),
         node["root"],
-        StorageOptions.parse(node["options"]),
+        options,
         objects,
         (driver_range[0], driver_range[1]) if driver_range else None,
         node.get("commits"),
         merged_of,
     )
+    store.local_state = TaskLocalStateStore.of(options, store.url, store.is_local, node.get("localDirectory"))
+    return store

@@ -346,7 +346,7 @@ _STORE: Final[_Fields] = {
 _STORE_OPTIONAL: Final[_Fields] = {
     "commits": lambda value: value is None or _is_text(value),
     "run": _is_text,
-    "snapshotInterval": _is_number,
+    "minDeltasForSnapshot": _is_number,
 }
 
 _VERSION: Final[_Fields] = {"version": _is_count, "attemptId": is_attempt_id, "idInPath": _is_flag}

@@ -23,7 +23,7 @@ from spark_statestore.query.verify import verify as verify_checkpoint
 def verify(out: Output, checkpoint: str, batch: int | None, checkpoints_dir: str | None) -> None:
     """Read and check every byte that the query needs to continue.
 
-    Broken parts are listed. The exit code is 1 if there are any.
+    Broken parts are listed. The exit code is 1 if there are any, unless other files have the same state.
     """
     with out.progress("verifying stores") as progress:
         verification = verify_checkpoint(
@@ -55,7 +55,7 @@ def repair(out: Output, checkpoint: str, dry_run: bool, **arguments: Any) -> Non
         undone = [f"the rollback {done.undone_rollback}, made while the query ran, {would} undone"]
     if not done.broken or not done.moved:
         intact = f"batch {done.batch} is the newest one, and it is intact: nothing to repair"
-        out.result(done, *parts, *(undone or [intact]))
+        out.result(done, *parts, *(undone or [intact]), *_problems(done.covered))
         return
     out.result(
         done,
@@ -63,6 +63,7 @@ def repair(out: Output, checkpoint: str, dry_run: bool, **arguments: Any) -> Non
         *parts,
         f"the query {'would be' if dry_run else 'was'} rolled back to batch {done.batch}; moved files:",
         *done.moved,
+        *_problems(done.covered),
     )
 
 
@@ -113,7 +114,7 @@ def _verification(verification: Verification) -> list[str]:
             f"{verification.stores} stores, {verification.files} files and parts of files, "
             f"{size(verification.bytes)}"
         )
-        return [f"batch {verification.batch} is intact: {what}"]
+        return [f"batch {verification.batch} is intact: {what}", *_problems(verification.problems)]
     return [
         f"batch {verification.batch} is not intact, problems: {len(verification.problems)}",
         *_problems(verification.problems),
@@ -121,4 +122,7 @@ def _verification(verification: Verification) -> list[str]:
 
 
 def _problems(problems: Sequence[Problem]) -> list[str]:
-    return [f"  {problem.kind}: {problem.what}\n    {problem.message}" for problem in problems]
+    return [
+        f"  {problem.kind}{', but covered' if problem.covered else ''}: {problem.what}\n    {problem.message}"
+        for problem in problems
+    ]

@@ -51,11 +51,14 @@ def store(command: Command) -> Command:
     return command
 
 
+def state(command: Command) -> Command:
+    """Add the options that select a state of the query."""
+    column_family = click.option("--column-family", metavar="NAME", help="Column family or state variable.")
+    return store(column_family(command))
+
+
 def part(command: Command) -> Command:
     """Add the options that select a part of the state."""
-    for option in (
-        click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition."),
-        click.option("--column-family", metavar="NAME", help="Column family or state variable."),
-    ):
-        command = option(command)
-    return store(command)
+    return state(
+        click.option("--partition", type=click.IntRange(0), metavar="N", help="Only this partition.")(command)
+    )

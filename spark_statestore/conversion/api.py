@@ -28,6 +28,11 @@ from spark_statestore.options import PROVIDER_KEY
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.savepoints.copy import CheckpointCopy
 from spark_statestore.savepoints.restore import SCRATCH, new_location, require_empty, require_format
+from spark_statestore.storage import (
+    CheckpointStorageLocationReference,
+    decode_path_from_reference,
+    encode_path_as_reference,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -157,8 +162,8 @@ def convert(
             }
         return Conversion(**plan, partitions=counts, dry_run=True)
     remove_interrupted(target)
-    run = _Run(spark, origin, target, provider, counts, with_ids, progress)
-    with _reserved(spark, origin, target):
+    with _reserved(spark, origin, target) as location:
+        run = _Run(spark, origin, location, provider, counts, with_ids, progress)
         written = run.write() if partitions is None else run.write_rescaled(partitions)
         states = run.compare(written)
         if added := activity.added():
@@ -193,7 +198,7 @@ class _Run:
         self,
         spark: SparkSession,
         source: Source,
-        target: str,
+        target: CheckpointStorageLocationReference,
         provider: str,
         counts: dict[int, int],
         with_ids: bool,
@@ -218,11 +223,12 @@ class _Run:
         """
         own = self._source
         own_provider = provider_for("statestore", own.operators, has_ids=self._with_ids)
+        scratch = join(decode_path_from_reference(self._target), SCRATCH)
         if not is_own(own.provider):
-            scratch = join(self._target, SCRATCH, "converted")
-            own = self._as_source(scratch, self._convert(own, scratch, own_provider, self._counts))
+            converted = encode_path_as_reference(join(scratch, "converted"))
+            own = self._as_source(converted, self._convert(own, converted, own_provider, self._counts))
         is_last = is_own(self._provider)
-        place = self._target if is_last else join(self._target, SCRATCH, "rescaled")
+        place = self._target if is_last else encode_path_as_reference(join(scratch, "rescaled"))
         copy = CheckpointCopy(
             own.checkpoint,
             own.batch,
@@ -238,8 +244,8 @@ class _Run:
         if not is_last:
             rescaled = self._as_source(place, written)
             written = self._convert(rescaled, self._target, self._provider, written.counts)
-        files, root = open_file_system(self._target)
-        files.delete_directory(join(root.rstrip("/"), SCRATCH), recursive=True)
+        files, directory = open_file_system(scratch)
+        files.delete_directory(directory, recursive=True)
         return written
 
     def compare(self, written: _Written) -> tuple[ConvertedState, ...]:
@@ -281,7 +287,13 @@ class _Run:
             )
         )
 
-    def _convert(self, source: Source, target: str, provider: str, counts: dict[int, int]) -> _Written:
+    def _convert(
+        self,
+        source: Source,
+        target: CheckpointStorageLocationReference,
+        provider: str,
+        counts: dict[int, int],
+    ) -> _Written:
         """Copy all stores, and Spark's files except the logs and the last."""
         sides = {
             "source": _origin(source, counts),
@@ -299,14 +311,16 @@ class _Run:
         copy.write(state=False, state_ids=ids)
         return _Written(copy, ids, counts)
 
-    def _as_source(self, url: str, written: _Written) -> Source:
+    def _as_source(self, location: CheckpointStorageLocationReference, written: _Written) -> Source:
         """Return an intermediate location as the source of the next step."""
         written.copy.write_logs()
+        url = decode_path_from_reference(location)
         return Source(url, self._source.batch, None, query_id=self._source.query_id)
 
 
 def _origin(source: Source, counts: Mapping[int, int]) -> dict[str, Any]:
-    return side(source, source.given, source.provider, counts, source.ids, with_ids=source.ids is not None)
+    location = encode_path_as_reference(source.given)
+    return side(source, location, source.provider, counts, source.ids, with_ids=source.ids is not None)
 
 
 @dataclass(slots=True)
@@ -360,11 +374,13 @@ def _added_up(digests: Sequence[Mapping[str, Any]], *, by_partition: bool) -> de
 
 
 @contextlib.contextmanager
-def _reserved(spark: SparkSession, source: Source, target: str) -> Iterator[None]:
+def _reserved(
+    spark: SparkSession, source: Source, target: str
+) -> Iterator[CheckpointStorageLocationReference]:
     jvm: Any = spark._jvm
     pids = [os.getpid(), int(jvm.java.lang.ProcessHandle.current().pid())]
-    with new_location(source.checkpoint, target, by=claim(pids)):
-        yield
+    with new_location(source.checkpoint, target, by=claim(pids)) as location:
+        yield location
 
 
 def _require_empty(target: str) -> None:

@@ -21,6 +21,7 @@ from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.operators import SCHEMAS
 from spark_statestore.query.query_checkpoint import COMMITS, OFFSETS, STATE, ranges
 from spark_statestore.rows.source import variable_kinds
+from spark_statestore.storage import CheckpointStorageLocationReference, decode_path_from_reference
 from spark_statestore.store.metadata import StoreId
 
 STORE_CONF: Final = "spark.sql.streaming.stateStore."
@@ -130,7 +131,7 @@ class Source:
 
 def side(
     source: Source,
-    url: str,
+    location: CheckpointStorageLocationReference,
     provider: str,
     partitions: Mapping[int, int],
     ids: _Ids | None,
@@ -139,9 +140,10 @@ def side(
 ) -> dict[str, Any]:
     """Return a side of the conversion as the JVM reads it: root, settings and stores.
 
-    Its checkpoint location is `url`. With `with_ids` it has checkpoint format v2, and `ids` are those of its
-    stores, if these exist.
+    `location` refers to its checkpoint location, whose path executors get. With `with_ids` it has checkpoint
+    format v2, and `ids` are those of its stores, if these exist.
     """
+    url = decode_path_from_reference(location)
     pinned = {name: value for name, value in source.offsets.conf.items() if name.startswith(STORE_CONF)}
     conf: dict[str, str | None] = {
         **pinned,

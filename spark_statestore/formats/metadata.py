@@ -128,7 +128,7 @@ def encode_object(
         raise CheckpointIOError(
             f"metadata of {size} bytes, {len(described)} of which are properties, exceeds the limits of "
             f"{LARGEST_BODY} and {_LARGEST_PROPERTIES} bytes. Use more partitions, or a smaller "
-            "snapshotInterval."
+            "spark.sql.streaming.stateStore.minDeltasForSnapshot."
         )
     body = zlib.compress(
         b"".join([struct.pack(f"<{len(lengths)}I", *lengths), described, *handles]),

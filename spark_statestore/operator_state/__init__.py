@@ -2,6 +2,7 @@
 
 from spark_statestore.operator_state.arrow_serializer import ArrowSerializer
 from spark_statestore.operator_state.backend import OperatorStateBackend, OperatorStateStore
+from spark_statestore.operator_state.batch_state import BatchOperatorState
 from spark_statestore.operator_state.broadcast_state import BroadcastState, HeapBroadcastState
 from spark_statestore.operator_state.default_backend import DefaultOperatorStateBackend
 from spark_statestore.operator_state.descriptors import ListStateDescriptor, MapStateDescriptor
@@ -15,6 +16,7 @@ from spark_statestore.operator_state.serializers import BytesSerializer, Compati
 
 __all__ = [
     "ArrowSerializer",
+    "BatchOperatorState",
     "BroadcastState",
     "BytesSerializer",
     "Compatibility",

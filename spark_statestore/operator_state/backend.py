@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, KeysView
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
+from spark_statestore.operator_state.snapshot_strategy import Snapshotable
+from spark_statestore.storage.operator_handles import OperatorStateHandle
 
 if TYPE_CHECKING:
     from spark_statestore.operator_state.broadcast_state import BroadcastState
     from spark_statestore.operator_state.descriptors import ListStateDescriptor, MapStateDescriptor
     from spark_statestore.operator_state.list_state import ListState
-    from spark_statestore.storage.streams import CheckpointStreamFactory
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -73,38 +73,12 @@ class OperatorStateStore(ABC):
         """Names of the broadcast states, restored ones too; a live view."""
 
 
-class OperatorStateBackend(OperatorStateStore):
-    """The state of one subtask of an operator: snapshot and restore.
-
-    Flink splits a snapshot into a synchronous and an asynchronous part. A batch of Spark is complete
-    only with its state, so a snapshot here is written by the thread that asks for it.
-    """
-
-    @abstractmethod
-    def snapshot(
-        self, checkpoint_id: int, timestamp: int, stream_factory: CheckpointStreamFactory
-    ) -> OperatorStreamStateHandle | None:
-        """Write all state.
-
-        Parameters
-        ----------
-        checkpoint_id
-            The checkpoint that it is for.
-        timestamp
-            Start of the checkpoint in milliseconds since 1970.
-        stream_factory
-            Opens the streams.
-
-        Returns
-        -------
-        OperatorStreamStateHandle or None
-            The state's handle, which the caller owns; None if there is no state.
-        """
-
-    @abstractmethod
-    def restore(self, state: Collection[OperatorStreamStateHandle | None] | None) -> None:
-        """Read state back; None is a fresh start."""
+class OperatorStateBackend(
+    OperatorStateStore,
+    Snapshotable[OperatorStateHandle, Collection[OperatorStateHandle | None] | None],
+):
+    """The state of one subtask of an operator: snapshot and restore."""
 
     @abstractmethod
     def dispose(self) -> None:
-        """Release all state."""
+        """Release all state, and cancel the snapshots that are being written."""

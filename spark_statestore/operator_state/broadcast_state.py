@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import ItemsView, Iterator, Mapping, Sequence
+from collections.abc import ItemsView, Iterator, Mapping
 from types import MappingProxyType
 from typing import Generic, TypeVar, overload
 
-from spark_statestore.operator_state.content import BroadcastContent
+from spark_statestore.operator_state.content import BroadcastCopy, CopiedValues, StateInUse
 from spark_statestore.operator_state.descriptors import MapStateDescriptor
-from spark_statestore.operator_state.stream_format import BroadcastMetaInfo, Entry
+from spark_statestore.operator_state.stream_format import BroadcastMetaInfo
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -81,7 +81,7 @@ class BroadcastState(ABC, Generic[K, V]):
         return self.contains(key)
 
 
-class HeapBroadcastState(BroadcastState[K, V], BroadcastContent):
+class HeapBroadcastState(StateInUse[BroadcastCopy], BroadcastState[K, V]):
     """A map in memory.
 
     Parameters
@@ -107,17 +107,20 @@ class HeapBroadcastState(BroadcastState[K, V], BroadcastContent):
         self.put_all({key: value})
 
     def put_all(self, entries: Mapping[K, V]) -> None:
+        self._require_changeable()
         for key, value in entries.items():
             self._check(key, value)
         self._entries.update(entries)
 
     def remove(self, key: K) -> None:
+        self._require_changeable()
         self._entries.pop(key, None)
 
     def contains(self, key: K) -> bool:
         return key in self._entries
 
     def clear(self) -> None:
+        self._require_changeable()
         self._entries.clear()
 
     def items(self) -> ItemsView[K, V]:
@@ -131,12 +134,18 @@ class HeapBroadcastState(BroadcastState[K, V], BroadcastContent):
         return len(self._entries)
 
     @property
-    def meta_info(self) -> BroadcastMetaInfo:
-        return BroadcastMetaInfo(self.descriptor.name, (self.descriptor.serializer_snapshots,))
+    def _name(self) -> str:
+        return f"broadcast state {self.descriptor.name!r}"
 
-    def encoded(self) -> Iterator[tuple[int, Sequence[Entry]]]:
-        key, value = self.descriptor.key_serializer, self.descriptor.value_serializer
-        yield 0, [(key.serialize(k), value.serialize(v)) for k, v in self._entries.items()]
+    def _new_copy(self, *, shallow: bool) -> BroadcastCopy:
+        return BroadcastCopy(
+            BroadcastMetaInfo(self.descriptor.name, (self.descriptor.serializer_snapshots,)),
+            CopiedValues(self._entries, self.descriptor.key_serializer, shallow=shallow),
+            CopiedValues(self._entries.values(), self.descriptor.value_serializer, shallow=shallow),
+        )
+
+    def _has_changed(self, copy: BroadcastCopy) -> bool:
+        return copy.values.differ_from(self._entries.values())
 
     def _check(self, key: K, value: V) -> None:
         try:

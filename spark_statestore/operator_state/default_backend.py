@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, KeysView
+from collections.abc import Collection, Iterator, KeysView
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_statestore.errors import IllegalStateError, StateMigrationError
 from spark_statestore.operator_state.backend import OperatorStateBackend
 from spark_statestore.operator_state.broadcast_state import BroadcastState, HeapBroadcastState
-from spark_statestore.operator_state.content import RestoredBroadcast, RestoredList
+from spark_statestore.operator_state.content import RestoredBroadcast, RestoredList, StateInUse
 from spark_statestore.operator_state.descriptors import ListStateDescriptor, MapStateDescriptor
 from spark_statestore.operator_state.list_state import ListState, PartitionableListState
 from spark_statestore.operator_state.restore import OperatorStateRestoreOperation
 from spark_statestore.operator_state.serializers import Compatibility, SerializerSnapshot, StateSerializer
-from spark_statestore.operator_state.snapshot import write_snapshot
-from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle
+from spark_statestore.operator_state.snapshot import DefaultOperatorStateBackendSnapshotStrategy
+from spark_statestore.operator_state.snapshot_strategy import CheckpointOptions, SnapshotFuture
+from spark_statestore.storage.operator_handles import Mode, OperatorStateHandle
 
 if TYPE_CHECKING:
     from spark_statestore.storage.streams import CheckpointStreamFactory
@@ -36,9 +37,12 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
         Handles to start from; None for a fresh start.
     """
 
-    def __init__(self, restored: Collection[OperatorStreamStateHandle | None] | None = None) -> None:
+    def __init__(self, restored: Collection[OperatorStateHandle | None] | None = None) -> None:
         self._lists: dict[str, PartitionableListState[Any] | RestoredList] = {}
         self._broadcasts: dict[str, HeapBroadcastState[Any, Any] | RestoredBroadcast] = {}
+        self._strategy = DefaultOperatorStateBackendSnapshotStrategy(self._lists, self._broadcasts)
+        self._pending: set[SnapshotFuture[OperatorStateHandle]] = set()
+        self._is_frozen = False
         self._disposed = False
         self.restore(restored)
 
@@ -65,7 +69,10 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
             return state
         key_serializer, value_serializer = descriptor.key_serializer, descriptor.value_serializer
         entries = state.decode(key_serializer, value_serializer) if state is not None else None
-        self._broadcasts[name] = accessed = HeapBroadcastState(descriptor, entries)
+        accessed = HeapBroadcastState(descriptor, entries)
+        if self._is_frozen:
+            accessed.freeze()
+        self._broadcasts[name] = accessed
         return accessed
 
     @property
@@ -79,12 +86,37 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
     # The runtime's side
 
     def snapshot(
-        self, checkpoint_id: int, timestamp: int, stream_factory: CheckpointStreamFactory
-    ) -> OperatorStreamStateHandle | None:
+        self,
+        checkpoint_id: int,
+        timestamp: int,
+        stream_factory: CheckpointStreamFactory,
+        options: CheckpointOptions,
+    ) -> SnapshotFuture[OperatorStateHandle]:
         self._require_state()
-        return write_snapshot(self._lists.values(), self._broadcasts.values(), checkpoint_id, stream_factory)
+        future = self._strategy.snapshot(checkpoint_id, timestamp, stream_factory, options)
+        self._pending.add(future)
+        future.add_done_callback(lambda _: self._pending.discard(future))
+        return future
 
-    def restore(self, state: Collection[OperatorStreamStateHandle | None] | None) -> None:
+    def freeze(self) -> None:
+        """Refuse changes of all states from now on, those that are accessed later included."""
+        self._require_state()
+        self._is_frozen = True
+        for state in self._states_in_use():
+            state.freeze()
+
+    def thaw(self) -> None:
+        """Allow changes again."""
+        self._is_frozen = False
+        for state in self._states_in_use():
+            state.thaw()
+
+    def require_unchanged(self) -> None:
+        """Raise `IllegalStateError` if a value was changed in place since the states were frozen."""
+        for state in self._states_in_use():
+            state.require_unchanged()
+
+    def restore(self, state: Collection[OperatorStateHandle | None] | None) -> None:
         self._require_state()
         if state is None:
             return
@@ -100,6 +132,8 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
 
     def dispose(self) -> None:
         self._disposed = True
+        for future in list(self._pending):
+            future.cancel()
         self._lists.clear()
         self._broadcasts.clear()
 
@@ -121,8 +155,16 @@ class DefaultOperatorStateBackend(OperatorStateBackend):
             _require_same(descriptor.serializer, used, f"each element of list state {name!r}")
             return state
         elements = state.decode(descriptor.serializer) if state is not None else ()
-        self._lists[name] = accessed = PartitionableListState(descriptor, mode, elements)
+        accessed = PartitionableListState(descriptor, mode, elements)
+        if self._is_frozen:
+            accessed.freeze()
+        self._lists[name] = accessed
         return accessed
+
+    def _states_in_use(self) -> Iterator[StateInUse[Any]]:
+        for state in (*self._lists.values(), *self._broadcasts.values()):
+            if isinstance(state, StateInUse):
+                yield state
 
     def _require_state(self) -> None:
         if self._disposed:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
-from spark_statestore.operator_state.content import ListContent
+from spark_statestore.operator_state.content import CopiedValues, ListCopy, StateInUse
 from spark_statestore.operator_state.descriptors import ListStateDescriptor
 from spark_statestore.operator_state.stream_format import ListMetaInfo
 from spark_statestore.storage.operator_handles import Mode
@@ -56,7 +56,7 @@ class ListState(ABC, Generic[T]):
         """Remove all elements; the state stays registered."""
 
 
-class PartitionableListState(ListState[T], ListContent):
+class PartitionableListState(StateInUse[ListCopy], ListState[T]):
     """A list in memory.
 
     Checks every element as it comes, also those of `add_all`, where Flink's class takes None.
@@ -80,30 +80,42 @@ class PartitionableListState(ListState[T], ListContent):
         return list(self._elements)
 
     def add(self, value: T) -> None:
+        self._require_changeable()
         self._elements.append(self._checked(value))
 
     def add_all(self, values: Iterable[T] | None) -> None:
+        self._require_changeable()
         if values is not None:
-            self._elements.extend([self._checked(value) for value in values])
+            checked = [self._checked(value) for value in values]
+            # The iterable may have taken the snapshot.
+            self._require_changeable()
+            self._elements.extend(checked)
 
     def update(self, values: Iterable[T]) -> None:
+        self._require_changeable()
         if values is None:
             raise TypeError(
                 f"list state {self.descriptor.name!r} cannot be updated with None. Give an iterable of "
                 "elements, or call clear."
             )
-        self._elements = [self._checked(value) for value in values]
+        checked = [self._checked(value) for value in values]
+        self._require_changeable()
+        self._elements = checked
 
     def clear(self) -> None:
+        self._require_changeable()
         self._elements = []
 
     @property
-    def meta_info(self) -> ListMetaInfo:
-        return ListMetaInfo(self.descriptor.name, self.mode, (self.descriptor.serializer_snapshot,))
+    def _name(self) -> str:
+        return f"list state {self.descriptor.name!r}"
 
-    def encoded(self) -> Iterator[tuple[int, bytes]]:
-        serialize = self.descriptor.serializer.serialize
-        return ((0, serialize(element)) for element in self._elements)
+    def _new_copy(self, *, shallow: bool) -> ListCopy:
+        meta = ListMetaInfo(self.descriptor.name, self.mode, (self.descriptor.serializer_snapshot,))
+        return ListCopy(meta, CopiedValues(self._elements, self.descriptor.serializer, shallow=shallow))
+
+    def _has_changed(self, copy: ListCopy) -> bool:
+        return copy.elements.differ_from(self._elements)
 
     def _checked(self, value: T) -> T:
         try:

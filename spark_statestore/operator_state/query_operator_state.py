@@ -20,6 +20,7 @@ from spark_statestore.errors import (
 from spark_statestore.files import join, open_file_system
 from spark_statestore.files.failures import read_file
 from spark_statestore.operator_state.backend import OperatorStateStore
+from spark_statestore.operator_state.batch_state import BatchOperatorState, BatchSnapshot
 from spark_statestore.operator_state.default_backend import DefaultOperatorStateBackend
 from spark_statestore.operator_state.parts import (
     MAX_PARALLELISM,
@@ -132,11 +133,14 @@ class QueryOperatorState:
         self._in_use = threading.Lock()
 
     @contextmanager
-    def batch(self, batch_id: int) -> Iterator[OperatorStateStore]:
+    def batch(self, batch_id: int) -> Iterator[BatchOperatorState]:
         """Use the state within one batch, and checkpoint it at the end.
 
         At the end of the block the state is checkpointed, and the batch counts once that
         is done. If the block raises, nothing of what it did to the state remains.
+
+        A block that is done with its state can have it written while it goes on, for instance with its sink:
+        see `BatchOperatorState.snapshot`.
 
         Parameters
         ----------
@@ -145,7 +149,7 @@ class QueryOperatorState:
 
         Yields
         ------
-        OperatorStateStore
+        BatchOperatorState
             The state, as the newest earlier batch left it; not to be used after the block.
 
         Raises
@@ -173,13 +177,15 @@ class QueryOperatorState:
             part = self._next_part(batch_id, listed)
             # Kept only if the block and the checkpoint succeed.
             self._backend = None
+            snapshot = BatchSnapshot(backend, self._directory, part)
             try:
-                yield backend
-                self._directory.write(part, backend)
+                yield BatchOperatorState(backend, snapshot)
+                snapshot.complete()
             except BaseException:
-                backend.dispose()
+                snapshot.abandon()
                 raise
-            self._backend, self._at = backend, part
+            # In this order: without a backend the part is read.
+            self._at, self._backend = part, backend
             self._retain(listed, part)
         finally:
             self._in_use.release()

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 
 from spark_statestore.storage.operator_handles import (
     Mode,
+    OperatorStateHandle,
     OperatorStreamStateHandle,
     StateMetaInfo,
 )
 from spark_statestore.storage.stream_handles import StreamStateHandle
 
-Handles = Sequence[Sequence[OperatorStreamStateHandle | None]]
+Handles = Sequence[Sequence[OperatorStateHandle | None]]
 
 
 class OperatorStateRepartitioner(ABC):
@@ -32,7 +33,7 @@ class OperatorStateRepartitioner(ABC):
 
         Returns
         -------
-        sequence of sequence of OperatorStreamStateHandle
+        sequence of sequence of OperatorStateHandle
             The handles of each new subtask. Several may refer to one stream, so they are
             discarded with the checkpoint only, never one by one.
 
@@ -189,7 +190,7 @@ def _give(share: _Share, part: _Part) -> None:
     states[part.name] = part.meta
 
 
-def _handles(share: _Share) -> list[OperatorStreamStateHandle]:
+def _handles(share: _Share) -> list[OperatorStateHandle]:
     """Return the handles of a subtask, in the order of the old ones; neighbours in one stream are one."""
     merged: list[tuple[StreamStateHandle, dict[str, StateMetaInfo]]] = []
     for _, (stream, states) in sorted(share.items(), key=lambda item: item[0]):

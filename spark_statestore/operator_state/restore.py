@@ -20,7 +20,7 @@ from spark_statestore.operator_state.stream_format import (
     corrupt,
     decode_header,
 )
-from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.operator_handles import Mode, OperatorStateHandle, StateMetaInfo
 
 _CHUNK: Final = 1 << 20
 
@@ -39,7 +39,7 @@ class OperatorStateRestoreOperation:
         self.lists: dict[str, RestoredList] = {}
         self.broadcasts: dict[str, RestoredBroadcast] = {}
 
-    def restore(self, handles: Iterable[OperatorStreamStateHandle | None]) -> None:
+    def restore(self, handles: Iterable[OperatorStateHandle | None]) -> None:
         """Read handles; those that are None are skipped.
 
         Raises
@@ -55,7 +55,7 @@ class OperatorStateRestoreOperation:
             if handle is not None:
                 self._restore(handle)
 
-    def _restore(self, handle: OperatorStreamStateHandle) -> None:
+    def _restore(self, handle: OperatorStateHandle) -> None:
         where = f"the operator state stream {handle.stream_state_handle_id}"
         data = self._read(handle, where)
         if handle.checksum is not None and zlib.crc32(data) != handle.checksum:
@@ -89,7 +89,7 @@ class OperatorStateRestoreOperation:
             pair, entries = reader.part(offset, len(numbers))
             state.append(numbers[pair], entries)
 
-    def _read(self, handle: OperatorStreamStateHandle, where: str) -> bytes:
+    def _read(self, handle: OperatorStateHandle, where: str) -> bytes:
         try:
             with handle.open_input_stream() as stream:
                 return b"".join(iter(lambda: stream.read(_CHUNK), b""))

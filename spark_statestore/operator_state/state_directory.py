@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 
 from spark_statestore.errors import (
@@ -21,12 +22,19 @@ from spark_statestore.operator_state.metadata import (
     encode_operators,
 )
 from spark_statestore.operator_state.parts import MAX_PARALLELISM, StatePart
+from spark_statestore.operator_state.snapshot_strategy import CheckpointOptions, SnapshotFuture
 from spark_statestore.options import DEFAULT_FILE_STATE_THRESHOLD
-from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName, FsCheckpointStorage
+from spark_statestore.storage import (
+    METADATA_FILE_NAME,
+    CheckpointName,
+    CheckpointStorageLocation,
+    FsCheckpointStorage,
+)
 from spark_statestore.storage.file_handles import discard_file
 from spark_statestore.storage.handle_codec import HandleContext
 from spark_statestore.storage.metadata_streams import read_object
-from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
+from spark_statestore.storage.operator_handles import OperatorStateHandle
+from spark_statestore.storage.snapshot_result import SnapshotResult
 
 _logger = logging.getLogger(__name__)
 
@@ -57,13 +65,10 @@ class OperatorStateDirectory:
             raise CheckpointIOError(f"{self} cannot be listed: {error}") from error
         return dict(sorted(parts.items()))
 
-    def write(self, part: StatePart, backend: OperatorStateBackend) -> None:
-        """Write a subtask's state; it is published once all of it is written.
+    def begin(self, part: StatePart, backend: OperatorStateBackend, *, is_synchronous: bool) -> PendingPart:
+        """Take a snapshot of a subtask's state, as it is now; the returned object writes and publishes it.
 
-        Raises
-        ------
-        CheckpointExistsError
-            If another attempt has published a part of that name. Nothing of this one is left.
+        With `is_synchronous` the state must not be changed before that is done.
         """
         name = part.name
         try:
@@ -74,23 +79,23 @@ class OperatorStateDirectory:
                 "writable for the user that runs the driver and the executors."
             ) from error
         now = time.time_ns() // 1_000_000
-        handle = None
+        options = CheckpointOptions(location.location_reference, is_synchronous)
         try:
-            handle = backend.snapshot(part.batch, now, location)
-            subtasks = {} if handle is None else {part.subtask: handle}
-            state = OperatorState(self._operator, part.parallelism, MAX_PARALLELISM, subtasks)
-            metadata = OperatorsMetadata(part.batch, str(name.id), now, {self._operator: state})
-            with location.create_metadata_output_stream() as out:
-                out.write(encode_operators(metadata, self._context(part)))
-                out.close_and_finalize_checkpoint()
-        except BaseException as error:
-            is_taken = isinstance(error, CheckpointExistsError)
-            if is_taken:
-                error.add_note(f"another driver or task attempt has written to {self} meanwhile")
-            self._remove_own(part, handle, is_taken=is_taken)
+            streams = self._storage.resolve_checkpoint_storage_location(name, options.target_location)
+            future = backend.snapshot(part.batch, now, streams, options)
+        except BaseException:
+            self.remove_own(part, SnapshotResult.empty(), may_be_published=False)
             raise
+        return PendingPart(self, part, location, future, now)
 
-    def read(self, part: StatePart) -> OperatorStreamStateHandle | None:
+    def encode(self, part: StatePart, handle: OperatorStateHandle | None, created_ms: int) -> bytes:
+        """Return the metadata of a part."""
+        subtasks = {} if handle is None else {part.subtask: handle}
+        state = OperatorState(self._operator, part.parallelism, MAX_PARALLELISM, subtasks)
+        metadata = OperatorsMetadata(part.batch, str(part.name.id), created_ms, {self._operator: state})
+        return encode_operators(metadata, self._context(part))
+
+    def read(self, part: StatePart) -> OperatorStateHandle | None:
         """Read a part's metadata, and return the handle in it; None if the subtask had no state.
 
         Raises
@@ -118,7 +123,7 @@ class OperatorStateDirectory:
                 + restore_from_backup("the right ones")
             )
         handle = state.subtasks.get(part.subtask)
-        if handle is not None and not isinstance(handle, OperatorStreamStateHandle):
+        if handle is not None and not isinstance(handle, OperatorStateHandle):
             raise CorruptCheckpointError(
                 f"{where} has a {type(handle).__name__} instead of operator state. "
                 + restore_from_backup("the right file")
@@ -137,17 +142,17 @@ class OperatorStateDirectory:
         except (OSError, StateStoreError) as error:
             _logger.warning("could not discard batch %s of %s at %s: %s", part.batch, self, url, error)
 
-    def _remove_own(
-        self, part: StatePart, handle: OperatorStreamStateHandle | None, *, is_taken: bool
+    def remove_own(
+        self, part: StatePart, result: SnapshotResult[OperatorStateHandle], *, may_be_published: bool
     ) -> None:
+        """Remove what an attempt at a part has written; a failure is logged."""
         try:
             # Published, and the response was lost: the next attempt replaces it, until then it must be
             # readable.
-            if not is_taken and self._files.exists(self._metadata_path(part)):
+            if may_be_published and self._files.exists(self._metadata_path(part)):
                 return
             # Not the whole directory: another driver's attempt may have the same number.
-            if handle is not None:
-                handle.discard_state()
+            result.discard_state()
             self._files.delete_directory(join(self._path, part.name.directory))
         except OSError as error:
             _logger.warning("could not remove what failed of batch %s of %s: %s", part.batch, self, error)
@@ -157,3 +162,63 @@ class OperatorStateDirectory:
 
     def _context(self, part: StatePart) -> HandleContext:
         return HandleContext(self._files, join(self._path, part.name.directory))
+
+
+class PendingPart:
+    """The state of a subtask after one batch, until it is published or discarded."""
+
+    def __init__(
+        self,
+        directory: OperatorStateDirectory,
+        part: StatePart,
+        location: CheckpointStorageLocation,
+        future: SnapshotFuture[OperatorStateHandle],
+        created_ms: int,
+    ) -> None:
+        self._directory = directory
+        self._part = part
+        self._location = location
+        self._future = future
+        self._created_ms = created_ms
+        self._writer: threading.Thread | None = None
+        self._is_published = self._may_be_published = False
+
+    def write_in_background(self) -> None:
+        """Have another thread write the state."""
+        name = f"snapshot of batch {self._part.batch} of {self._directory}"
+        writer = threading.Thread(target=self._future.run, name=name, daemon=True)
+        writer.start()
+        self._writer = writer
+
+    def publish(self) -> None:
+        """Publish the part, once its state is written: by this thread, if by no other.
+
+        Raises
+        ------
+        CheckpointExistsError
+            If another attempt has published a part of that name.
+        """
+        self._future.run()
+        handle = self._future.result().job_manager_owned_snapshot
+        with self._location.create_metadata_output_stream() as out:
+            out.write(self._directory.encode(self._part, handle, self._created_ms))
+            self._may_be_published = True
+            try:
+                out.close_and_finalize_checkpoint()
+            except CheckpointExistsError as error:
+                self._may_be_published = False
+                error.add_note(f"another driver or task attempt has written to {self._directory} meanwhile")
+                raise
+        self._is_published = True
+
+    def discard(self) -> None:
+        """Cancel the snapshot, wait until it is not written any more, and remove what it has left."""
+        if self._is_published:
+            return
+        self._future.cancel()
+        # Not for the future: an interrupt of this thread's own `run` may have left it without a result.
+        if self._writer is not None:
+            self._writer.join()
+        is_written = self._future.done() and not self._future.cancelled() and self._future.exception() is None
+        result = self._future.result() if is_written else SnapshotResult[OperatorStateHandle].empty()
+        self._directory.remove_own(self._part, result, may_be_published=self._may_be_published)

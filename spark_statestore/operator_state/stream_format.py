@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -60,6 +60,9 @@ OPERATOR_STATE_FORMAT_VERSION: Final = 1
 _MAGIC: Final = b"\x89SSTO\r\n\x1a"
 _HEADER: Final = struct.Struct("<8sHHI")
 _NUMBER: Final = struct.Struct("<I")
+
+# Bytes that are encoded at once.
+_PIECE: Final = 1 << 20
 
 Entry = tuple[bytes, bytes]
 
@@ -100,17 +103,38 @@ def encode_header(lists: Iterable[ListMetaInfo], broadcasts: Iterable[BroadcastM
     return _HEADER.pack(_MAGIC, OPERATOR_STATE_FORMAT_VERSION, 0, len(body)) + body
 
 
-def encode_element(data: bytes, serializer: int, serializers: int) -> bytes:
-    """Encode an element, written by one of so many serializers."""
-    return _index(serializer, serializers) + _NUMBER.pack(len(data)) + data
+def encode_elements(
+    elements: Iterable[tuple[int, bytes]], serializers: int, position: int, offsets: list[int]
+) -> Iterator[bytes]:
+    """Encode elements, each written by one of so many serializers, in pieces.
+
+    `position` is that of the first one in the stream. The offset of each is appended to `offsets`.
+    """
+    pieces: list[bytes] = []
+    start = position
+    for serializer, data in elements:
+        offsets.append(position)
+        head = _index(serializer, serializers) + _NUMBER.pack(len(data))
+        pieces += (head, data)
+        position += len(head) + len(data)
+        if position - start >= _PIECE:
+            yield b"".join(pieces)
+            pieces, start = [], position
+    if pieces:
+        yield b"".join(pieces)
 
 
-def encode_part(entries: Sequence[Entry], serializer: int, serializers: int) -> bytes:
-    """Encode a part of a broadcast state, written by one of so many pairs of serializers."""
-    pieces = [_index(serializer, serializers), _NUMBER.pack(len(entries))]
+def encode_part(count: int, entries: Iterable[Entry], serializer: int, serializers: int) -> Iterator[bytes]:
+    """Encode a part of a broadcast state, written by one of so many pairs of serializers, in pieces."""
+    pieces = [_index(serializer, serializers), _NUMBER.pack(count)]
+    size = 0
     for key, value in entries:
         pieces += (_NUMBER.pack(len(key)), key, _NUMBER.pack(len(value)), value)
-    return b"".join(pieces)
+        size += len(key) + len(value)
+        if size >= _PIECE:
+            yield b"".join(pieces)
+            pieces, size = [], 0
+    yield b"".join(pieces)
 
 
 def _index(serializer: int, serializers: int) -> bytes:

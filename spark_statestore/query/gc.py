@@ -125,7 +125,8 @@ def gc(
         metadata that references it. Holds must be at least a day old.
     stopped
         The query does not run, and is not started meanwhile. Then files of any age are removed, and also
-        those that a running query might still use: newer snapshots, and versions of the uncommitted batch.
+        those that a running query might still use: newer snapshots, and versions of the uncommitted batch
+        unless they have the newest batch's state in other streams than that batch.
     checkpoints_dir
         The option ``checkpointsDir`` of the query, if it was set.
     progress

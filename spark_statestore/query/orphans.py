@@ -104,6 +104,19 @@ class StoreFiles:
         newest = self.metadata.get((self.newest, METADATA_FILE_NAME))
         return -1 if newest is None else newest.handle.base_version
 
+    def may_cover_newest(self, name: CheckpointName) -> bool:
+        """Return True if a later version has the state of the newest batch's version in other streams.
+
+        A load of that one reads them if its own are damaged, see `heal`.
+        """
+        newest = None if self.newest is None else self.metadata.get((self.newest, METADATA_FILE_NAME))
+        later = self.metadata.get((name, METADATA_FILE_NAME))
+        if newest is None or later is None or later.parent_attempt_id != newest.attempt_id:
+            return False
+        return any(
+            entry.version <= newest.version and entry not in newest.handle.entries for entry in later.handle
+        )
+
 
 def orphans(
     store: StoreFiles, decided: CommittedAttempts, is_old: Callable[[str], bool], *, stopped: bool
@@ -119,7 +132,7 @@ def orphans(
             unneeded[name] = "its version was not published"
         elif decided.supersedes(store.operator, name):
             unneeded[name] = "Spark committed another attempt at its version"
-        elif stopped and decided.is_uncommitted(name, newest):
+        elif stopped and decided.is_uncommitted(name, newest) and not store.may_cover_newest(name):
             unneeded[name] = "its batch is not committed, and Spark runs it again"
     unneeded = {name: why for name, why in unneeded.items() if all(map(is_old, store.paths(name)))}
     needed: set[str] = set()

@@ -10,7 +10,7 @@ from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import QueryCheckpoint
 from spark_statestore.query.rollback import find_rollback, rollback, undo_rollback
 from spark_statestore.query.running import ActivityCheck
-from spark_statestore.query.verify import Verification, Verifier
+from spark_statestore.query.verify import Problem, Verification, Verifier
 
 __all__ = ["Repair", "repair"]
 
@@ -32,6 +32,8 @@ class Repair:
         that undoing a rollback repaired is not included.
     moved
         Files that the rollback moved, or would move; none if nothing is broken.
+    covered
+        Damage of that batch that the query repairs itself when it is started, see `Problem.covered`.
     undone_rollback
         Directory in ``rolled-back`` of a rollback that was undone, or would be, because it left a gap in the
         logs; None if there is none. In a dry run, ``broken`` is the finding before that.
@@ -43,6 +45,7 @@ class Repair:
     broken: tuple[Verification, ...]
     moved: tuple[str, ...]
     undone_rollback: str | None = None
+    covered: tuple[Problem, ...] = ()
 
 
 def repair(
@@ -54,6 +57,9 @@ def repair(
     progress: Progress | None = None,
 ) -> Repair:
     """Roll a query back to its newest intact batch; nothing is changed if that is the newest one.
+
+    A batch is intact, too, if other files have the state of its damaged ones: the query reads those when it
+    is started, and then writes a full snapshot.
 
     The query must be stopped. It runs the batches after that one again, with the same input as far as its
     sources still have it, see `spark_statestore.rollback`. If the logs have a gap because the query ran
@@ -102,7 +108,8 @@ def repair(
                 else ()
             )
             if moved or not broken:
-                return Repair(checkpoint.url, dry_run, batch, tuple(broken), moved, undone)
+                covered = verification.problems
+                return Repair(checkpoint.url, dry_run, batch, tuple(broken), moved, undone, covered)
             # A rollback would not remove the broken files.
             continue
         for problem in verification.problems:

@@ -28,6 +28,8 @@ from spark_statestore.query.query_checkpoint import (
 from spark_statestore.query.running import ActivityCheck
 from spark_statestore.query.store_snapshot import require_streams
 from spark_statestore.storage import METADATA_FILE_NAME
+from spark_statestore.store.healing import heal, readable_metadata
+from spark_statestore.store.reader import damaged_streams
 
 # Ranks in the order in which a batch's files are moved.
 _FIRST: Final = 0
@@ -183,9 +185,20 @@ class _Plan:
                 files.create(path, entry_before(self._checkpoint, self._batch).encode())
 
     def _require_state(self) -> None:
-        """Raise unless all files of the batch's state exist; their content is not read."""
+        """Raise unless all files of the batch's state exist, or others have the same state.
+
+        Content is read only to find these.
+        """
         for version in self._checkpoint.stores(self._batch):
-            require_streams(self._checkpoint, version)
+            try:
+                require_streams(self._checkpoint, version)
+            except CorruptCheckpointError as error:
+                store = self._checkpoint.open(version.store)
+                try:
+                    metadata = readable_metadata(store, version.name, version.attempt_id)
+                    heal(store, version.name, metadata, damaged_streams(store, version.name, metadata))
+                except CorruptCheckpointError:
+                    raise error from None
 
     def _later_logs(self) -> list[str]:
         """Return the files of later batches, in the order in which they are removed."""

@@ -8,12 +8,19 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Final
 
-from spark_statestore.errors import CheckpointError, SavepointNotFoundError
+from spark_statestore.errors import CheckpointError, CheckpointIOError, SavepointNotFoundError
 from spark_statestore.files import FileSystem, join, open_file_system, parent_of
 from spark_statestore.files.failures import failing_to, read_file
+from spark_statestore.options import DEFAULT_FILE_STATE_THRESHOLD
 from spark_statestore.query.savepoint import Savepoint, decode_savepoint, encode_savepoint
-from spark_statestore.storage import METADATA_FILE_NAME, SAVEPOINT_DIR_PREFIX
-from spark_statestore.storage.file_handles import discard_durably, discard_file
+from spark_statestore.storage import (
+    METADATA_FILE_NAME,
+    SAVEPOINT_DIR_PREFIX,
+    FsCheckpointStorage,
+    FsCompletedCheckpointStorageLocation,
+    encode_path_as_reference,
+)
+from spark_statestore.storage.file_handles import FileStateHandle, discard_durably, discard_file
 from spark_statestore.storage.metadata_streams import read_object
 
 _logger = logging.getLogger(__name__)
@@ -34,7 +41,7 @@ class StateStore(ABC):
 
     @abstractmethod
     def put_state(self, savepoint: Savepoint) -> str:
-        """Store a savepoint and return its path."""
+        """Store a savepoint and return its external pointer: its path."""
 
     @abstractmethod
     def get_state(self, path: str) -> Savepoint:
@@ -164,20 +171,20 @@ class FileSystemStateStore(StateStore):
     def put_state(self, savepoint: Savepoint) -> str:
         _require_savepoint(savepoint)
         files, directory = locate(savepoint.path, fsync=True)
-        path = join(directory, METADATA_FILE_NAME)
-        with failing_to("write", files, path):
+        with failing_to("make the directory", files, directory):
             files.make_directory(directory)
+        reference = encode_path_as_reference(files.url(directory))
+        location = _storage(files, directory).resolve_checkpoint_storage_location(savepoint.batch, reference)
+        with location.create_metadata_output_stream() as out:
+            out.write(encode_savepoint(savepoint))
             # The savepoint exists from here on.
-            files.create(path, encode_savepoint(savepoint))
-        return files.url(directory)
+            return out.close_and_finalize_checkpoint().external_pointer
 
     def get_state(self, path: str) -> Savepoint:
         files, directory = locate(path)
         try:
-            return _read(files, directory)
+            return _read(_storage(files, directory).resolve_checkpoint(files.url(directory)))
         except FileNotFoundError as error:
-            if isinstance(error, CheckpointError):
-                raise
             raise _not_found(
                 path,
                 f"its file {METADATA_FILE_NAME!r} does not exist. It was disposed of or moved, is being "
@@ -195,7 +202,7 @@ class FileSystemStateStore(StateStore):
             directory, _, file = path.removeprefix(start).partition("/")
             if file == METADATA_FILE_NAME and _DIRECTORY_NAME.fullmatch(directory):
                 try:
-                    savepoints.append(_read(files, start + directory))
+                    savepoints.append(_read(_at(files, path)))
                 except FileNotFoundError:
                     # It was disposed of after the listing.
                     continue
@@ -236,13 +243,13 @@ class FileSystemStateStore(StateStore):
 
     def end_disposal(self, path: str) -> None:
         files, directory = locate(path, fsync=True)
-        discard_file(files, join(directory, _BEING_DISPOSED))
+        # The rest of the metadata has another name.
+        location = _at(files, join(directory, _BEING_DISPOSED))
+        location.metadata_handle.discard_state()
         try:
-            files.delete_directory(directory)
-        except OSError as error:
-            _logger.warning(
-                "the directory %s is not removed, as it has other files: %s", files.url(directory), error
-            )
+            location.dispose_storage_location()
+        except CheckpointIOError as error:
+            _logger.warning("%s", error)
 
 
 def locate(path: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
@@ -255,6 +262,14 @@ def locate(path: str, *, fsync: bool = False) -> tuple[FileSystem, str]:
     if directory.rpartition("/")[2] == METADATA_FILE_NAME:
         directory = parent_of(directory)
     return files, directory
+
+
+def _storage(files: FileSystem, directory: str) -> FsCheckpointStorage:
+    return FsCheckpointStorage(files, parent_of(directory), DEFAULT_FILE_STATE_THRESHOLD)
+
+
+def _at(files: FileSystem, metadata: str) -> FsCompletedCheckpointStorageLocation:
+    return FsCompletedCheckpointStorageLocation(FileStateHandle(files, metadata, -1))
 
 
 def _require_savepoint(savepoint: Savepoint | None) -> None:
@@ -276,9 +291,10 @@ def _has(path: str, name: str) -> bool:
         return files.exists(file)
 
 
-def _read(files: FileSystem, directory: str) -> Savepoint:
-    path = join(directory, METADATA_FILE_NAME)
-    return decode_savepoint(read_file(files, path, read_object), files.url(directory), files.url(path))
+def _read(location: FsCompletedCheckpointStorageLocation) -> Savepoint:
+    files, path = location.metadata_handle.files, location.metadata_handle.path
+    data = read_file(files, path, read_object)
+    return decode_savepoint(data, location.external_pointer, files.url(path))
 
 
 def _write(files: FileSystem, path: str, data: bytes) -> None:

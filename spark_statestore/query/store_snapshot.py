@@ -14,12 +14,13 @@ from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.query.query_checkpoint import QueryCheckpoint, StoreVersion
 from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
+from spark_statestore.store.bounded_read import changes_in_parts
 from spark_statestore.store.changelog import MERGE, PUT
 from spark_statestore.store.changelog_apply import apply_changelog, byte_sizes, numbered, slices
 from spark_statestore.store.commit import begin_checkpoint
 from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.healing import readable_metadata
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily, StoreId
-from spark_statestore.store.reader import read_version
 
 _BATCH_ROWS = 65_536
 
@@ -46,13 +47,19 @@ class StoreSnapshot:
     rows: Callable[[], Iterator[tuple[str, pa.Table]]]
 
 
-def read_store(checkpoint: QueryCheckpoint, version: StoreVersion) -> StoreSnapshot:
-    """Read a store at a version. Rows are read and verified on iteration, which may raise."""
+def read_store(
+    checkpoint: QueryCheckpoint, version: StoreVersion, memory: int | None = None
+) -> StoreSnapshot:
+    """Read a store at a version. Rows are read and verified on iteration, which may raise.
+
+    `memory` limits the bytes of rows held, approximately: beyond it, the files are read several times, each
+    time for other keys.
+    """
     versions = checkpoint.open(version.store)
-    metadata = versions.metadata(version.name, version.attempt_id)
+    metadata = readable_metadata(versions, version.name, version.attempt_id)
 
     def rows() -> Iterator[tuple[str, pa.Table]]:
-        return _rows(versions, version.name, metadata)
+        return _rows(versions, version.name, metadata, memory)
 
     return StoreSnapshot(version.store, metadata.column_families, rows)
 
@@ -146,21 +153,22 @@ def write_store(
 
 
 def _rows(
-    versions: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata
+    versions: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata, memory: int | None
 ) -> Iterator[tuple[str, pa.Table]]:
-    batches: dict[str, list[pa.RecordBatch]] = {state.name: [] for state in metadata.column_families}
-    # Read everything first: checksums are verified at the end only.
-    for state, batch in read_version(versions, name, metadata):
-        batches[state].append(batch)
+    counts = {state.name: 0 for state in metadata.column_families}
+    for changes, is_whole in changes_in_parts(versions, name, metadata, counts.keys(), memory):
+        for described in metadata.column_families:
+            table = apply_changelog(changes.pop(described.name))
+            counts[described.name] += table.num_rows
+            if is_whole:
+                _check(versions, name, described, table.num_rows)
+            if table.num_rows:
+                yield described.name, table
     for described in metadata.column_families:
-        table = apply_changelog(batches.pop(described.name))
-        _check(versions, name, described, table)
-        if table.num_rows:
-            yield described.name, table
+        _check(versions, name, described, counts[described.name])
 
 
-def _check(versions: StoreDirectory, name: CheckpointName, state: ColumnFamily, table: pa.Table) -> None:
-    rows = table.num_rows
+def _check(versions: StoreDirectory, name: CheckpointName, state: ColumnFamily, rows: int) -> None:
     if rows != state.stored_rows:
         raise CorruptCheckpointError(
             f"{versions.where(name)} has {rows} values in the state {state.name!r}, but {state.stored_rows} "

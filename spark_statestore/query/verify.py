@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -38,9 +38,12 @@ from spark_statestore.query.query_checkpoint import (
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.spark_files import check_log_entry, read_checked
 from spark_statestore.storage import METADATA_FILE_NAME
+from spark_statestore.storage.incremental_handle import ChainEntry
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 from spark_statestore.store.changelog import read_changes
-from spark_statestore.store.metadata import StoreId
+from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.healing import Damage, heal, readable_metadata
+from spark_statestore.store.metadata import CheckpointMetadata, StoreId
 
 __all__ = ["Problem", "Verification", "Verifier", "verify"]
 
@@ -58,11 +61,14 @@ class Problem:
         another release wrote it, so that its state is unknown.
     message
         Location, cause and remedy.
+    covered
+        True if other files have the same state, so that the query continues without it and writes it again.
     """
 
     what: str
     kind: Literal["missing", "damaged", "unreadable"]
     message: str
+    covered: bool = False
 
     @classmethod
     def of(cls, what: str, error: Exception) -> Problem:
@@ -102,7 +108,7 @@ class Verification:
     @property
     def ok(self) -> bool:
         """True if the query can continue from this batch."""
-        return not self.problems
+        return all(problem.covered for problem in self.problems)
 
 
 def verify(
@@ -353,20 +359,52 @@ class _BatchVerification:
     def _check_store(self, version: StoreVersion) -> None:
         with self._recording_problem(str(version.store)):
             versions = self._checkpoint.open(version.store)
-            where = versions.where(version.name)
-            metadata = versions.metadata(version.name, version.attempt_id)
+            metadata = readable_metadata(versions, version.name, version.attempt_id)
             self._count(versions.files.size(versions.metadata_path(version.name)))
+            damage: dict[ChainEntry, CheckpointNotFoundError | CorruptCheckpointError] = {}
             for entry in metadata.handle:
                 try:
-                    self._verifier.read_stream(entry.state, where)
-                except FileNotFoundError as error:
-                    raise CheckpointNotFoundError(
-                        f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is "
-                        "missing. " + restore_from_backup()
-                    ) from error
-                self._count(entry.state.state_size)
+                    self._check_stream(entry, versions.where(version.name))
+                except (CheckpointNotFoundError, CorruptCheckpointError) as error:
+                    damage[entry] = error
+            if damage:
+                self._add_covered(versions, version, metadata, damage)
+                return
             with self._lock:
                 self._stores += 1
+
+    def _check_stream(self, entry: ChainEntry, where: str) -> None:
+        try:
+            self._verifier.read_stream(entry.state, where)
+        except FileNotFoundError as error:
+            raise CheckpointNotFoundError(
+                f"{where} needs the state stream {entry.state.stream_state_handle_id}, which is missing. "
+                + restore_from_backup()
+            ) from error
+        self._count(entry.state.state_size)
+
+    def _add_covered(
+        self,
+        versions: StoreDirectory,
+        version: StoreVersion,
+        metadata: CheckpointMetadata,
+        damage: Damage,
+    ) -> None:
+        """Add a problem for each damaged stream if others have the same state, else raise the first one."""
+        healed = heal(versions, version.name, metadata, damage)
+        instead = ", ".join(
+            entry.state.stream_state_handle_id
+            for entry in healed.handle
+            if entry not in metadata.handle.entries
+        )
+        for error in damage.values():
+            problem = Problem.of(str(version.store), error)
+            message = (
+                f"{problem.message} It is covered: the query is started with the same state from "
+                f"{instead or 'the other streams'}, and then writes a full snapshot."
+            )
+            with self._lock:
+                self._problems.append(replace(problem, message=message, covered=True))
 
     def _check_operator_state(self) -> None:
         directory = self._checkpoint.path(OPERATOR_STATE_DIR)

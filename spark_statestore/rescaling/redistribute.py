@@ -48,12 +48,7 @@ def rescaled(
     snapshot of the store does. Its rows must be in the partitions that Spark's partitioning gives them at
     present. An operator without grouping columns keeps its one partition.
     """
-    if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
-        raise RescaleError(
-            f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have "
-            "partitioned rows by other columns than those of their keys, and does not record by which. Keep "
-            "the number of partitions. No copy was made."
-        )
+    require_strict_distribution(checkpoint, batch, "Keep the number of partitions.")
     by_name: dict[str, list[StoreVersion]] = {}
     for version in checkpoint.stores(batch, operator.id):
         by_name.setdefault(version.store.name, []).append(version)
@@ -82,6 +77,16 @@ def _is_single(operator: StatefulOperator, content: StoreSnapshot) -> bool:
     )
 
 
+def require_strict_distribution(checkpoint: QueryCheckpoint, batch: int, remedy: str) -> None:
+    """Raise if the columns of a key may not decide its partition in a query."""
+    if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
+        raise RescaleError(
+            f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have "
+            "partitioned rows by other columns than those of their keys, and does not record by which. "
+            f"{remedy} No copy was made."
+        )
+
+
 def _redistribute(
     checkpoint: QueryCheckpoint,
     operator: StatefulOperator,
@@ -98,7 +103,7 @@ def _redistribute(
             if not rows.num_rows:
                 continue
             state = here[name]
-            hashes = _hashes(rows["key"], state, partition_key(operator, store, state, here))
+            hashes = key_hashes(rows["key"], state, partition_key(operator, store, state, here))
             _check(hashes, version, len(versions), operator, state)
             _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
         return here
@@ -114,8 +119,8 @@ def _redistribute(
         )
 
 
-def _hashes(keys: pa.ChunkedArray, state: ColumnFamily, where: PartitionKey) -> Hashes:
-    """Return the columns of the keys that Spark's shuffle hashes."""
+def key_hashes(keys: pa.ChunkedArray, state: ColumnFamily, where: PartitionKey) -> Hashes:
+    """Return the hash of each key, of the columns that Spark's shuffle hashes."""
     import numpy as np
 
     key = parse_schema(state.key_schema)

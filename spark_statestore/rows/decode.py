@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     # None where all are valid.
     Valid: TypeAlias = "NDArray[np.bool_] | None"
 
-_WORD: Final = 8
+WORD: Final = 8
+"""Bytes of a slot of a row, to multiples of which everything is aligned."""
 
-# numpy types of values that fit the slot.
-_IN_SLOT: Final = {
+IN_SLOT: Final = {
     "byte": "i1",
     "short": "<i2",
     "integer": "<i4",
@@ -41,9 +41,9 @@ _IN_SLOT: Final = {
     "timestamp_ntz": "<i8",
     "day-time interval": "<i8",
 }
+"""numpy types of values that fit the slot."""
 
-# Bytes of an element's slot if fewer than 8.
-_NARROW: Final = {
+NARROW: Final = {
     "boolean": 1,
     "byte": 1,
     "short": 2,
@@ -52,6 +52,7 @@ _NARROW: Final = {
     "date": 4,
     "year-month interval": 4,
 }
+"""Bytes of an element's slot if fewer than 8."""
 
 
 def decode_rows(
@@ -103,7 +104,7 @@ def decode_array(rows: pa.BinaryArray, row: SparkType) -> pa.StructArray:
     offsets -= offsets[0]
     valid = rows.is_valid().to_numpy(zero_copy_only=False) if rows.null_count else None
     try:
-        if (sizes % _WORD).any():
+        if (sizes % WORD).any():
             raise _Malformed("is not a multiple of 8 bytes long")
         if not len(rows) or (valid is not None and not valid.any()):
             return pa.nulls(len(rows), row.arrow)
@@ -136,7 +137,7 @@ class _Memory:
         import numpy as np
 
         self.bytes: NDArray[np.uint8] = np.frombuffer(data if data is not None else b"", np.uint8)[start:end]
-        if self.bytes.ctypes.data % _WORD:
+        if self.bytes.ctypes.data % WORD:
             self.bytes = self.bytes.copy()
         self._views: dict[str, NDArray[Any]] = {}
 
@@ -153,17 +154,20 @@ class _Memory:
         return view.take(at // view.itemsize)
 
 
-def _shift(at: Positions, by: int) -> Positions:
+def shift(at: Positions, by: int) -> Positions:
+    """Move positions by a number of bytes."""
     return range(at.start + by, at.stop + by, at.step) if isinstance(at, range) else at + by
 
 
-def _array(at: Positions) -> NDArray[np.int64]:
+def positions_array(at: Positions) -> NDArray[np.int64]:
+    """Return positions as an array."""
     import numpy as np
 
     return np.arange(at.start, at.stop, at.step) if isinstance(at, range) else at
 
 
-def _bitmap(valid: Valid) -> pa.Buffer | None:
+def bitmap(valid: Valid) -> pa.Buffer | None:
+    """Return Arrow's validity bitmap."""
     import numpy as np
 
     return None if valid is None else pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -182,28 +186,28 @@ def _struct(memory: _Memory, row: SparkType, base: Positions, end: Positions, va
     if isinstance(base, range) and isinstance(end, range) and base.step == end.step:
         smallest = end.start - base.start
     else:
-        smallest = int((_array(end) - _array(base)).min())
-    if smallest < _WORD * (words + row.width):
+        smallest = int((positions_array(end) - positions_array(base)).min())
+    if smallest < WORD * (words + row.width):
         raise _Malformed(f"has {smallest} bytes, too few for {row.width} fields")
     bitmaps: dict[int, Any] = {}
     children = []
     for position, child, field in zip(row.positions, row.children, row.arrow, strict=True):
         word, bit = divmod(position, 64)
         if word not in bitmaps:
-            nulls = memory.read("<u8", _shift(base, _WORD * word))
+            nulls = memory.read("<u8", shift(base, WORD * word))
             bitmaps[word] = nulls if nulls.any() else None
         present = valid
         if bitmaps[word] is not None:
             not_null = bitmaps[word] >> bit & 1 == 0
             if not not_null.all():
                 present = not_null if valid is None else not_null & valid
-        slot = _shift(base, _WORD * (words + position))
+        slot = shift(base, WORD * (words + position))
         try:
             children.append(_column(memory, child, slot, base, end, present))
         except _Malformed as problem:
             problem.path.append(field.name)
             raise
-    return pa.StructArray.from_buffers(row.arrow, count, [_bitmap(valid)], children=children)
+    return pa.StructArray.from_buffers(row.arrow, count, [bitmap(valid)], children=children)
 
 
 def _column(
@@ -215,8 +219,8 @@ def _column(
     count = len(slot)
     if kind.name == "void" or (valid is not None and not valid.any()):
         return pa.nulls(count, kind.arrow)
-    if kind.name in _IN_SLOT:
-        return _fixed(kind, count, valid, np.ascontiguousarray(memory.read(_IN_SLOT[kind.name], slot)))
+    if kind.name in IN_SLOT:
+        return _fixed(kind, count, valid, np.ascontiguousarray(memory.read(IN_SLOT[kind.name], slot)))
     if kind.name == "boolean":
         return _fixed(kind, count, valid, np.packbits(memory.read("u1", slot) != 0, bitorder="little"))
     if kind.name == "decimal" and kind.arrow.precision <= LONG_DIGITS:
@@ -228,7 +232,7 @@ def _column(
 
     word = np.where(True if valid is None else valid, memory.read("<i8", slot), 0)
     offset, size = word >> 32, word & 0xFFFFFFFF
-    start, end = _array(base) + offset, _array(end)
+    start, end = positions_array(base) + offset, positions_array(end)
     outside = (offset < 0) | (start + size > end)
     if (outside if valid is None else outside & valid).any():
         raise _Malformed("reaches out of its row")
@@ -236,7 +240,7 @@ def _column(
         return _bytes(memory, kind, start, size, valid)
     start = _anchored(start, valid)
     size = _anchored(size, valid)
-    if (start % _WORD).any():
+    if (start % WORD).any():
         raise _Malformed("does not start at a multiple of 8 bytes")
     if kind.name == "struct":
         return _struct(memory, kind, _evenly(start), _evenly(start + size), valid)
@@ -282,7 +286,7 @@ def _evenly(at: NDArray[np.int64]) -> Positions:
 
 
 def _fixed(kind: SparkType, count: int, valid: Valid, values: NDArray[Any]) -> pa.Array:
-    return pa.Array.from_buffers(kind.arrow, count, [_bitmap(valid), pa.py_buffer(values)])
+    return pa.Array.from_buffers(kind.arrow, count, [bitmap(valid), pa.py_buffer(values)])
 
 
 def _intervals(kind: SparkType, valid: Valid, months: Any, days: Any, micros: Any) -> pa.Array:
@@ -303,11 +307,11 @@ def _large_decimal(
     """Decode decimals of more than 18 digits: up to 16 bytes of two's complement, big endian."""
     import numpy as np
 
-    if size.max() > 2 * _WORD:
+    if size.max() > 2 * WORD:
         raise _Malformed(f"has {size.max()} bytes, too many for a decimal")
     high = memory.read(">i8", start).astype(np.int64)
-    two = size > _WORD
-    low = memory.read(">u8", np.where(two, _array(start) + _WORD, start)).astype(np.uint64)
+    two = size > WORD
+    low = memory.read(">u8", np.where(two, positions_array(start) + WORD, start)).astype(np.uint64)
     # The bytes are left-aligned in one or two words.
     padding = np.where(two, 16 - size, 8 - size) * 8
     # A shift by 64 bits is undefined.
@@ -343,7 +347,7 @@ def _bytes(
         pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(memory.bytes)]
     )
     _, offsets, data = both.take(pa.array(indices)).buffers()
-    values = pa.Array.from_buffers(pa.binary(), count, [_bitmap(valid), offsets, data])
+    values = pa.Array.from_buffers(pa.binary(), count, [bitmap(valid), offsets, data])
     if kind.name == "binary":
         return values
     try:
@@ -358,17 +362,17 @@ def _list(
     memory: _Memory, kind: SparkType, start: Positions, size: NDArray[np.int64], valid: Valid
 ) -> pa.Array:
     offsets, elements = _elements(memory, kind.children[0], start, size, valid)
-    return pa.Array.from_buffers(kind.arrow, len(size), [_bitmap(valid), offsets], children=[elements])
+    return pa.Array.from_buffers(kind.arrow, len(size), [bitmap(valid), offsets], children=[elements])
 
 
 def _map(
     memory: _Memory, kind: SparkType, start: NDArray[np.int64], size: NDArray[np.int64], valid: Valid
 ) -> pa.Array:
     keys_size = memory.read("<i8", start)
-    values_size = size - _WORD - keys_size
-    if keys_size.min() < _WORD or values_size.min() < _WORD or (keys_size % _WORD).any():
+    values_size = size - WORD - keys_size
+    if keys_size.min() < WORD or values_size.min() < WORD or (keys_size % WORD).any():
         raise _Malformed("is a map whose keys or values do not fit into it")
-    keys_start = start + _WORD
+    keys_start = start + WORD
     offsets, keys = _elements(memory, kind.children[0], keys_start, keys_size, valid)
     _, values = _elements(memory, kind.children[1], keys_start + keys_size, values_size, valid)
     if len(keys) != len(values):
@@ -378,7 +382,7 @@ def _map(
     entries = pa.StructArray.from_buffers(
         pa.struct([kind.arrow.key_field, kind.arrow.item_field]), len(keys), [None], children=[keys, values]
     )
-    return pa.Array.from_buffers(kind.arrow, len(size), [_bitmap(valid), offsets], children=[entries])
+    return pa.Array.from_buffers(kind.arrow, len(size), [bitmap(valid), offsets], children=[entries])
 
 
 def _elements(
@@ -387,11 +391,11 @@ def _elements(
     """Decode offsets and elements of arrays; a null has none."""
     import numpy as np
 
-    width = _NARROW.get(kind.name, _WORD)
+    width = NARROW.get(kind.name, WORD)
     counts = np.where(True if valid is None else valid, memory.read("<i8", start), 0)
     if counts.min() < 0 or (counts > size).any():
         raise _Malformed("is an array with a wrong number of elements")
-    header = _WORD + (counts + 63) // 64 * _WORD
+    header = WORD + (counts + 63) // 64 * WORD
     if (header + counts * width > size)[counts > 0].any():
         raise _Malformed("is an array that is shorter than its elements")
     if int((counts * width).sum()) > len(memory.bytes):
@@ -400,9 +404,9 @@ def _elements(
     offsets = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=offsets[1:])
     total = int(offsets[-1])
-    array = np.repeat(_array(start), counts)
+    array = np.repeat(positions_array(start), counts)
     index = np.arange(total) - np.repeat(offsets[:-1], counts)
-    null = memory.read("u1", array + _WORD + (index >> 3)) >> (index & 7).astype(np.uint8) & 1
+    null = memory.read("u1", array + WORD + (index >> 3)) >> (index & 7).astype(np.uint8) & 1
     present = null == 0 if null.any() else None
     slot = array + np.repeat(header, counts) + index * width
     elements = (
@@ -422,7 +426,7 @@ def _variant(
         raise _Malformed("is a variant whose value does not fit into it")
     value = _bytes(memory, _BINARY, start + 4, value_size, valid)
     metadata = _bytes(memory, _BINARY, start + 4 + value_size, size - 4 - value_size, valid)
-    return pa.StructArray.from_buffers(kind.arrow, len(size), [_bitmap(valid)], children=[value, metadata])
+    return pa.StructArray.from_buffers(kind.arrow, len(size), [bitmap(valid)], children=[value, metadata])
 
 
 def _shape(
@@ -431,4 +435,4 @@ def _shape(
     """Decode shapes: reference system number in 4 bytes, then well-known binary."""
     srid = _fixed(_SRID, len(size), valid, memory.read("<i4", start))
     wkb = _bytes(memory, _BINARY, start + 4, size - 4, valid)
-    return pa.StructArray.from_buffers(kind.arrow, len(size), [_bitmap(valid)], children=[srid, wkb])
+    return pa.StructArray.from_buffers(kind.arrow, len(size), [bitmap(valid)], children=[srid, wkb])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -12,18 +12,12 @@ from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.rows.columns import StateColumns
+from spark_statestore.store.bounded_read import changes_in_parts
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, apply_changelog
+from spark_statestore.store.healing import readable_metadata
 from spark_statestore.store.metadata import ColumnFamily
-from spark_statestore.store.reader import read_version
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _DEFAULT: Final = "default"
-
-# A key's values are never split, even beyond the memory bound.
-_MOST_PARTS: Final = 1 << 16
 
 
 def find_state(
@@ -90,19 +84,11 @@ class StateSource:
         All rows of a key are in one table, in order. `memory` limits the bytes of rows held, approximately.
         """
         store = self._checkpoint.open(version.store)
-        metadata = store.metadata(version.name, version.attempt_id)
+        metadata = readable_metadata(store, version.name, version.attempt_id)
         number = {state.name: state.stored_rows for state in metadata.column_families}.get(self.family)
-        parts = [(0, 1)]
-        while parts:
-            part, parts_total = parts.pop()
-            changes = (
-                batch for name, batch in read_version(store, version.name, metadata) if name == self.family
-            )
-            held = _held(changes, part, parts_total, memory if parts_total < _MOST_PARTS else None)
-            if held is None:
-                parts += [(part, 2 * parts_total), (part + parts_total, 2 * parts_total)]
-            elif held:
-                yield _apply(held, number if parts_total == 1 else None)
+        for held, is_whole in changes_in_parts(store, version.name, metadata, (self.family,), memory):
+            if changes := held[self.family]:
+                yield _apply(changes, number if is_whole else None)
 
     def table(self, version: StoreVersion) -> pa.Table:
         """Return all of its rows in one of the stores, see `rows`."""
@@ -111,12 +97,8 @@ class StateSource:
     def _described(self) -> ColumnFamily:
         columns: dict[str, None] = {}
         for version in self.versions:
-            column_families = (
-                self._checkpoint.open(version.store)
-                .metadata(version.name, version.attempt_id)
-                .column_families
-            )
-            for state in column_families:
+            store = self._checkpoint.open(version.store)
+            for state in readable_metadata(store, version.name, version.attempt_id).column_families:
                 if state.name == self.family:
                     return state
                 columns[state.name] = None
@@ -129,9 +111,14 @@ class StateSource:
 
 def variable_kinds(operator: StatefulOperator) -> dict[str, str]:
     """Return the state variables of transformWithState with their kinds; none for another operator."""
+    return {name: node["stateVariableType"] for name, node in state_variables(operator).items()}
+
+
+def state_variables(operator: StatefulOperator) -> dict[str, dict[str, Any]]:
+    """Return the descriptions of transformWithState's variables by name; none for another operator."""
     variables = operator.properties.get("stateVariables", [])
     nodes = [parse_json(node) if isinstance(node, str) else node for node in variables]
-    return {node["stateName"]: node["stateVariableType"] for node in nodes}
+    return {node["stateName"]: node for node in nodes}
 
 
 def _apply(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
@@ -141,35 +128,3 @@ def _apply(held: list[pa.RecordBatch], rows: int | None) -> pa.Table:
         # Then no change deletes or replaces another.
         return changes.select(ROW_SCHEMA.names).cast(ROW_SCHEMA)
     return apply_changelog(held)
-
-
-def _held(
-    changes: Iterable[pa.RecordBatch], part: int, parts: int, memory: int | None
-) -> list[pa.RecordBatch] | None:
-    """Return the changes of the keys in one part of `of`; None if they exceed the memory bound."""
-    held = []
-    size = 0
-    for batch in changes:
-        if parts > 1:
-            batch = batch.filter(pa.array(_parts(batch["key"], parts) == part))
-        size += batch.nbytes
-        if memory is not None and size > memory:
-            return None
-        held.append(batch)
-    return held
-
-
-def _parts(keys: pa.BinaryArray, parts: int) -> NDArray[np.uint64]:
-    """Return the part of each key, out of a power of two, by a hash of its words."""
-    import numpy as np
-
-    _, offsets_buffer, data = keys.buffers()
-    offsets = np.frombuffer(offsets_buffer, "<i4", len(keys) + 1, 4 * keys.offset).astype(np.int64) // 8
-    words = np.frombuffer(data if data is not None else b"", "<u8", int(offsets[-1]))
-    hashes = np.zeros(len(keys), np.uint64)
-    sizes = np.diff(offsets)
-    for word in range(int(sizes.max(initial=0))):
-        longer = np.flatnonzero(sizes > word)
-        mixed = (hashes[longer] ^ words[offsets[longer] + word]) * np.uint64(0x9E3779B97F4A7C15)
-        hashes[longer] = mixed ^ (mixed >> np.uint64(32))
-    return hashes & np.uint64(parts - 1)

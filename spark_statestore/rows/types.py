@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,6 +86,8 @@ class SparkType:
         Of a struct, position of each field in the row.
     width
         Of a struct, number of fields in the row.
+    nullable
+        Whether each child may be null. Decoding does not depend on it.
     """
 
     name: str
@@ -92,6 +95,7 @@ class SparkType:
     children: tuple[SparkType, ...] = ()
     positions: tuple[int, ...] = ()
     width: int = 0
+    nullable: tuple[bool, ...] = dataclasses.field(default=(), compare=False)
 
     def select(self, columns: Sequence[str]) -> SparkType:
         """Return a struct with some of its fields; ``a.b`` is the field b of the struct a."""
@@ -123,6 +127,7 @@ class SparkType:
             arrow=pa.struct([(names[position], child.arrow) for position, child in chosen]),
             children=tuple(child for _, child in chosen),
             positions=tuple(self.positions[position] for position, _ in chosen),
+            nullable=tuple(self.nullable[position] for position, _ in chosen),
         )
 
     def _has(self, name: str, column: str) -> bool:
@@ -234,17 +239,19 @@ def _parse(node: Any) -> SparkType:
         return _parse_name(node)
     match node["type"]:
         case "struct":
-            types = tuple(_parse(field["type"]) for field in node["fields"])
-            fields = [
-                (field["name"], child.arrow) for field, child in zip(node["fields"], types, strict=True)
-            ]
-            return SparkType("struct", pa.struct(fields), types, tuple(range(len(types))), len(types))
+            types = tuple(_parse(part["type"]) for part in node["fields"])
+            fields = [(part["name"], child.arrow) for part, child in zip(node["fields"], types, strict=True)]
+            nullable = tuple(bool(part.get("nullable", True)) for part in node["fields"])
+            width = len(types)
+            return SparkType("struct", pa.struct(fields), types, tuple(range(width)), width, nullable)
         case "array":
             element = _parse(node["elementType"])
-            return SparkType("array", pa.list_(element.arrow), (element,))
+            nullable = (bool(node.get("containsNull", True)),)
+            return SparkType("array", pa.list_(element.arrow), (element,), nullable=nullable)
         case "map":
             key, value = _parse(node["keyType"]), _parse(node["valueType"])
-            return SparkType("map", pa.map_(key.arrow, value.arrow), (key, value))
+            nullable = (False, bool(node.get("valueContainsNull", True)))
+            return SparkType("map", pa.map_(key.arrow, value.arrow), (key, value), nullable=nullable)
         case "udt":
             return _parse(node.get("sqlType", "udt"))
     return _parse_name(node["type"])

@@ -33,7 +33,12 @@ from spark_statestore.query.query_checkpoint import (
 )
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
 from spark_statestore.rescaling import rescaled, rescaled_count
-from spark_statestore.storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.storage import (
+    METADATA_FILE_NAME,
+    CheckpointName,
+    CheckpointStorageLocationReference,
+    decode_path_from_reference,
+)
 from spark_statestore.store.metadata import StoreId
 
 DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
@@ -44,13 +49,15 @@ _ATTEMPTS: Final = 3
 
 
 class CheckpointCopy:
-    """A copy of one batch of a query, from which the query resumes after it, at an empty location.
+    """A copy of one batch of a query, from which the query resumes after it.
 
     It is made in steps: `write`, `write_logs`, and `publish`, which writes the file ``metadata``. Without
     that, neither Spark nor this package accepts the location as a checkpoint. A failed copy is not removed.
 
     Parameters
     ----------
+    location
+        Reference to an empty location, which the caller has reserved or is alone to know.
     partitions
         Number of state partitions, by default unchanged.
     checkpoints_dir
@@ -59,6 +66,11 @@ class CheckpointCopy:
         Settings in the offset log that the copy has with other values.
     with_ids
         Write checkpoint format v2, whatever the source has.
+    change
+        Returns the content that the copy of a store has; not for a copy with other partitions.
+    memory
+        Limit of the bytes of rows held for each store, see `read_store`; not for a copy with other
+        partitions.
     progress
         Called with the number of stores that are copied and their total.
     """
@@ -67,7 +79,7 @@ class CheckpointCopy:
         self,
         source: QueryCheckpoint,
         batch: int,
-        target: str,
+        location: CheckpointStorageLocationReference,
         *,
         query_id: str,
         partitions: int | None = None,
@@ -75,9 +87,13 @@ class CheckpointCopy:
         fsync: bool = False,
         conf: Mapping[str, str] | None = None,
         with_ids: bool = False,
+        change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
+        memory: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._source = source
+        self._change = change
+        self._memory = memory
         self._with_ids = with_ids
         self._batch = source.require_batch(batch)
         self._commit = source.commit(batch)
@@ -86,6 +102,7 @@ class CheckpointCopy:
         self._query_id = query_id
         self._partitions = None if partitions == self._offsets.shuffle_partitions else partitions
         self._elsewhere = checkpoints_dir is not None
+        target = decode_path_from_reference(location)
         state_url = join(checkpoints_dir, query_id.replace("-", "")) if checkpoints_dir else None
         self._target = QueryCheckpoint(target, state_url=state_url, fsync=fsync)
         self._partitions_written: dict[int, int] = {}
@@ -186,7 +203,9 @@ class CheckpointCopy:
         else:
             versions = self._source.stores(self._batch, operator.id)
             for store, attempt_id in parallel_iter(
-                lambda version: write(read_store(self._source, version)), versions, *storages
+                lambda version: write(self._change(read_store(self._source, version, self._memory))),
+                versions,
+                *storages,
             ):
                 attempts[store] = attempt_id
                 count_one()

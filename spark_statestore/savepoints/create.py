@@ -17,7 +17,7 @@ from spark_statestore.query.savepoint import Kind, Savepoint, new_name
 from spark_statestore.savepoints.copy import CheckpointCopy
 from spark_statestore.savepoints.savepoint_holds import held_while, hold
 from spark_statestore.savepoints.savepoint_store import SavepointStore
-from spark_statestore.storage import METADATA_FILE_NAME
+from spark_statestore.storage import METADATA_FILE_NAME, encode_path_as_reference
 from spark_statestore.storage.file_handles import discard_file
 
 _logger = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class _SavepointWriter:
         copy = CheckpointCopy(
             self.checkpoint,
             savepoint.batch,
-            savepoint.path,
+            encode_path_as_reference(savepoint.path),
             query_id=savepoint.query_id,
             fsync=True,
             progress=self.progress,
@@ -120,8 +120,7 @@ class _SavepointWriter:
         copy.write(state=savepoint.kind == "canonical")
         copy.write_logs()
         copy.publish()
-        self.store.put_state(savepoint)
-        return savepoint
+        return replace(savepoint, path=self.store.put_state(savepoint))
 
     def remove(self) -> bool:
         """Remove the written files, and return True if the metadata is removed."""

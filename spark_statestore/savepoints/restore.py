@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Literal, get_args
 
 from spark_statestore.errors import CheckpointExistsError, OptionError, QueryRunningError
@@ -21,9 +21,11 @@ from spark_statestore.query.savepoint_lookup import (
     open_checkpoint,
     require_own_files,
 )
+from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
+from spark_statestore.storage import CheckpointStorageLocationReference, encode_path_as_reference
 
 IN_PROGRESS: Final = "_in-progress"
 """File in a checkpoint location that is not complete."""
@@ -269,18 +271,48 @@ def _copy(
 ) -> None:
     """Write a durable checkpoint to an empty location."""
     _require_partitions(partitions)
-    state_url = _state_url(checkpoints_dir, query_id)
-    with held_if_possible(source, batch, new_checkpoint), new_location(source, new_checkpoint, state_url):
-        copy = CheckpointCopy(
+    with held_if_possible(source, batch, new_checkpoint):
+        copy_held(
             source,
             batch,
             new_checkpoint,
+            query_id,
+            partitions=partitions,
+            checkpoints_dir=checkpoints_dir,
+            progress=progress,
+            activity=activity,
+            with_ids=with_ids,
+        )
+
+
+def copy_held(
+    source: QueryCheckpoint,
+    batch: int,
+    new_checkpoint: str,
+    query_id: str,
+    *,
+    partitions: int | None = None,
+    checkpoints_dir: str | None = None,
+    progress: Progress | None = None,
+    activity: ActivityCheck | None = None,
+    with_ids: bool = False,
+    change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
+    memory: int | None = None,
+) -> None:
+    """Write a durable checkpoint of a batch that is held to an empty location, see `CheckpointCopy`."""
+    with new_location(source, new_checkpoint, _state_url(checkpoints_dir, query_id)) as location:
+        copy = CheckpointCopy(
+            source,
+            batch,
+            location,
             query_id=query_id,
             partitions=partitions,
             checkpoints_dir=checkpoints_dir,
             # An incomplete copy may look like a new query, and the savepoint may be disposed of next.
             fsync=True,
             with_ids=with_ids,
+            change=change,
+            memory=memory,
             progress=progress,
         )
         copy.write()
@@ -305,9 +337,10 @@ def _state_url(checkpoints_dir: str | None, query_id: str) -> str | None:
 @contextlib.contextmanager
 def new_location(
     source: QueryCheckpoint, url: str, state_url: str | None = None, *, by: bytes = b""
-) -> Iterator[None]:
+) -> Iterator[CheckpointStorageLocationReference]:
     """Reserve an empty location for files written within the context; if it fails, they are removed.
 
+    The reference to the location is for the code that writes them.
     `by` is the content of the marker file while it is reserved.
     """
     locations = _unused_locations(source, url, state_url)
@@ -319,7 +352,7 @@ def new_location(
             reserved.append((at, directory))
         # From now on, Spark starts no query here.
         _reserve(files, root, METADATA, RESERVED)
-        yield
+        yield encode_path_as_reference(url)
     except BaseException:
         if reserved:
             _remove_locations(reserved)

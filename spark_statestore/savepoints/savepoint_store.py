@@ -50,7 +50,7 @@ class SavepointStore:
         self.target = target
 
     def put_state(self, savepoint: Savepoint) -> str:
-        """Publish a savepoint whose files are written, and return its path."""
+        """Publish a savepoint whose files are written, and return its external pointer."""
         return self.store.put_state(savepoint)
 
     def dispose_state(self, path: str, *, dry_run: bool = False) -> list[str]:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
+from spark_statestore.storage.completed_locations import CompletedCheckpointStorageLocation
+from spark_statestore.storage.location_reference import CheckpointStorageLocationReference
 from spark_statestore.storage.streams import CheckpointMetadataOutputStream, CheckpointStreamFactory
 
 CHECKPOINT_DIR_PREFIX: Final = "chk-"
@@ -13,9 +15,6 @@ CHECKPOINT_DIR_PREFIX: Final = "chk-"
 
 CHECKPOINT_SHARED_STATE_DIR: Final = "shared"
 """Name of the directory of state that checkpoints share."""
-
-METADATA_FILE_NAME: Final = "_metadata"
-"""Name of the metadata object, which makes a checkpoint exist."""
 
 SAVEPOINT_DIR_PREFIX: Final = "savepoint-"
 """Prefix of the names of savepoints' directories."""
@@ -73,6 +72,11 @@ class CheckpointName:
 class CheckpointStorageLocation(CheckpointStreamFactory):
     """The location of a checkpoint in progress, which opens its streams."""
 
+    @property
+    @abstractmethod
+    def location_reference(self) -> CheckpointStorageLocationReference:
+        """Reference by which `resolve_checkpoint_storage_location` finds this location."""
+
     @abstractmethod
     def create_metadata_output_stream(self) -> CheckpointMetadataOutputStream:
         """Open the stream of the checkpoint's metadata."""
@@ -107,12 +111,29 @@ class CheckpointStorage(ABC):
 
     @abstractmethod
     def resolve_checkpoint_storage_location(
-        self, checkpoint: CheckpointName | int
+        self, checkpoint: CheckpointName | int, reference: CheckpointStorageLocationReference
     ) -> CheckpointStreamFactory:
         """Return a factory of state streams for a checkpoint without making its directory.
 
         Raises
         ------
         ValueError
-            If the number is negative.
+            If the number is negative, or the reference is not one of this kind of storage.
+        """
+
+    @abstractmethod
+    def resolve_checkpoint(self, pointer: str) -> CompletedCheckpointStorageLocation:
+        """Return the location of the completed checkpoint at a pointer.
+
+        Parameters
+        ----------
+        pointer
+            URL of the checkpoint's directory, or of the file ``_metadata`` in it.
+
+        Raises
+        ------
+        CheckpointNotFoundError
+            If there is none.
+        CheckpointIOError, StorageError
+            If the storage cannot be reached, or is no usable one.
         """

@@ -6,12 +6,21 @@ from spark_statestore.files import FileSystem, join
 from spark_statestore.files.failures import failing_to
 from spark_statestore.storage.checkpoint_storage import (
     CHECKPOINT_SHARED_STATE_DIR,
-    METADATA_FILE_NAME,
     CheckpointName,
     CheckpointStorage,
     CheckpointStorageLocation,
 )
+from spark_statestore.storage.completed_locations import (
+    METADATA_FILE_NAME,
+    FsCompletedCheckpointStorageLocation,
+    resolve_checkpoint_pointer,
+    resolve_url,
+)
 from spark_statestore.storage.fs_streams import FsCheckpointStreamFactory
+from spark_statestore.storage.location_reference import (
+    CheckpointStorageLocationReference,
+    decode_path_from_reference,
+)
 from spark_statestore.storage.metadata_streams import FsCheckpointMetadataOutputStream
 
 WRITE_BUFFER_SIZE = 1024 * 1024
@@ -19,7 +28,9 @@ WRITE_BUFFER_SIZE = 1024 * 1024
 
 
 class FsCheckpointStorageLocation(FsCheckpointStreamFactory, CheckpointStorageLocation):
-    """The location of a checkpoint in files."""
+    """The location of a checkpoint in files: the default one, or one directory that a reference names."""
+
+    location_reference = CheckpointStorageLocationReference.default()
 
     def create_metadata_output_stream(self) -> FsCheckpointMetadataOutputStream:
         return FsCheckpointMetadataOutputStream(
@@ -70,20 +81,29 @@ class FsCheckpointStorage(CheckpointStorage):
     def initialize_location_for_checkpoint(
         self, checkpoint: CheckpointName | int
     ) -> FsCheckpointStorageLocation:
-        location = self.resolve_checkpoint_storage_location(checkpoint)
+        location = self.resolve_checkpoint_storage_location(
+            checkpoint, CheckpointStorageLocationReference.default()
+        )
         with failing_to("make the directory", self.files, location.checkpoint_directory):
             self.files.make_directory(location.checkpoint_directory)
         return location
 
     def resolve_checkpoint_storage_location(
-        self, checkpoint: CheckpointName | int
+        self, checkpoint: CheckpointName | int, reference: CheckpointStorageLocationReference
     ) -> FsCheckpointStorageLocation:
         name = CheckpointName.of(checkpoint)
-        return FsCheckpointStorageLocation(
-            self.files,
-            join(self.directory, name.directory),
-            join(self.directory, CHECKPOINT_SHARED_STATE_DIR),
-            self._threshold,
-            self._buffer_size,
-            name_prefix=f"{name.version}-",
+        if reference.is_default_reference:
+            files, directory = self.files, join(self.directory, name.directory)
+            shared = join(self.directory, CHECKPOINT_SHARED_STATE_DIR)
+        else:
+            # One directory has all of it, so that it can be moved as a whole.
+            files, directory = resolve_url(self.files, decode_path_from_reference(reference))
+            shared = directory
+        location = FsCheckpointStorageLocation(
+            files, directory, shared, self._threshold, self._buffer_size, name_prefix=f"{name.version}-"
         )
+        location.location_reference = reference
+        return location
+
+    def resolve_checkpoint(self, pointer: str) -> FsCompletedCheckpointStorageLocation:
+        return resolve_checkpoint_pointer(self.files, pointer)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from spark_statestore.files import FileSystem, join
 from spark_statestore.files.failures import failing_to
 from spark_statestore.storage.checkpoint_storage import (
-    METADATA_FILE_NAME,
     CheckpointName,
     CheckpointStorage,
     CheckpointStorageLocation,
 )
+from spark_statestore.storage.completed_locations import (
+    METADATA_FILE_NAME,
+    FsCompletedCheckpointStorageLocation,
+    resolve_checkpoint_pointer,
+)
+from spark_statestore.storage.location_reference import CheckpointStorageLocationReference
 from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory
 from spark_statestore.storage.metadata_streams import (
     FsCheckpointMetadataOutputStream,
@@ -19,6 +24,8 @@ from spark_statestore.storage.metadata_streams import (
 
 class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
     """The location of a checkpoint whose state is inside its metadata file."""
+
+    location_reference = CheckpointStorageLocationReference.default()
 
     def __init__(self, files: FileSystem, checkpoint_directory: str, max_state_size: int) -> None:
         super().__init__(max_state_size)
@@ -31,6 +38,8 @@ class PersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, Ch
 
 class NonPersistentMetadataCheckpointStorageLocation(MemCheckpointStreamFactory, CheckpointStorageLocation):
     """The location of a checkpoint whose state and metadata are in its handle alone."""
+
+    location_reference = CheckpointStorageLocationReference.default()
 
     def create_metadata_output_stream(self) -> MemoryCheckpointMetadataOutputStream:
         return MemoryCheckpointMetadataOutputStream()
@@ -71,7 +80,11 @@ class MemoryBackendCheckpointStorage(CheckpointStorage):
         return PersistentMetadataCheckpointStorageLocation(self._files, directory, self._max_state_size)
 
     def resolve_checkpoint_storage_location(
-        self, checkpoint: CheckpointName | int
+        self, checkpoint: CheckpointName | int, reference: CheckpointStorageLocationReference
     ) -> MemCheckpointStreamFactory:
+        # Inside the metadata, state needs no location.
         CheckpointName.of(checkpoint)
         return MemCheckpointStreamFactory(self._max_state_size)
+
+    def resolve_checkpoint(self, pointer: str) -> FsCompletedCheckpointStorageLocation:
+        return resolve_checkpoint_pointer(self._files, pointer)

@@ -18,7 +18,8 @@ from spark_statestore.errors import CorruptCheckpointError
 from spark_statestore.files.base import FileStatus
 from spark_statestore.formats.merged_files import IndexEntry, PhysicalName
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET
-from spark_statestore.storage.checkpoint_storage import METADATA_FILE_NAME, CheckpointName
+from spark_statestore.storage.checkpoint_storage import CheckpointName
+from spark_statestore.storage.completed_locations import METADATA_FILE_NAME
 
 UNRANKED: Final = sys.maxsize
 """Rank of a logical file whose physical file is not published."""

@@ -12,6 +12,10 @@ from spark_statestore.files.base import Buffer, FileSystem
 from spark_statestore.files.retry import require_exclusive_creation
 from spark_statestore.formats.metadata import FOOTER, HEADER, LARGEST_BODY, LARGEST_STATE, METADATA_MAGIC
 from spark_statestore.storage.checkpoint_storage import CheckpointName
+from spark_statestore.storage.completed_locations import (
+    FsCompletedCheckpointStorageLocation,
+    NonPersistentCompletedCheckpointStorageLocation,
+)
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.storage.streams import CheckpointMetadataOutputStream
@@ -90,7 +94,7 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
         self._files = files
         self._path = metadata_path
 
-    def close_and_finalize_checkpoint(self) -> FileStateHandle:
+    def close_and_finalize_checkpoint(self) -> FsCompletedCheckpointStorageLocation:
         parts, checksum = self._take()
         try:
             self._files.create_of_parts(self._path, parts)
@@ -104,24 +108,28 @@ class FsCheckpointMetadataOutputStream(_CollectingOutputStream):
             raise
         except OSError as error:
             raise CheckpointIOError(
-                f"could not publish {self._where}: {error}. The version does not exist; the batch "
-                "fails and Spark may retry it. Check the storage's free space and permissions."
+                f"could not publish {self._where}: {error}. It does not exist; a batch fails, and "
+                "Spark may retry it. Check the storage's free space and permissions."
             ) from error
-        return FileStateHandle(self._files, self._path, self._size, checksum)
+        return FsCompletedCheckpointStorageLocation(
+            FileStateHandle(self._files, self._path, self._size, checksum)
+        )
 
 
 class MemoryCheckpointMetadataOutputStream(_CollectingOutputStream):
-    """A stream that returns a checkpoint's metadata in a handle.
+    """A stream that returns a checkpoint's metadata in its location.
 
-    The checkpoint exists as long as its handle.
+    The checkpoint exists as long as this object.
     """
 
     def __init__(self) -> None:
         super().__init__("a checkpoint in memory")
 
-    def close_and_finalize_checkpoint(self) -> ByteStreamStateHandle:
+    def close_and_finalize_checkpoint(self) -> NonPersistentCompletedCheckpointStorageLocation:
         parts, checksum = self._take()
-        return ByteStreamStateHandle(str(uuid.uuid4()), b"".join(parts), checksum)
+        return NonPersistentCompletedCheckpointStorageLocation(
+            ByteStreamStateHandle(str(uuid.uuid4()), b"".join(parts), checksum)
+        )
 
 
 def read_object(files: FileSystem, path: str) -> bytes:
@@ -133,10 +141,12 @@ def read_object(files: FileSystem, path: str) -> bytes:
     return start + files.read(path, len(start), max(0, rest) + 1)
 
 
-def read_without_state(files: FileSystem, path: str) -> bytes:
-    """Read a metadata object for `decode_object`, leaving out large inline state."""
+def read_without_state(files: FileSystem, path: str, *, leave_out_small: bool = False) -> bytes:
+    """Read a metadata object for `decode_object`, leaving out large inline state, or any."""
     start, lengths = _read_start(files, path)
     if lengths is None:
+        if leave_out_small and len(start) >= HEADER.size and start[: len(METADATA_MAGIC)] == METADATA_MAGIC:
+            return start[: HEADER.size] + start[HEADER.size + HEADER.unpack_from(start)[-2] :]
         return start
     inline, body = lengths
     return start[: HEADER.size] + files.read(path, HEADER.size + inline, body + FOOTER.size + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -34,16 +35,24 @@ class StateMetaInfo:
     distribution_mode: Mode = Mode.SPLIT_DISTRIBUTE
 
 
-class OperatorStreamStateHandle(StreamStateHandle):
-    """A handle to named states that share one stream.
+class OperatorStateHandle(StreamStateHandle):
+    """A handle to named states that share one stream."""
 
-    Attributes
-    ----------
-    state_name_to_partition_offsets
-        The named states, in the order in which they were written. The map is copied, where Flink shares it
-        with redistribution, which changes it.
-    delegate_state_handle
-        The stream, to which opening, size and discarding are delegated.
+    @property
+    @abstractmethod
+    def state_name_to_partition_offsets(self) -> Mapping[str, StateMetaInfo]:
+        """The named states, in the order in which they were written."""
+
+    @property
+    @abstractmethod
+    def delegate_state_handle(self) -> StreamStateHandle:
+        """The stream, to which opening, size and discarding are delegated."""
+
+
+class OperatorStreamStateHandle(OperatorStateHandle):
+    """A handle to named states in a stream.
+
+    The map of states is copied, where Flink shares it with redistribution, which changes it.
     """
 
     def __init__(
@@ -54,38 +63,44 @@ class OperatorStreamStateHandle(StreamStateHandle):
     ) -> None:
         if delegate_state_handle is None:
             raise TypeError("an OperatorStreamStateHandle needs the handle to its stream, got None")
-        self.state_name_to_partition_offsets: Mapping[str, StateMetaInfo] = dict(
-            state_name_to_partition_offsets
-        )
-        self.delegate_state_handle = delegate_state_handle
+        self._states: Mapping[str, StateMetaInfo] = dict(state_name_to_partition_offsets)
+        self._delegate = delegate_state_handle
         self.checksum = delegate_state_handle.checksum
 
+    @property
+    def state_name_to_partition_offsets(self) -> Mapping[str, StateMetaInfo]:
+        return self._states
+
+    @property
+    def delegate_state_handle(self) -> StreamStateHandle:
+        return self._delegate
+
     def open_input_stream(self) -> BinaryIO:
-        return self.delegate_state_handle.open_input_stream()
+        return self._delegate.open_input_stream()
 
     def as_bytes_if_in_memory(self) -> bytes | None:
-        return self.delegate_state_handle.as_bytes_if_in_memory()
+        return self._delegate.as_bytes_if_in_memory()
 
     @property
     def stream_state_handle_id(self) -> str:
-        return self.delegate_state_handle.stream_state_handle_id
+        return self._delegate.stream_state_handle_id
 
     def discard_state(self) -> None:
-        self.delegate_state_handle.discard_state()
+        self._delegate.discard_state()
 
     @property
     def state_size(self) -> int:
-        return self.delegate_state_handle.state_size
+        return self._delegate.state_size
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, OperatorStreamStateHandle):
             return NotImplemented
-        mine = (self.state_name_to_partition_offsets, self.delegate_state_handle)
-        return mine == (other.state_name_to_partition_offsets, other.delegate_state_handle)
+        mine = (self._states, self._delegate)
+        return mine == (other._states, other._delegate)
 
     def __hash__(self) -> int:
-        return hash(self.delegate_state_handle)
+        return hash(self._delegate)
 
     def __repr__(self) -> str:
-        names = list(self.state_name_to_partition_offsets)
-        return f"OperatorStreamStateHandle({names}, {self.delegate_state_handle!r})"
+        names = list(self._states)
+        return f"OperatorStreamStateHandle({names}, {self._delegate!r})"

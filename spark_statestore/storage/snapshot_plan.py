@@ -108,7 +108,7 @@ def plan_snapshots(
     rows
         Rows of the version.
     interval
-        The option ``snapshotInterval``.
+        Spark's ``minDeltasForSnapshot``.
     known_since
         Oldest version since which the JVM has all changes in memory, so that it can write runs of them.
     background

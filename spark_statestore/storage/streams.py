@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from spark_statestore.files.base import Buffer
+    from spark_statestore.storage.completed_locations import CompletedCheckpointStorageLocation
     from spark_statestore.storage.stream_handles import StreamStateHandle
 
 
@@ -121,8 +122,8 @@ class CheckpointMetadataOutputStream(OutputStream):
         """
 
     @abstractmethod
-    def close_and_finalize_checkpoint(self) -> StreamStateHandle:
-        """Publish the metadata and return its handle.
+    def close_and_finalize_checkpoint(self) -> CompletedCheckpointStorageLocation:
+        """Publish the metadata and return the location of the checkpoint, which is complete.
 
         Raises
         ------

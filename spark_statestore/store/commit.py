@@ -21,6 +21,7 @@ from spark_statestore.storage import (
     METADATA_FILE_NAME,
     CheckpointName,
     CheckpointStorageLocation,
+    CheckpointStorageLocationReference,
 )
 from spark_statestore.storage.chains import extend_chain, is_usable, rebase_chain, run_of, start_chain
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
@@ -268,7 +269,7 @@ class PendingCheckpoint(PendingSnapshot):
             except FileExistsError:
                 with self._store.writing(self._name):
                     return self._replace_metadata(bytes(metadata)), None
-        return 1, published.as_bytes_if_in_memory()
+        return 1, published.metadata_handle.as_bytes_if_in_memory()
 
     def _replace_metadata(self, data: bytes) -> int:
         """Replace the metadata of another attempt at the version; return the number of objects written."""
@@ -325,7 +326,7 @@ class PendingCheckpoint(PendingSnapshot):
             _logger.warning(
                 "the snapshot of version %d of %s is not used in version %d: its upload took so long that "
                 "other executors may discard it, since they retain versions from %d. Raise "
-                "spark.sql.streaming.stateStore.backend.numRetained.",
+                "spark.sql.streaming.minBatchesToRetain.",
                 base.version, self._store.store, self._version, oldest,
             )  # fmt: skip
         elif is_usable(base, handle) and self._has_snapshot(base):
@@ -427,7 +428,8 @@ def begin_checkpoint(
         store.initialise()
         location: CheckpointStreamFactory
         if merge and store.merged is not None:
-            location = store.storage.resolve_checkpoint_storage_location(name)
+            default = CheckpointStorageLocationReference.default()
+            location = store.storage.resolve_checkpoint_storage_location(name, default)
         else:
             location = store.storage.initialize_location_for_checkpoint(name)
             require_no_link(store.files, store.directory, name.directory)
@@ -446,7 +448,8 @@ def begin_snapshot(
     name = CheckpointName(version)
     with store.writing(name):
         store.initialise()
-    factory = store.storage.resolve_checkpoint_storage_location(name)
+    default = CheckpointStorageLocationReference.default()
+    factory = store.storage.resolve_checkpoint_storage_location(name, default)
     return PendingSnapshot(
         version,
         column_families,

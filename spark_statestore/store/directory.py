@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -16,6 +17,7 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     StateStoreError,
     StorageAccessError,
+    UnsupportedFormatError,
     restore_from_backup,
 )
 from spark_statestore.files import (
@@ -25,6 +27,7 @@ from spark_statestore.files import (
     MemoryFileSystem,
     join,
     open_file_system,
+    parent_of,
 )
 from spark_statestore.files.failures import require_no_link
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of, decode_object
@@ -43,6 +46,7 @@ from spark_statestore.storage.merged_file_system import MergedFileSystem
 from spark_statestore.storage.merged_files import MergedFiles
 from spark_statestore.storage.merged_index import LogicalFile
 from spark_statestore.storage.metadata_streams import read_object, read_without_state
+from spark_statestore.storage.task_local_state_store import TaskLocalStateStore
 from spark_statestore.store.commit_log import CommitLog
 from spark_statestore.store.errors import missing_on_driver, missing_version
 from spark_statestore.store.holds import CleanupHolds, holds_directory_of
@@ -92,6 +96,12 @@ class StoreDirectory:
         The query's merged files; None if there are none.
     newest_handle
         Encoded form and handle of the version that this instance published last.
+    damaged
+        Ids of the newest version's streams that a scrub found damaged, until a commit writes everything.
+    scrub_at
+        When it is to be scrubbed next, by `time.monotonic`.
+    local_state
+        Local copies of its full snapshots; None if there are none.
     """
 
     def __init__(
@@ -135,6 +145,9 @@ class StoreDirectory:
         self.retention = RetentionIndex(self.files, self.directory)
         self.holds = CleanupHolds(self.files, holds_directory_of(self.directory, store))
         self.newest_handle: tuple[bytes, IncrementalStateHandle] | None = None
+        self.damaged: frozenset[str] = frozenset()
+        self.scrub_at = time.monotonic() + (options.scrub_interval or math.inf)
+        self.local_state: TaskLocalStateStore | None = None
         self._initialised = False
 
     def where(self, name: CheckpointName) -> str:
@@ -192,10 +205,30 @@ class StoreDirectory:
         except StorageAccessError:
             raise
         except OSError as error:
-            raise CheckpointIOError(
-                f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that "
-                f"uid {os.getuid()} may read it; Spark retries the batch, nothing was changed."
-            ) from error
+            raise self._unreadable(name, error) from error
+
+    def described(self, name: CheckpointName, file: str) -> CheckpointMetadata | None:
+        """Return the metadata in a file of a version's directory, all of it verified but its inline state.
+
+        Return None if it is missing, damaged, of another version, or cannot be told from a newer format.
+        """
+        path = self.metadata_path(name)
+        try:
+            data = read_without_state(self.files, join(parent_of(path), file), leave_out_small=True)
+            metadata = self.decode(data, name, without_state=True)
+        except (FileNotFoundError, CorruptCheckpointError, UnsupportedFormatError):
+            return None
+        except StorageAccessError:
+            raise
+        except OSError as error:
+            raise self._unreadable(name, error) from error
+        return metadata if is_whole_with_state(metadata, data, path) else None
+
+    def _unreadable(self, name: CheckpointName, error: OSError) -> CheckpointIOError:
+        return CheckpointIOError(
+            f"{self.where(name)} cannot be read: {error}. Check that the storage is reachable, and that "
+            f"uid {os.getuid()} may read it; Spark retries the batch, nothing was changed."
+        )
 
     def _metadata(self, name: CheckpointName, attempt_id: str | None) -> CheckpointMetadata:
         path = self.metadata_path(name)
@@ -255,18 +288,15 @@ class StoreDirectory:
         return metadata
 
     def _without_reading_state(self, name: CheckpointName) -> CheckpointMetadata | None:
-        """Return the verified metadata without reading inline state.
+        """Return the verified metadata, of which reading the inline state verifies that.
 
         Return None if verifying needs the state, or fails.
         """
-        path = self.metadata_path(name)
         try:
-            data = read_without_state(self.files, path)
-            metadata = self.decode(data, name, without_state=True)
-        except (OSError, CheckpointError):
+            return self.described(name, METADATA_FILE_NAME)
+        except CheckpointError:
             # Reading the whole object reports the cause.
             return None
-        return metadata if is_whole_with_state(metadata, data, path) else None
 
     @contextmanager
     def writing(self, name: CheckpointName) -> Iterator[None]:

@@ -62,7 +62,7 @@ def missing_version(
         )
     return CheckpointNotFoundError(
         f"{which} does not exist; the store has the versions {names[0].version} to {names[-1].version}. It "
-        "was deleted, is older than the retained ones (spark.sql.streaming.stateStore.backend.numRetained), "
+        "was deleted, is older than the retained ones (spark.sql.streaming.minBatchesToRetain), "
         "the checkpoint was copied without it, or the query was started with another storage or "
         "checkpointsDir. Restore it from a backup, set the option back, or start from an existing version."
     )
@@ -86,7 +86,7 @@ def missing_on_driver(
         return CheckpointNotFoundError(
             f"{where} is not kept on the driver, which has the versions {driver_range[0]} to "
             f"{driver_range[1]} of this store. It is older than the retained ones "
-            "(spark.sql.streaming.stateStore.backend.numRetained), or was kept by an application that has "
+            "(spark.sql.streaming.minBatchesToRetain), or was kept by an application that has "
             "ended. Start from an existing version."
         )
     # The state may exist in files, if only the option was changed.

@@ -14,6 +14,7 @@ from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.directory import StoreDirectory
+from spark_statestore.store.healing import read_healed
 from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily
 from spark_statestore.store.reader import read_version
 
@@ -171,12 +172,17 @@ def _rows(
     store: StoreDirectory, version: PastVersion, wanted: Collection[str]
 ) -> tuple[dict[str, Rows], dict[str, set[bytes]]]:
     """Return the rows of a version, and the keys whose first value was merged, by column family."""
-    column_families = [family for family in version.metadata.column_families if family.name in wanted]
-    rows: dict[str, Rows] = {family.name: {} for family in column_families}
-    merged: dict[str, set[bytes]] = {family.name: set() for family in column_families}
-    for name, batch in _read(store, version, column_families, version.metadata.handle):
-        apply(rows[name], batch, merged[name])
-    return rows, merged
+    column_families = tuple(family for family in version.metadata.column_families if family.name in wanted)
+
+    def applied(metadata: CheckpointMetadata) -> tuple[dict[str, Rows], dict[str, set[bytes]]]:
+        rows: dict[str, Rows] = {family.name: {} for family in column_families}
+        merged: dict[str, set[bytes]] = {family.name: set() for family in column_families}
+        for name, batch in read_version(store, version.name, metadata):
+            apply(rows[name], batch, merged[name])
+        return rows, merged
+
+    whole = replace(version.metadata, column_families=column_families)
+    return read_healed(store, version.name, whole, applied)
 
 
 def apply(rows: Rows, batch: pa.RecordBatch, merged: set[bytes] | None = None) -> None:

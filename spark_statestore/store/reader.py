@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -14,14 +15,18 @@ from spark_statestore.errors import (
     CorruptCheckpointError,
     restore_from_backup,
 )
+from spark_statestore.files.request_context import check_cancelled, heartbeat
 from spark_statestore.formats.metadata import INLINE_STATE_OFFSET, attempt_id_of
 from spark_statestore.storage import CheckpointName
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
-from spark_statestore.storage.incremental_handle import ChainEntry
+from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.store.changelog import parts_of, read_changes, read_messages
 from spark_statestore.store.directory import StoreDirectory
 from spark_statestore.store.metadata import CheckpointMetadata
+
+# A smaller snapshot inside of metadata has no copy: it is read with the metadata.
+_LEAST_BYTES: Final = 256 << 10
 
 
 def read_version(
@@ -32,12 +37,38 @@ def read_version(
     Changes of column families that were removed later are omitted. The data is verified only once the
     iterator has ended, see `read_changes`.
     """
-    where = f"{store.store}, {name}"
     for entry in metadata.handle:
-        with _reading(store, name, entry):
-            for column_family, batch in read_changes(entry.state, where):
-                if _is_current(metadata, entry, column_family):
-                    yield column_family, batch
+        for column_family, batch in _changes_of(store, name, entry):
+            if _is_current(metadata, entry, column_family):
+                yield column_family, batch
+
+
+def damaged_streams(
+    store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata
+) -> dict[ChainEntry, CorruptCheckpointError]:
+    """Read all streams of a version; return those that are missing or damaged, with their errors."""
+    return {entry: error for entry in metadata.handle if (error := stream_error(store, name, entry))}
+
+
+def stream_error(
+    store: StoreDirectory, name: CheckpointName, entry: ChainEntry
+) -> CorruptCheckpointError | None:
+    """Read a stream; return its error if it is missing or damaged, None if it is intact.
+
+    Other failures of the storage are raised: they do not show that a stream is damaged.
+
+    Raises
+    ------
+    ConnectionAbortedError
+        If this thread's request is cancelled, or its client has disconnected.
+    """
+    try:
+        for _ in _changes_of(store, name, entry):
+            check_cancelled()
+            heartbeat()
+    except CorruptCheckpointError as error:
+        return error
+    return None
 
 
 def is_read_newest_first(metadata: CheckpointMetadata) -> bool:
@@ -48,15 +79,24 @@ def is_read_newest_first(metadata: CheckpointMetadata) -> bool:
     return not any(family.has_multiple_values for family in metadata.column_families)
 
 
-def stored_messages(
-    store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata
-) -> Iterator[tuple[str, bytes] | None]:
-    """Yield the raw messages of a version, without decoding them; otherwise as `read_version`.
+def in_load_order(metadata: CheckpointMetadata) -> Sequence[ChainEntry]:
+    """Return the streams of a version: newest first if `is_read_newest_first`, else as they apply."""
+    entries = metadata.handle.entries
+    return entries[::-1] if is_read_newest_first(metadata) else entries
 
-    Each stream is followed by None. The newest stream is first if `is_read_newest_first`.
+
+def stored_messages(
+    store: StoreDirectory,
+    name: CheckpointName,
+    metadata: CheckpointMetadata,
+    entries: Iterable[ChainEntry],
+) -> Iterator[tuple[str, bytes] | None]:
+    """Yield the raw messages of these streams of a version, without decoding them.
+
+    Each stream is followed by None. Otherwise as `read_version`.
     """
     where = f"{store.store}, {name}"
-    for entry in _in_load_order(metadata):
+    for entry in entries:
         with _reading(store, name, entry):
             for part, data in read_messages(entry.state, where):
                 if _is_current(metadata, entry, part.column_family):
@@ -65,19 +105,21 @@ def stored_messages(
 
 
 def local_streams(
-    store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata
+    store: StoreDirectory,
+    name: CheckpointName,
+    metadata: CheckpointMetadata,
+    entries: Iterable[ChainEntry],
 ) -> list[dict[str, Any]] | None:
-    """Return the file ranges of a version's streams, for another process of this machine to read and verify.
+    """Return the file ranges of streams of a version, for another process of this machine to read and verify.
 
-    They are in the order of `stored_messages`; docs/format.md lists the fields. None if a stream is not in a
-    local file, or its checksum is not known.
+    docs/format.md lists the fields. None if a stream is not in a local file, or its checksum is not known.
     """
     if not store.is_local:
         return None
     where = f"{store.store}, {name}"
     positions = {family.name: i for i, family in enumerate(metadata.column_families)}
     streams = []
-    for entry in _in_load_order(metadata):
+    for entry in entries:
         stream = entry.state.delegate_state_handle
         if entry.state.checksum is None or entry.state.state_size < 0:
             return None
@@ -102,9 +144,11 @@ def local_streams(
     return streams
 
 
-def _in_load_order(metadata: CheckpointMetadata) -> Sequence[ChainEntry]:
-    entries = metadata.handle.entries
-    return entries[::-1] if is_read_newest_first(metadata) else entries
+def _changes_of(
+    store: StoreDirectory, name: CheckpointName, entry: ChainEntry
+) -> Iterator[tuple[str, pa.RecordBatch]]:
+    with _reading(store, name, entry):
+        yield from read_changes(entry.state, f"{store.store}, {name}")
 
 
 def _is_current(metadata: CheckpointMetadata, entry: ChainEntry, column_family: str) -> bool:
@@ -148,3 +192,67 @@ def _reading(store: StoreDirectory, name: CheckpointName, entry: ChainEntry) -> 
             f"{store.where(name)}: {entry.state.stream_state_handle_id} cannot be read: {error}. Check that "
             "the storage is reachable; Spark retries the batch, nothing was changed."
         ) from error
+
+
+class LoadedStreams(NamedTuple):
+    """The streams that a load reads.
+
+    Attributes
+    ----------
+    entries
+        The streams, in the order in which they are read.
+    are_files
+        Whether they are in local files.
+    answer
+        Fields of the answer to the JVM, see docs/format.md: the order, the files, and the local copy that
+        stands for the full snapshot, or that is wanted.
+    """
+
+    entries: Sequence[ChainEntry]
+    are_files: bool
+    answer: dict[str, Any]
+
+
+def streams_to_load(
+    store: StoreDirectory, name: CheckpointName, metadata: CheckpointMetadata, use_copies: bool
+) -> LoadedStreams:
+    """Return the streams of a version for the JVM; with `use_copies` it can use and write local copies."""
+    entries: Sequence[ChainEntry] = metadata.handle.entries
+    answer: dict[str, Any] = {"newestFirst": False}
+    local = store.local_state
+    if use_copies and local is not None and (base := _name_of_base(metadata.handle)):
+        if copy := local.retrieve_local_state(base):
+            entries = entries[1:]
+            answer["localCopy"] = copy.to_json()
+        elif wanted := local.store_local_state(base, metadata.handle.base_size, metadata.handle.base_version):
+            # The copy is made of the tables when they have the rows of the full snapshot alone.
+            answer["wantedCopy"] = wanted.to_json()
+    if len(answer) == 1:
+        answer["newestFirst"] = is_read_newest_first(metadata)
+        entries = in_load_order(metadata)
+    files = local_streams(store, name, metadata, entries)
+    if files is not None:
+        answer["files"] = files
+    answer["bytesRead"] = sum(entry.state.state_size for entry in entries)
+    return LoadedStreams(entries, files is not None, answer)
+
+
+def wanted_copy(store: StoreDirectory, snapshot: IncrementalStateHandle) -> dict[str, Any]:
+    """Return the field of an answer that asks for a local copy of a snapshot; empty if it does not."""
+    if store.local_state is None or (name := _name_of_base(snapshot)) is None:
+        return {}
+    oldest = 0 if store.newest_handle is None else store.newest_handle[1].base_version
+    wanted = store.local_state.store_local_state(name, snapshot.base_size, oldest)
+    return {} if wanted is None else {"wantedCopy": wanted.to_json()}
+
+
+def _name_of_base(handle: IncrementalStateHandle) -> str | None:
+    """Return the name of a copy of a chain's full snapshot; None if there is none, or it is small."""
+    if not handle.entries or not (base := handle.entries[0]).full:
+        return None
+    stream = base.state.delegate_state_handle
+    if isinstance(stream, FileStateHandle):
+        return posixpath.basename(stream.path)
+    if isinstance(stream, SegmentFileStateHandle) and stream.state_size >= _LEAST_BYTES:
+        return f"{base.version}-{stream.attempt_id}"
+    return None

@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 
 from spark_statestore.files.base import FileStatus, FileSystem, join
 from spark_statestore.files.request_context import heartbeat
-from spark_statestore.storage.checkpoint_storage import (
-    CHECKPOINT_SHARED_STATE_DIR,
-    METADATA_FILE_NAME,
-    CheckpointName,
-)
+from spark_statestore.storage.checkpoint_storage import CHECKPOINT_SHARED_STATE_DIR, CheckpointName
+from spark_statestore.storage.completed_locations import METADATA_FILE_NAME
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle, discard_file
 from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry

@@ -29,6 +29,7 @@ except ImportError as error:
 
 _ASSERTING = (
     "crash_machine",
+    "damage_machine",
     "file_systems",
     "version_machine",
 )
@@ -36,6 +37,7 @@ _ASSERTING = (
 pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _ASSERTING))
 
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
+from spark_statestore.testing.damage_machine import DamagedVersionStoreMachine
 from spark_statestore.testing.faults import FaultInjectingFileSystem
 from spark_statestore.testing.faults_plan import CrashedError, Fault
 from spark_statestore.testing.file_systems import FileSystemTests
@@ -44,6 +46,7 @@ from spark_statestore.testing.version_machine import VersionStoreMachine
 __all__ = [
     "CrashedError",
     "CrashingVersionStoreMachine",
+    "DamagedVersionStoreMachine",
     "Fault",
     "FaultInjectingFileSystem",
     "FileSystemTests",

@@ -13,7 +13,8 @@ from spark_statestore.storage.incremental_handle import IncrementalStateHandle
 from spark_statestore.store.changelog import DELETE, MERGE, PUT
 from spark_statestore.store.commit import Committed, begin_checkpoint, begin_snapshot
 from spark_statestore.store.directory import StoreDirectory
-from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.store.healing import read_healed, readable_metadata
+from spark_statestore.store.metadata import CheckpointMetadata, ColumnFamily
 from spark_statestore.store.reader import read_version
 
 Rows = Mapping[bytes, bytes]
@@ -71,16 +72,23 @@ def snapshot(
 
 
 def load(
-    store: StoreDirectory, name: CheckpointName, attempt_id: str | None = None
+    store: StoreDirectory, name: CheckpointName, attempt_id: str | None = None, *, healed: bool = False
 ) -> dict[str, dict[bytes, bytes]]:
-    """Return the rows of a version by column family.
+    """Return the rows of a version by column family, if `healed` from other streams than damaged ones.
 
     With an attempt id, the version is not loaded into the store.
     """
-    metadata = store.load(name) if attempt_id is None else store.metadata(name, attempt_id)
+    if attempt_id is None:
+        metadata = store.load(name)
+    else:
+        metadata = (readable_metadata if healed else StoreDirectory.metadata)(store, name, attempt_id)
     rows: dict[str, dict[bytes, bytes]] = {state.name: {} for state in metadata.column_families}
-    # Read everything first: the checksum is verified at the end.
-    for state, batch in list(read_version(store, name, metadata)):
+
+    def read(of: CheckpointMetadata) -> list[tuple[str, pa.RecordBatch]]:
+        # Read everything first: the checksum is verified at the end.
+        return list(read_version(store, name, of))
+
+    for state, batch in read_healed(store, name, metadata, read) if healed else read(metadata):
         for change in batch.to_pylist():
             key, value = change["key"], change["value"]
             if change["op"] == PUT:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import python_processes, python_queries
+from tests.mutants import python_processes, python_queries, python_rows
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -154,7 +154,7 @@ _STORES: Final = (
         "if name.version < version and name.version not in kept",
         "if name.version <= version and name.version not in kept",
         (f"{_TESTS}/store/test_retention.py",),
-        "The oldest version that numRetained keeps can be loaded.",
+        "The oldest version that minBatchesToRetain keeps can be loaded.",
     ),
     Mutant(
         "retention-new-hold-without-scan",
@@ -179,6 +179,38 @@ _STORES: Final = (
         "family.created_at_version <= number",
         (f"{_TESTS}/store/test_lineage.py",),
         "A change feed has the deletes of a state variable that a batch removed and created again.",
+    ),
+    Mutant(
+        "heal-other-history",
+        f"{_STORE}/healing.py",
+        "if found is not None and (later.version - 1, found.parent_attempt_id) in known:",
+        "if found is not None:",
+        (f"{_TESTS}/store/test_healing.py",),
+        "A damaged version is not read from versions of a history that was abandoned.",
+    ),
+    Mutant(
+        "heal-other-attempt",
+        f"{_STORE}/healing.py",
+        "one is not None and one.attempt_id == parent",
+        "one is not None",
+        (f"{_TESTS}/store/test_healing.py",),
+        "A damaged version is not read from the changes of an attempt that it does not build on.",
+    ),
+    Mutant(
+        "heal-unverified",
+        f"{_STORE}/healing.py",
+        "if chain is None or not [entry for entry in chain if not self._is_intact(entry)]:",
+        "if True:",
+        (f"{_TESTS}/store/test_healing.py",),
+        "What is read instead of a damaged stream is verified.",
+    ),
+    Mutant(
+        "heal-failing-storage",
+        f"{_STORE}/reader.py",
+        "    except CorruptCheckpointError as error:\n        return error",
+        "    except CheckpointError as error:\n        return error",
+        (f"{_TESTS}/store/test_healing.py",),
+        "A storage that fails is not taken for a damaged stream.",
     ),
     Mutant(
         "read-removed-family",
@@ -359,8 +391,8 @@ _STORED: Final = (
     Mutant(
         "savepoint-not-durable",
         "spark_statestore/query/state_store.py",
-        "locate(savepoint.path, fsync=True)\n        path = join(directory, METADATA_FILE_NAME)",
-        "locate(savepoint.path)\n        path = join(directory, METADATA_FILE_NAME)",
+        "locate(savepoint.path, fsync=True)\n        with failing_to(",
+        "locate(savepoint.path)\n        with failing_to(",
         ("tests/unit/savepoints/test_faults.py", "-k", "power_loss"),
         "A savepoint that is reported as taken survives a power failure.",
     ),
@@ -441,4 +473,11 @@ _PLANS: Final = (
     ),
 )
 
-MUTANTS: Final = (*_STORES, *_STORED, *_PLANS, *python_processes.MUTANTS, *python_queries.MUTANTS)
+MUTANTS: Final = (
+    *_STORES,
+    *_STORED,
+    *_PLANS,
+    *python_processes.MUTANTS,
+    *python_queries.MUTANTS,
+    *python_rows.MUTANTS,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import scala_driver, scala_table
+from tests.mutants import local_copies, scala_driver, scala_table
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -20,7 +20,6 @@ _FAMILIES: Final = f"{_TESTS}/test_provider_families.py"
 _EVOLUTION: Final = (
     f"{_TESTS}/test_provider_evolution.py::test_values_are_converted_once_and_older_versions_keep_theirs"
 )
-_POLICY: Final = f"{_TESTS}/test_snapshot_policy.py"
 _HANDED_OVER: Final = f"{_TESTS}/test_handed_over_commits.py"
 _PENDING: Final = f"{_TESTS}/test_pending_commits.py"
 _METRICS: Final = f"{_TESTS}/test_queries_metrics.py"
@@ -195,7 +194,7 @@ _FAMILY_STATE: Final = (
         f"{_PROVIDER}/LogSlices.scala",
         "(family.name, family.createdAtVersion)",
         "(family.name, 0L)",
-        (f"{_TESTS}/test_provider_families_machine.py",),
+        (f"{_FAMILIES}::test_run_has_all_rows_of_a_family_that_was_declared_again[ours]",),
         "A merged stream has all rows of a state variable that was deleted and declared again.",
     ),
     Mutant(
@@ -220,26 +219,10 @@ _MAINTENANCE: Final = (
     Mutant(
         "cleanup-retains-one-version-less",
         f"{_PROVIDER}/StoreMaintenance.scala",
-        "version.version - options.numRetained(conf.minVersionsToRetain))",
-        "version.version + 1 - options.numRetained(conf.minVersionsToRetain))",
+        "version.version - conf.minVersionsToRetain)",
+        "version.version + 1 - conf.minVersionsToRetain)",
         (_DISCARDED,),
-        "A query can be rolled back by as many batches as numRetained says.",
-    ),
-    Mutant(
-        "num-retained-ignored",
-        "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/BackendOptions.scala",
-        'def numRetained(sparks: Int): Int = number("numRetained", sparks)',
-        "def numRetained(sparks: Int): Int = sparks",
-        ("tests/spark/test_provider_scenarios.py::test_discarded_version_error_names_retained_versions[v1]",),
-        "The option numRetained holds where it is less than Spark's setting, too.",
-    ),
-    Mutant(
-        "snapshot-interval-ignored",
-        "jvm-shim/src/main/scala/org/apache/spark/sql/statestore/provider/BackendOptions.scala",
-        'def snapshotInterval(sparks: Int): Int = number("snapshotInterval", sparks)',
-        "def snapshotInterval(sparks: Int): Int = sparks",
-        ("tests/spark/test_provider_scenarios.py::test_background_run_shortens_the_chain",),
-        "The option snapshotInterval holds where it is less than Spark's setting, too.",
+        "A query can be rolled back by as many batches as minBatchesToRetain says.",
     ),
     Mutant(
         "heap-limit-option-ignored",
@@ -381,5 +364,6 @@ MUTANTS: Final = (
     *_MAINTENANCE,
     *_COMMITS,
     *scala_table.MUTANTS,
+    *local_copies.MUTANTS,
     *scala_driver.MUTANTS,
 )

@@ -210,7 +210,7 @@ _PROCESS: Final = (
         f"{_BACKEND}/Backend.scala",
         "if (watched) watch.add(connection)",
         "if (!watched) watch.add(connection)",
-        (f"{_HANGING}::test_watchdog_replaces_a_stopped_backend",),
+        (f"{_HANGING}::test_watchdog_covers_the_first_request_to_a_backend",),
         "The first request to a backend that hangs fails in time.",
     ),
     Mutant(
@@ -226,7 +226,7 @@ _PROCESS: Final = (
         f"{_BACKEND}/Backend.scala",
         "          dropConnections()\n          Thread.sleep(100L * attempt)",
         "          Thread.`yield`()\n          Thread.sleep(100L * attempt)",
-        (_KILLED,),
+        ("tests/spark/test_provider_scenarios.py::test_stores_commit_concurrently",),
         "A request is repeated on a new backend, however many connections the killed one had.",
     ),
     Mutant(
@@ -279,7 +279,7 @@ _PROCESS: Final = (
     ),
     Mutant(
         "number-of-rows-not-verified",
-        f"{_BACKEND}/CheckpointClient.scala",
+        f"{_BACKEND}/VersionLoad.scala",
         'table.numKeys != family.path("rows").asLong || table.numValues != values',
         "table.numValues != values",
         (f"{_ANSWERS}::test_load_rejects_a_malformed_answer",),
@@ -300,6 +300,25 @@ _PROCESS: Final = (
         'drain(instances, request.putArray("runs"))',
         (f"{_TESTS}/test_backend_lifecycle.py::test_backend_drops_closed_stores_and_ended_runs",),
         "A backend frees what it keeps of queries that have ended.",
+    ),
+)
+
+_WORKERS: Final = (
+    Mutant(
+        "daemon-of-workers-is-not-probed",
+        f"{_BACKEND}/PythonWorkers.scala",
+        "if (canImportDaemon(interpreter)) conf.set(DaemonKey, Daemon)",
+        "conf.set(DaemonKey, Daemon)",
+        (f"{_TESTS}/test_shipping.py",),
+        "Python workers of executors without the package have PySpark's daemon.",
+    ),
+    Mutant(
+        "executors-leave-workers-to-spark",
+        f"{_BACKEND}/PythonWorkers.scala",
+        "if (canImportDaemon(interpreter)) conf.set(DaemonKey, Daemon)",
+        "canImportDaemon(interpreter)",
+        (f"{_TESTS}/test_local_cluster.py",),
+        "`configure` alone gives executors the daemon of this package.",
     ),
 )
 
@@ -349,7 +368,7 @@ _SCHEMAS: Final = (
         f"{_SHIM}/convert/RowDigest.scala",
         "val row = hash(value, hash(key, index))",
         "val row = hash(key, index)",
-        (f"{_TESTS}/test_conversion_faults.py::test_convert_raises_if_sides_differ",),
+        (f"{_TESTS}/test_conversion_faults.py::test_convert_raises_if_values_differ",),
         "A conversion fails if a value of its target differs.",
     ),
     Mutant(
@@ -362,4 +381,4 @@ _SCHEMAS: Final = (
     ),
 )
 
-MUTANTS: Final = (*_FORMATS_OF_QUERIES, *_FILES_OF_SPARK, *_HANDED_OVER, *_PROCESS, *_SCHEMAS)
+MUTANTS: Final = (*_FORMATS_OF_QUERIES, *_FILES_OF_SPARK, *_HANDED_OVER, *_PROCESS, *_WORKERS, *_SCHEMAS)

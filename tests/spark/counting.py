@@ -186,6 +186,22 @@ def executors_of(session: Any) -> list[int]:
     ]
 
 
+def workers_once_known(session: Any, tasks: int) -> list[tuple[str, bool]]:
+    """Return each kind of Python worker: its daemon, and whether it uses Unix domain sockets.
+
+    Wait for this package's daemon, which the JVM uses once it has tried it.
+    """
+
+    def kind(_: int) -> tuple[str, bool]:
+        return sys.modules["__main__"].__spec__.name, "PYTHON_UNIX_DOMAIN_ENABLED" in os.environ
+
+    def kinds() -> list[tuple[str, bool]]:
+        return sorted(set(session.sparkContext.parallelize(range(tasks), tasks).map(kind).collect()))
+
+    wait_until(lambda: [name for name, _ in kinds()] == ["spark_statestore.worker_daemon"], 60)
+    return kinds()
+
+
 def report_executors(session: Any) -> None:
     """Report the process ids of the backends and executors of a cluster of two, as `running`."""
     wait_until(lambda: len(backends_of_executors(session)) == 2, 20)

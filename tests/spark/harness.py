@@ -164,6 +164,19 @@ class Provider:
     def snapshot(self) -> None:
         self._harness.snapshotMaintenance()
 
+    @contextmanager
+    def holding_copies(self) -> Iterator[None]:
+        """Have local copies of this JVM wait until the end of the block."""
+        released = self._harness.holdCopies()
+        try:
+            yield
+        finally:
+            released.countDown()
+
+    def await_background(self) -> None:
+        """Wait for uploads, compactions and local copies that have begun in this JVM."""
+        self._harness.awaitBackground()
+
     def cleanup(self) -> None:
         self._harness.cleanupMaintenance()
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import spark_statestore
+from tests.support.sessions import STARTS, UNCONNECTED
 from tests.support.spark_versions import is_since
 
 OURS = spark_statestore.PROVIDER_CLASS
@@ -144,12 +145,19 @@ class Query:
 
     def run(self) -> Output:
         """Run the query on all available input, and return its output batch by batch."""
+        from pyspark.errors import StreamingQueryException
+
         out: Output = []
-        query = self.start(out, availableNow=True)
-        try:
-            assert query.awaitTermination(120), "the query does not end"
-        finally:
-            query.stop()
+        for attempt in range(1, STARTS + 1):
+            query = self.start(out, availableNow=True)
+            try:
+                assert query.awaitTermination(120), "the query does not end"
+                break
+            except StreamingQueryException as error:
+                if UNCONNECTED not in str(error) or attempt == STARTS:
+                    raise
+            finally:
+                query.stop()
         self.progress = [dict(progress) for progress in query.recentProgress]
         self._check_provider()
         return out

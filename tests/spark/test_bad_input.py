@@ -67,9 +67,9 @@ def query_end(checkpoint: Path) -> int:
             "1",
             r"backend\.nope' is not an option.*The options are: checkpointsDir, commit, compression",
         ),
-        ("numretained", "5", r"Did you mean '[\w.]*numRetained'"),
-        ("numRetained", "many", r"numRetained' is 'many', but it must be a whole number"),
-        ("numRetained", "0", r"must be a whole number of at least 1"),
+        ("storageretries", "5", r"Did you mean '[\w.]*storageRetries'"),
+        ("storageRetries", "many", r"storageRetries' is 'many', but it must be a whole number"),
+        ("storageTimeoutSeconds", "0", r"must be a whole number of at least 1"),
         ("fileStateThreshold", "20 kilos", r"must be a size such as 20k, 5m or 1048576"),
         ("fileStateThreshold", "1g", r"at most 268435456"),
         ("fsync", "yes", r"must be true or false"),
@@ -103,7 +103,7 @@ def test_invalid_option_fails_before_the_query_starts(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("numRetained", "many"), ("commit", "Batch"), ("storageTimeoutSeconds", "0"), ("nope", "1")],
+    [("storageRetries", "many"), ("commit", "Batch"), ("storageTimeoutSeconds", "0"), ("nope", "1")],
 )
 def test_provider_refuses_an_invalid_option_that_no_query_checked(
     spark: Any, tmp_path: Path, option: str, value: str
@@ -129,11 +129,11 @@ def builder() -> Any:
     [
         (
             {},
-            {"num_retained": [3]},
+            {"storage_retries": [3]},
             OptionError,
-            r"numRetained' is \[3\] of type list, but it must be a string",
+            r"storageRetries' is \[3\] of type list, but it must be a string",
         ),
-        ({}, {"num_retained": 3, "numRetained": 4}, OptionError, "'numRetained' is given twice"),
+        ({}, {"storage_retries": 3, "storageRetries": 4}, OptionError, "'storageRetries' is given twice"),
         (
             {PROVIDER: SPARKS},
             {},
@@ -141,10 +141,10 @@ def builder() -> Any:
             r"providerClass' is set to .*HDFSBacked.*remove one of the two",
         ),
         (
-            {OPTION_PREFIX + "numRetained": "5"},
-            {"num_retained": 7},
+            {OPTION_PREFIX + "storageRetries": "5"},
+            {"storage_retries": 7},
             SessionError,
-            r"numRetained' is set to '5'.*configure sets it to '7'",
+            r"storageRetries' is set to '5'.*configure sets it to '7'",
         ),
         ({"spark.remote": "sc://localhost"}, {}, SessionError, "Spark Connect client.*configure the server"),
         ({}, {}, SessionError, "running Spark JVM.*before the first session is built"),
@@ -306,7 +306,9 @@ def test_jar_for_another_spark_is_rejected_on_the_driver(built: Path, tmp_path: 
 def checkpoint(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a checkpoint of a few versions in files of each store; larger ones have files of their own."""
     directory = tmp_path_factory.mktemp("whole") / "checkpoint"
-    run_to(spark.newSession(), directory, 4, fileStateThreshold="0", snapshotInterval=1000, commit="task")
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.stateStore.minDeltasForSnapshot", "1000")
+    run_to(session, directory, 4, fileStateThreshold="0", commit="task")
     return directory
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import spark_statestore
@@ -28,7 +29,7 @@ from spark_statestore.errors import (
     StateStoreError,
 )
 from spark_statestore.query.query_checkpoint import RESERVED
-from tests.spark.counting import GROUPS, Program, cluster_environment, kill, wait_until
+from tests.spark.counting import GROUPS, Program, cluster_environment, is_gone, kill, wait_until
 from tests.spark.queries import OURS, ROCKSDB, STATE_STORE, Query, configured
 from tests.spark.test_conversion import snapshot
 from tests.support.effort import EFFORT
@@ -236,27 +237,35 @@ def test_dry_run_changes_nothing(spark: Any, checkpoint: Path, tmp_path: Path) -
     assert not (tmp_path / "target").exists()
 
 
-def test_convert_raises_if_sides_differ(
-    spark: Any, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convert_raises_if_values_differ(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from spark_statestore.conversion import api
 
-    other = tmp_path / "other"
-    spark_statestore.convert(spark, str(checkpoint), str(other), batch=0, stopped=True)
+    def counts(stream: Any) -> Any:
+        return stream.groupBy("k").count()
+
+    def written(name: str, times: int) -> str:
+        query = Query(spark, tmp_path / name, counts, "update", SCHEMAS["events"], provider=ROCKSDB)
+        query.feed(rows, times * rows)
+        query.run()
+        return str(query.checkpoint)
+
+    rows = input_of("events")[0]
+    other, target = tmp_path / "other", tmp_path / "target"
+    spark_statestore.convert(spark, written("twice", 2), str(other), stopped=True)
+    source = written("once", 1)
     write = api._Run.write
 
-    def write_other_batch(run: Any) -> Any:
+    def write_other_state(run: Any) -> Any:
         written = write(run)
-        target = Path(run._target)
-        # The state of the batch before, under the number of this one.
-        shutil.rmtree(target / "state/0/0/chk-2")
-        shutil.copytree(other / "state/0/0/chk-1", target / "state/0/0/chk-2")
+        # With the same keys, and values of the same size.
+        shutil.rmtree(target / "state/0/0")
+        shutil.copytree(other / "state/0/0", target / "state/0/0")
         return written
 
-    monkeypatch.setattr(api._Run, "write", write_other_batch)
-    with pytest.raises(ConversionError):
-        spark_statestore.convert(spark, str(checkpoint), str(tmp_path / "target"), stopped=True)
-    assert not (tmp_path / "target").exists()
+    monkeypatch.setattr(api._Run, "write", write_other_state)
+    with pytest.raises(ConversionError, match="the source has"):
+        spark_statestore.convert(spark, source, str(target), stopped=True)
+    assert not target.exists()
 
 
 MOMENTS = [
@@ -265,6 +274,14 @@ MOMENTS = [
     pytest.param("commits/1", None, id="the logs are written"),
 ]
 """Files whose appearance is the moment of a kill, and the number of partitions."""
+
+
+def kill_group(program: Program) -> None:
+    """Kill a program, and wait for its JVM, too, which ends later."""
+    processes = [program.process.pid, *(p.pid for p in psutil.Process(program.process.pid).children(True))]
+    os.killpg(program.process.pid, signal.SIGKILL)
+    program.process.wait()
+    assert wait_until(lambda: all(map(is_gone, processes)), 60)
 
 
 def is_complete(target: Path) -> bool:
@@ -292,8 +309,7 @@ def test_conversion_is_replaced_only_after_its_kill(
         if not is_complete(target):
             with pytest.raises(CheckpointExistsError, match=f"runs in process {pid}"):
                 spark_statestore.convert(spark, **arguments, stopped=True)
-        os.killpg(pid, signal.SIGKILL)
-        program.process.wait()
+        kill_group(program)
     if not is_complete(target):
         if appearing != "commits/1":
             with pytest.raises(CheckpointNotFoundError):
@@ -332,8 +348,7 @@ def test_conversion_that_is_killed_at_any_moment_runs_again(
             for _ in range(chance.randrange(3)):
                 assert program.next("converted") > 0
             time.sleep(chance.uniform(0, 3))
-            os.killpg(program.process.pid, signal.SIGKILL)
-            program.process.wait()
+            kill_group(program)
         for target, asked in zip(targets, arguments, strict=True):
             if target.exists() and not is_complete(target):
                 interrupted += 1
@@ -364,6 +379,7 @@ def assert_converted(spark: Any, source: Path, target: Path, *options: dict[str,
         assert here
 
 
+@pytest.mark.soak
 def test_conversion_on_a_cluster_survives_an_executor(built: Path, tmp_path: Path) -> None:
     places = [tmp_path / f"checkpoint-{number}" for number in range(3)]
     confs = {STATE_STORE + "checkpointFormatVersion": "2"}

@@ -104,7 +104,7 @@ def stored(spark: Any, tmp_path: Path, request: pytest.FixtureRequest) -> Stored
     made = Stored(
         spark,
         tmp_path,
-        CONFS[confs] | {"backend__fileStateThreshold": "600", "backend__snapshotInterval": "2"},
+        CONFS[confs] | {"backend__fileStateThreshold": "600", "minDeltasForSnapshot": "2"},
         SHAPES[shape],
     )
     made.write_versions()

@@ -235,7 +235,11 @@ def of_application(spark: Any) -> Any:
 
 
 def test_cleanup_bounds_the_memory_of_the_driver(spark: Any, tmp_path: Path) -> None:
-    confs = {"backend__storage": "memory", "backend__numRetained": "2", "backend__snapshotInterval": "3"}
+    confs = {
+        "backend__storage": "memory",
+        "spark.sql.streaming.minBatchesToRetain": "2",
+        "minDeltasForSnapshot": "3",
+    }
     provider = Provider(spark, f"file:{tmp_path}", **confs)
     before = of_application(spark).bytes()
     sizes = []

@@ -96,7 +96,7 @@ def to_nowhere(writer: Any) -> Any:
     ("sink", "option", "value", "suggested"),
     [
         (to_memory, OPTION_PREFIX + "checkpointsDir", "s3://bucket/x", "checkpointsDir"),
-        (to_a_function, (OPTION_PREFIX + "numRetained").upper(), "5", "numRetained"),
+        (to_a_function, (OPTION_PREFIX + "storageRetries").upper(), "5", "storageRetries"),
         (to_nowhere, OPTION_PREFIX + "nope", "5", "nope"),
         (to_nowhere, "checkpointsdir", "/data", "checkpointsDir"),
         (to_a_function, "fileStateThreshold", "1m", "fileStateThreshold"),

@@ -118,7 +118,7 @@ def test_missing_version_has_the_condition_of_a_missing_state_file(
     assert (none_yet.kind, missing.kind) == (NO_VERSION, NO_VERSION)
     assert f"[{NO_VERSION}]" in missing.message
     assert "version 3 " in missing.message
-    assert "numRetained" in missing.message
+    assert "minBatchesToRetain" in missing.message
     assert corrupt.kind == "CANNOT_LOAD_STATE_STORE.UNCATEGORIZED"
 
 

@@ -39,7 +39,7 @@ def figures(jvm: psutil.Process, backend: psutil.Process, state: Path) -> dict[s
     }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_backend_resources_are_constant_over_five_hundred_versions(
     spark: Any, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
@@ -49,8 +49,7 @@ def test_backend_resources_are_constant_over_five_hundred_versions(
             spark,
             f"file:{tmp_path}",
             partition=partition,
-            backend__numRetained=str(RETAINED),
-            backend__snapshotInterval="10",
+            **{"spark.sql.streaming.minBatchesToRetain": str(RETAINED)},
             **IMMEDIATE_CLEANUP,
         )
         for partition in range(partitions)

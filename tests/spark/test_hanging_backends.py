@@ -50,10 +50,10 @@ def settings(slow: SlowStorage, seconds: int = LIMIT) -> dict[str, str]:
 
 
 def provider(
-    spark: Any, slow: SlowStorage, tmp_path: Path, partition: int = 0, seconds: int = LIMIT, **more: str
+    spark: Any, slow: SlowStorage, tmp_path: Path, partition: int = 0, seconds: int = LIMIT, **confs: str
 ) -> Provider:
-    options = {f"backend__{name}": value for name, value in (settings(slow, seconds) | more).items()}
-    return Provider(spark, f"file:{tmp_path}/query", partition=partition, **options)
+    options = {f"backend__{name}": value for name, value in settings(slow, seconds).items()}
+    return Provider(spark, f"file:{tmp_path}/query", partition=partition, **options, **confs)
 
 
 def counting(spark: Any, slow: SlowStorage, commit: str, seconds: int = LIMIT) -> Any:
@@ -166,8 +166,8 @@ def test_watchdog_covers_the_first_request_to_a_backend(
 def test_run_that_other_executors_may_discard_is_not_used(
     spark: Any, slow: SlowStorage, tmp_path: Path
 ) -> None:
-    options = {"snapshotInterval": "2", "compression": "none", "numRetained": "1"}
-    made = provider(spark, slow, tmp_path, seconds=100, **options)
+    confs = {"minDeltasForSnapshot": "2", "spark.sql.streaming.minBatchesToRetain": "1"}
+    made = provider(spark, slow, tmp_path, seconds=100, backend__compression="none", **confs)
 
     def commit(version: int, rows: dict[Any, Any]) -> int:
         store = made.open(version)

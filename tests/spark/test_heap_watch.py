@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.spark.counting import Program
+from tests.support.class_archive import WITH_USERS_COLLECTOR
 
 MIB = 1 << 20
 
-# Without the collector of short-lived JVMs.
-USERS_JVM = {"JDK_JAVA_OPTIONS": ""}
+USERS_JVM = {"JDK_JAVA_OPTIONS": WITH_USERS_COLLECTOR}
 
 
 class Watch:

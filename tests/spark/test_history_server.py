@@ -96,7 +96,9 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
         server.wait()
 
 
-@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize(
+    "store", ["memory", pytest.param("disk", marks=pytest.mark.soak), "disk with protobuf"]
+)
 def test_history_server_shows_the_figures_of_every_batch(ended: Ended, tmp_path: Path, store: str) -> None:
     events, progress = ended
     settings = tuple(setting.format(directory=tmp_path) for setting in STORES[store])

@@ -14,6 +14,7 @@ import spark_statestore
 from spark_statestore.options import OPTION_PREFIX
 from tests.spark.counting import Program, cluster_environment, is_gone, kill, wait_until
 from tests.support.slow import SlowStorage
+from tests.support.spark_versions import is_since
 from tests.support.trees import files_below
 
 pytestmark = pytest.mark.slow
@@ -31,6 +32,7 @@ def test_queries_are_exact_after_kills_of_executors_and_backends(built: Path, tm
         state=slow.url,
         python=slow.interpreter(),
     ) as program:
+        assert program.next("workers") == [["spark_statestore.worker_daemon", is_since("4.1")]]
         for checkpoint_format in 1, 2:
             check_memory(program, Path(f"{checkpoint}-{checkpoint_format}"))
         # One state is larger than a message may be.

@@ -82,7 +82,7 @@ def test_state_leaves_the_heap_once_no_task_uses_it(spark: Any, tmp_path: Path) 
         provider.close()
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_state_leaves_the_heap_for_a_cached_table(built: Path, tmp_path: Path) -> None:
     # A heap of 512 MiB leaves 85 MiB for state beside a full cache. This state takes 120 MiB.
     asked = {"keys": 1_400_000, "fills": 2, "updates": 10_000, "memory": "512m", "first": 0, "kill": False}

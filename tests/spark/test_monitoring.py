@@ -187,10 +187,10 @@ def test_metrics_of_an_operator_are_those_of_the_last_batch(
     figures |= {
         name: n for name, n in operator["customMetrics"].items() if not name.startswith("SnapshotLast")
     }
-    for name in ("backendRestarts", "storageRetries"):
+    for name in ("backendRestarts", "storageRetries", "streamsRepaired"):
         assert exported[f"{METRIC}_{name}_Value"] == sums(query, name) == 0
         del figures[name]
-    assert len(figures) == 19
+    assert len(figures) == 20
     for name, value in figures.items():
         assert exported[f"{METRIC}_operator0_{name}_Value"] == value, name
     assert exported[f"{METRIC}_batchDurationMs_Value"] == query.progress[-1]["batchDuration"]
@@ -207,6 +207,7 @@ def test_metrics_of_a_jvm_are_sums_since_its_start(query: Observed, exported: di
     assert exported["openStores_Value"] == PARTITIONS
     assert 5 << 20 < exported["backendMemoryBytes_Value"] < 2 << 30
     assert exported["backendRestarts_Count"] == exported["storageRetries_Count"] == 0
+    assert exported["streamsRepaired_Count"] == 0
     assert exported["stateTableMappedBytes_Value"] == 0
 
 

@@ -17,6 +17,9 @@ SOAK_WAVES = [["aggregation", "dropDuplicates", "join, state format 2"], ["join,
 TOGETHER = WAVES + SOAK_WAVES if EFFORT > 1 else WAVES
 OPERATORS = [operator for operators in TOGETHER for operator in operators]
 
+# On a busy machine Spark may close the store of each first attempt before it commits.
+TRIALS = 3
+
 # In the first batch each task fails before its store's commit, then after it, and is then killed. In the
 # second a speculative copy of it commits, and so does the task itself if it can. In the third it dies with
 # its executor.
@@ -30,13 +33,23 @@ def lives(built: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
     import pyspark
 
     environment = {"SPARK_HOME": str(Path(pyspark.__file__).parent)}
-    directory = str(tmp_path_factory.mktemp("faults"))
-    arguments = {"directory": directory, "jar": str(built), "operators": TOGETHER}
-    with Program("operator_faults", environment, **arguments) as program:
-        found = [program.next("life") for _ in range(2 * len(OPERATORS))]
-        program.next("stopped")
-        program.end()
-    return {(life["operator"], life["format"]): life for life in found}
+    lives: dict[tuple[str, int], dict[str, Any]] = {}
+    for trial in range(TRIALS):
+        directory = str(tmp_path_factory.mktemp(f"faults{trial}"))
+        arguments = {"directory": directory, "jar": str(built), "operators": TOGETHER}
+        with Program("operator_faults", environment, **arguments) as program:
+            found = [program.next("life") for _ in range(2 * len(OPERATORS))]
+            program.next("stopped")
+            program.end()
+        lives = {(life["operator"], life["format"]): life for life in found}
+        if commits_twice(lives):
+            break
+    return lives
+
+
+def commits_twice(lives: dict[tuple[str, int], dict[str, Any]]) -> bool:
+    """Return whether both attempts of a task have committed."""
+    return any(name.endswith("-both") for life in lives.values() for name in life["faults"])
 
 
 @pytest.mark.slow
@@ -57,7 +70,7 @@ def test_operator_is_exact_under_task_faults(
 
 @pytest.mark.slow
 def test_both_attempts_of_a_task_commit(lives: dict[tuple[str, int], dict[str, Any]]) -> None:
-    assert any(name.endswith("-both") for life in lives.values() for name in life["faults"])
+    assert commits_twice(lives)
 
 
 @pytest.mark.slow

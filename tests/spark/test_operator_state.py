@@ -50,6 +50,10 @@ class Events:
         self.ran.append(batch_id)
         with self.state.batch(batch_id) as store:
             process(store, numbers)
+            if batch_id % 2:
+                # Written while the block goes on with a Spark job, as of a sink.
+                store.snapshot()
+                assert batch.count() == len(numbers)
             self.interrupt(batch_id)
 
     def check(self) -> None:

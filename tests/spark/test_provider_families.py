@@ -57,7 +57,7 @@ def test_version_has_exactly_its_families(instance: Open) -> None:
 
 def test_removed_family_stays_removed(instance: Open) -> None:
     # So much other data that its rows stay in the chain from which a version is read.
-    options = {"backend__compression": "none", "backend__snapshotInterval": "100"}
+    options = {"backend__compression": "none", "minDeltasForSnapshot": "100"}
     provider = instance(**options)
     store = created(provider.open(0), MAPS, LISTS)
     script = store.script()
@@ -75,6 +75,39 @@ def test_removed_family_stays_removed(instance: Open) -> None:
     store.commit()
     store = created(instance(**options).open(3), MAPS)
     assert store.rows("maps") == [(A, value(1))]
+
+
+@ours_alone
+def test_run_has_all_rows_of_a_family_that_was_declared_again(instance: Open) -> None:
+    options = {"backend__compression": "none", "minDeltasForSnapshot": "2"}
+    provider = instance(**options)
+    store = provider.open(0)
+    for i in range(20):
+        store.put(("filling", i), value(i, 50_000))
+    store.commit()
+    # More rows than the family has once it is declared again, in a delta that is larger than all later ones.
+    store = created(provider.open(1), MAPS)
+    for i in range(200):
+        store.put(("a", i), value(i), "maps")
+    store.commit()
+    store = provider.open(2)
+    assert store.remove_family("maps")
+    store.commit()
+    store = created(provider.open(3), MAPS)
+    store.put(A, value(3), "maps")
+    store.commit()
+    for version in (4, 5, 6):
+        store = provider.open(version)
+        store.put(B, value(version), "maps")
+        store.commit()
+    provider.snapshot()
+    store = provider.open(7)
+    store.put(C, value(7), "maps")
+    store.commit()
+    # The base, the delta of the first declaration, a run, and one delta.
+    assert store.metrics["checkpointMaxChainLength"] == 4
+    read = created(instance(**options).open(8), MAPS)
+    assert sorted(read.rows("maps")) == [(A, value(3)), (B, value(6)), (C, value(7))]
 
 
 def test_abort_restores_families_and_rows(instance: Open) -> None:

@@ -348,6 +348,7 @@ class FamiliesMachine(VersionsMachine):
 class LargeStateMachine(FamiliesMachine):
     """A state that is so large that its changes are merged into runs in the background."""
 
+    keeps_copies = True
     runs = 0
 
     @initialize()
@@ -420,7 +421,7 @@ def test_families_equal_sorted_dicts(
     key, spec = default
     run_machine(
         FamiliesMachine,
-        25,
+        12,
         spark=spark,
         checkpoint_format=checkpoint_format,
         default=Family(key=key, spec=spec, multiple=multiple),
@@ -452,7 +453,7 @@ def test_families_with_runs_equal_sorted_dicts(spark: Any, default: Any, checkpo
     LargeStateMachine.runs = 0
     run_machine(
         LargeStateMachine,
-        8,
+        10,
         spark=spark,
         checkpoint_format=checkpoint_format,
         default=Family(key=default[0], spec=default[1]),

@@ -155,8 +155,8 @@ def test_commit_is_atomic_under_backend_faults(
         "checkpointFormatVersion": checkpoint_format,
         "backend__fileStateThreshold": "1000",
         "backend__compression": "none",
-        "backend__snapshotInterval": "2",
-        "backend__numRetained": "2",
+        "minDeltasForSnapshot": "2",
+        "spark.sql.streaming.minBatchesToRetain": "2",
         "backend__fsync": fsync,
     }
     number = len(list(backend.files.iterdir()))

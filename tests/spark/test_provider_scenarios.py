@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
 import sys
 import threading
 import time
@@ -16,6 +14,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import SparkRuntimeException
 
+from tests.spark.counting import backend_pid, kill
 from tests.spark.families import A, B, C, value
 from tests.spark.harness import IMMEDIATE_CLEANUP, Open, Provider, Row, Store, instances, read
 from tests.support.trees import files_below
@@ -27,7 +26,7 @@ LARGE = 120_000
 
 
 # Without compression the base is so much larger than the changes that only explicit requests write snapshots.
-CHAINING = {"backend__snapshotInterval": "2", "backend__compression": "none"}
+CHAINING = {"minDeltasForSnapshot": "2", "backend__compression": "none"}
 
 
 FILLING = {("fill", i): value(i, LARGE) for i in range(4)}
@@ -132,7 +131,7 @@ def test_snapshot_of_an_abandoned_version_is_not_used(instance: Open) -> None:
 
 
 def test_version_can_be_abandoned_during_its_snapshot(instance: Open) -> None:
-    settings = {"backend__snapshotInterval": "1", "backend__compression": "none"}
+    settings = {"minDeltasForSnapshot": "1", "backend__compression": "none"}
     provider = instance(**settings)
     filling = {("fill", i): value(i, 100_000) for i in range(100)}
     first = commit(provider, 0, None, filling)
@@ -311,7 +310,7 @@ def test_ended_store_rejects_operations(instance: Open, ending: str) -> None:
 
 @both_formats
 def test_discarded_version_error_names_retained_versions(instance: Open, tmp_path: Path) -> None:
-    provider = instance(backend__numRetained="2")
+    provider = instance(**{"spark.sql.streaming.minBatchesToRetain": "2"})
     ids = [None]
     for version in range(8):
         ids.append(commit(provider, version, ids[-1], {A: value(version)}))
@@ -326,7 +325,7 @@ def test_discarded_version_error_names_retained_versions(instance: Open, tmp_pat
 
 
 def test_cleanup_counts_from_the_version_that_was_opened_last(instance: Open) -> None:
-    provider = instance(backend__numRetained="1")
+    provider = instance(**{"spark.sql.streaming.minBatchesToRetain": "1"})
     ids = [None]
     for version in range(5):
         ids.append(commit(provider, version, ids[-1], {A: value(version)}))
@@ -389,10 +388,9 @@ def test_compaction_frees_memory(instance: Open) -> None:
 def test_killed_backend_is_restarted(instance: Open, spark: Any) -> None:
     provider = instance()
     first = commit(provider, 0, None, {A: value(1)})
-    harness = spark._jvm.org.apache.spark.sql.statestore.ProviderHarness
     store = provider.open(1, first)
     store.put(B, value(2))
-    os.kill(harness.backendPid(sys.executable), signal.SIGKILL)
+    kill(backend_pid(spark, sys.executable))
     store.commit()
     assert store.metrics["backendRestarts"] == 1
     assert read(instance(), 2, store.checkpoint_id) == {A: value(1), B: value(2)}
@@ -415,6 +413,8 @@ def test_stores_commit_concurrently(spark: Any, tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert not failed
+    # More connections are idle than a request has attempts.
+    kill(backend_pid(spark, sys.executable))
     for partition, provider in enumerate(providers):
         provider.close()
         fresh = Provider(spark, f"file:{tmp_path}", partition=partition)

@@ -97,7 +97,8 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
         confs={"spark.sql.streaming.minBatchesToRetain": "40"},
     )
     url, target = str(query.checkpoint), str(tmp_path / "savepoints")
-    new = [str(tmp_path / name) for name in ("clone", "rescaled", "restored", "claimed")]
+    new = [str(tmp_path / name) for name in ("clone", "rescaled", "restored", "claimed", "put", "deleted")]
+    (tmp_path / "changes.jsonl").write_text('{"key": {"word": "none"}, "value": {"count": 1}}\n')
     with running(query):
         wait_for_batch(query, 15)
         (_, taken), (_, pointer) = run_elsewhere(
@@ -131,6 +132,8 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["repair", url], {0}),
             (["clone", url, new[0]], {0}),
             (["rescale", url, new[1], "3"], {1}),
+            (["state", "put", url, new[4], str(tmp_path / "changes.jsonl")], {0}),
+            (["state", "delete", url, new[5], "--where", "value.count > 2"], {0}),
             (["savepoint", "trigger", url, "--target", target], {0}),
             (["savepoint", "list", target], {0}),
             (["savepoint", "show", pointer], {0}),

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 BACKEND = STATE_STORE + "backend."
 RETENTION = {
-    BACKEND + "numRetained": "1",
+    "spark.sql.streaming.minBatchesToRetain": "1",
     # Unreferenced files are deleted by the next maintenance, which runs every five seconds.
     BACKEND + "fileStateThreshold": "0",
     "spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint": "0",

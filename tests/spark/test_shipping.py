@@ -9,6 +9,7 @@ import pytest
 
 from tests.spark.counting import Program
 from tests.support.bare import bare_python
+from tests.support.spark_versions import is_since
 
 
 @pytest.mark.slow
@@ -36,6 +37,8 @@ def test_executors_run_backend_and_operator_state_from_the_archive_alone(built: 
         assert ".zip/spark_statestore/" in task["module"]
         assert task["numbers"] == [0, 1, 2]
         assert "Call it on the driver" in task["refused"]
+        # A daemon of this package would not have found it.
+        assert task["worker"] == ["pyspark.daemon", is_since("4.1")]
         program.next("result")
         program.next("stopped")
         program.end()

@@ -366,13 +366,13 @@ def test_data_source_error_names_a_discarded_batch(made: Made, tmp_path: Path) -
     shutil.rmtree(checkpoint / "state" / "0" / "1" / "chk-2")
     where = "operator 0, partition 1, store default, version 2"
     reader = query.spark.read.format("statestore")
-    with refused(where, "CANNOT_LOAD_STATE_STORE.CANNOT_READ_STREAMING_STATE_FILE", "numRetained"):
+    with refused(where, "CANNOT_LOAD_STATE_STORE.CANNOT_READ_STREAMING_STATE_FILE", "minBatchesToRetain"):
         reader.options(batchId=1).load(str(checkpoint)).collect()
     missing = "CANNOT_LOAD_STATE_STORE.CANNOT_READ_MISSING_SNAPSHOT_FILE"
     replayed = {"snapshotStartBatchId": 1, "snapshotPartitionId": 1, "batchId": 3}
     fed = {"readChangeFeed": "true", "changeStartBatchId": 1, "changeEndBatchId": 3}
     for options in (replayed, fed):
-        with refused(where, missing, "numRetained"):
+        with refused(where, missing, "minBatchesToRetain"):
             query.spark.read.format("statestore").options(**options).load(str(checkpoint)).collect()
 
 

@@ -10,13 +10,23 @@ import pytest
 
 from tests.spark.counting import wait_until
 from tests.spark.harness import Provider, Row
+from tests.support.effort import EFFORT
 
 MANY_ROWS = {"keys": 12_000, "largest": 200, "steps": 20_000}
 LARGER_THAN_A_PAGE = {"keys": 300, "largest": 700_000, "steps": 8_000}
 FEW_KEYS = {"keys": 30, "largest": 40_000, "steps": 60_000}
 
+# Limits of the heap in bytes, each with its number of random sequences.
+HEAPS = {2**40: 2, 0: 1, 2**20: 1, -1: 1}
 
-@pytest.mark.parametrize("heap", [2**40, 0, 2**20, -1], ids=["heap", "files", "moved pages", "changing"])
+
+@pytest.fixture(scope="module", autouse=True)
+def no_other_tables(spark: Any) -> None:
+    """Close the stores that earlier tests left: tests here measure the memory of all tables of the JVM."""
+    spark._jvm.org.apache.spark.sql.statestore.BackgroundWork.closeStores()
+
+
+@pytest.mark.parametrize("heap", HEAPS, ids=["heap", "files", "moved pages", "changing"])
 @pytest.mark.parametrize(
     ("lists", "prefixes"),
     [(False, 0), (True, 0), (False, 40), (True, 40)],
@@ -29,7 +39,7 @@ def test_table_equals_a_map_after_random_operations(
     spark: Any, rows: dict[str, int], lists: bool, prefixes: int, heap: int
 ) -> None:
     trial = spark._jvm.org.apache.spark.sql.statestore.table.TableTrial
-    for seed in range(2):
+    for seed in range(HEAPS[heap] * EFFORT):
         before = memory(spark).mappedBytes()
         used, freed, rewritten = trial(seed, rows["keys"], rows["largest"], lists, prefixes, heap).run(
             rows["steps"]

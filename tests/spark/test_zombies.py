@@ -19,7 +19,10 @@ from tests.support.slow import SlowStorage
 
 LARGE = 30_000
 
-SETTINGS = IMMEDIATE_CLEANUP | {"backend__numRetained": "1", "backend__fileStateThreshold": "1k"}
+SETTINGS = IMMEDIATE_CLEANUP | {
+    "spark.sql.streaming.minBatchesToRetain": "1",
+    "backend__fileStateThreshold": "1k",
+}
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -144,10 +147,9 @@ def test_snapshot_older_than_retention_is_not_used(spark: Any, slow: SlowStorage
     """Another executor, with a smaller retention, might delete it while a commit uses it."""
     (tmp_path / "metadata").write_text('{"id": "00000000-0000-0000-0000-000000000007"}')
     options = {"python": slow.interpreter(), "checkpointsDir": slow.url}
-    options |= {"snapshotInterval": "2", "compression": "none"}
-    provider = Provider(
-        spark, f"file:{tmp_path}", **SETTINGS, **{f"backend__{name}": text for name, text in options.items()}
-    )
+    options |= {"compression": "none"}
+    settings = SETTINGS | {f"backend__{name}": text for name, text in options.items()}
+    provider = Provider(spark, f"file:{tmp_path}", minDeltasForSnapshot="2", **settings)
     version = 0
 
     def commit(rows: dict[Row, Row]) -> int:

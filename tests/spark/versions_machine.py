@@ -31,6 +31,7 @@ class VersionsMachine(RuleBasedStateMachine):
     default = Family()
     checkpoint_format = 1
     provider_class = spark_statestore.PROVIDER_CLASS
+    keeps_copies = False
     settings: dict[str, str] = {}  # noqa: RUF012 - for subclasses to set
 
     def __init__(self) -> None:
@@ -65,18 +66,20 @@ class VersionsMachine(RuleBasedStateMachine):
     def provider(self) -> Provider:
         return self.providers[-1]
 
-    def new_provider(self) -> Provider:
+    def new_provider(self, copies: bool = False) -> Provider:
+        copied = {"backend__localRecovery": f"{self.location}/copies"} if copies or self.keeps_copies else {}
         provider = Provider(
             self.spark,
             f"file:{self.location}",
             provider=self.provider_class,
             checkpointFormatVersion=str(self.checkpoint_format),
-            backend__snapshotInterval="2",
-            backend__numRetained=str(RETAINED),
+            minDeltasForSnapshot="2",
             backend__fileStateThreshold="1k",
             families=True,
             default=self.default,
+            **{"spark.sql.streaming.minBatchesToRetain": str(RETAINED)},
             **IMMEDIATE_CLEANUP,
+            **copied,
             **self.settings,
         )
         self.providers.append(provider)
@@ -162,8 +165,8 @@ class VersionsMachine(RuleBasedStateMachine):
     # Events that may happen at any moment
 
     @precondition(lambda self: len(self.committed) > 1)
-    @rule()
-    def move_to_another_instance(self) -> None:
+    @rule(copies=st.booleans())
+    def move_to_another_instance(self, copies: bool) -> None:
         if self.ours:
             # The task that held the store, if any, has disappeared.
             self.store = None
@@ -171,7 +174,7 @@ class VersionsMachine(RuleBasedStateMachine):
             self.abort()
         if len(self.providers) > (2 if self.ours else 0):
             self.providers.pop(0).close()
-        self.new_provider()
+        self.new_provider(copies and self.ours)
 
     @precondition(lambda self: len(self.committed) > 1)
     @rule(data=st.data())

@@ -22,17 +22,16 @@ ARCHIVE = TEST_JAR.with_name(f"classes-spark-{SPARK_MINOR}.jsa")
 QUIET = "-Xlog:cds*=off"
 # The optimising compiler would take as much time again, without benefit. Without it Java reserves only 48 MiB
 # for compiled code, and would discard code that the session of all tests needs again.
-# The serial collector has neither threads nor barriers; with 96 MiB of new objects it runs a third as often.
-SHORT_LIVED = " ".join(
+WITH_USERS_COLLECTOR = " ".join(
     [
         "-XX:TieredStopAtLevel=1",
         "-XX:ReservedCodeCacheSize=240m",
-        "-XX:+UseSerialGC",
-        "-XX:NewSize=96m",
         f"-XX:SharedArchiveFile={ARCHIVE}",
         QUIET,
     ]
 )
+# The serial collector has neither threads nor barriers; with 96 MiB of new objects it runs a third as often.
+SHORT_LIVED = f"-XX:+UseSerialGC -XX:NewSize=96m {WITH_USERS_COLLECTOR}"
 
 
 def make() -> None:

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
+
+UNCONNECTED: Final = "Python worker failed to connect back"
+"""Error of Spark on a busy machine: a worker has ten seconds to start, which no setting changes."""
+
+STARTS: Final = 5
+"""Number of times that a query is started if this error ends it."""
 
 
 def local_builder(

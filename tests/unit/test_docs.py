@@ -145,6 +145,16 @@ def test_security_page_names_existing_tests() -> None:
         assert f"\ndef {function}(" in (ROOT / path).read_text(), f"{path}::{function}"
 
 
+def test_writing_page_names_the_test_of_each_operator() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/writing.md").read_text())
+    path = "tests/spark/test_write_state.py"
+    tests = re.findall(r"^def (test_\w+_goes_on_from_written_state)", (ROOT / path).read_text(), re.MULTILINE)
+    # An aggregation has one with keys and one without.
+    assert {*named, (path, "test_aggregation_without_keys_goes_on_from_written_state")} == {
+        (path, function) for function in tests
+    }
+
+
 def test_reading_page_has_every_type() -> None:
     listed = dict(
         re.findall(r"^\| `([\w -]+)` \| `(.+?)` \|", READING.partition("| Spark | Arrow |")[2], re.MULTILINE)

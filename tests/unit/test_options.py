@@ -31,13 +31,14 @@ GOOD = {
     "savepointsDir": [*ABSOLUTE],
     "maxStateSize": ["1", 1, "5m", "2g"],
     "fileStateThreshold": ["0", 0, "20k", "256m", 1024 * 1024],
-    "snapshotInterval": ["1", 10, "1000000"],
     "commit": ["auto", "task", "batch"],
-    "numRetained": [1, "1000000000"],
     "compression": ["none", "zstd"],
     "fsync": ["true", "false", True, False],
     "storageTimeoutSeconds": ["1", 120, "86400"],
     "storageRetries": ["0", 5, "20"],
+    "localRecovery": ["auto", "off", "/data"],
+    "localRecoveryMaxBytes": ["0", "64g"],
+    "scrubIntervalSeconds": ["0", 60, "86400"],
     "maxHeapBytes": ["0", "2g"],
     "python": ["/usr/bin/python3"],
     "driverPython": ["/usr/bin/python3"],
@@ -49,13 +50,14 @@ BAD = {
     "savepointsDir": ["", *RELATIVE],
     "maxStateSize": ["0", "-1", "5x", "", "1.5m", 1.5, None],
     "fileStateThreshold": ["-1", "268435457", "257m", "k"],
-    "snapshotInterval": ["0", "-1", "1000001", "ten", "1k", "1.0", ""],
     "commit": ["", "Batch", "asynchronous"],
-    "numRetained": ["0", "1000000001", b"1"],
     "compression": ["gzip", "lz4", "ZSTD", ""],
     "fsync": ["yes", "1", 1, "True"],
-    "storageTimeoutSeconds": ["0", "86401", "2m", "1.5", ""],
+    "storageTimeoutSeconds": ["0", "86401", "2m", "1.5", "ten", "", b"1"],
     "storageRetries": ["-1", "21", "many"],
+    "localRecovery": ["", "on", "data", "s3://bucket/x"],
+    "localRecoveryMaxBytes": ["-1", "half"],
+    "scrubIntervalSeconds": ["-1", "1d", ""],
     "maxHeapBytes": ["-1", "half"],
     "python": [""],
     "driverPython": [""],
@@ -111,7 +113,7 @@ def test_check_refuses_a_url_with_a_password(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [("num_retained", "numRetained"), ("FSYNC", "fsync"), ("checkpoints_dir", "checkpointsDir")],
+    [("storage_retries", "storageRetries"), ("FSYNC", "fsync"), ("checkpoints_dir", "checkpointsDir")],
 )
 def test_check_suggests_the_option_of_a_misspelt_name(name: str, meant: str) -> None:
     with pytest.raises(OptionError, match=f"Did you mean '{OPTION_PREFIX}{meant}'"):
@@ -161,7 +163,6 @@ def test_storage_options_parse_given_values() -> None:
         "fileStateThreshold": "0",
         "compression": "none",
         "fsync": "true",
-        "numRetained": "7",
         "storageTimeoutSeconds": "9",
         "storageRetries": "0",
     }

@@ -19,7 +19,7 @@ CALLS = re.compile(r"os\.(system|popen)|subprocess\.get(output|statusoutput)|pty
 ATTRIBUTES = {"read_pickle", "to_pickle", "deserialize_pandas", "PyExtensionType", "unpickle", "loads_pickle"}
 
 # Modules that may start processes, by a list of arguments.
-MAY_START = {"cli/doctor.py", "python_workers.py"}
+MAY_START = {"cli/doctor.py"}
 
 
 def is_unsafe(module: str) -> bool:
@@ -76,4 +76,4 @@ def test_scala_sources_have_no_java_serialisation_or_shell() -> None:
         source = path.read_text()
         assert not forbidden.search(source), path
     starts = [path.name for path in SCALA if "ProcessBuilder" in path.read_text()]
-    assert starts == ["BackendProcess.scala"]
+    assert starts == ["BackendProcess.scala", "PythonWorkers.scala"]

@@ -80,6 +80,8 @@ def operator_state(directory: Path) -> None:
             store.get_list_state(ListStateDescriptor("list", pa.int64())).add(batch)
             store.get_list_state(ListStateDescriptor("raw", BytesSerializer())).add(b"raw")
             store.get_broadcast_state(MapStateDescriptor("map", pa.utf8(), pa.int64())).put("a", batch)
+            if batch == 1:
+                store.snapshot()
     assert own.read().get_list_state(ListStateDescriptor("list", pa.int64())).get() == [0, 1, 2]
     second = QueryOperatorState(str(directory / "own"), "own", subtask=1, parallelism=2)
     assert second.read().get_list_state(ListStateDescriptor("list", pa.int64())).get() == [2]

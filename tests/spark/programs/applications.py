@@ -45,13 +45,13 @@ def run(spark, url):
 for application in "first", "second":
     builder = local_builder(application, memory="512m").config("spark.plugins", spark_statestore.PLUGIN_CLASS)
     # The cell of a notebook that is changed and run again.
-    options = {"num_retained": 5} if application == "first" else {}
+    options = {"storage_retries": 7} if application == "first" else {}
     spark = spark_statestore.configure(builder, **options).getOrCreate()
     spark_statestore.attach(spark)
     spark.createDataFrame([(1,), (2,), (2,)], "k long").coalesce(1).write.parquet(
         f"{directory}/input", "append"
     )
-    values: dict[str, Any] = {"numRetained": spark.conf.get(OPTION_PREFIX + "numRetained", None)}
+    values: dict[str, Any] = {"storageRetries": spark.conf.get(OPTION_PREFIX + "storageRetries", None)}
     for name, url in URLS.items():
         values[name] = [run(spark, url), state_of(spark, url)]
         if name != "memory":

@@ -40,7 +40,8 @@ def use_operator_state(location):
         refused = str(spark_statestore.read_state)
     except ModuleNotFoundError as error:
         refused = str(error)
-    return {"module": spark_statestore.__file__, "numbers": numbers, "refused": refused}
+    worker = sys.modules["__main__"].__spec__.name, "PYTHON_UNIX_DOMAIN_ENABLED" in os.environ
+    return {"module": spark_statestore.__file__, "numbers": numbers, "refused": refused, "worker": worker}
 
 
 def main():

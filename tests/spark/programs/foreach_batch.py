@@ -32,7 +32,7 @@ from tests.spark.queries import STATE_STORE
 from tests.support.paths import TEST_JAR
 from tests.support.sessions import local_builder
 
-KEYS = 10_000
+KEYS = 2_000
 
 SECONDS = 600
 """Limit of one query."""

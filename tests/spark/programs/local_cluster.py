@@ -1,10 +1,11 @@
 """Test program: queries on separate executors, with events as lines of JSON.
 
 The only argument is a JSON object: ``checkpoint``, ``state`` (checkpointsDir for ``commit=batch``), and
-``python``, an interpreter for all backends. With ``storage=memory`` the counting query runs in checkpoint
-format v1 and v2, each waiting for a line of input and restarting later, and then a query whose state is too
-large for a message. With ``commit=batch`` the counting query waits for a line of input twice in format v2, is
-restarted, and commits large versions; in format v1 it is refused.
+``python``, an interpreter for all backends. First the kinds of Python workers are reported. With
+``storage=memory`` the counting query runs in checkpoint format v1 and v2, each waiting for a line of input
+and restarting later, and then a query whose state is too large for a message. With ``commit=batch`` the
+counting query waits for a line of input twice in format v2, is restarted, and commits large versions; in
+format v1 it is refused.
 """
 
 import json
@@ -22,6 +23,7 @@ from tests.spark.counting import (
     start_counting,
     wait_for_batch,
     wait_until,
+    workers_once_known,
 )
 from tests.support.sessions import cluster_builder
 
@@ -45,6 +47,7 @@ def main():
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("OFF")
     spark_statestore.attach(spark)
+    report("workers", workers_once_known(spark, tasks=8))
     for checkpoint_format in 1, 2:
         session = session_with(spark, checkpoint_format, {})
         count_in_memory(session, f"{asked['checkpoint']}-{checkpoint_format}")

@@ -7,7 +7,7 @@ import json
 import sys
 
 import spark_statestore
-from tests.spark.counting import GROUPS, ROWS, expected, report, wait_for_batch
+from tests.spark.counting import GROUPS, ROWS, expected, report, wait_for_batch, workers_once_known
 from tests.support.sessions import local_builder
 
 
@@ -88,6 +88,7 @@ def main():
         [result] = spark.sparkContext.parallelize([0], 1).map(lambda _: task()).collect()
         return result
 
+    workers_once_known(spark, tasks=1)
     run(load_modules)
     report("frozen", run(count_frozen))
     run(keep_cycle)

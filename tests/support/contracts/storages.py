@@ -7,20 +7,25 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_statestore.errors import CheckpointExistsError, CheckpointIOError
+from spark_statestore.errors import CheckpointExistsError, CheckpointIOError, CheckpointNotFoundError
 from spark_statestore.files import FileSystem, join, parent_of
 from spark_statestore.storage import (
     METADATA_FILE_NAME,
     CheckpointName,
     CheckpointStorage,
     CheckpointStorageLocation,
+    CheckpointStorageLocationReference,
+    CompletedCheckpointStorageLocation,
+    NonPersistentCompletedCheckpointStorageLocation,
 )
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.stream_handles import StreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope, CheckpointStreamFactory
 from tests.support.contracts.on_files import OnFiles
 
-__all__ = ["CheckpointStorageTests"]
+__all__ = ["DEFAULT", "CheckpointStorageTests"]
+
+DEFAULT = CheckpointStorageLocationReference.default()
 
 
 class CheckpointStorageTests(OnFiles):
@@ -60,11 +65,18 @@ class CheckpointStorageTests(OnFiles):
         return handle
 
     @staticmethod
-    def publish(location: CheckpointStorageLocation, data: bytes = b"metadata") -> StreamStateHandle:
-        """Publish the metadata of a checkpoint and return its handle."""
+    def complete(
+        location: CheckpointStorageLocation, data: bytes = b"metadata"
+    ) -> CompletedCheckpointStorageLocation:
+        """Publish the metadata of a checkpoint and return its location."""
         with location.create_metadata_output_stream() as out:
             out.write(data)
             return out.close_and_finalize_checkpoint()
+
+    @classmethod
+    def publish(cls, location: CheckpointStorageLocation, data: bytes = b"metadata") -> StreamStateHandle:
+        """Publish the metadata of a checkpoint and return its handle."""
+        return cls.complete(location, data).metadata_handle
 
     def test_metadata_is_readable_once_published(
         self, storage: CheckpointStorage, files: FileSystem, directory: str
@@ -75,7 +87,7 @@ class CheckpointStorageTests(OnFiles):
             out.write(bytearray(b"da"))
             out.write(memoryview(b"ta"))
             assert out.get_pos() == 8
-            handle = out.close_and_finalize_checkpoint()
+            handle = out.close_and_finalize_checkpoint().metadata_handle
         assert self.content(handle) == b"metadata"
         assert handle.state_size == 8
         path = join(directory, "job", "chk-3", METADATA_FILE_NAME)
@@ -86,7 +98,7 @@ class CheckpointStorageTests(OnFiles):
 
     def test_resolved_location_writes_to_the_initialized_one(self, storage: CheckpointStorage) -> None:
         location = storage.initialize_location_for_checkpoint(1)
-        resolved = storage.resolve_checkpoint_storage_location(1)
+        resolved = storage.resolve_checkpoint_storage_location(1, location.location_reference)
         for scope, size in itertools.product(CheckpointedStateScope, (1, 50_000)):
             mine, theirs = (self.write(place, b"s" * size, scope) for place in (location, resolved))
             assert self.content(mine) == self.content(theirs) == b"s" * size
@@ -128,7 +140,7 @@ class CheckpointStorageTests(OnFiles):
     ) -> None:
         out = storage.initialize_location_for_checkpoint(1).create_metadata_output_stream()
         out.write(b"metadata")
-        handle = out.close_and_finalize_checkpoint()
+        handle = out.close_and_finalize_checkpoint().metadata_handle
         before = stored()
         out.close()
         for _ in range(2):
@@ -154,6 +166,49 @@ class CheckpointStorageTests(OnFiles):
             self.publish(storage.initialize_location_for_checkpoint(1), b"other")
         assert self.content(handle) == b"first"
 
+    def test_pointer_leads_to_the_completed_checkpoint(
+        self, storage: CheckpointStorage, files: FileSystem, directory: str
+    ) -> None:
+        completed = self.complete(storage.initialize_location_for_checkpoint(1))
+        pointer = completed.external_pointer
+        if not self.keeps_metadata:
+            assert isinstance(completed, NonPersistentCompletedCheckpointStorageLocation)
+            with pytest.raises(CheckpointNotFoundError, match="in memory"):
+                storage.resolve_checkpoint(pointer)
+            completed.dispose_storage_location()
+            assert self.content(completed.metadata_handle) == b"metadata"
+            return
+        assert pointer == files.url(join(directory, "job", "chk-1"))
+        for form in (pointer, f"{pointer}/", f"{pointer}/{METADATA_FILE_NAME}"):
+            found = storage.resolve_checkpoint(form)
+            assert found.external_pointer == pointer
+            assert found.metadata_handle == completed.metadata_handle
+            assert found.metadata_handle.state_size == completed.metadata_handle.state_size == 8
+        missing = files.url(join(directory, "job", "chk-2"))
+        with pytest.raises(CheckpointNotFoundError, match="no checkpoint at") as raised:
+            storage.resolve_checkpoint(missing)
+        assert missing in str(raised.value)
+
+    def test_disposal_leaves_files_of_others(
+        self, storage: CheckpointStorage, files: FileSystem, stored: Callable[[], list[str]]
+    ) -> None:
+        completed = self.complete(storage.initialize_location_for_checkpoint(1))
+        if not isinstance(handle := completed.metadata_handle, FileStateHandle):
+            pytest.skip("metadata is in no file")
+        chk = parent_of(handle.path)
+        files.create(join(chk, "notes"), b"mine")
+        completed.metadata_handle.discard_state()
+        if self.has_directories:
+            with pytest.raises(CheckpointIOError, match=r"chk-1 is not removed, as it has other files"):
+                completed.dispose_storage_location()
+        assert stored() == ["job/chk-1/notes"]
+        files.delete(join(chk, "notes"))
+        for _ in range(2):
+            completed.dispose_storage_location()
+        assert not files.exists(chk)
+        with pytest.raises(CheckpointNotFoundError):
+            storage.resolve_checkpoint(completed.external_pointer)
+
     def test_attempts_with_ids_are_separate_checkpoints(self, storage: CheckpointStorage) -> None:
         names = [CheckpointName(1), CheckpointName(1, "a"), CheckpointName(1, "b"), CheckpointName(10)]
         found = [
@@ -166,7 +221,7 @@ class CheckpointStorageTests(OnFiles):
         with pytest.raises(ValueError, match="negative checkpoint id: -1"):
             storage.initialize_location_for_checkpoint(-1)
         with pytest.raises(ValueError, match="negative checkpoint id: -1"):
-            storage.resolve_checkpoint_storage_location(-1)
+            storage.resolve_checkpoint_storage_location(-1, DEFAULT)
         assert self.content(self.publish(storage.initialize_location_for_checkpoint(0)))
 
     def test_jobs_in_one_directory_are_separate(self, files: FileSystem, directory: str) -> None:
@@ -191,5 +246,5 @@ class CheckpointStorageTests(OnFiles):
         assert self.content(handle) == bytes(50_000)
 
     def test_resolving_makes_no_directory(self, files: FileSystem, directory: str) -> None:
-        self.storage_of(files, join(directory, "job")).resolve_checkpoint_storage_location(1)
+        self.storage_of(files, join(directory, "job")).resolve_checkpoint_storage_location(1, DEFAULT)
         assert not files.exists(join(directory, "job"))

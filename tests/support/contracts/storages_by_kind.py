@@ -8,10 +8,16 @@ import pytest
 
 from spark_statestore.files import FileSystem, join, parent_of
 from spark_statestore.options import MAX_FILE_STATE_THRESHOLD
-from spark_statestore.storage import FsCheckpointStorage, MemoryBackendCheckpointStorage
+from spark_statestore.storage import (
+    CheckpointStorageLocationReference,
+    FsCheckpointStorage,
+    MemoryBackendCheckpointStorage,
+    decode_path_from_reference,
+    encode_path_as_reference,
+)
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope
-from tests.support.contracts.storages import CheckpointStorageTests
+from tests.support.contracts.storages import DEFAULT, CheckpointStorageTests
 
 __all__ = ["FsCheckpointStorageTests", "MemoryCheckpointStorageTests"]
 
@@ -35,6 +41,27 @@ class FsCheckpointStorageTests(CheckpointStorageTests):
             "job/shared",
         ]
 
+    def test_reference_to_a_path_has_all_state_in_that_directory(
+        self,
+        storage: FsCheckpointStorage,
+        files: FileSystem,
+        directory: str,
+        stored: Callable[[], list[str]],
+    ) -> None:
+        assert storage.initialize_location_for_checkpoint(7).location_reference.is_default_reference
+        elsewhere = files.url(join(directory, "elsewhere"))
+        files.make_directory(join(directory, "elsewhere"))
+        location = storage.resolve_checkpoint_storage_location(7, encode_path_as_reference(elsewhere))
+        assert decode_path_from_reference(location.location_reference) == elsewhere
+        for scope in CheckpointedStateScope:
+            self.write(location, bytes(50_000), scope)
+        completed = self.complete(location)
+        assert completed.external_pointer == elsewhere
+        assert storage.resolve_checkpoint(elsewhere).metadata_handle == completed.metadata_handle
+        assert [parent_of(name) for name in stored()] == ["elsewhere"] * 3
+        with pytest.raises(ValueError, match="another storage"):
+            storage.resolve_checkpoint_storage_location(7, CheckpointStorageLocationReference(b"other"))
+
     def test_initialize_makes_the_directories(self, files: FileSystem, directory: str) -> None:
         if not self.has_directories:
             pytest.skip("the file system has no directories")
@@ -42,7 +69,7 @@ class FsCheckpointStorageTests(CheckpointStorageTests):
         for _ in range(2):
             storage.initialize_base_locations_for_checkpoint()
             assert files.is_directory(join(directory, "job", "shared"))
-        storage.resolve_checkpoint_storage_location(1)
+        storage.resolve_checkpoint_storage_location(1, DEFAULT)
         assert not files.exists(join(directory, "job", "chk-1"))
         for _ in range(2):
             storage.initialize_location_for_checkpoint(1)
@@ -68,7 +95,7 @@ class MemoryCheckpointStorageTests(CheckpointStorageTests):
     ) -> None:
         for factory in (
             storage.initialize_location_for_checkpoint(1),
-            storage.resolve_checkpoint_storage_location(1),
+            storage.resolve_checkpoint_storage_location(1, DEFAULT),
         ):
             assert factory.max_state_size == 100_000
             for scope in CheckpointedStateScope:

@@ -1,14 +1,19 @@
-"""State machine of operator state against plain lists and dicts: change, snapshot, restore, rescale."""
+"""State machine of operator state against plain lists and dicts: change, snapshot, restore, rescale.
+
+Snapshots are written later than they are taken, with changes between.
+"""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from spark_statestore.operator_state import (
@@ -17,8 +22,10 @@ from spark_statestore.operator_state import (
     MapStateDescriptor,
     RoundRobinOperatorStateRepartitioner,
 )
+from spark_statestore.operator_state.snapshot_strategy import CheckpointOptions, SnapshotFuture
+from spark_statestore.storage import CheckpointStorageLocationReference
 from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory
-from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
+from spark_statestore.storage.operator_handles import OperatorStateHandle
 from spark_statestore.storage.streams import CheckpointStreamFactory
 
 __all__ = ["OperatorStateMachine"]
@@ -29,6 +36,8 @@ Maps = dict[str, dict[str, list[int]]]
 _SPLIT = ("a-split", "z-split")
 _UNION = ("m-union",)
 _MAPS = ("rules",)
+
+_OPTIONS = CheckpointOptions(CheckpointStorageLocationReference.default())
 
 _ELEMENT = pa.struct([("id", pa.int64()), ("tags", pa.list_(pa.utf8()))])
 
@@ -54,12 +63,17 @@ class _Subtask:
 
 @dataclass
 class _Checkpoint:
-    """A checkpoint: the model's state, and the handle of each subtask that reported."""
+    """A checkpoint: the model's state, and the snapshot of each subtask that reports."""
 
     lists: list[Lists]
     maps: Maps
     names: set[str]
-    written: list[OperatorStreamStateHandle | None]
+    futures: list[SnapshotFuture[OperatorStateHandle] | None]
+
+    @property
+    def written(self) -> list[OperatorStateHandle | None]:
+        """Return the handle of each subtask that reported, once the snapshots are written."""
+        return [None if f is None else f.result().job_manager_owned_snapshot for f in self.futures]
 
 
 class OperatorStateMachine(RuleBasedStateMachine):
@@ -75,6 +89,7 @@ class OperatorStateMachine(RuleBasedStateMachine):
         self.subtasks: list[_Subtask] = []
         self.maps: Maps = {}
         self.completed: list[_Checkpoint] = []
+        self.pending: list[_Checkpoint] = []
         self.wide = False
         self.created = 0
 
@@ -180,12 +195,9 @@ class OperatorStateMachine(RuleBasedStateMachine):
         else:
             self.list_of(subtask, name)
 
-    @rule(changes=st.booleans(), finished=st.sets(st.integers(1, 3)), parallelism=_same_or_other, via=_via)
-    def snapshot(self, changes: bool, finished: set[int], parallelism: int | None, via: int | None) -> None:
-        """Take a checkpoint and restore it elsewhere too.
-
-        Some empty subtasks have finished and report nothing.
-        """
+    @rule(finished=st.sets(st.integers(1, 3)))
+    def snapshot(self, finished: set[int]) -> None:
+        """Take a checkpoint; some empty subtasks have finished and report nothing."""
         factory = self.stream_factory()
         reporting = [
             n not in finished or any(subtask.lists.values()) for n, subtask in enumerate(self.subtasks)
@@ -195,18 +207,45 @@ class OperatorStateMachine(RuleBasedStateMachine):
             copy.deepcopy(self.maps),
             {name for subtask, there in zip(self.subtasks, reporting, strict=True) if there
              for name in _names(subtask.backend)},
-            [subtask.backend.snapshot(1, 0, factory) if there else None
+            [subtask.backend.snapshot(1, 0, factory, _OPTIONS) if there else None
              for subtask, there in zip(self.subtasks, reporting, strict=True)],
         )  # fmt: skip
+        self.pending.append(checkpoint)
+
+    @precondition(lambda self: self.pending)
+    @rule(which=_which, parallelism=_same_or_other, via=_via)
+    def complete(self, which: int, parallelism: int | None, via: int | None) -> None:
+        """Write the snapshots of a checkpoint and restore it elsewhere too."""
+        checkpoint = self.pending.pop(which % len(self.pending))
+        for future in checkpoint.futures:
+            if future is not None:
+                future.run()
         self.completed.append(checkpoint)
-        if changes:
-            for name in _SPLIT:
-                self.change_elements(name)
-            for name in self.maps:
-                self.change_values(name)
         for number, subtask in enumerate(restored := self.restored(checkpoint, parallelism, via)):
             for name in (*_SPLIT, *_UNION, *_MAPS):
                 self.compare(f"{number} of {len(restored)}", subtask, name, checkpoint.maps)
+
+    @precondition(lambda self: self.pending)
+    @rule(which=_which, written=_some)
+    def cancel(self, which: int, written: int) -> None:
+        """Cancel a checkpoint of which some subtasks have written their snapshots."""
+        futures = self.pending.pop(which % len(self.pending)).futures
+        for number, future in enumerate(f for f in futures if f is not None):
+            if number < written:
+                future.run()
+            assert future.cancel() == (number >= written)
+            if number < written:
+                future.result().discard_state()
+            else:
+                self.require_cancelled(future)
+
+    @staticmethod
+    def require_cancelled(future: SnapshotFuture[OperatorStateHandle]) -> None:
+        future.run()
+        assert future.cancelled()
+        assert future.done()
+        with pytest.raises(CancelledError):
+            future.result()
 
     @precondition(lambda self: len(self.completed) > 1)
     @rule()
@@ -218,9 +257,12 @@ class OperatorStateMachine(RuleBasedStateMachine):
     @rule(which=_which, parallelism=_same_or_other, via=_via, widen=st.booleans(), tidy=st.booleans())
     def restart(self, which: int, parallelism: int | None, via: int | None, widen: bool, tidy: bool) -> None:
         """Lose all subtasks, and restore a complete checkpoint with any number of them."""
-        for subtask in self.subtasks:
-            if tidy:
-                subtask.backend.dispose()
+        for number, subtask in enumerate(self.subtasks if tidy else ()):
+            subtask.backend.dispose()
+            for checkpoint in self.pending:
+                if (future := checkpoint.futures[number]) is not None:
+                    self.require_cancelled(future)
+        self.pending.clear()
         self.wide = self.wide or widen
         if self.completed:
             checkpoint = self.completed[which % len(self.completed)]

@@ -17,7 +17,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=300, help="least number of processes to kill (300)")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="seed of the first run")
     parser.add_argument(
-        "--short", action="store_true", help="do the short run of make test-all instead, with 10 kills"
+        "--short", action="store_true", help="do the short run of make test-all instead, with 8 kills"
     )
     parser.add_argument("--s3", action="store_true", help="keep state on an S3 service of this machine")
     parser.add_argument(

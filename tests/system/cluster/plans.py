@@ -14,9 +14,9 @@ from tests.system.cluster.hosts import Loopback, Namespaces
 from tests.system.cluster.queries import KINDS
 from tests.system.cluster.run import Figures, Plan, run
 
-# The faults of a short run, 10 kills, and of each of the long ones, 30.
+# The faults of a short run, 8 kills, and of each of the long ones, 30.
 _SHORT = {
-    "kill a backend": 4,
+    "kill a backend": 2,
     "kill a backend and the other executor": 1,
     "kill an executor": 1,
     "kill an executor whose backend resumes later": 1,
@@ -40,11 +40,14 @@ _LONG = {
 
 
 def short(seed: int, *, commit: str = "task") -> Plan:
-    """Return a plan of ten kills and two queries, one in each format or with ``commit=batch`` both in v2."""
+    """Return a plan of 8 kills and two queries, one in each format or with ``commit=batch`` both in v2."""
     by_batch = commit == "batch"
     queries = {"windows": ("windows", 2 if by_batch else 1), "joined": ("joined", 2)}
     confs = {"spark.plugins": spark_statestore.PLUGIN_CLASS} if by_batch else {}
-    return Plan(seed, _shuffled(_SHORT, random.Random(seed)), queries, {"commit": commit}, confs)
+    chance = random.Random(seed)
+    # Local copies are of streams in files.
+    options = {"commit": commit, "file_state_threshold": chance.choice([600, "32m"])}
+    return Plan(seed, _shuffled(_SHORT, chance), queries, options, confs)
 
 
 def long(seed: int, *, on_s3: bool = False, commit: str = "task") -> Plan:

@@ -228,7 +228,10 @@ class _Run:
             "directory": str(self._directory),
             "master": self.cluster.url,
             "confs": confs | self._plan.confs,
-            "options": self._plan.options | ({"checkpoints_dir": self._state} if self._state else {}),
+            # All executors share the copies, as those of one host do.
+            "options": {"local_recovery": f"{self._directory}/copies"}
+            | self._plan.options
+            | ({"checkpoints_dir": self._state} if self._state else {}),
             "queries": queries,
         }
 

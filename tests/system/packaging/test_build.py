@@ -44,11 +44,11 @@ def test_build_skips_unchanged_sources(checkout: Path) -> None:
 @pytest.mark.slow
 def test_build_includes_a_changed_option(checkout: Path) -> None:
     options = checkout / "spark_statestore/options.py"
-    options.write_text(options.read_text().replace('"numRetained"', '"numKept"'))
+    options.write_text(options.read_text().replace('"storageRetries"', '"storageAttempts"'))
     done = build(checkout)
     assert done.returncode == 0, done.stderr
     assert f"compiling the shim for Spark {SPARK_MINOR}" in done.stderr
-    assert b",numKept," in zipfile.ZipFile(checkout / JAR).read("spark-statestore.properties")
+    assert b",storageAttempts," in zipfile.ZipFile(checkout / JAR).read("spark-statestore.properties")
 
 
 @pytest.mark.slow

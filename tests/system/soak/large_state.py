@@ -4,9 +4,10 @@
 
 The only argument is a JSON object: ``root`` (a directory), ``keys``, ``fills`` (batches that put all keys),
 ``updates`` (events of each later batch), ``first`` and ``last`` (numbers of the batches of this run; the end
-is exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), ``kill`` (whether both
-processes are killed in the batch ``last``), ``cached`` (rows of a table that is cached after the fills, 0 for
-none, the default), and ``sorts`` (whether that table is cached at the start, and sorted all the time).
+is exclusive), ``memory`` of the driver, ``local`` (Spark's local directory), ``copies`` (the option
+``localRecovery``, ``off`` by default), ``kill`` (whether both processes are killed in the batch ``last``),
+``cached`` (rows of a table that is cached after the fills, 0 for none, the default), and ``sorts`` (whether
+that table is cached at the start, and sorted all the time).
 """
 
 import gc
@@ -56,7 +57,8 @@ def main():
     builder.config("spark.sql.shuffle.partitions", str(PARTITIONS))
     builder.config("spark.sql.streaming.stateStore.maintenanceInterval", "10s")
     builder.config("spark.local.dir", asked["local"])
-    spark = spark_statestore.configure(builder, num_retained=10).getOrCreate()
+    builder.config("spark.sql.streaming.minBatchesToRetain", "10")
+    spark = spark_statestore.configure(builder, localRecovery=asked.get("copies", "off")).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     started = time.monotonic()
     query = start(spark, watched, f"{asked['root']}/checkpoint")

@@ -38,7 +38,8 @@ def main():
     builder.config("spark.sql.shuffle.partitions", str(asked["partitions"]))
     for key, value in QUIET.items():
         builder.config(key, value)
-    spark = spark_statestore.configure(builder, num_retained=RETAINED).getOrCreate()
+    builder.config("spark.sql.streaming.minBatchesToRetain", str(RETAINED))
+    spark = spark_statestore.configure(builder).getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     query = start_counting(
         spark,

@@ -64,7 +64,9 @@ def filled_killed_and_continued(
 ) -> tuple[Events, Events]:
     """Run both halves, and compare every row of the state with the expected ones."""
     local = os.environ.get("LARGE_LOCAL_DIR", str(directory / "local"))
-    asked = {"root": str(directory), "local": local, **asked}
+    # Local copies, from which the second half loads the state.
+    copies = str(directory / "copies") if os.environ.get("LARGE_COPIES") else "off"
+    asked = {"root": str(directory), "local": local, "copies": copies, **asked}
     end = asked["fills"] + batches
     before = run(asked | {"first": 0, "last": end, "kill": True})
     after = run(asked | {"first": end + 1, "last": end + 1 + AFTER, "kill": False})

@@ -9,6 +9,7 @@ import pytest
 
 from spark_statestore.files import FileSystem, join, open_file_system, urls
 from spark_statestore.testing import FileSystemTests
+from tests.support.contracts.snapshots import SnapshotTests
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.support.contracts.streams_by_kind import FsCheckpointStreamTests
 from tests.support.machines.streams import run_stream_machine_at
@@ -89,6 +90,10 @@ class TestStreams(OnService, FsCheckpointStreamTests):
 
 
 class TestStorage(OnService, FsCheckpointStorageTests):
+    pass
+
+
+class TestSnapshots(OnService, SnapshotTests):
     pass
 
 

@@ -24,16 +24,12 @@ import spark_statestore
 from benchmarks.stores import UNFORKED_FILES
 from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import STATE_STORE
-from tests.support.sessions import local_builder
+from tests.support.sessions import STARTS, UNCONNECTED, local_builder
 from tests.system.upgrades.cases import CASES, Case, start
 
 AT_ONCE = 4
 
 SECONDS = 200
-
-ATTEMPTS = 5
-UNCONNECTED = "Python worker failed to connect back"
-"""Error of Spark on a busy machine: a worker has ten seconds to start, which no setting changes."""
 
 _python_starts = threading.Lock()
 
@@ -73,7 +69,7 @@ def _run(spark: Any, job: dict[str, Any]) -> dict[str, Any]:
         spark.conf.set(key, value)
     output: list[list[str]] = []
     rows: dict[int, list[int]] = {}
-    for _ in range(ATTEMPTS):
+    for _ in range(STARTS):
         with _python_starts if case.starts_python else nullcontext():
             error = _run_once(spark, job, case, output, rows)
         if error is None or UNCONNECTED not in error:

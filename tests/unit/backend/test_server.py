@@ -17,7 +17,7 @@ import pytest
 
 from spark_statestore._version import __version__
 from spark_statestore.backend.protocol import PROTOCOL_VERSION, Kind
-from spark_statestore.storage.snapshot_plan import SMALL_STATE
+from spark_statestore.storage.snapshot_plan import SMALL_STATE, UNBOUNDED
 from spark_statestore.store.metadata import ColumnFamily
 from tests.spark.counting import wait_until
 from tests.support.trees import files_below
@@ -76,7 +76,7 @@ def test_load_returns_what_commits_wrote(backend: Backend, tmp_path: Path) -> No
 
 
 def test_answers_have_the_plan_of_the_next_snapshot(backend: Backend, tmp_path: Path) -> None:
-    described = store(tmp_path) | {"snapshotInterval": 2}
+    described = store(tmp_path) | {"minDeltasForSnapshot": 2}
     rows = {"columnFamilies": [state(rows=1)], "store": described}
     with backend.client() as client:
         done = client.ask(commit(tmp_path, 1, attempt_id()) | rows, data({b"a": secrets.token_bytes(70_000)}))
@@ -216,6 +216,33 @@ def test_load_as_stored_returns_file_ranges_or_raw_messages(backend: Backend, tm
         assert "files" not in sent.control
         assert [frame.kind for frame in sent.frames[2:]] == [Kind.DATA, Kind.STREAM] * 2
         assert sent.of(Kind.DATA) == [data({b"a": value})[1] for value in (b"2", b"1")]
+
+
+def test_load_answers_from_other_streams_than_damaged_ones(backend: Backend, tmp_path: Path) -> None:
+    """Here the deltas since the first version are the same state as a damaged base."""
+    mine = {"store": store(tmp_path, fileStateThreshold="0", compression="none")}
+    with backend.client() as client:
+        first = client.ask(commit(tmp_path, 1, attempt_id()) | mine, data({b"a": b"1"}))
+        request = commit(tmp_path, 2, attempt_id(), **child_of(first)) | mine
+        second = client.ask(request, handle_of(first), data({b"b": b"2"}))
+        upload = {"op": "snapshot", "version": 2, "columnFamilies": [state()]} | mine
+        base = client.ask(upload, data({b"a": b"1", b"b": b"2"}))
+        request = commit(tmp_path, 3, attempt_id(), hasBase=True, **child_of(second)) | mine
+        client.ask(request, handle_of(second), handle_of(base), data({b"c": b"3"}))
+        path = max((tmp_path / "shared").glob("2-*"), key=lambda path: path.stat().st_size)
+        path.write_bytes(path.read_bytes()[:-1])
+        located = client.ask(load(tmp_path, 3, raw=True) | mine)
+        assert str(path) in [stream["path"] for stream in located.control["files"]]
+        assert located.control["plan"]["fullUpTo"] != UNBOUNDED
+        answer = client.ask(load(tmp_path, 3) | mine)
+        assert (answer.error, answer.control["streamsRepaired"]) == (None, 1)
+        assert (answer.control["baseVersion"], answer.control["streams"]) == (1, [2, 3])
+        assert answer.control["plan"]["fullUpTo"] == UNBOUNDED
+        expected = [data({key: value})[1] for key, value in ((b"a", b"1"), (b"b", b"2"), (b"c", b"3"))]
+        assert answer.of(Kind.DATA) == expected
+        intact = client.ask(load(tmp_path, 2) | mine)
+        assert "streamsRepaired" not in intact.control
+        assert intact.control["plan"]["fullUpTo"] != UNBOUNDED
 
 
 def test_snapshot_is_a_base_and_cleanup_discards_old_versions(backend: Backend, tmp_path: Path) -> None:

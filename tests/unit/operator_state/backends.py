@@ -14,8 +14,11 @@ from spark_statestore.operator_state import (
     MapStateDescriptor,
     StateSerializer,
 )
+from spark_statestore.operator_state.snapshot_strategy import CheckpointOptions
+from spark_statestore.storage import CheckpointStorageLocationReference
 from spark_statestore.storage.memory_streams import MemCheckpointStreamFactory
-from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
+from spark_statestore.storage.operator_handles import OperatorStateHandle
+from spark_statestore.storage.streams import CheckpointStreamFactory
 
 MEMORY = MemCheckpointStreamFactory(1 << 20)
 
@@ -26,9 +29,16 @@ RULES = MapStateDescriptor("rules", pa.utf8(), pa.list_(pa.int64()))
 FLAGS = MapStateDescriptor("flags", pa.int32(), pa.bool_())
 
 
-def written(backend: DefaultOperatorStateBackend, factory=MEMORY) -> OperatorStreamStateHandle | None:
-    """Return the handle of a snapshot."""
-    return backend.snapshot(1, 0, factory)
+OPTIONS = CheckpointOptions(CheckpointStorageLocationReference.default())
+
+
+def written(
+    backend: DefaultOperatorStateBackend, factory: CheckpointStreamFactory = MEMORY
+) -> OperatorStateHandle | None:
+    """Return the handle of a snapshot, which this thread writes."""
+    future = backend.snapshot(1, 0, factory, OPTIONS)
+    future.run()
+    return future.result().job_manager_owned_snapshot
 
 
 def backend_with(**states: Any) -> DefaultOperatorStateBackend:

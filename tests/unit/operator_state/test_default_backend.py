@@ -19,6 +19,7 @@ from tests.unit.operator_state.backends import (
     MEMORY,
     NUMBERS,
     OFFSETS,
+    OPTIONS,
     RULES,
     UNION,
     Point,
@@ -148,7 +149,7 @@ def test_dispose_releases_state_and_refuses_further_use() -> None:
         lambda: backend.get_list_state(NUMBERS),
         lambda: backend.get_union_list_state(UNION),
         lambda: backend.get_broadcast_state(FLAGS),
-        lambda: backend.snapshot(1, 0, MEMORY),
+        lambda: backend.snapshot(1, 0, MEMORY, OPTIONS),
         lambda: backend.restore(None),
     ):
         with pytest.raises(IllegalStateError, match="disposed of"):

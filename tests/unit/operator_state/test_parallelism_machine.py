@@ -114,6 +114,7 @@ class ParallelMachine(RuleBasedStateMachine):
         dies_after=st.none() | st.integers(0, 7),
         entry=st.none() | st.tuples(st.sampled_from("abc"), st.integers(0, 9)),
         is_committed=st.booleans(),
+        early=st.booleans(),
     )
     def run_batch(
         self,
@@ -124,6 +125,7 @@ class ParallelMachine(RuleBasedStateMachine):
         dies_after: int | None,
         entry: tuple[str, int] | None,
         is_committed: bool,
+        early: bool,
     ) -> None:
         """Run the next batch: all its subtasks, or those that come before the driver's end."""
         earlier = {batch: model for batch, model in self.history.items() if batch < self.next}
@@ -152,6 +154,8 @@ class ParallelMachine(RuleBasedStateMachine):
                             # It would be a multiple of what it was after each change.
                             keeps_own=parallelism != len(before.lists),
                         )
+                        if early:
+                            store.snapshot()
                         if attempt == "in the block":
                             raise ZeroDivisionError
                 except ZeroDivisionError:

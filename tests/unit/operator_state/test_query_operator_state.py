@@ -40,10 +40,12 @@ def add(state: QueryOperatorState, batch_id: int, value: int) -> list[int]:
         return offsets.get()
 
 
-def fail(state: QueryOperatorState, batch_id: int) -> None:
+def fail(state: QueryOperatorState, batch_id: int, *, early: bool = False) -> None:
     with state.batch(batch_id) as store:
         store.get_list_state(OFFSETS).add(-1)
         store.get_broadcast_state(RULES).put("fails", "b")
+        if early:
+            store.snapshot()
         raise ZeroDivisionError
 
 
@@ -210,20 +212,24 @@ class QueryMachine(RuleBasedStateMachine):
         values=st.lists(st.integers(-9, 9), max_size=3),
         entries=st.dictionaries(st.sampled_from("abc"), st.none() | st.text(max_size=3), max_size=3),
         done=st.booleans(),
+        early=st.booleans(),
     )
-    def run(self, values: list[int], entries: dict[str, str | None], done: bool) -> None:
+    def run(self, values: list[int], entries: dict[str, str | None], done: bool, early: bool) -> None:
         with self.state.batch(self.next) as store:
             self.work(store, self.next, values, entries)
+            if early:
+                store.snapshot()
         self.history = {n: kept for n, kept in self.history.items() if n < self.next}
         self.history[self.next] = self.made
         # Otherwise the driver fails before Spark logs the commit.
         if done:
             self.next += 1
 
-    @rule()
-    def fail(self) -> None:
+    @rule(early=st.booleans())
+    def fail(self, early: bool) -> None:
         with pytest.raises(ZeroDivisionError):
-            fail(self.state, self.next)
+            fail(self.state, self.next, early=early)
+        assert all(self.state._directory.list().values())
 
     @rule()
     def restart(self) -> None:

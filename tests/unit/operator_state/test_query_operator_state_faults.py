@@ -26,8 +26,13 @@ LARGE = "x" * 30_000
 _numbers = itertools.count()
 
 
-def add(location: str, batch: int, value: str, *, fsync: bool, parallelism: int = 1) -> list[str]:
-    """Run a batch by new objects, whose last subtask adds a value; return the list of all subtasks."""
+def add(
+    location: str, batch: int, value: str, *, fsync: bool, parallelism: int = 1, early: bool = False
+) -> list[str]:
+    """Run a batch by new objects, whose last subtask adds a value; return the list of all subtasks.
+
+    With `early` another thread writes the snapshot.
+    """
     elements: list[str] = []
     for subtask in range(parallelism):
         state = QueryOperatorState(
@@ -38,6 +43,8 @@ def add(location: str, batch: int, value: str, *, fsync: bool, parallelism: int 
             if subtask == parallelism - 1:
                 seen.add(value)
             elements += seen.get()
+            if early:
+                store.snapshot()
     return elements
 
 
@@ -46,7 +53,9 @@ def read(location: str, batch: int) -> list[str] | None:
     return state.read(batch).get_list_state(SEEN).get() if batch in state.batches() else None
 
 
-def run(model: Model, values: list[str], fault: Fault | None, parallelisms: Sequence[int]) -> list[Fault]:
+def run(
+    model: Model, values: list[str], fault: Fault | None, parallelisms: Sequence[int], *, early: bool
+) -> list[Fault]:
     """Run three batches, the last one cut short and run again; return the faults that it may meet.
 
     The parallelisms are those of each batch until the fault, and then of the last batch again and the next
@@ -60,7 +69,7 @@ def run(model: Model, values: list[str], fault: Fault | None, parallelisms: Sequ
     model.fs.inject(*([fault] if fault else []))
     done = False
     try:
-        add(location, 2, values[2], fsync=model.fsync, parallelism=parallelisms[2])
+        add(location, 2, values[2], fsync=model.fsync, parallelism=parallelisms[2], early=early)
         done = True
     except (StateStoreError, CrashedError):
         pass
@@ -101,18 +110,19 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Model]:
         pytest.param((2, 3, 3, 3, 1), id="3 to 1", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("size", ["small", "large"])
+@pytest.mark.parametrize("size", ["small", "large", "large and early"])
 def test_interrupted_batch_is_published_or_not_and_can_run_again(
     model: Model, size: str, parallelisms: Sequence[int]
 ) -> None:
-    values = [f"{batch}{LARGE if size == 'large' else ''}" for batch in range(4)]
+    values = [f"{batch}{'' if size == 'small' else LARGE}" for batch in range(4)]
+    early = size == "large and early"
     stride = 3 if max(parallelisms) == 1 else 7
-    for number, fault in some(run(model, values, None, parallelisms), stride):
+    for number, fault in some(run(model, values, None, parallelisms, early=early), stride):
         if isinstance(model.fs, LocalDisk):
             names = list(LOSSES)
             model.fs.loss = LOSSES[names[number // stride % len(names)]]
         try:
-            run(model, values, fault, parallelisms)
+            run(model, values, fault, parallelisms, early=early)
         except BaseException as error:
             error.add_note(str(fault))
             raise

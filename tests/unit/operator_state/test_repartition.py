@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 
 from spark_statestore.operator_state import RoundRobinOperatorStateRepartitioner
-from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
+from spark_statestore.storage.operator_handles import (
+    Mode,
+    OperatorStateHandle,
+    OperatorStreamStateHandle,
+    StateMetaInfo,
+)
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 
 SPLIT, UNITED, BROADCAST = Mode.SPLIT_DISTRIBUTE, Mode.UNION, Mode.BROADCAST
@@ -197,3 +202,18 @@ def test_repartitioner_loses_duplicates_and_reorders_no_element(previous: Any, s
             if any(name in names([h for h in handles if h]) for handles in current):
                 assert any(name in names([h for h in handles if h]) for handles in result)
         current = result
+
+
+class OwnHandle(ByteStreamStateHandle, OperatorStateHandle):
+    """A handle of another kind, which is its own stream."""
+
+    state_name_to_partition_offsets = {"list": StateMetaInfo((3, 5), SPLIT)}  # noqa: RUF012
+
+    @property
+    def delegate_state_handle(self) -> ByteStreamStateHandle:
+        return ByteStreamStateHandle(self.handle_name, self.data)
+
+
+def test_repartitioner_takes_every_kind_of_handle() -> None:
+    result = repartition([[OwnHandle("own", b"")], [handle("B", list=(SPLIT, [7]))]], 3)
+    assert [elements(share, "list") for share in result] == [[("own", 3)], [("own", 5)], [("B", 7)]]

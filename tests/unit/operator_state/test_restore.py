@@ -31,7 +31,7 @@ from spark_statestore.operator_state import (
     ListStateDescriptor,
     MapStateDescriptor,
 )
-from spark_statestore.operator_state.stream_format import encode_element
+from spark_statestore.operator_state.stream_format import encode_elements
 from spark_statestore.storage.operator_handles import Mode, OperatorStreamStateHandle, StateMetaInfo
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from tests.unit.operator_state.backends import NUMBERS, RULES, UNION, backend_with, written
@@ -151,7 +151,7 @@ def test_restore_detects_offsets_out_of_range() -> None:
 def test_restore_detects_an_unknown_serializer_index() -> None:
     meta = {"lists": [state(serializers=[{"serializer": "bytes"}, {"serializer": "b"}])], "broadcasts": []}
     data = with_meta(meta)
-    element = encode_element(b"x", 2, 2)
+    (element,) = encode_elements([(2, b"x")], 2, 0, [])
     with pytest.raises(CorruptCheckpointError, match="refers to serializer 2 of 2"):
         restore(handle(data + element, {"a": StateMetaInfo((len(data),))}))
 

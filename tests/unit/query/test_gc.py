@@ -159,6 +159,28 @@ def test_gc_keeps_attempts_of_an_uncommitted_batch(query_2: StoredQuery) -> None
     assert len(collected(query_2, stopped=True)) == 1
 
 
+def test_gc_of_a_stopped_query_keeps_what_covers_damage_of_its_newest_batch(query_2: StoredQuery) -> None:
+    """The uncommitted batch has taken up a snapshot of that batch's state, whose own changes are damaged."""
+    query = query_2
+    query.run(**LARGE)
+    query.run(**{f"x{number}": number for number in range(60)})
+    newest = query.counted[-1][0].committed.handle
+    query.begin()
+    attempt = query.commit(0, {"bob": 2}, query.snapshot(0))
+    assert attempt.committed.handle.base_version == newest.version
+    stream = newest.entries[-1].state.delegate_state_handle
+    (path,) = [path for path in query.directory.rglob("*") if str(path) == stream.stream_state_handle_id[7:]]
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert [problem.covered for problem in verify(query.url, batch=len(query.left) - 1).problems] == [True]
+    assert collected(query, stopped=True) == []
+    assert verify(query.url, batch=len(query.left) - 1).ok
+    # Once Spark has committed another attempt at its batch, it covers nothing any more.
+    query.finish([query.commit(partition, {"bob": 2}) for partition in range(2)], {"bob": 2})
+    age(query)
+    assert any(attempt.id in path for path in collected(query, stopped=True))
+
+
 def test_gc_keeps_versions_without_log_entries(query: StoredQuery) -> None:
     for number in range(4):
         query.run(ann=number)

@@ -18,7 +18,7 @@ from tests.unit.query.merged_bench import OPERATIONS, MergedBench, Operation, th
 from tests.unit.store.fault_bench import KINDS, MODELS, Model, some
 
 # Soak takes every fault.
-STRIDE = 11
+STRIDE = 23
 
 every_operation = pytest.mark.parametrize("operation", OPERATIONS)
 # On a cluster commits are handed over in format v2 alone.

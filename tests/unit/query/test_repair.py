@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from spark_statestore import read_state
+from spark_statestore import savepoint as create_savepoint
 from spark_statestore.errors import (
     CheckpointIOError,
     CheckpointNotFoundError,
@@ -174,3 +176,46 @@ def test_repair_rolls_back_to_the_batch_before_a_gap(query: StoredQuery) -> None
     done = repair(query.url, stopped=True)
     assert (done.batch, done.undone_rollback) == (1, None)
     assert verify(query.url).ok
+
+
+def query_with_bases(tmp_path: Path, checkpoint_format: int) -> StoredQuery:
+    """A query whose versions 3 and 4 have uploaded bases, beside the changes since the first version."""
+    made = StoredQuery(tmp_path / "covered", checkpoint_format)
+    made.run(**LARGE)
+    made.run(w1=7)
+    made.run({partition: made.snapshot(partition) for partition in range(2)}, ann=1, bob=2, carl=3)
+    made.run(ann=2, bob=3, carl=4)
+    return made
+
+
+@pytest.mark.parametrize("checkpoint_format", [1, 2])
+def test_repair_rolls_no_batch_back_that_other_streams_cover(tmp_path: Path, checkpoint_format: int) -> None:
+    query = query_with_bases(tmp_path, checkpoint_format)
+    (missing,) = query.directory.glob("state/0/0/shared/2-*")
+    (flipped,) = query.directory.glob("state/0/1/shared/2-*")
+    missing.unlink()
+    data = flipped.read_bytes()
+    flipped.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    before = query.files()
+    found = verify(query.url)
+    assert (found.ok, found.stores, len(found.problems)) == (True, 0, 2)
+    for problem, kind, path in zip(found.problems, ("missing", "damaged"), (missing, flipped), strict=True):
+        assert (problem.kind, problem.covered) == (kind, True)
+        assert str(path) in problem.message
+        assert "It is covered: " in problem.message
+        assert f"{path.parent}/1-" in problem.message
+    done = repair(query.url, stopped=True)
+    assert (done.batch, done.broken, done.moved, done.covered) == (3, (), (), found.problems)
+    assert query.files() == before
+    rows = read_state(query.url).to_pylist()
+    assert {row["key"]["word"]: row["value"]["count"] for row in rows} == query.state()
+    savepoint = create_savepoint(query.url, str(tmp_path / "savepoints"))
+    assert verify(savepoint.path).problems == ()
+    # To the batch whose own missing base other streams cover.
+    assert rollback(query.url, 2, stopped=True)
+    assert (verify(query.url).batch, verify(query.url).ok) == (2, True)
+    for path in query.directory.glob("state/0/0/shared/1-*"):
+        path.unlink()
+    assert [problem.covered for problem in verify(query.url).problems] == [False, True]
+    with pytest.raises(CorruptCheckpointError, match=missing.name):
+        rollback(query.url, 2, stopped=True)

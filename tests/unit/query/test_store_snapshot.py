@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -31,7 +32,7 @@ FAMILIES = ("one", "many", "empty")
 Change = tuple[str, int, bytes, bytes | None]
 Rows = dict[str, dict[bytes, list[bytes]]]
 
-keys = st.sampled_from([b"", b"a", b"b", bytes(40), b"\xff" * 9])
+keys = st.sampled_from([b"", b"a" * 8, b"b" * 8, bytes(40), b"\xff" * 16])
 values = st.sampled_from([b"", b"1", b"2", bytes(900)])
 
 
@@ -90,16 +91,16 @@ def rows_of(content: StoreSnapshot) -> Rows:
     return found
 
 
-@given(made=versions())
+@given(made=versions(), memory=st.sampled_from([None, 1500]))
 @settings(max_examples=60 * EFFORT)
 def test_store_snapshot_copies_the_result_of_a_changelog(
-    tmp_path_factory: pytest.TempPathFactory, made: list[list[Change]]
+    tmp_path_factory: pytest.TempPathFactory, made: list[list[Change]], memory: int | None
 ):
     directory = tmp_path_factory.mktemp("content")
     source, target = (QueryCheckpoint(str(directory / name)) for name in ("source", "target"))
     expected = commit_all(source, made)
     name = CheckpointName(len(made))
-    content = read_store(source, StoreVersion(STORE, name))
+    content = read_store(source, StoreVersion(STORE, name), memory)
     assert rows_of(content) == expected
     # Twice the same.
     assert rows_of(content) == expected
@@ -118,6 +119,61 @@ def test_store_snapshot_copies_the_result_of_a_changelog(
     metadata = target.open(STORE).metadata(new)
     assert (metadata.parent_attempt_id, metadata.handle.base_version) == (None, 9)
     assert [entry.full for entry in metadata.handle] == [True] * any(expected.values())
+
+
+# Strings differ in the last bytes of their words.
+@pytest.mark.parametrize("byteorder", ["little", "big"])
+def test_read_store_beyond_the_memory_limit_reads_several_times(tmp_path: Path, byteorder: Any) -> None:
+    checkpoint = QueryCheckpoint(str(tmp_path))
+    changes = [
+        (state, PUT, number.to_bytes(8, byteorder), bytes(100))
+        for number in range(99)
+        for state in FAMILIES[:2]
+    ]
+    expected = commit_all(checkpoint, [changes, [("one", DELETE, bytes(8), None)]])
+    version = StoreVersion(STORE, CheckpointName(2))
+    for memory, several in ((None, False), (1 << 20, False), (10_000, True)):
+        tables: dict[str, list[pa.Table]] = {name: [] for name in FAMILIES}
+        for name, rows in read_store(checkpoint, version, memory).rows():
+            tables[name].append(rows)
+        assert (len(tables["one"]) > 2) == several
+        assert all(rows.nbytes < 10_000 for rows in tables["one"] + tables["many"]) == several
+        for name in FAMILIES:
+            keys = [key for rows in tables[name] for key in rows["key"].to_pylist()]
+            assert sorted(keys) == sorted(expected[name])
+
+
+def test_read_store_with_a_memory_limit_verifies_before_it_yields(tmp_path: Path) -> None:
+    checkpoint = QueryCheckpoint(str(tmp_path))
+    commit_all(checkpoint, [[("one", PUT, number.to_bytes(8, "little"), bytes(100)) for number in range(99)]])
+    (path,) = tmp_path.rglob("_metadata")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptCheckpointError):
+        next(read_store(checkpoint, StoreVersion(STORE, CheckpointName(1)), 1000).rows())
+
+
+def test_read_store_with_a_memory_limit_counts_rows(tmp_path: Path) -> None:
+    checkpoint = QueryCheckpoint(str(tmp_path))
+    commit_all(checkpoint, [[("one", PUT, number.to_bytes(8, "little"), bytes(100)) for number in range(99)]])
+    version = StoreVersion(STORE, CheckpointName(1))
+    metadata = checkpoint.open(STORE).metadata(version.name)
+    wrong = replace(
+        metadata, column_families=tuple(replace(state, rows=98) for state in metadata.column_families)
+    )
+    for memory in (1000, None):
+        with pytest.raises(CorruptCheckpointError, match="has 99 values in the state 'one', but 98"):
+            list(module._rows(checkpoint.open(STORE), version.name, wrong, memory))
+
+
+def test_read_store_with_a_memory_limit_refuses_keys_that_are_no_rows(tmp_path: Path) -> None:
+    checkpoint = QueryCheckpoint(str(tmp_path))
+    expected = commit_all(checkpoint, [[("one", PUT, b"%09d" % number, bytes(100)) for number in range(99)]])
+    version = StoreVersion(STORE, CheckpointName(1))
+    assert rows_of(read_store(checkpoint, version, 1 << 20)) == expected
+    with pytest.raises(CorruptCheckpointError, match="keys that are no UnsafeRows"):
+        rows_of(read_store(checkpoint, version, 1000))
 
 
 KEYS_AND_VALUES = [

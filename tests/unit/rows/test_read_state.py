@@ -25,6 +25,7 @@ from spark_statestore.rows.columns import StateColumns
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily
 from tests.support.effort import EFFORT
+from tests.unit.query.stored_query import StoredQuery
 from tests.unit.rows.encoder import encode
 from tests.unit.rows.typed_query import KEY, VALUE, Change, Changes, State, TypedQuery, row_key
 
@@ -293,3 +294,21 @@ def test_read_state_of_damaged_state_returns_no_rows(query: TypedQuery, tmp_path
     assert read_state(query.url, partition=0).num_rows == 1
     with pytest.raises(CorruptCheckpointError):
         list(iter_state(query.url))
+
+
+def test_iter_state_looks_once_for_what_replaces_a_damaged_stream(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not for each part of a state beyond the memory limit, since that reads all streams each time."""
+    query = StoredQuery(tmp_path / "checkpoint", partitions=1)
+    query.run(**{f"w{number}": number for number in range(500)})
+    query.run(ann=1)
+    query.run({0: query.snapshot(0)}, bob=2)
+    (base,) = query.directory.glob("state/0/0/shared/2-*")
+    base.unlink()
+    batches = iter_state(query.url, memory=4000)
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert {row["key"]["word"]: row["value"]["count"] for row in rows} == query.state()
+    assert len(rows) == 502
+    (warning,) = caplog.records
+    assert base.name in warning.message

@@ -12,7 +12,12 @@ from typing import Any
 import pytest
 
 from spark_statestore import dispose_savepoint, list_savepoints, load_savepoint, restore, savepoint
-from spark_statestore.errors import CheckpointIOError, OptionError, SavepointNotFoundError
+from spark_statestore.errors import (
+    CheckpointExistsError,
+    CheckpointIOError,
+    OptionError,
+    SavepointNotFoundError,
+)
 from spark_statestore.query.savepoint import Savepoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.savepoints import (
@@ -106,7 +111,7 @@ def test_file_store_never_replaces_a_state(tmp_path: Path) -> None:
     store = FileSystemStateStore(str(tmp_path))
     store.put_state(state(tmp_path))
     before = files_below(tmp_path)
-    with pytest.raises(CheckpointIOError, match="could not write"):
+    with pytest.raises(CheckpointExistsError, match="never replaced"):
         store.put_state(state(tmp_path, batch=7))
     assert files_below(tmp_path) == before
 

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from spark_statestore.errors import CheckpointIOError
+from spark_statestore.errors import CheckpointIOError, IllegalStateError
 from spark_statestore.files import LocalFileSystem, MemoryFileSystem
 from spark_statestore.formats.metadata import InlineState, MetadataKind, encode_object
 from spark_statestore.storage.file_handles import FileStateHandle, SegmentFileStateHandle
 from spark_statestore.storage.incremental_handle import ChainEntry, IncrementalStateHandle
 from spark_statestore.storage.operator_handles import OperatorStreamStateHandle
 from spark_statestore.storage.shared_state_registry import SharedStateRegistry
+from spark_statestore.storage.snapshot_result import SnapshotResult
 from spark_statestore.storage.stream_handles import ByteStreamStateHandle
 from tests.unit.storage.handles import state_file, state_in
 
@@ -105,6 +106,39 @@ def test_discard_raises_if_the_file_may_still_exist(tmp_path: Path, unsure: bool
     with pytest.raises(CheckpointIOError, match=rf"{tmp_path}/state could not be deleted: no"):
         state.discard_state()
     assert (tmp_path / "state").exists()
+
+
+# Results of snapshots
+
+
+def test_snapshot_result_has_the_size_of_the_state_that_the_checkpoint_owns() -> None:
+    owned, local = ByteStreamStateHandle("owned", b"123"), ByteStreamStateHandle("local", b"12")
+    assert SnapshotResult.of(owned) != SnapshotResult.with_local_state(owned, local)
+    assert SnapshotResult.of(None) == SnapshotResult.empty()
+    for result, size in (
+        (SnapshotResult.with_local_state(owned, local), 3),
+        (SnapshotResult.of(owned), 3),
+        (SnapshotResult[ByteStreamStateHandle].empty(), 0),
+    ):
+        assert result.state_size == size
+        result.discard_state()
+    with pytest.raises(IllegalStateError, match="not the state that the checkpoint owns"):
+        SnapshotResult(None, local)
+
+
+@pytest.mark.parametrize("failing", [set(), {"owned"}, {"local"}, {"owned", "local"}])
+def test_snapshot_result_discards_both_although_one_fails(tmp_path: Path, failing: set[str]) -> None:
+    owned, local = (
+        state_file(tmp_path, name, Watched(PermissionError(f"no {name}") if name in failing else None))
+        for name in ("owned", "local")
+    )
+    result = SnapshotResult.with_local_state(owned, local)
+    if failing:
+        with pytest.raises(CheckpointIOError, match="|".join(f"no {name}" for name in failing)):
+            result.discard_state()
+    else:
+        result.discard_state()
+    assert {path.name for path in tmp_path.iterdir()} == failing
 
 
 # Chains with a registry

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from spark_statestore.errors import CheckpointIOError
+from spark_statestore.errors import CheckpointIOError, StorageURLError
 from spark_statestore.files import LocalFileSystem
-from spark_statestore.storage import CheckpointName, FsCheckpointStorage, MemoryBackendCheckpointStorage
+from spark_statestore.storage import (
+    CheckpointName,
+    CheckpointStorageLocationReference,
+    FsCheckpointStorage,
+    MemoryBackendCheckpointStorage,
+    decode_path_from_reference,
+    encode_path_as_reference,
+)
+from spark_statestore.storage.location_reference import REFERENCE_MAGIC_NUMBER
 from tests.support.contracts.storages_by_kind import FsCheckpointStorageTests, MemoryCheckpointStorageTests
 from tests.unit.file_system_fixtures import (
     FsspecMemoryFiles,
@@ -93,3 +104,48 @@ def test_checkpoint_name_round_trip() -> None:
         with pytest.raises(ValueError, match="letters and digits"):
             CheckpointName(1, wrong)
     assert [str(CheckpointName(7)), str(CheckpointName(7, "0a"))] == ["version 7", "version 7 (id 0a)"]
+
+
+# Names of local files that are no text have surrogates.
+@given(st.text(st.characters(exclude_categories=[]), min_size=1), st.binary(min_size=1))
+@example("file:///data/\udcff", REFERENCE_MAGIC_NUMBER)
+@example("/", REFERENCE_MAGIC_NUMBER + b"\xff")
+def test_reference_has_the_path_that_was_encoded_or_none(path: str, data: bytes) -> None:
+    reference = encode_path_as_reference(path)
+    assert not reference.is_default_reference
+    assert decode_path_from_reference(reference) == path
+    assert CheckpointStorageLocationReference(reference.reference_bytes) == reference
+    for encoded in (data, REFERENCE_MAGIC_NUMBER + data, None):
+        other = CheckpointStorageLocationReference(encoded)
+        with contextlib.suppress(ValueError):
+            assert encode_path_as_reference(decode_path_from_reference(other)) == other
+
+
+def test_pointer_to_another_authority_is_not_resolved_on_this_file_system(tmp_path: Path) -> None:
+    class WithAuthority(LocalFileSystem):
+        scheme = "own"
+
+        def url(self, path: str) -> str:
+            return f"own://node{path}"
+
+    storage = FsCheckpointStorage(WithAuthority(), str(tmp_path), 0)
+    with storage.initialize_location_for_checkpoint(1).create_metadata_output_stream() as out:
+        pointer = out.close_and_finalize_checkpoint().external_pointer
+    assert pointer == f"own://node{tmp_path}/chk-1"
+    assert storage.resolve_checkpoint(pointer).external_pointer == pointer
+    with pytest.raises(StorageURLError, match="own://node2"):
+        storage.resolve_checkpoint(f"own://node2{tmp_path}/chk-1")
+
+
+def test_default_reference_has_no_bytes() -> None:
+    default = CheckpointStorageLocationReference.default()
+    assert default.is_default_reference
+    assert (default.reference_bytes, default) == (b"", CheckpointStorageLocationReference())
+
+
+def test_references_without_a_path_are_refused() -> None:
+    with pytest.raises(ValueError, match="without bytes"):
+        CheckpointStorageLocationReference(b"")
+    for encoded, why in ((None, "default"), (REFERENCE_MAGIC_NUMBER, "too short"), (b"x", "magic number")):
+        with pytest.raises(ValueError, match=why):
+            decode_path_from_reference(CheckpointStorageLocationReference(encoded))

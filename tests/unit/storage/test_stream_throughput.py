@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from spark_statestore.files import LocalFileSystem
-from spark_statestore.storage import FsCheckpointStorage
+from spark_statestore.storage import CheckpointStorageLocationReference, FsCheckpointStorage
 from spark_statestore.storage.file_handles import FileStateHandle
 from spark_statestore.storage.streams import CheckpointedStateScope
 
@@ -63,7 +63,7 @@ def write_plain(path: Path) -> None:
 
 
 def write_stream(storage: FsCheckpointStorage) -> None:
-    factory = storage.resolve_checkpoint_storage_location(1)
+    factory = storage.resolve_checkpoint_storage_location(1, CheckpointStorageLocationReference.default())
     with factory.create_checkpoint_state_output_stream(CheckpointedStateScope.SHARED) as out:
         for piece in PIECES:
             out.write(piece)

@@ -249,7 +249,7 @@ def test_metadata_stream_that_fails_leaves_nothing() -> None:
 def test_metadata_handles_have_names_and_checksums(tmp_path: Path) -> None:
     def finished(out: CheckpointMetadataOutputStream) -> StreamStateHandle:
         out.write(b"one")
-        return out.close_and_finalize_checkpoint()
+        return out.close_and_finalize_checkpoint().metadata_handle
 
     memory = [finished(MemoryCheckpointMetadataOutputStream()) for _ in range(2)]
     assert memory[0].stream_state_handle_id != memory[1].stream_state_handle_id

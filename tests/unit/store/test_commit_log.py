@@ -209,4 +209,4 @@ def test_commit_ignores_a_snapshot_older_than_others_retain(
         with caplog.at_level(logging.WARNING):
             done = pending.publish(handle, None, base, oldest)
         assert (base.entries[0] in done.handle.entries) == taken
-    assert [r.getMessage().count("numRetained") for r in caplog.records] == [1]
+    assert [r.getMessage().count("minBatchesToRetain") for r in caplog.records] == [1]

@@ -35,7 +35,8 @@ REMEDY = re.compile(r"from a backup|[Uu]pgrade|[Ss]tart from|Check that")
 
 def _messages(store: StoreDirectory, name: CheckpointName) -> None:
     """Read a version as for a JVM, which decodes the messages itself."""
-    for _ in stored_messages(store, name, store.load(name)):
+    metadata = store.load(name)
+    for _ in stored_messages(store, name, metadata, metadata.handle):
         pass
 
 

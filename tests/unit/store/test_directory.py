@@ -347,7 +347,7 @@ def test_memory_storage_error_of_an_expired_version_lists_the_range() -> None:
     store = StoreDirectory(
         StoreId(0, 3), "/state", StorageOptions(storage="memory"), MemoryFileSystem(), (5, 9)
     )
-    with pytest.raises(CheckpointNotFoundError, match=r"has the versions 5 to 9.*numRetained"):
+    with pytest.raises(CheckpointNotFoundError, match=r"has the versions 5 to 9.*minBatchesToRetain"):
         store.load(v1(1))
 
 

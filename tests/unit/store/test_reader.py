@@ -15,7 +15,7 @@ from spark_statestore.formats.change_batches import CHANGE_SCHEMA
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName, metadata_streams
 from spark_statestore.store.directory import StoreDirectory
-from spark_statestore.store.reader import is_read_newest_first, local_streams, stored_messages
+from spark_statestore.store.reader import in_load_order, is_read_newest_first, local_streams, stored_messages
 from tests.unit.store.stores import commit, message, open_store, rows_of
 
 
@@ -36,7 +36,7 @@ def test_stored_messages_are_raw_and_newest_stream_first(tmp_path: Path) -> None
     store = chain(tmp_path)
     name = CheckpointName(3)
     metadata = store.load(name)
-    found = list(stored_messages(store, name, metadata))
+    found = list(stored_messages(store, name, metadata, in_load_order(metadata)))
     assert [part and (part[0], keys_of(part[1])) for part in found] == [
         ("default", [b"c", b"a"]),
         None,
@@ -57,9 +57,13 @@ def test_stored_messages_are_oldest_first_for_keys_with_several_values(tmp_path:
         metadata, column_families=tuple(replace(state, values=3) for state in metadata.column_families)
     )
     assert not is_read_newest_first(lists)
-    found = [keys_of(part[1]) for part in stored_messages(store, name, lists) if part is not None]
+    found = [
+        keys_of(part[1])
+        for part in stored_messages(store, name, lists, in_load_order(lists))
+        if part is not None
+    ]
     assert found == [[b"a"], [b"b"], [b"c", b"a"]]
-    starts = [stream["start"] for stream in local_streams(store, name, lists) or []]
+    starts = [stream["start"] for stream in local_streams(store, name, lists, in_load_order(lists)) or []]
     assert starts == [0, 40, 0]
 
 
@@ -71,9 +75,9 @@ def test_recreated_column_family_has_no_older_changes(tmp_path: Path) -> None:
         metadata,
         column_families=tuple(replace(state, created_at_version=2) for state in metadata.column_families),
     )
-    found = [part and keys_of(part[1]) for part in stored_messages(store, name, anew)]
+    found = [part and keys_of(part[1]) for part in stored_messages(store, name, anew, in_load_order(anew))]
     assert found == [[b"c", b"a"], None, [b"b"], None, None]
-    files = local_streams(store, name, anew)
+    files = local_streams(store, name, anew, in_load_order(anew))
     assert files is not None
     assert [[state for state, _ in stream["parts"]] for stream in files] == [[0], [0], [-1]]
 
@@ -81,7 +85,8 @@ def test_recreated_column_family_has_no_older_changes(tmp_path: Path) -> None:
 def test_local_streams_have_ranges_and_checksums(tmp_path: Path) -> None:
     store = chain(tmp_path)
     name = CheckpointName(3)
-    files = local_streams(store, name, store.load(name))
+    metadata = store.load(name)
+    files = local_streams(store, name, metadata, in_load_order(metadata))
     assert files is not None
     assert [stream["isWhole"] for stream in files] == [True, False, True]
     for stream in files:
@@ -97,12 +102,13 @@ def test_local_streams_find_the_segment_of_a_replaced_attempt(tmp_path: Path) ->
     commit(store, CheckpointName(2), {b"b": b"2"}, parent=first.handle)
     commit(open_store(tmp_path), CheckpointName(1), {b"a": b"other"}, by="2" * 16)
     name = CheckpointName(2)
-    files = local_streams(store, name, store.load(name))
+    metadata = store.load(name)
+    files = local_streams(store, name, metadata, in_load_order(metadata))
     assert files is not None
     assert [Path(stream["path"]).name for stream in files] == ["_metadata", f"_metadata.{'1' * 16}"]
     (tmp_path / "chk-1" / files[1]["path"].rpartition("/")[2]).unlink()
     with pytest.raises(CorruptCheckpointError, match="which is missing"):
-        local_streams(store, name, store.load(name))
+        local_streams(store, name, metadata, in_load_order(metadata))
 
 
 def test_local_streams_is_none_for_other_storage(tmp_path: Path) -> None:
@@ -110,10 +116,11 @@ def test_local_streams_is_none_for_other_storage(tmp_path: Path) -> None:
     name = CheckpointName(3)
     metadata = store.load(name)
     metadata.handle.entries[0].state.checksum = None
-    assert local_streams(store, name, metadata) is None
+    assert local_streams(store, name, metadata, in_load_order(metadata)) is None
     remote = open_store("memory://stored")
     commit(remote, CheckpointName(1), {b"a": b"1"})
-    assert local_streams(remote, CheckpointName(1), remote.load(CheckpointName(1))) is None
+    metadata = remote.load(CheckpointName(1))
+    assert local_streams(remote, CheckpointName(1), metadata, in_load_order(metadata)) is None
 
 
 def test_load_does_not_read_inline_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.options import StorageOptions
 from spark_statestore.storage import CheckpointName
 from spark_statestore.testing.crash_machine import CrashingVersionStoreMachine
+from spark_statestore.testing.damage_machine import DamagedVersionStoreMachine
 from spark_statestore.testing.faults_plan import Fault
 from spark_statestore.testing.version_machine import VersionStoreMachine
 from tests.support.effort import EFFORT
@@ -126,18 +127,20 @@ HANDS_OVER = {"merges": True, "hands_over": True}
 @pytest.mark.parametrize(
     ("machine", "attributes", "examples"),
     [
-        pytest.param(VersionStoreMachine, {}, 100, id="local"),
-        pytest.param(VersionStoreMachine, {"options": SYNCED}, 20, id="synced"),
-        pytest.param(VersionStoreMachine, {"options": IN_MEMORY}, 40, id="memory-storage"),
-        pytest.param(FsspecMemoryMachine, {}, 60, id="fsspec"),
-        pytest.param(VersionStoreMachine, MERGES, 100, id="merged"),
-        pytest.param(VersionStoreMachine, HANDS_OVER, 100, id="cluster"),
-        pytest.param(CrashingVersionStoreMachine, {}, 100, id="crashes"),
-        pytest.param(CrashingVersionStoreMachine, {"options": IN_MEMORY}, 40, id="memory-storage-crashes"),
-        pytest.param(CrashingVersionStoreMachine, MERGES, 100, id="merged-crashes"),
-        pytest.param(CrashingVersionStoreMachine, HANDS_OVER, 100, id="cluster-crashes"),
-        pytest.param(PowerLossMachine, {}, 15, id="power-losses"),
-        pytest.param(PowerLossMachine, MERGES, 15, id="merged-power-losses"),
+        pytest.param(VersionStoreMachine, {}, 50, id="local"),
+        pytest.param(VersionStoreMachine, {"options": SYNCED}, 10, id="synced"),
+        pytest.param(VersionStoreMachine, {"options": IN_MEMORY}, 20, id="memory-storage"),
+        pytest.param(FsspecMemoryMachine, {}, 20, id="fsspec"),
+        pytest.param(VersionStoreMachine, MERGES, 50, id="merged"),
+        pytest.param(VersionStoreMachine, HANDS_OVER, 50, id="cluster"),
+        pytest.param(DamagedVersionStoreMachine, {}, 50, id="damage"),
+        pytest.param(DamagedVersionStoreMachine, MERGES, 30, id="merged-damage"),
+        pytest.param(CrashingVersionStoreMachine, {}, 50, id="crashes"),
+        pytest.param(CrashingVersionStoreMachine, {"options": IN_MEMORY}, 20, id="memory-storage-crashes"),
+        pytest.param(CrashingVersionStoreMachine, MERGES, 50, id="merged-crashes"),
+        pytest.param(CrashingVersionStoreMachine, HANDS_OVER, 50, id="cluster-crashes"),
+        pytest.param(PowerLossMachine, {}, 10, id="power-losses"),
+        pytest.param(PowerLossMachine, MERGES, 10, id="merged-power-losses"),
     ],
 )
 def test_store_behaves_like_a_dict_of_versions(

@@ -25,6 +25,7 @@ from spark_statestore.operator_state import (
     MapStateDescriptor,
 )
 from spark_statestore.operator_state.metadata import OperatorsMetadata, OperatorState, encode_operators
+from spark_statestore.operator_state.snapshot_strategy import CheckpointOptions
 from spark_statestore.options import StorageOptions
 from spark_statestore.query.savepoint import KINDS, Savepoint, encode_savepoint
 from spark_statestore.storage import (
@@ -250,8 +251,10 @@ def _snapshot(location: FsCheckpointStorageLocation) -> OperatorStreamStateHandl
     backend.get_list_state(RAW).update([b"", b"raw"])
     backend.get_broadcast_state(RULES).put_all({"even": [2, 4], "none": []})
     backend.get_list_state(ListStateDescriptor("empty", pa.float64()))
-    handle = backend.snapshot(1, 0, location)
-    assert handle is not None
+    future = backend.snapshot(1, 0, location, CheckpointOptions(location.location_reference))
+    future.run()
+    handle = future.result().job_manager_owned_snapshot
+    assert isinstance(handle, OperatorStreamStateHandle)
     return handle
 
 

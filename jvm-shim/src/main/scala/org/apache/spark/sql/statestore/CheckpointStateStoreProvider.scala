@@ -63,11 +63,12 @@ class CheckpointStateStoreProvider
   // The last version that was handed over and is durable, for metrics.
   @volatile private var lastReply: Option[(Long, CommitReply)] = None
 
-  private lazy val reports = new CoordinatorReports(id, runId, conf, maintenance.snapshotInterval)
+  private lazy val reports = new CoordinatorReports(id, runId, conf)
 
   private lazy val client: CheckpointClient = newClient()
 
-  private lazy val loader = new StateLoader(client, id, schema, hasFamilies, conf, toString)
+  private lazy val loader = new StateLoader(
+    client, id, schema, hasFamilies, conf, toString, options.localRecoveryMaxBytes)
 
   private lazy val maintenance = new StoreMaintenance(this, client, conf, options)
 
@@ -242,7 +243,7 @@ class CheckpointStateStoreProvider
         client, store.version + 1, attemptId, newId, of.newest, of.pendingSnapshot, isFull,
         if (isFull) of.liveBytes else of.changedBytes(of.newest),
         of.families.map(family => (family, family.snapshot())).toSeq,
-        options.numRetained(conf.minVersionsToRetain), if (isFull) None else of.knownSince, toString)
+        conf.minVersionsToRetain, if (isFull) None else of.knownSince, toString)
     }
     store.counters.roundTrips += 1
     val byBatch = commitsByBatch
@@ -462,7 +463,7 @@ class CheckpointStateStoreProvider
     val backend = Backend.of(PythonInterpreter.choose(options, hadoopConf))
     backend.logUse(options.destination(id.checkpointRootLocation))
     new CheckpointClient(backend, StoreLocation.describe(
-      instance, id, options, hadoopConf, runId, maintenance.snapshotInterval), driverStore)
+      instance, id, options, hadoopConf, runId, conf.minDeltasForSnapshot), driverStore)
   }
 
   /** Runs a load, or a replay; converts its failures into Spark's, with their error condition. */

@@ -5,7 +5,7 @@ import org.apache.spark.sql.{SparkSession, SparkSessionExtensions}
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.statestore.driver.{CommitReportsRule, DriverCheckpointStore, OptionCheck, QueryMonitor,
-  QueryOptionsRule, QueryStarts, RealTimeSessions}
+  QueryOptionsRule, QueryStarts, RealTimeSessions, SessionStart}
 import org.apache.spark.sql.statestore.provider.BackendOptions
 import org.apache.spark.sql.statestore.transform.TransformWithStateRule
 
@@ -23,6 +23,7 @@ class StateStoreExtensions extends (SparkSessionExtensions => Unit) {
     SparkContext.getActive.foreach { context =>
       BackendFileSystem.register(context.hadoopConfiguration)
       QueryMonitor.start(context)
+      SessionStart.begin(context)
     }
     extensions.injectCheckRule(session => plan => StateStoreExtensions.check(session, plan))
     extensions.injectColumnar(_ => TransformWithStateRule)

@@ -8,16 +8,17 @@ import org.apache.spark.SparkContext
 import org.apache.spark.api.plugin.{DriverPlugin, ExecutorPlugin, PluginContext, SparkPlugin}
 import org.apache.spark.deploy.SparkHadoopUtil
 import org.apache.spark.internal.Logging
-import org.apache.spark.sql.statestore.backend.{Backend, BackendMetrics, PythonInterpreter}
+import org.apache.spark.sql.statestore.arrow.Rehearsal
+import org.apache.spark.sql.statestore.backend.{Backend, BackendMetrics, PythonInterpreter, PythonWorkers}
 import org.apache.spark.sql.statestore.driver.{CommitMessage, DriverCheckpoints, DriverConnection, DriverMessage,
   QueryMetrics, QueryMonitor}
-import org.apache.spark.sql.statestore.provider.BackendOptions
+import org.apache.spark.sql.statestore.provider.{Background, BackendOptions}
 
 /**
  * Spark plugin, loaded through `spark.plugins`: starts and stops each executor's backend with the
  * executor, so that the first batch does not wait for it. The options must be part of the session's
- * initial configuration. On the driver it serves the requests of executors whose checkpoints are on the
- * driver, see `DriverCheckpointStore`, and takes the commits that their tasks hand over, see `HandedOverCommits`. Both register
+ * initial configuration. Python workers get the settings of `PythonWorkers`. On the driver it serves the
+ * requests of executors whose checkpoints are on the driver, see `DriverCheckpointStore`, and takes the commits that their tasks hand over, see `HandedOverCommits`. Both register
  * their figures with Spark's metrics system, see `BackendMetrics` and `QueryMetrics`.
  *
  * Without it a backend starts on first use and ends with its session or its JVM, and memory storage
@@ -59,6 +60,11 @@ class StateStorePlugin extends SparkPlugin {
       connected = context
       DriverConnection.connect(context)
       BackendMetrics.register(context.metricRegistry)
+      // In local mode `SessionStart` does.
+      if (context.executorID != SparkContext.DRIVER_IDENTIFIER) {
+        PythonWorkers.settle(context.conf)
+        Background.submit(() => Rehearsal.run())
+      }
       try {
         val options = BackendOptions.parse(context.conf.getAll.toMap)
         Backend.of(PythonInterpreter.choose(options, SparkHadoopUtil.get.newConfiguration(context.conf)))

@@ -119,7 +119,17 @@ class ProviderHarness(
     case read => scala.util.Try(Newest.reading(read).release())
   }
 
-  def snapshotMaintenance(): Unit = Newest.provider(provider).doSnapshotMaintenance()
+  /** Runs maintenance after what the last commits began in the background, as an upload that is due already. */
+  def snapshotMaintenance(): Unit = {
+    BackgroundWork.awaitUploads()
+    Newest.provider(provider).doSnapshotMaintenance()
+  }
+
+  /** Has local copies of this JVM wait until the latch that it returns is counted down. */
+  def holdCopies(): java.util.concurrent.CountDownLatch = BackgroundWork.holdCopies()
+
+  /** Waits for what providers of this JVM do in the background. */
+  def awaitBackground(): Unit = BackgroundWork.await()
 
   def cleanupMaintenance(): Unit = Newest.provider(provider).doCleanupMaintenance()
 
@@ -128,9 +138,9 @@ class ProviderHarness(
 
 object ProviderHarness {
 
-  /** Returns the process id of this JVM's backend for a Python interpreter, -1 if there is none. */
   /** Number of exchanges with the backend of an interpreter. */
   def backendRoundTrips(python: String): Long = Backend.of(python).roundTrips.sum
 
+  /** Returns the process id of this JVM's backend for a Python interpreter, -1 if there is none. */
   def backendPid(python: String): Long = Backend.of(python).pid
 }

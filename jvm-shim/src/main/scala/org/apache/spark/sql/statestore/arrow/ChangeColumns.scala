@@ -1,6 +1,6 @@
 package org.apache.spark.sql.statestore.arrow
 
-import org.apache.spark.sql.statestore.table.{ChangeSink, StateTable}
+import org.apache.spark.sql.statestore.table.{ChangeSink, KeyHash}
 import org.apache.spark.unsafe.Platform
 
 /**
@@ -51,40 +51,44 @@ private[statestore] final class ChangeColumns {
     if (valueWidth > 0) valueWidth
     else Platform.getInt(null, valueOffsets + 4L * row + 4L) - Platform.getInt(null, valueOffsets + 4L * row)
 
-  def hashKeys(): Unit = {
+  /** Computes the hashes of the keys for a table. */
+  def hashKeys(keyHash: KeyHash): Unit = {
     if (hashes.length < rows) hashes = new Array[Int](rows)
-    if (keyWidth > 0) hashOfEqualLength() else hashOfOffsets()
+    if (keyWidth > 0) hashOfEqualLength(keyHash) else hashOfOffsets(keyHash)
   }
 
-  private def hashOfEqualLength(): Unit = {
+  private def hashOfEqualLength(keyHash: KeyHash): Unit = {
     val into = hashes
     val width = keyWidth
     var at = keys
     var row = 0
     while (row < rows) {
-      into(row) = StateTable.hashOf(null, at, width)
+      into(row) = keyHash(null, at, width)
       at += width
       row += 1
     }
   }
 
-  private def hashOfOffsets(): Unit = {
+  private def hashOfOffsets(keyHash: KeyHash): Unit = {
     val into = hashes
     val from = keys
     var at = Platform.getInt(null, keyOffsets)
     var row = 0
     while (row < rows) {
       val end = Platform.getInt(null, keyOffsets + 4L * row + 4L)
-      into(row) = StateTable.hashOf(null, from + at, end - at)
+      into(row) = keyHash(null, from + at, end - at)
       at = end
       row += 1
     }
   }
 
   /** Applies the changes to a sink, in order. */
-  def applyTo(sink: ChangeSink): Unit = {
-    var row = 0
-    while (row < rows) {
+  def applyTo(sink: ChangeSink): Unit = applyTo(sink, 0, rows)
+
+  /** Applies the changes of the rows from `from` to `until` (exclusive). */
+  def applyTo(sink: ChangeSink, from: Int, until: Int): Unit = {
+    var row = from
+    while (row < until) {
       op(row) match {
         case ChangeColumns.Put =>
           sink.put(null, keyAt(row), keyLength(row), null, valueAt(row), valueLength(row))

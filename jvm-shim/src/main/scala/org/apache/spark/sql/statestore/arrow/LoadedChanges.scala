@@ -2,7 +2,7 @@ package org.apache.spark.sql.statestore.arrow
 
 import java.util.concurrent.ArrayBlockingQueue
 
-import org.apache.spark.sql.statestore.table.{StateTable, TableLoad}
+import org.apache.spark.sql.statestore.table.{RowPrefetch, StateTable, TableLoad}
 
 /**
  * Applies the changes of a version to the empty tables of its column families.
@@ -12,8 +12,11 @@ import org.apache.spark.sql.statestore.table.{StateTable, TableLoad}
  * thread has ended and the tables must be discarded.
  *
  * @param newestFirst  whether streams arrive newest first
+ * @param atBase       called when the tables have the rows of the first stream, which is a full snapshot of empty tables; null
+ *                     if there is no need. Streams then arrive oldest first
  */
-private[statestore] final class LoadedChanges(tables: Seq[StateTable], newestFirst: Boolean) {
+private[statestore] final class LoadedChanges(
+    tables: Seq[StateTable], newestFirst: Boolean, atBase: () => Unit = null) {
   import LoadedChanges._
 
   if (newestFirst && tables.exists(_.hasLists)) {
@@ -21,16 +24,20 @@ private[statestore] final class LoadedChanges(tables: Seq[StateTable], newestFir
   }
 
   private val targets = tables.toArray
-  private val loads = if (newestFirst) targets.map(new TableLoad(_)) else Array.empty[TableLoad]
+  // Of each table, null if changes are applied to it in the order in which they were made.
+  private val loads = targets.map(table => if (newestFirst || atBase != null && !table.hasLists) new TableLoad(table) else null)
+  private val prefetches = targets.map(new RowPrefetch(_))
   private var stream = 0
+  private var hasBase = false
 
   /** Applies all messages; with `isLarge`, another thread reads them. */
   def load(source: MessageSource, isLarge: Boolean): Unit =
     try {
       if (isLarge) loadWithReader(source) else loadInline(source)
-      loads.foreach(load => requireSound(load.finish()))
+      if (atBase != null && !hasBase) endBase()
+      loads.foreach(load => if (load != null) requireSound(load.finish()))
     } finally {
-      loads.foreach(_.close())
+      loads.foreach(load => if (load != null) load.close())
     }
 
   private def loadInline(source: MessageSource): Unit = {
@@ -81,7 +88,9 @@ private[statestore] final class LoadedChanges(tables: Seq[StateTable], newestFir
 
   private def next(source: MessageSource, message: StoredMessage): Boolean = {
     val found = source.next(message)
-    if (found && newestFirst) message.columns.hashKeys()
+    if (found && message.columnFamily < targets.length) {
+      message.columns.hashKeys(targets(message.columnFamily).keyHash)
+    }
     found
   }
 
@@ -97,19 +106,42 @@ private[statestore] final class LoadedChanges(tables: Seq[StateTable], newestFir
 
   private def apply(message: StoredMessage): Unit = {
     val columns = message.columns
-    if (!newestFirst) {
+    if (message.stream != stream) {
+      stream = message.stream
+      if (newestFirst) loads.foreach(load => requireSound(load.nextStream()))
+      else if (atBase != null && !hasBase) endBase()
+    }
+    val load = loads(message.columnFamily)
+    if (load == null) {
       val table = targets(message.columnFamily)
       if (columns.hasMerges && !table.hasLists) {
         throw new UnreadableChangesException("a merge into a column family with one value per key")
       }
-      columns.applyTo(table)
+      applyInOrder(columns, table, prefetches(message.columnFamily))
     } else {
-      if (message.stream != stream) {
-        stream = message.stream
-        loads.foreach(load => requireSound(load.nextStream()))
-      }
-      requireSound(loads(message.columnFamily).take(columns))
+      requireSound(load.take(columns))
     }
+  }
+
+  private def applyInOrder(columns: ChangeColumns, table: StateTable, prefetch: RowPrefetch): Unit = {
+    var from = 0
+    while (from < columns.rows) {
+      val until = prefetch.next(columns, from)
+      columns.applyTo(table, from, until)
+      from = until
+    }
+  }
+
+  private def endBase(): Unit = {
+    hasBase = true
+    loads.indices.foreach { i =>
+      if (loads(i) != null) {
+        requireSound(loads(i).finish())
+        loads(i).close()
+      }
+      loads(i) = null
+    }
+    atBase()
   }
 
   private def requireSound(sound: Boolean): Unit =

@@ -48,6 +48,9 @@ private[statestore] final class Backend private (python: String) extends Logging
   /** Retries of storage calls. */
   val storageRetries = new ReportedCounter
 
+  /** Damaged or missing streams that loads have replaced. */
+  val streamsRepaired = new ReportedCounter
+
   /** Commits that the backend answered, the bytes and the objects that they wrote. */
   val commits, bytesWritten, objectsWritten = new LongAdder
 

@@ -15,6 +15,7 @@ private[statestore] object BackendMetrics {
     registry.register(StoreMetrics.RoundTrips.name, counter(Backend.sum(_.roundTrips.sum)))
     registry.register(StoreMetrics.Restarts.name, counter(Backend.sum(_.restarts.total)))
     registry.register(StoreMetrics.StorageRetries.name, counter(Backend.sum(_.storageRetries.total)))
+    registry.register(StoreMetrics.StreamsRepaired.name, counter(Backend.sum(_.streamsRepaired.total)))
     registry.register("checkpointCommits", counter(Backend.sum(_.commits.sum)))
     registry.register(StoreMetrics.BytesWritten.name, counter(Backend.sum(_.bytesWritten.sum)))
     registry.register(StoreMetrics.ObjectsWritten.name, counter(Backend.sum(_.objectsWritten.sum)))

@@ -7,11 +7,10 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.BackendException
-import org.apache.spark.sql.statestore.arrow.{FileMessages, LoadedChanges, ReceivedMessages,
-  StoredMessage, UnreadableChangesException}
+import org.apache.spark.sql.statestore.arrow.{ReceivedMessages, StoredMessage, UnreadableChangesException}
 import org.apache.spark.sql.statestore.driver.{CommitFigures, DriverChain, DriverCheckpointStore, DriverVersion, MergedFigures}
 import org.apache.spark.sql.statestore.provider.Handover
-import org.apache.spark.sql.statestore.table.{ChangeSink, StateTable}
+import org.apache.spark.sql.statestore.table.{ChangeSink, LocalCopy, StateTable}
 
 /**
  * Client of the backend for one store. Each call is one exchange and blocks until the backend has
@@ -41,7 +40,7 @@ private[statestore] final class CheckpointClient(
 
   /**
    * Loads a version. `tablesOf` is called with the descriptions of its column families before their
-   * rows arrive, and again if the connection broke: it returns an empty table for each.
+   * rows arrive, and again if the connection broke: it returns a table for each, with the rows of a local copy if it gets one.
    *
    * @param from  replays the changes since this version instead of reading later snapshots
    */
@@ -49,7 +48,7 @@ private[statestore] final class CheckpointClient(
       version: Long,
       id: Option[String],
       from: Option[ReplayStart],
-      tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
+      tablesOf: (Seq[JsonNode], Option[LocalCopy]) => Seq[StateTable]): LoadedVersion = {
     val request = newRequest("load")
     request.put("version", version)
     id.foreach(request.put("id", _))
@@ -59,56 +58,27 @@ private[statestore] final class CheckpointClient(
     }
     val objects = driverStore.fold(Seq.empty[Array[Byte]])(collect(_, version, id, request))
     request.put("raw", true)
-    try load(version, request, objects, tablesOf) catch {
-      case e: UnreadableChangesException =>
-        logWarning(s"version $version of $where could not be decoded by the JVM, the backend decodes it: " +
-          e.getMessage)
+    // Not for a reader of stored state, which is no part of a run.
+    if (from.isEmpty && store.path("run").asText.nonEmpty) request.put("local", true)
+    val loading = new VersionLoad(this, timeout, version, where, request, objects, tablesOf)
+    try loadRaw(loading, request) catch {
+      // The latter if the backend has found damage while it sent the streams; decoding them, it looks for others with the same
+      // state.
+      case e: BackendException if e.isInstanceOf[UnreadableChangesException] || e.kind == "CorruptCheckpointError" =>
+        logWarning(s"version $version of $where could not be decoded by the JVM, the backend decodes it: " + e.getMessage)
         request.remove("raw")
         CheckpointClient.decodedLoads.increment()
-        load(version, request, objects, tablesOf)
+        loading.run()
     }
   }
 
-  private def load(
-      version: Long,
-      request: ObjectNode,
-      objects: Seq[Array[Byte]],
-      tablesOf: Seq[JsonNode] => Seq[StateTable]): LoadedVersion = {
-    var tables = Seq.empty[StateTable]
-    val (found, handle) = backend.exchange(timeout) { connection =>
-      connection.send(Frames.Control, mapper.writeValueAsBytes(request))
-      objects.foreach(connection.sendNow(Frames.Object, _))
-      connection.end()
-      val found = Backend.answer(connection)
-      val families = found.path("columnFamilies")
-      tables = tablesOf(Seq.tabulate(families.size)(families.get))
-      // The row counts of damaged metadata must not allocate memory: bounded by the bytes; the index grows on demand.
-      val most = if (found.has("files")) {
-        val files = new FileMessages(found.path("files"))
-        files.requireThere()
-        files.bytes
-      } else {
-        math.min(found.path("bytesRead").asLong, MostUnseenRows)
-      }
-      tables.indices.foreach(i => tables(i).reserve(math.min(families.get(i).path("rows").asLong, most)))
-      val handle = Backend.receive(connection, Frames.Handle)
-      if (found.has("files")) {
-        Backend.expectEnd(connection)
-      } else {
-        val read = new LoadedChanges(tables, found.path("newestFirst").asBoolean)
-        read.load(new ReceivedMessages(connection, Backend.unexpected), isLarge = true)
-      }
-      (found, handle)
-    }
-    if (found.has("files")) {
-      val files = new FileMessages(found.path("files"))
-      val read = new LoadedChanges(tables, found.path("newestFirst").asBoolean)
-      try read.load(files, files.bytes >= LargeBytes) finally files.close()
-    }
-    try tables.indices.foreach(i => requireRows(version, found.path("columnFamilies").get(i), tables(i))) catch {
-      case e: BackendException if request.has("raw") => throw new UnreadableChangesException(e.getMessage, e)
-    }
-    new LoadedVersion(storedVersion(found, handle), found.path("bytesRead").asLong)
+  private def loadRaw(loading: VersionLoad, request: ObjectNode): LoadedVersion = try loading.run() catch {
+    case e: UnusableCopyException =>
+      logWarning(s"$where is loaded without its local copy: ${e.getMessage}")
+      request.remove("local")
+      val loaded = loading.run()
+      e.removeIfDamaged()
+      loaded
   }
 
   /** Returns the attempts of the versions from `oldest` to a version, and the description of one column family. */
@@ -258,7 +228,7 @@ private[statestore] final class CheckpointClient(
       val handle = Backend.receive(connection, Frames.Handle)
       Backend.expectEnd(connection)
       recordUsage(reply)
-      new SnapshotHandle(version, handle)
+      new SnapshotHandle(version, handle, LocalCopyPlace.of(reply, "wantedCopy"))
     }
   }
 
@@ -324,17 +294,6 @@ private[statestore] final class CheckpointClient(
       isMerged = false, null)
   }
 
-  // Checksums verify the bytes; this verifies the decoded rows.
-  private def requireRows(version: Long, family: JsonNode, table: StateTable): Unit = {
-    val values = family.path("values").asLong(table.numValues)
-    if (table.numKeys != family.path("rows").asLong || table.numValues != values) {
-      throw new BackendException("CorruptCheckpointError",
-        s"version $version of $where has ${table.numKeys} keys and ${table.numValues} values in the column family " +
-          s"${family.path("name").asText}, but was committed with ${family.path("rows").asText} and $values. It is not " +
-          "used, and nothing was changed: restore the checkpoint from a backup, or start from an earlier version.")
-    }
-  }
-
   private def newRequest(op: String): ObjectNode = {
     val request = mapper.createObjectNode()
     request.put("op", op)
@@ -345,6 +304,7 @@ private[statestore] final class CheckpointClient(
   private def recordUsage(reply: JsonNode): Unit = {
     if (reply.has("memoryBytes")) backend.memoryBytes = reply.get("memoryBytes").asLong
     if (reply.has("storageRetries")) backend.storageRetries.add(reply.get("storageRetries").asLong)
+    if (reply.has("streamsRepaired")) backend.streamsRepaired.add(reply.get("streamsRepaired").asLong)
   }
 
   private[backend] def storedVersion(reply: JsonNode, handle: Array[Byte]): StoredVersion = {
@@ -428,10 +388,4 @@ private[statestore] object CheckpointClient extends Logging {
 
   /** Number of loads that the backend had to decode. */
   val decodedLoads = new java.util.concurrent.atomic.LongAdder
-
-  // Loads below this size are faster without a reader thread.
-  private final val LargeBytes = 256L << 10
-
-  // Bound of the reserved rows if the size of the streams is unknown.
-  private final val MostUnseenRows = 4L << 20
 }

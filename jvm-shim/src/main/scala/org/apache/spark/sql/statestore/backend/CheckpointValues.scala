@@ -5,7 +5,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.sql.statestore.arrow.{ChangeBatches, RecordSelection}
 import org.apache.spark.sql.statestore.families.FamilySnapshot
-import org.apache.spark.sql.statestore.table.LogScan
+import org.apache.spark.sql.statestore.table.{LogScan, TableSnapshot}
 
 /**
  * A version in storage: its handle, opaque to the shim, and what the backend plans next.
@@ -37,8 +37,28 @@ private[statestore] final class StoredVersion(
 private[statestore] final class SnapshotPlan(
     val inlineUpTo: Long, val fullUpTo: Long, val upload: Long, val fullUpToAtTick: Long, val uploadAtTick: Long)
 
-/** Handle of an uploaded full snapshot that a later commit uses as its base, or of a run for it to use. */
-private[statestore] final class SnapshotHandle(val version: Long, val bytes: Array[Byte])
+/**
+ * Handle of an uploaded full snapshot that a later commit uses as its base, or of a run for it to use.
+ *
+ * @param localCopy  where a copy of a full snapshot is wanted
+ */
+private[statestore] final class SnapshotHandle(
+    val version: Long, val bytes: Array[Byte], val localCopy: Option[LocalCopyPlace])
+
+/**
+ * Place of a local copy.
+ *
+ * @param path      file on this host's disk
+ * @param streamId  the full snapshot that it is a copy of
+ */
+private[statestore] final class LocalCopyPlace(val path: String, val streamId: String)
+
+private[statestore] object LocalCopyPlace {
+  /** Reads a place that an answer names; None if it names none. */
+  def of(answer: JsonNode, field: String): Option[LocalCopyPlace] =
+    if (answer.has(field)) Some(new LocalCopyPlace(answer.path(field).path("path").asText, answer.path(field).path("streamId").asText))
+    else None
+}
 
 /** Cost of one commit: times in nanoseconds, sizes in bytes. */
 private[statestore] final class CommitCost(
@@ -69,8 +89,16 @@ private[statestore] object Publication {
 private[statestore] final class CommitReply(
     val stored: StoredVersion, val cost: CommitCost, val isMerged: Boolean, val metadata: Array[Byte])
 
-/** A loaded version and the bytes read from storage. */
-private[statestore] final class LoadedVersion(val stored: StoredVersion, val bytesRead: Long)
+/**
+ * A loaded version.
+ *
+ * @param bytesRead  from storage
+ * @param usedCopy   whether its base came from a local copy
+ * @param wanted     where a copy of its base is wanted, and the content of its families at the base
+ */
+private[statestore] final class LoadedVersion(
+    val stored: StoredVersion, val bytesRead: Long, val usedCopy: Boolean,
+    val wanted: Option[(LocalCopyPlace, Seq[TableSnapshot])])
 
 /** Version that a replay starts from. */
 private[statestore] final class ReplayStart(val version: Long, val id: Option[String])

@@ -37,6 +37,7 @@ private[statestore] final class QueryMetrics(registry: MetricRegistry, monitor: 
     add(s"$prefix.mergedStorageBytes", query.id)(_.merged.map(_.storageBytes))
     add(s"$prefix.${StoreMetrics.Restarts.name}", query.id)(found => Some(found.restarts))
     add(s"$prefix.${StoreMetrics.StorageRetries.name}", query.id)(found => Some(found.retries))
+    add(s"$prefix.${StoreMetrics.StreamsRepaired.name}", query.id)(found => Some(found.repaired))
     for {
       last <- query.last.toSeq
       (operator, number) <- last.operators.zipWithIndex
@@ -58,9 +59,9 @@ private[statestore] final class QueryMetrics(registry: MetricRegistry, monitor: 
 }
 
 private object QueryMetrics {
-  // Restarts and retries are sums over batches, of a query.
+  // These are sums over batches, of a query.
   private val Exported: Seq[String] =
     Seq(QueryMonitor.RowsTotal, QueryMonitor.RowsUpdated, QueryMonitor.MemoryUsed, QueryMonitor.CommitTime) ++
       StoreMetrics.supported.map(_.name)
-        .filterNot(Set(StoreMetrics.Restarts.name, StoreMetrics.StorageRetries.name))
+        .filterNot(Set(StoreMetrics.Restarts, StoreMetrics.StorageRetries, StoreMetrics.StreamsRepaired).map(_.name))
 }

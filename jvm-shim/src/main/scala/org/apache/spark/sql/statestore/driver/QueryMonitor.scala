@@ -35,11 +35,12 @@ private[statestore] final case class BatchFigures(
  *
  * @param restarts  restarts of backends during all of its batches
  * @param retries   retries of storage calls during all of its batches
+ * @param repaired  damaged streams that loads replaced during all of its batches
  * @param error     the exception that ended its last run
  */
 private[statestore] final case class MonitoredQuery(
     id: UUID, runId: UUID, name: Option[String], isActive: Boolean, runs: Int, checkpoint: Option[String],
-    batches: Vector[BatchFigures], restarts: Long, retries: Long, error: Option[String]) {
+    batches: Vector[BatchFigures], restarts: Long, retries: Long, repaired: Long, error: Option[String]) {
 
   def title: String = name.getOrElse(id.toString)
 
@@ -111,7 +112,7 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
 
   private def start(query: Option[MonitoredQuery], event: QueryStartedEvent): Option[MonitoredQuery] = {
     val fresh = MonitoredQuery(
-      event.id, event.runId, Option(event.name), isActive = true, runs = 1, checkpointOf(event.id), Vector.empty, 0L, 0L, None)
+      event.id, event.runId, Option(event.name), isActive = true, runs = 1, checkpointOf(event.id), Vector.empty, 0L, 0L, 0L, None)
     Some(query.fold(fresh)(old => old.copy(
       runId = event.runId, name = fresh.name, isActive = true, runs = old.runs + 1, checkpoint = fresh.checkpoint,
       error = None)))
@@ -120,7 +121,7 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
   private def add(query: Option[MonitoredQuery], progress: StreamingQueryProgress): Option[MonitoredQuery] = {
     // Without its start it began before the monitor did.
     val before = query.getOrElse(MonitoredQuery(
-      progress.id, progress.runId, Option(progress.name), isActive = true, runs = 1, None, Vector.empty, 0L, 0L, None))
+      progress.id, progress.runId, Option(progress.name), isActive = true, runs = 1, None, Vector.empty, 0L, 0L, 0L, None))
     val operators = progress.stateOperators.toVector.map(figures)
     val commitLogMs = Option(progress.durationMs.get("commitOffsets")).fold(0L)(_.longValue)
     val batch = BatchFigures(progress.batchId, progress.timestamp, progress.batchDuration, commitLogMs, operators)
@@ -129,7 +130,8 @@ private[statestore] final class QueryMonitor extends SparkListener with Logging 
       checkpoint = before.checkpoint.orElse(checkpointOf(progress.id)),
       batches = (before.batches :+ batch).takeRight(MaxBatches),
       restarts = before.restarts + sum(StoreMetrics.Restarts.name),
-      retries = before.retries + sum(StoreMetrics.StorageRetries.name)))
+      retries = before.retries + sum(StoreMetrics.StorageRetries.name),
+      repaired = before.repaired + sum(StoreMetrics.StreamsRepaired.name)))
   }
 
   private def figures(operator: StateOperatorProgress): OperatorFigures =

@@ -88,7 +88,8 @@ private object StateTables {
         <span>{batch.batchId}, started {batch.timestamp}, took {UIUtils.formatDuration(batch.durationMs)}</span>
       },
       "Backend restarts" -> <span>{query.restarts}</span>,
-      "Storage retries" -> <span>{query.retries}</span>) ++ query.merged.map { merged =>
+      "Storage retries" -> <span>{query.retries}</span>,
+      "Repaired streams" -> <span>{query.repaired}</span>) ++ query.merged.map { merged =>
       "Merged files" -> <span>{count(merged.logicalFiles)} logical in {count(merged.physicalFiles)} physical files,
         {bytes(merged.liveBytes)} of {bytes(merged.storageBytes)} in use</span>
     }

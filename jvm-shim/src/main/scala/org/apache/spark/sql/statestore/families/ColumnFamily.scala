@@ -4,7 +4,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.statestore.UnsupportedFeatureException
-import org.apache.spark.sql.statestore.table.{StateTable, TableSnapshot}
+import org.apache.spark.sql.statestore.table.{CopiedFamily, LocalCopy, StateTable, TableSnapshot}
 
 /**
  * A column family: its schema and its rows.
@@ -61,9 +61,22 @@ private[statestore] final class ColumnFamily private (
 private[statestore] object ColumnFamily {
   def empty(schema: FamilySchema, createdAtVersion: Long): ColumnFamily =
     new ColumnFamily(schema, schema.newTable(), createdAtVersion)
+
+  /** Returns a family with the rows of a local copy; an empty one if the copy does not have it. */
+  def of(schema: FamilySchema, createdAtVersion: Long, copy: LocalCopy): ColumnFamily = {
+    val family = new ColumnFamily(schema, schema.newTable(copy.keyHashOf(schema.name, createdAtVersion)), createdAtVersion)
+    try copy.fill(schema.name, createdAtVersion, schema.layout, family.table) catch {
+      case e: Throwable =>
+        family.table.discard()
+        throw e
+    }
+    family
+  }
 }
 
 /** A column family at a committed version. */
 private[statestore] final class FamilySnapshot(val family: ColumnFamily, val content: TableSnapshot) {
+  def copied: CopiedFamily = new CopiedFamily(family.name, family.createdAtVersion, family.schema.layout, family.table, content)
+
   def describe(): ObjectNode = family.schema.describe(content.keys, content.values, family.createdAtVersion)
 }

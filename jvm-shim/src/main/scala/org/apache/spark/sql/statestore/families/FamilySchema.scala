@@ -10,7 +10,7 @@ import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.statestore.{BackendException, UnsupportedFeatureException}
 import org.apache.spark.sql.statestore.backend.CheckpointClient
 import org.apache.spark.sql.statestore.compat.{TimestampPostfixKeys, TimestampPrefixKeys}
-import org.apache.spark.sql.statestore.table.{ColumnOrder, KeyOrder, PrefixProjection, StateTable, TimestampLastOrder}
+import org.apache.spark.sql.statestore.table.{ColumnOrder, KeyHash, KeyOrder, PrefixProjection, StateTable, TimestampLastOrder}
 import org.apache.spark.sql.types.{DataType, NullType, StructType, UserDefinedType}
 import org.apache.spark.util.Utils
 
@@ -33,9 +33,9 @@ private[statestore] final class FamilySchema(
 
   def keySchema: StructType = spec.keySchema
 
-  def newTable(): StateTable = {
+  def newTable(keyHash: KeyHash = KeyHash.ofProcess): StateTable = {
     def table(prefix: Option[PrefixProjection], order: Option[KeyOrder]): StateTable =
-      new StateTable(keySchema.length, valueSchema.length, hasLists, prefix, order)
+      new StateTable(keySchema.length, valueSchema.length, hasLists, prefix, order, keyHash)
     spec match {
       case PrefixKeyScanStateEncoderSpec(_, columns) => table(Some(new PrefixProjection(keySchema, columns)), None)
       case RangeKeyScanStateEncoderSpec(_, ordinals) =>
@@ -119,6 +119,10 @@ private[statestore] final class FamilySchema(
     val lists = if (hasLists) ", several values per key" else ""
     s"$encoder keys ${keySchema.sql}, values ${valueSchema.sql}$lists"
   }
+
+  /** Describes what decides the layout and the order of the rows in memory: neither names nor values. */
+  def layout: String =
+    s"$encoder $prefixColumns ${orderingColumns.mkString(",")} ${keySchema.map(_.dataType.catalogString).mkString(",")} $hasLists"
 
   private def encoder: String = spec match {
     case _: PrefixKeyScanStateEncoderSpec => Prefix

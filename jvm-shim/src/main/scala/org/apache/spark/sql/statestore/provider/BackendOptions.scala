@@ -37,11 +37,9 @@ private[statestore] final class BackendOptions private (values: BackendOptions.V
   /** True if the session's queries use this store without naming its class. */
   def isRealTimeMode: Boolean = get("realTimeMode").contains("true")
 
-  def snapshotInterval(sparks: Int): Int = number("snapshotInterval", sparks)
-
-  def numRetained(sparks: Int): Int = number("numRetained", sparks)
-
-  private def number(name: String, default: Int): Int = values.get(name).flatMap(_.toIntOption).getOrElse(default)
+  /** Most bytes of local copies in their directory. */
+  def localRecoveryMaxBytes: Long =
+    values.get("localRecoveryMaxBytes").flatMap(BackendOptions.bytes).getOrElse(BackendOptions.DefaultCopyBytes)
 
   /** Heap limit of all stores of this JVM, in bytes. */
   def maxHeapBytes: Option[Long] = values.get("maxHeapBytes").flatMap(BackendOptions.bytes)
@@ -64,6 +62,8 @@ private[statestore] object BackendOptions {
   val Prefix = "spark.sql.streaming.stateStore.backend."
 
   val RealTimeMode: String = Prefix + "realTimeMode"
+
+  private final val DefaultCopyBytes = 64L << 30
 
   private val Size = "(?i)\\s*(\\d+)\\s*(b|[kmg]i?b?)?\\s*".r
 

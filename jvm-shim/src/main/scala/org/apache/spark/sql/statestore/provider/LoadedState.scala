@@ -64,6 +64,12 @@ private[statestore] final class LoadedState(
   /** Version of the snapshot or run that is being uploaded. */
   var snapshotInProgress: Option[Long] = None
 
+  /** Version of the snapshot of which a local copy is being written. */
+  var copyInProgress: Option[Long] = None
+
+  /** Number of versions that were rolled back. */
+  var rewinds = 0L
+
   /** The newest version that Spark is known to have committed, since a store was opened at it. */
   var confirmed: CommittedVersion = newest
 
@@ -189,7 +195,7 @@ private[statestore] final class LoadedState(
 
   /**
    * Returns to a recent version and drops the later ones; false if the version is not in memory, or if
-   * a newer snapshot is being uploaded.
+   * a newer snapshot is being uploaded or copied.
    */
   def rewind(version: Long, id: Option[String]): Boolean =
     version <= usableUntil &&
@@ -197,10 +203,11 @@ private[statestore] final class LoadedState(
 
   private def rewindTo(isWanted: CommittedVersion => Boolean): Boolean = {
     val from = versions.dropWhile(v => !isWanted(v))
-    if (from.isEmpty || snapshotInProgress.exists(_ > from.head.version)) {
+    if (from.isEmpty || (snapshotInProgress ++ copyInProgress).exists(_ > from.head.version)) {
       false
     } else {
       if (from.head ne newest) {
+        rewinds += 1
         undone = UndoneVersion.of(newest, from.head)
         keepVersions(from)
         slices.dropAfter(from.head.version)

@@ -7,6 +7,7 @@ import com.fasterxml.jackson.databind.node.ObjectNode
 import org.apache.hadoop.conf.Configuration
 import org.apache.hadoop.fs.Path
 
+import org.apache.spark.SparkEnv
 import org.apache.spark.sql.execution.streaming.state.StateStoreId
 import org.apache.spark.sql.statestore.Errors
 import org.apache.spark.sql.statestore.backend.CheckpointClient
@@ -34,7 +35,7 @@ private[statestore] object StoreLocation {
   /** Describes an instance of a store to the backend, which keeps what it knows of the instance. */
   def describe(
       instance: String, id: StateStoreId, options: BackendOptions, hadoopConf: Configuration, runId: String,
-      snapshotInterval: Int): ObjectNode = {
+      minDeltasForSnapshot: Int): ObjectNode = {
     val store = CheckpointClient.mapper.createObjectNode()
     store.put("instance", instance)
     store.put("root", of(id, options, hadoopConf))
@@ -43,9 +44,18 @@ private[statestore] object StoreLocation {
     store.put("name", id.storeName)
     store.put("commits", commitLog(id))
     store.put("run", runId)
-    store.put("snapshotInterval", snapshotInterval)
+    store.put("minDeltasForSnapshot", minDeltasForSnapshot)
+    store.put("localDirectory", localDirectory)
     options.addTo(store.putObject("options"))
     store
+  }
+
+  // Spark's local directory, one that outlives the application where there is one: below it a worker makes others for each.
+  private lazy val localDirectory: String = {
+    val directories = sys.env.get("SPARK_LOCAL_DIRS").orElse(sys.env.get("LOCAL_DIRS"))
+    val configured = Option(SparkEnv.get).flatMap(_.conf.getOption("spark.local.dir"))
+    val first = directories.orElse(configured).getOrElse(System.getProperty("java.io.tmpdir")).split(",").head.trim
+    new java.io.File(first).getAbsolutePath
   }
 
   /** Returns the directory of a store below the state directory of its query. */

@@ -5,7 +5,7 @@ import scala.util.control.NonFatal
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.execution.streaming.state.StateStoreConf
 import org.apache.spark.sql.statestore.CheckpointStateStoreProvider
-import org.apache.spark.sql.statestore.backend.{CheckpointClient, FamilyChanges, SnapshotPlan, StoredVersion}
+import org.apache.spark.sql.statestore.backend.{CheckpointClient, FamilyChanges, LocalCopyPlace, SnapshotPlan, StoredVersion}
 import org.apache.spark.sql.statestore.compat.Since41
 
 /**
@@ -26,9 +26,6 @@ private[statestore] final class StoreMaintenance(
 
   // Guarded by the provider.
   private var cleanedBelow = -1L
-
-  /** Number of deltas that a load reads beyond the base and the runs. */
-  def snapshotInterval: Int = options.snapshotInterval(conf.minDeltasForSnapshot)
 
   /** Writes a full snapshot of the newest version, or a run, if one is due. */
   def takeSnapshot(tick: Boolean): Unit = quietly("a snapshot")(uploadSnapshot(tick))
@@ -82,11 +79,28 @@ private[statestore] final class StoreMaintenance(
         val base = client.uploadSnapshot(version.version, if (since == 0L) None else Some(since), changes)
         // The version is still valid: `rewind` refuses to go behind a snapshot in progress.
         provider.synchronized { of.pendingSnapshot = Some(base) }
+        base.localCopy.foreach(copy(_, of, version))
       } finally {
         endLease()
         provider.synchronized { of.snapshotInProgress = None }
       }
     }
+  }
+
+  // Writes a local copy later, unless the version is rolled back before. While it is written, `rewind` refuses to go behind it.
+  private def copy(place: LocalCopyPlace, of: LoadedState, version: CommittedVersion): Unit = {
+    val rewinds = of.rewinds
+    val endLease = of.leaseInBackground()
+    def begin(): Boolean = provider.synchronized {
+      val isValid = of.rewinds == rewinds
+      if (isValid) of.copyInProgress = Some(version.version)
+      isValid
+    }
+    def end(): Unit = {
+      endLease()
+      provider.synchronized { of.copyInProgress = None }
+    }
+    LocalCopies.write(place, version.families.map(_.copied), options.localRecoveryMaxBytes, () => begin(), () => end())
   }
 
   private def discardOld(): Unit = {
@@ -104,7 +118,7 @@ private[statestore] final class StoreMaintenance(
       below = cleanedBelow
     }
     if (version != null) {
-      val horizon = math.min(unpublished, version.version - options.numRetained(conf.minVersionsToRetain))
+      val horizon = math.min(unpublished, version.version - conf.minVersionsToRetain)
       // Deletions cost requests, so they are batched; memory of the driver is freed at once.
       val least = if (options.isOnDriver) 1L else math.max(1L, conf.minVersionsToDelete)
       val enough = below < 0 || horizon - below >= least

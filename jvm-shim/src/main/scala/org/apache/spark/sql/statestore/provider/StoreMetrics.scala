@@ -37,6 +37,10 @@ private[statestore] object StoreMetrics {
     "backendRestarts", "restarts of the Python backend")
   val StorageRetries = StateStoreCustomSumMetric(
     "storageRetries", "retries of storage calls after a transient failure")
+  val StreamsRepaired = StateStoreCustomSumMetric(
+    "streamsRepaired", "state load: damaged or missing streams that were replaced by others with the same state")
+  val LocalCopyLoads = StateStoreCustomSumMetric(
+    "localCopyLoads", "state load: loads whose full snapshot came from a local copy")
   val BackendMemory = SizeMetric(
     "backendMemoryBytes", "resident memory of the Python backends", isSnapshot = true)
 
@@ -46,7 +50,7 @@ private[statestore] object StoreMetrics {
   val supported: Seq[StateStoreCustomMetric] = Seq(
     LoadTime, LoadBytes, EncodeTime, SendTime, StoreTime, BytesWritten, ObjectsWritten, ChainLength,
     SnapshotAge, MaxRows, FullSnapshots, Compactions, RoundTrips, Restarts, StorageRetries,
-    BackendMemory, MappedBytes)
+    StreamsRepaired, LocalCopyLoads, BackendMemory, MappedBytes)
 
   /**
    * Returns the figures of a store at a version that are not 0.
@@ -64,6 +68,7 @@ private[statestore] object StoreMetrics {
     def add(metric: StateStoreCustomMetric, value: Long): Unit = if (value != 0L) figures += metric -> value
     add(LoadTime, micros(counters.loadNanos))
     add(LoadBytes, counters.loadBytes)
+    add(LocalCopyLoads, counters.localCopies)
     add(EncodeTime, micros(cost.encodeNanos))
     add(SendTime, micros(cost.sendNanos))
     add(StoreTime, micros(cost.storeNanos))
@@ -77,6 +82,7 @@ private[statestore] object StoreMetrics {
     add(RoundTrips, counters.roundTrips)
     add(Restarts, backend.restarts.take())
     add(StorageRetries, backend.storageRetries.take())
+    add(StreamsRepaired, backend.streamsRepaired.take())
     if (first) {
       add(BackendMemory, backend.memoryBytes)
       add(MappedBytes, TableMemory.mappedBytes)
@@ -124,6 +130,7 @@ private[statestore] object StoreMetrics {
 private[statestore] final class StoreCounters {
   var loadNanos = 0L
   var loadBytes = 0L
+  var localCopies = 0L
   var compactions = 0L
   var roundTrips = 0L
   var full = false

@@ -151,6 +151,33 @@ private[statestore] final class HashIndex(records: Records) {
     count -= 1
   }
 
+  /** Returns the segments in the order of the directory, for a copy. */
+  def describe(): Array[IndexSegment] = segments.distinct.map { segment =>
+    new IndexSegment(new Block(segment.base, segment.address), 8 * (mask + 1), segment.depth, segment.count)
+  }
+
+  /** Makes an empty index one of these segments, which together have all entries. */
+  def restore(stored: Array[IndexSegment]): Unit = {
+    memory.free(segments(0).base, 8 * (mask + 1))
+    val depth = stored.map(_.depth).max
+    mask = stored(0).size / 8 - 1
+    shift = TagBits - depth
+    made = stored.length
+    inFiles = stored.count(_.block.base == null)
+    segments = new Array[Segment](1 << depth)
+    bases = new Array[AnyRef](1 << depth)
+    addresses = new Array[Long](1 << depth)
+    var at = 0
+    stored.foreach { of =>
+      val segment = new Segment(of.block.base, of.block.address, of.depth)
+      segment.count = of.count
+      val width = 1 << depth - of.depth
+      (at until at + width).foreach(enter(segment, _))
+      at += width
+    }
+    count = stored.iterator.map(_.count.toLong).sum
+  }
+
   /** Reserves room for so many keys in an empty index, which then does not grow step by step. */
   def reserve(keys: Long): Unit = if (count == 0L) {
     while (mask < SegmentMask && keys * LoadDenominator > (mask + 1L) * LoadNumerator) widen()
@@ -204,7 +231,7 @@ private[statestore] final class HashIndex(records: Records) {
         s"the index of a state table has no room for another key. It has $count keys, of about $MostKeys that it may have " +
           s"in all, and ${segments(segment).count} of them have hashes with the same highest bits. " +
           (if (count > MostKeys / 2) "Use more shuffle partitions for this query."
-          else "The hashes of so few keys are not random: restart the executors, since each process has other hashes.") +
+          else "The hashes of so few keys are not random: restart the executors with localRecovery=off, since each process has other hashes.") +
           " Nothing that was committed is lost.")
     }
 
@@ -325,6 +352,7 @@ private[statestore] object HashIndex {
   private final val SegmentBits = 13
   private final val SegmentSlots = 1 << SegmentBits
   private final val SegmentMask = SegmentSlots - 1
+  private[table] final val SegmentBytes = 8 * SegmentSlots
 
   // The high bits of a tag select the segment, the low ones the slot; no bit does both.
   private final val MostSplits = TagBits - SegmentBits

@@ -102,6 +102,24 @@ private[statestore] final class Log(private[table] val memory: TableMemory, smal
     }
   }
 
+  /** Makes an empty log one of these pages, which ends at `tail`; the next record starts a page. */
+  def restore(stored: Array[LogPage], tail: Long): Unit = {
+    val count = stored.last.number + math.max(1, ((stored.last.size + PageMask) >>> PageBits).toInt)
+    replaceArrays(math.max(pages.length, count), 0)
+    stored.foreach { page =>
+      enter(page.number, page.block, page.size)
+      used(page.number) = page.used
+    }
+    last = stored.last.number
+    end = tail
+    limit = tail
+  }
+
+  /** Returns the pages, for a copy. */
+  def describe(): Array[LogPage] = (0 to last).iterator.filter(addresses(_) != 0L).map { page =>
+    new LogPage(page, new Block(pages(page), addresses(page)), sizes(page), if (page == last) (end - startOf(page)).toInt else used(page))
+  }.toArray
+
   /** Drops every record at or after `to`, which was a tail of this log. */
   def truncate(to: Long): Unit = {
     if (to > end || to < FirstOffset) {
@@ -423,7 +441,6 @@ private[statestore] final class LogScan(
   def kind: Int = Record.kind(link)
   def keyAddress: Long = position + header
   def valueAddress: Long = position + header + keyLength
-  def hash: Int = StateTable.hashOf(page, keyAddress, keyLength)
 
   /** True if the record is alive at the end of the view, whatever was appended since. */
   def isAlive: Boolean = {

@@ -12,7 +12,7 @@ import org.apache.spark.sql.types.StructType
  * newest first.
  */
 private[statestore] final class PrefixGroups(records: Records, val projection: PrefixProjection) {
-  private val index = new HashIndex(records)
+  private[table] val index = new HashIndex(records)
 
   def memoryBytes: Long = index.memoryBytes
 
@@ -21,7 +21,7 @@ private[statestore] final class PrefixGroups(records: Records, val projection: P
 
   /** Returns the group of a prefix, `Record.None` if it has none. */
   def find(prefix: UnsafeRow): Long = index.lookup(
-    StateTable.hashOf(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
+    records.keyHash(prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes),
     prefix.getBaseObject, prefix.getBaseOffset, prefix.getSizeInBytes)
 
   /** Reserves room for one more group; returns the position for `add`. */

@@ -14,8 +14,10 @@ import org.apache.spark.unsafe.Platform
  * @param keyFields  number of fields of the shortest keys, be they prefixes
  * @param hasRings   whether records are members of prefix groups
  * @param hasLists   whether a key may have several values
+ * @param keyHash    hash of the keys
  */
-private[table] final class Records(memory: TableMemory, keyFields: Int, val hasRings: Boolean, val hasLists: Boolean) {
+private[table] final class Records(
+    memory: TableMemory, keyFields: Int, val hasRings: Boolean, val hasLists: Boolean, val keyHash: KeyHash) {
   private val smallestKey = UnsafeRow.calculateBitSetWidthInBytes(keyFields) + 8 * keyFields
 
   /** Position of the offset of the key's first value. */
@@ -112,7 +114,7 @@ private[table] final class Records(memory: TableMemory, keyFields: Int, val hasR
   /** The hash of a record's key. */
   def hashOf(at: Long): Int = {
     val page = log.page(at)
-    StateTable.hashOf(page, log.address(page, at) + header, keyLengthOf(at))
+    keyHash(page, log.address(page, at) + header, keyLengthOf(at))
   }
 
   /** Marks a record as superseded by another one; `Record.None` undoes it. */
@@ -160,7 +162,7 @@ private[table] object Records {
   }
 }
 
-/** Copy, comparison and hash of rows, which are whole words and mostly short. */
+/** Copy and comparison of rows, which are whole words and mostly short. */
 private[table] object Words {
   // Above this size Platform.copyMemory is faster.
   private final val Short = 128
@@ -180,28 +182,5 @@ private[table] object Words {
     var i = 0
     while (i < length && Platform.getLong(a, aOffset + i) == Platform.getLong(b, bOffset + i)) i += 8
     i >= length
-  }
-
-  private final val Multiplier = 0x9e3779b97f4a7c15L
-
-  // Chosen for each process, and never stored: keys of equal hashes cannot be made.
-  private val random = new java.security.SecureRandom
-  private val seed = random.nextLong()
-  private val secret = random.nextLong() | 1L
-
-  /**
-   * A hash of 32 bits, for this process only. Each step folds a product of 128 bits with the secret. The product's
-   * lower half alone has differences that can be known without the secret, and the next word could cancel them.
-   */
-  def hash(base: Object, offset: Long, length: Int): Int = {
-    val factor = secret
-    var h = seed ^ length
-    var i = 0
-    while (i + 8 <= length) {
-      val word = h ^ Platform.getLong(base, offset + i)
-      h = word * factor ^ Math.multiplyHigh(word, factor)
-      i += 8
-    }
-    ((h * Multiplier) >>> 32).toInt
   }
 }

@@ -5,7 +5,7 @@ import org.apache.spark.unsafe.Platform
 
 /** The content of a table at one moment, which `rollbackTo` restores. */
 private[statestore] final class TableSnapshot(
-    val view: LogView, val keys: Long, val values: Long, val order: OrderedTree.Snapshot) {
+    val view: LogView, val keys: Long, val values: Long, val liveBytes: Long, val order: OrderedTree.Snapshot) {
 
   def tail: Long = view.end
 }
@@ -31,16 +31,20 @@ private[statestore] final class TableSnapshot(
  * read a `snapshot` that was safely published to it at any time.
  *
  * @param hasLists  whether a key may have several values
+ * @param keyHash   hash of the keys
+ * @param memory    allocates the rows and the index
  */
 private[statestore] final class StateTable(
     val keyFields: Int,
     val valueFields: Int,
     val hasLists: Boolean = false,
-    prefix: Option[PrefixProjection] = None,
-    order: Option[KeyOrder] = None) extends ChangeSink with TableScans {
+    private[table] val prefix: Option[PrefixProjection] = None,
+    order: Option[KeyOrder] = None,
+    val keyHash: KeyHash = KeyHash.ofProcess,
+    memory: TableMemory = new TableMemory) extends ChangeSink with TableScans {
 
   private[table] var records = new Records(
-    new TableMemory, math.min(keyFields, prefix.map(_.columns).getOrElse(keyFields)), prefix.isDefined, hasLists)
+    memory, math.min(keyFields, prefix.map(_.columns).getOrElse(keyFields)), prefix.isDefined, hasLists, keyHash)
   private[table] val header = records.header
   private[table] var index = new HashIndex(records)
   private[table] var groups = prefix.map(new PrefixGroups(records, _)).orNull
@@ -48,8 +52,8 @@ private[statestore] final class StateTable(
   private[table] var keys = 0L
   private[table] var values = 0L
   private[table] var live = 0L
-  private var groupBytes = 0L
-  private var total = 0L
+  private[table] var groupBytes = 0L
+  private[table] var total = 0L
   private[table] val batch = new BatchLog(this)
   private var replaced = List.empty[TableMemory]
   private var compaction: TableCompaction = _
@@ -78,10 +82,13 @@ private[statestore] final class StateTable(
   /** Returns the present content. */
   def snapshot(): TableSnapshot = {
     batch.requireComplete()
-    val taken = new TableSnapshot(records.log.view, keys, values, if (tree == null) null else tree.snapshot())
+    val taken = content
     batch.begin(taken)
     taken
   }
+
+  private def content: TableSnapshot =
+    new TableSnapshot(records.log.view, keys, values, live, if (tree == null) null else tree.snapshot())
 
   def scan(of: LogView, from: Long = Log.FirstOffset): LogScan =
     new LogScan(of, header, if (hasLists) records.head else LogScan.NoLists, from)
@@ -131,7 +138,7 @@ private[statestore] final class StateTable(
   private def replace(
       keyBase: Object, keyOffset: Long, keyLength: Int,
       valueBase: Object, valueOffset: Long, valueLength: Int): Long = {
-    val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
+    val hash = keyHash(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
     val first = records.firstOf(old)
@@ -174,7 +181,7 @@ private[statestore] final class StateTable(
       valueBase: Object, valueOffset: Long, valueLength: Int): Unit = {
     if (!hasLists) throw new IllegalStateException("merge needs a column family with several values per key")
     batch.rewriteIfWanted()
-    val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
+    val hash = keyHash(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val last = if (slot < 0) Record.None else index.offsetAt(slot)
     val first = records.firstOf(last)
@@ -194,7 +201,7 @@ private[statestore] final class StateTable(
 
   def remove(keyBase: Object, keyOffset: Long, keyLength: Int): Unit = {
     batch.rewriteIfWanted()
-    val hash = StateTable.hashOf(keyBase, keyOffset, keyLength)
+    val hash = keyHash(keyBase, keyOffset, keyLength)
     val slot = index.find(hash, keyBase, keyOffset, keyLength)
     val old = if (slot < 0) Record.None else index.offsetAt(slot)
     val first = records.firstOf(old)
@@ -394,7 +401,7 @@ private[statestore] final class StateTable(
 
   // The projection of prefixes reuses its row: the copy is made on another thread and needs its own.
   private def newCompaction(): TableCompaction = new TableCompaction(
-    this, new StateTable(keyFields, valueFields, hasLists, prefix.map(_.copy()), order))
+    this, content, new StateTable(keyFields, valueFields, hasLists, prefix.map(_.copy()), order, keyHash))
 
   private def undo(at: Long): Unit = {
     val hash = records.hashOf(at)
@@ -453,7 +460,7 @@ private[statestore] final class StateTable(
     if (known != Record.None) {
       known
     } else {
-      val hash = StateTable.hashOf(
+      val hash = keyHash(
         prefixKey.getBaseObject, prefixKey.getBaseOffset, prefixKey.getSizeInBytes)
       appendGroup(hash, prefixKey.getBaseObject, prefixKey.getBaseOffset, prefixKey.getSizeInBytes)
     }
@@ -480,7 +487,7 @@ private[statestore] final class StateTable(
     val base = key.getBaseObject
     val offset = key.getBaseOffset
     val length = key.getSizeInBytes
-    index.lookup(StateTable.hashOf(base, offset, length), base, offset, length)
+    index.lookup(keyHash(base, offset, length), base, offset, length)
   }
 }
 
@@ -490,6 +497,4 @@ private[statestore] object StateTable {
 
   /** Below this many bytes compacting takes less than a millisecond. */
   private final val LargestImmediateCompaction = 8L * Log.PageBytes
-
-  def hashOf(base: Object, offset: Long, length: Int): Int = Words.hash(base, offset, length)
 }

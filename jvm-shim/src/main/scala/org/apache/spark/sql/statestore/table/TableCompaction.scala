@@ -1,16 +1,15 @@
 package org.apache.spark.sql.statestore.table
 
 /**
- * Copy of the live records of a table into an empty one: `run` copies what the table had when this was
- * created, `catchUp` applies what was appended since.
+ * Copy of the live records of a table into an empty one: `run` copies what the table had at a snapshot, `catchUp`
+ * applies what was appended since.
  *
  * Guarantees: the source is only read. `run` may execute on another thread while the source is written
  * to; it must be stopped before the source is rolled back behind `startTail`.
  */
-private[table] final class TableCompaction(from: StateTable, to: StateTable) {
-  private val view = from.records.log.view
-  private val order = if (from.tree == null) null else from.tree.snapshot()
-  private val keys = from.numKeys
+private[table] final class TableCompaction(from: StateTable, content: TableSnapshot, to: StateTable) {
+  private val view = content.view
+  private val order = content.order
   private val record = new LogRecord(from.header)
 
   @volatile private var copied = false
@@ -18,7 +17,7 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
   @volatile private var stopped = false
   private var running = false
 
-  /** Tail of the log when this was created. */
+  /** Tail of the log at the snapshot. */
   def startTail: Long = view.end
 
   /** True if `run` has completed. */
@@ -60,7 +59,7 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
   }
 
   private def copy(): Unit = {
-    to.reserve(keys)
+    to.reserve(content.keys)
     val cursor =
       if (order == null) new LogCursor(from.scan(view))
       else new OrderedTree.Cursor(order, view, from.header, null, null, through = false)
@@ -96,7 +95,7 @@ private[table] final class TableCompaction(from: StateTable, to: StateTable) {
   // Copies all values of a key; returns the offset of the first one.
   private def copyList(first: Long): Long = {
     record.pointTo(view, first)
-    val hash = record.hash
+    val hash = to.keyHash(record.page, record.keyAddress, record.keyLength)
     val group = if (to.groups == null) Record.None else to.groupOf(record.page, record.keyAddress, record.keyLength)
     var copiedFirst = Record.None
     var last = Record.None

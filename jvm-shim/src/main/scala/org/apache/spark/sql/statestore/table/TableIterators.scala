@@ -18,7 +18,6 @@ private[statestore] final class LogRecord(header: Int) {
   def valueLength: Int = Record.valueLength(long(Record.Dead))
   def keyAddress: Long = position + header
   def valueAddress: Long = position + header + keyLength
-  def hash: Int = StateTable.hashOf(page, keyAddress, keyLength)
   def long(field: Int): Long = Platform.getLong(page, position + field)
 }
 

@@ -11,9 +11,7 @@ import org.apache.spark.sql.statestore.arrow.ChangeColumns
  * the later change counts.
  */
 private[statestore] final class TableLoad(table: StateTable) {
-  import TableLoad._
-
-  private val guesses = new Array[Long](Ahead)
+  private val prefetch = new RowPrefetch(table)
 
   // Keys that were removed, and not put since; made when the first one comes.
   private var removed: StateTable = _
@@ -21,9 +19,6 @@ private[statestore] final class TableLoad(table: StateTable) {
   // Offset of the current stream's first record.
   private var rowsFrom = table.tail
   private var removedFrom = Log.FirstOffset
-
-  // Made of what was looked at ahead of time, so that looking is not optimised away.
-  private var seen = 0
 
   // Inserts the rows of the first stream, when the table is empty; null afterwards.
   private var filling = new IndexFill(table)
@@ -58,31 +53,15 @@ private[statestore] final class TableLoad(table: StateTable) {
 
   private def takeUnknown(batch: ChangeColumns): Boolean = {
     val hashes = batch.hashes
-    var from = 0
+    var row = 0
     var sound = true
-    var looks = 0
-    while (sound && from < batch.rows) {
-      val until = math.min(batch.rows, from + Ahead)
-      // Each row misses the cache in the index, and in the log if its key is in the table. Prefetching a group
-      // of rows overlaps their misses.
-      var row = from
-      while (row < until) {
-        guesses(row - from) = table.guess(hashes(row))
-        row += 1
-      }
-      row = from
-      while (row < until) {
-        if (guesses(row - from) != Record.None) looks += table.touch(guesses(row - from))
-        row += 1
-      }
-      row = from
+    while (sound && row < batch.rows) {
+      val until = prefetch.next(batch, row)
       while (sound && row < until) {
         sound = take(batch, row, hashes(row))
         row += 1
       }
-      from = until
     }
-    seen += looks
     sound
   }
 
@@ -100,7 +79,7 @@ private[statestore] final class TableLoad(table: StateTable) {
         case ChangeColumns.Delete =>
           val known = table.newestOf(hash, null, key, length)
           if (known == Record.None) {
-            if (removed == null) removed = new StateTable(table.keyFields, 0)
+            if (removed == null) removed = new StateTable(table.keyFields, 0, keyHash = table.keyHash)
             removed.putIfNew(hash, null, key, length, null, 0L, 0)
           }
           known == Record.None || known < rowsFrom
@@ -109,9 +88,4 @@ private[statestore] final class TableLoad(table: StateTable) {
       }
     }
   }
-}
-
-private[statestore] object TableLoad {
-  /** Rows whose index entries are prefetched at a time. */
-  private final val Ahead = 64
 }

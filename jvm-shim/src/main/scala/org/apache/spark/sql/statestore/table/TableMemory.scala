@@ -29,7 +29,7 @@ private[table] final class Block(val base: AnyRef, val address: Long)
  * reads them any more; without it, the garbage collector unmaps the files of unreachable memory. One thread
  * allocates at a time.
  */
-private[table] final class TableMemory {
+private[statestore] class TableMemory {
   import TableMemory._
 
   // Must not refer to this object, or its cleaner would never run.
@@ -101,6 +101,13 @@ private[table] final class TableMemory {
     mappings = file :: mappings
     account.map(size)
     arrays.scanLeft(MemoryUtil.getByteBufferAddress(file))(_ + _.length).init
+  }
+
+  /** Adds a mapped file with blocks of this memory. */
+  def adopt(file: MappedByteBuffer): Unit = {
+    requireOpen()
+    mappings = file :: mappings
+    account.map(file.capacity)
   }
 
   /** Unmaps the files; blocks in them must not be accessed any more. Idempotent. */
@@ -182,10 +189,11 @@ private[statestore] object TableMemory {
 
   private def newArray(bytes: Int): Block = new Block(new Array[Byte](bytes), Platform.BYTE_ARRAY_OFFSET.toLong)
 
-  private def writeZeros(to: FileChannel, bytes: Long): Unit = {
+  // Up to a size of the file.
+  private[table] def writeZeros(to: FileChannel, bytes: Long): Unit = {
     val zeros = ByteBuffer.allocateDirect(SmallestFile.toInt)
     while (to.position() < bytes) {
-      zeros.clear()
+      zeros.clear().limit(math.min(SmallestFile, bytes - to.position()).toInt)
       while (zeros.hasRemaining) to.write(zeros)
     }
   }

@@ -13,12 +13,10 @@ import org.apache.spark.sql.statestore.driver.CommitReportsRule
  * Reports of one store to Spark's state store coordinator on the driver.
  *
  * Guarantees: every commit is reported before `commit` returns, which foreachBatch sinks demand, unless the query is known
- * to have no such sink. Snapshots are reported in the background and at most once for each snapshot interval, since the
+ * to have no such sink. Snapshots are reported in the background and at most once for each `minDeltasForSnapshot`, since the
  * call waits for the driver; a report that fails changes nothing.
  */
-private[statestore] final class CoordinatorReports(
-    id: StateStoreId, runId: String, conf: StateStoreConf, interval: Int)
-  extends Logging {
+private[statestore] final class CoordinatorReports(id: StateStoreId, runId: String, conf: StateStoreConf) extends Logging {
   import CoordinatorReports._
 
   private lazy val providerId = StateStoreProviderId(id, UUID.fromString(runId))
@@ -37,7 +35,7 @@ private[statestore] final class CoordinatorReports(
 
   /** Reports that the newest full snapshot of the store is of this version. */
   def snapshot(version: Long): Unit =
-    if (conf.reportSnapshotUploadLag && runId.nonEmpty && (reported < 0 || version - reported >= interval)) {
+    if (conf.reportSnapshotUploadLag && runId.nonEmpty && (reported < 0 || version - reported >= conf.minDeltasForSnapshot)) {
       reported = version
       Background.submit { () =>
         try {

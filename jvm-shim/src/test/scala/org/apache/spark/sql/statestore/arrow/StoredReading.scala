@@ -1,6 +1,7 @@
 package org.apache.spark.sql.statestore.arrow
 
 import org.apache.spark.sql.statestore.backend.CheckpointClient
+import org.apache.spark.sql.statestore.table.KeyHash
 import org.apache.spark.unsafe.Platform
 
 /** Access to the decoding of stored changes, for tests in Python. */
@@ -31,7 +32,7 @@ object StoredReading {
         data.write(bytes)
       }
       val columns = stored.columns
-      columns.hashKeys()
+      columns.hashKeys(KeyHash.ofProcess)
       (0 until columns.rows).foreach { row =>
         data.writeByte(columns.op(row))
         write(columns.keyAt(row), columns.keyLength(row))

@@ -1,15 +1,14 @@
 package org.apache.spark.sql.statestore.bench
 
 import java.util.{Map => JMap}
-import java.util.concurrent.CyclicBarrier
 
 import com.fasterxml.jackson.databind.ObjectMapper
 import org.apache.hadoop.conf.Configuration
 
+import org.apache.spark.sql.statestore.BackgroundWork
 import org.apache.spark.sql.catalyst.expressions.UnsafeRow
 import org.apache.spark.sql.execution.streaming.state._
 import org.apache.spark.sql.internal.SQLConf
-import org.apache.spark.sql.statestore.provider.Background
 
 /**
  * Benchmark of the batches of one store, of any provider. Rows are built before the clock starts, and the
@@ -173,12 +172,7 @@ class StoreBenchmark(
   }
 
   /** Waits for what our provider does in the background, so that it does not disturb another's batch. */
-  def settle(): Unit = {
-    val threads = math.max(1, Runtime.getRuntime.availableProcessors() / 4)
-    val barrier = new CyclicBarrier(threads + 1)
-    (1 to threads).foreach(_ => Background.submit(() => barrier.await()))
-    barrier.await()
-  }
+  def settle(): Unit = BackgroundWork.await()
 
   def close(): Unit = provider.close()
 
