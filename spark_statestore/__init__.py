@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from spark_statestore.query.verify import verify as verify
     from spark_statestore.rows import *
     from spark_statestore.savepoints.api import *
+    from spark_statestore.writing import *
 else:
     # Imported on first access: these need pyarrow, which a program that only builds a session does not.
     _LAZY = {
@@ -30,7 +31,7 @@ else:
         "spark_statestore.query.gc": ["gc"],
         "spark_statestore.query.repair": ["repair"],
         "spark_statestore.query.verify": ["verify"],
-        "spark_statestore.rows": ["decode_rows", "diff_state", "iter_state", "read_state"],
+        "spark_statestore.rows": ["decode_rows", "diff_state", "encode_rows", "iter_state", "read_state"],
         "spark_statestore.savepoints.api": [
             "Savepoint",
             "clone",
@@ -43,6 +44,7 @@ else:
             "savepoint",
             "trigger_savepoint",
         ],
+        "spark_statestore.writing": ["WrittenState", "write_state"],
     }
     _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 

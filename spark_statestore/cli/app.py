@@ -16,6 +16,7 @@ from spark_statestore.cli.output import Output, with_output
 from spark_statestore.cli.plot import plot
 from spark_statestore.cli.rows import diff, get
 from spark_statestore.cli.savepoints import clone, holds, rescale, rollback, savepoint
+from spark_statestore.cli.state import state
 from spark_statestore.cli.watch import watch
 
 _SHELLS: Final = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
@@ -57,6 +58,7 @@ for command in (
     clone,
     rescale,
     convert,
+    state,
     gc,
     plot,
     watch,

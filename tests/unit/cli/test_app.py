@@ -134,7 +134,9 @@ def test_unexpected_error_is_one_line_and_debug_prints_the_traceback(
     assert json.loads(debugged.stdout)["error"]["message"] == expected
 
 
-@pytest.mark.parametrize("command", sorted(commands().keys() - {"savepoint", "completion", "jar", "doctor"}))
+@pytest.mark.parametrize(
+    "command", sorted(commands().keys() - {"savepoint", "state", "completion", "jar", "doctor"})
+)
 def test_commands_fail_with_one_line_or_one_document(command: str, tmp_path: Path) -> None:
     arguments = [
         "1"

@@ -36,7 +36,7 @@ def encode_row(types: Sequence[Any], values: Sequence[Any]) -> bytes:
     """A row of fields with these types, as they are in Spark's JSON."""
 
     def room(node: Any) -> int:
-        return 16 if node == "interval" or _digits(node) > 18 else 0
+        return 16 if _is_replaceable(node) else 0
 
     return _encode(b"", types, values, lambda _: 8, room)
 
@@ -72,6 +72,8 @@ def _encode(
         far = None if value is None else _far(node, value)
         if far is not None:
             slots += struct.pack("<II", len(far), start + len(behind))
+        elif value is None and room(node):
+            slots += struct.pack("<II", 16 if node == "interval" else 0, start + len(behind))
         else:
             slots += (b"" if value is None else _near(node, value)).ljust(width(node), b"\0")
         # Spark keeps room for what may be set later.
@@ -86,6 +88,11 @@ def _stored(node: Any) -> Any:
 
 def _whole(size: int) -> int:
     return -(-size // 8) * 8
+
+
+def _is_replaceable(node: Any) -> bool:
+    """True if Spark may set a null of this type to a value later."""
+    return node == "interval" or _digits(node) > 18
 
 
 def _digits(node: Any) -> int:

@@ -1,0 +1,115 @@
+"""The commands ``state put`` and ``state delete``: copies of a checkpoint with changed keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from spark_statestore.cli import parameters
+from spark_statestore.cli.output import Output, with_output
+from spark_statestore.rows.source import find_state
+from spark_statestore.writing import write_state
+from spark_statestore.writing.files import read_changes
+from spark_statestore.writing.rows import Mode
+
+
+@click.group("state")
+def state() -> None:
+    """Copy a checkpoint with keys put or deleted."""
+
+
+@state.command("put")
+@click.argument("source")
+@click.argument("target")
+@click.argument("file")
+@click.option(
+    "--mode",
+    type=click.Choice(["upsert", "replace"]),
+    default="upsert",
+    show_default=True,
+    help="upsert: other keys keep their values. replace: the state has the keys of FILE and no others.",
+)
+@parameters.batch
+@parameters.state
+@parameters.checkpoints_dir
+@with_output
+def put(out: Output, source: str, target: str, file: str, mode: Mode, **arguments: Any) -> None:
+    """Copy the checkpoint SOURCE to TARGET with the keys and values of FILE.
+
+    FILE has the columns key and value, with the fields that `get` prints: Parquet, Arrow IPC (file or
+    stream), or JSON lines, as in {"key": {"user": "ann"}, "value": {"count": 3}}. SOURCE is not changed.
+    """
+    _write(out, source, target, file, None, mode, **arguments)
+
+
+@state.command("delete")
+@click.argument("source")
+@click.argument("target")
+@click.argument("file", required=False)
+@click.option(
+    "--where",
+    metavar="SQL",
+    help="Delete the keys for which a condition is true, as in \"key.user = 'ann' and value.count < 3\". "
+    "Needs DuckDB: pip install duckdb.",
+)
+@parameters.batch
+@parameters.state
+@parameters.checkpoints_dir
+@with_output
+def delete(
+    out: Output, source: str, target: str, file: str | None, where: str | None, **arguments: Any
+) -> None:
+    """Copy the checkpoint SOURCE to TARGET without the keys of FILE, or those that --where selects.
+
+    FILE has the column key, in a format of `state put`. SOURCE is not changed.
+    """
+    if (file is None) == (where is None):
+        raise click.UsageError("give the keys to delete either as FILE or with --where.")
+    _write(out, source, target, file, where, "delete", **arguments)
+
+
+def _write(
+    out: Output,
+    source: str,
+    target: str,
+    file: str | None,
+    where: str | None,
+    mode: Mode,
+    *,
+    batch: int | None,
+    operator: int,
+    store: str,
+    column_family: str | None,
+    checkpoints_dir: str | None,
+) -> None:
+    changes: Any = where
+    with out.progress("writing state") as report:
+        if file is not None:
+            found = find_state(
+                source, operator, store, column_family, batch, None, checkpoints_dir=checkpoints_dir
+            )
+            changes = read_changes(file, found.columns(None).schema, mode)
+        written = write_state(
+            source,
+            target,
+            changes,
+            operator=operator,
+            store=store,
+            column_family=column_family,
+            mode=mode,
+            batch=batch,
+            checkpoints_dir=checkpoints_dir,
+            progress=report,
+        )
+    out.result(
+        {
+            "checkpoint": target,
+            "batch": written.batch,
+            "added": written.added,
+            "changed": written.changed,
+            "removed": written.removed,
+        },
+        f"{target} is ready: a query that is started there resumes after batch {written.batch}",
+        f"keys: {written.added} added, {written.changed} changed, {written.removed} removed",
+    )

@@ -1,0 +1,227 @@
+"""Rows of `write_state`, encoded as Spark keeps them, with what each operator requires of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import pyarrow as pa
+
+from spark_statestore.errors import OptionError, RowEncodingError
+from spark_statestore.formats.metadata import parse_json
+from spark_statestore.query import StatefulOperator
+from spark_statestore.rows import decode_rows, encode_rows
+from spark_statestore.rows.columns import PARTITION
+from spark_statestore.rows.source import state_variables
+from spark_statestore.rows.types import SparkType, parse_schema
+from spark_statestore.store.metadata import ColumnFamily
+
+Mode = Literal["upsert", "replace", "delete"]
+
+AGGREGATION: Final = "stateStoreSave"
+_SESSIONS: Final = "sessionWindowStateStoreSaveExec"
+
+# Operators with one value for each key, and one state.
+_PLAIN: Final = (
+    AGGREGATION,
+    "dedupe",
+    "dedupeWithinWatermark",
+    "flatMapGroupsWithState",
+    "applyInPandasWithState",
+    _SESSIONS,
+)
+
+# Variables of transformWithState whose rows are all in one column family, unless they expire.
+_VARIABLES: Final = ("ValueState", "MapState")
+
+_MAP: Final = ("key", "user_map_key", "user_map_value")
+
+# Spark's mark of a session's column, in the metadata of its field.
+_IS_SESSION: Final = "spark.sessionWindow"
+
+# Buffers of Spark's aggregates that are never null: of count, avg, sum of decimals, first and last.
+_FILLED: Final = ("count", "isEmpty", "valueSet")
+
+# Bits of the only NaN in Spark's keys.
+_NAN: Final = {"float": ("<u4", 0x7FC00000), "double": ("<u8", 0x7FF8 << 48)}
+
+
+def require_writable(operator: StatefulOperator, state: ColumnFamily) -> None:
+    """Raise `OptionError` for a state that this release cannot write."""
+    variable = state_variables(operator).get(state.name)
+    if variable is None:
+        is_known = operator.name in _PLAIN
+    else:
+        # Spark has an index of the times of those with TTL.
+        is_known = variable["stateVariableType"] in _VARIABLES and variable.get("ttlEnabled") is False
+    if not is_known or state.has_multiple_values:
+        raise OptionError(
+            f"the state {state.name!r} of operator {operator.id} ({operator.name}) cannot be written: this "
+            f"release writes the state of {', '.join(_PLAIN)}, and variables of transformWithState of the "
+            f"kinds {' and '.join(_VARIABLES)} without TTL. Choose another operator or state, or change the "
+            "query. No copy was made."
+        )
+
+
+def encoded_rows(
+    table: pa.Table, mode: Mode, operator: StatefulOperator, state: ColumnFamily
+) -> list[pa.ChunkedArray]:
+    """Return the rows of keys and, unless the mode is ``delete``, of values, as Spark encodes them.
+
+    Raises
+    ------
+    RowEncodingError
+        If a row is not one of the schema, or one that the operator would not have written.
+    OptionError
+        If the key is of a type that cannot be written.
+    """
+    table = _keys_and_values(table, mode, state_variables(operator).get(state.name, {}))
+    rows = [_encoded(table, "key", state.key_schema)]
+    if mode != "delete":
+        rows.append(_encoded(table, "value", state.value_schema))
+    key = parse_schema(state.key_schema)
+    _require_no_map(key)
+    if operator.name in (AGGREGATION, _SESSIONS):
+        for chunk in rows[0].chunks:
+            _require_normalized(decode_rows(chunk, state.key_schema), key)
+        if mode != "delete":
+            _require_filled_buffers(rows[1], state, len(key.children) if operator.name == _SESSIONS else 0)
+    if operator.name == _SESSIONS and mode != "delete":
+        _require_own_sessions(rows[0], rows[1], state)
+    return rows
+
+
+def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any]) -> pa.Table:
+    if variable.get("stateVariableType") != "MapState":
+        _require_columns(table.column_names, ("key", "value"), mode)
+        return table
+    _require_columns(table.column_names, _MAP, mode)
+    for name in _MAP[:2]:
+        table = table.set_column(table.column_names.index(name), name, _decoded(table[name]))
+        _require_filled(table[name], name)
+    keys = [
+        pa.StructArray.from_arrays([batch[name] for name in _MAP[:2]], ["key", "userKey"])
+        for batch in table.to_batches()
+    ]
+    kind = pa.struct([("key", table["key"].type), ("userKey", table["user_map_key"].type)])
+    columns = {"key": pa.chunked_array(keys, kind)}
+    return pa.table(columns if mode == "delete" else columns | {"value": table[_MAP[2]]})
+
+
+def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without a dictionary, which may have nulls that its indices have not."""
+    if not pa.types.is_dictionary(column.type):
+        return column
+    return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
+
+
+def _require_columns(names: Sequence[str], columns: Sequence[str], mode: Mode) -> None:
+    needed = columns[:-1] if mode == "delete" else columns
+    wrong = [name for name in names if name not in (*columns, PARTITION)]
+    if wrong or any(names.count(name) != 1 for name in needed):
+        raise RowEncodingError(
+            f"the changes have the columns {', '.join(map(repr, names)) or 'none'}, but the mode {mode!r} "
+            f"needs {' and '.join(map(repr, needed))}, once each, as `read_state` returns them. Rename, "
+            "add or drop columns. No copy was made."
+        )
+
+
+def _encoded(table: pa.Table, column: str, schema: str) -> pa.ChunkedArray:
+    try:
+        rows = encode_rows(table[column], schema)
+    except RowEncodingError as error:
+        raise RowEncodingError(f"the column {column!r} of the changes: {error} No copy was made.") from error
+    _require_filled(rows, column)
+    return rows
+
+
+def _require_filled(rows: pa.ChunkedArray, column: str) -> None:
+    if rows.null_count:
+        row = rows.is_null().to_pylist().index(True)
+        raise RowEncodingError(
+            f"row {row} of the changes has no {column}. Fill it in, or leave the row out. No copy was made."
+        )
+
+
+def _require_filled_buffers(values: pa.ChunkedArray, state: ColumnFamily, grouping: int) -> None:
+    """Raise for nulls in buffers that aggregates fill with their first row; Spark would read any number."""
+    described = parse_json(state.value_schema)["fields"]
+    first = 0
+    for chunk in values.chunks:
+        decoded = decode_rows(chunk, state.value_schema)
+        for position in range(grouping, len(described)):
+            column, name = decoded.field(position), described[position]["name"]
+            if name in _FILLED and column.null_count:
+                row = first + column.is_null().to_pylist().index(True)
+                raise RowEncodingError(
+                    f"row {row} of the changes has no {name!r} in its value, which Spark's aggregates always "
+                    "have. Fill it in, with 0 or false for no rows. No copy was made."
+                )
+        first += len(chunk)
+
+
+def _require_own_sessions(keys: pa.ChunkedArray, values: pa.ChunkedArray, state: ColumnFamily) -> None:
+    """Raise for a value of another session than its key has.
+
+    A key has the grouping columns but the session, then the session's start; a value begins with all grouping
+    columns.
+    """
+    import pyarrow.compute as pc
+
+    first = 0
+    for batch in pa.table([keys, values], ["key", "value"]).to_batches():
+        found, is_session = _keys_of_sessions(batch, state)
+        row = pc.index(pc.or_(pc.invert(is_session), pc.not_equal(found, batch["key"])), True).as_py()
+        if row >= 0:
+            raise RowEncodingError(
+                f"row {first + row} of the changes has other grouping columns or another session start in "
+                "its value than in its key, or a session that does not end after its start, so the query "
+                "would lose it or show another one. Correct them. No copy was made."
+            )
+        first += batch.num_rows
+
+
+def _keys_of_sessions(batch: pa.RecordBatch, state: ColumnFamily) -> tuple[pa.Array, pa.Array]:
+    """Return the keys that the values of a batch belong to, and which have a start and a later end."""
+    import pyarrow.compute as pc
+
+    columns = list(decode_rows(batch["key"].slice(0, 0), state.key_schema).type)
+    described = parse_json(state.value_schema)["fields"][: len(columns)]
+    session = next(i for i, column in enumerate(described) if _IS_SESSION in column["metadata"])
+    values = decode_rows(batch["value"], state.value_schema)
+    grouping = [values.field(i) for i in range(len(columns)) if i != session]
+    # With the nulls of the structs, which the fields of a struct lack.
+    start, end = values.field(session).flatten()
+    keys = encode_rows(pa.StructArray.from_arrays([*grouping, start], fields=columns), state.key_schema)
+    return keys, pc.fill_null(pc.less(start, end), False)
+
+
+def _require_normalized(keys: pa.Array, kind: SparkType) -> None:
+    """Raise for floating-point numbers that grouping columns do not have: no query finds such a key."""
+    if kind.name in _NAN:
+        import numpy as np
+
+        values = keys.drop_null().to_numpy()
+        dtype, nan = _NAN[kind.name]
+        bits: Any = values.view(dtype)
+        if (np.isnan(values) & (bits != nan)).any() or ((values == 0) & (bits != 0)).any():
+            raise RowEncodingError(
+                "a key of the changes has -0.0, or a NaN with other bits than Spark's; keys have 0.0 and "
+                "one NaN alone, and the query would not find this one. Replace these numbers. "
+                "No copy was made."
+            )
+    elif kind.name == "struct":
+        for child, child_kind in zip(keys.flatten(), kind.children, strict=True):
+            _require_normalized(child, child_kind)
+    elif kind.name == "array":
+        _require_normalized(keys.flatten(), kind.children[0])
+
+
+def _require_no_map(kind: SparkType) -> None:
+    if kind.name == "map":
+        raise OptionError(
+            "the key of the state has a map, whose entries Spark sorts in a way that this release does not "
+            "know; such state cannot be written. Group by something else. No copy was made."
+        )
+    for child in kind.children:
+        _require_no_map(child)

@@ -1,0 +1,167 @@
+"""Write of a query's state: a copy of its checkpoint with changed keys."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import pyarrow.compute as pc
+
+from spark_statestore.errors import OptionError
+from spark_statestore.query import QueryCheckpoint, StatefulOperator
+from spark_statestore.query.parallel import Progress
+from spark_statestore.query.savepoint_lookup import open_checkpoint
+from spark_statestore.rescaling.redistribute import require_strict_distribution
+from spark_statestore.rows.source import find_state
+from spark_statestore.savepoints.create import held_if_possible
+from spark_statestore.savepoints.restore import copy_held
+from spark_statestore.writing.changes import StateChanges
+from spark_statestore.writing.predicate import MatchingDelete
+from spark_statestore.writing.rows import AGGREGATION, Mode, require_writable
+from spark_statestore.writing.tables import as_table
+
+_AGGREGATION_FORMAT: Final = "spark.sql.streaming.aggregation.stateFormatVersion"
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenState:
+    """The result of `write_state`.
+
+    Attributes
+    ----------
+    batch
+        The last batch of the new checkpoint. A query resumes with the next one.
+    added, changed, removed
+        Number of keys that were new, were there and have the value of the changes, and are no more there.
+    """
+
+    batch: int
+    added: int
+    changed: int
+    removed: int
+
+
+def write_state(
+    source: str,
+    target: str,
+    changes: Any,
+    *,
+    operator: int = 0,
+    store: str = "default",
+    column_family: str | None = None,
+    mode: Mode = "upsert",
+    batch: int | None = None,
+    memory: int = 1 << 29,
+    checkpoints_dir: str | None = None,
+    progress: Progress | None = None,
+) -> WrittenState:
+    """Copy a query's checkpoint with changed state: correct, delete or import keys without Spark.
+
+    The copy is one as by `clone`: it shares no file with the source, which is not changed, and has a new
+    query id. Start the unchanged query with it as its ``checkpointLocation``.
+
+    This release writes the state of aggregations, session windows, ``dropDuplicates``,
+    ``dropDuplicatesWithinWatermark``, ``applyInPandasWithState``, ``mapGroupsWithState``, and value and map
+    states of ``transformWithState`` without TTL.
+
+    Parameters
+    ----------
+    source
+        The query's ``checkpointLocation``, or a savepoint.
+    target
+        URL of the new checkpoint location, which must be empty.
+    changes
+        A row for each key, with the columns of `read_state`: ``key`` and ``value``, or ``key``,
+        ``user_map_key`` and ``user_map_value`` of map state; of other names of fields or other types, see
+        `encode_rows`. The column ``partition_id`` is ignored: the key decides. A
+        `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`; a data frame of Polars, Spark or pandas, whose
+        structs are dicts; or another object with the method ``__arrow_c_stream__``. With the mode ``delete``
+        also a predicate over the columns of `read_state`, which selects the keys: a
+        `pyarrow.compute.Expression`, or a string of SQL if DuckDB is installed.
+    operator, store, column_family
+        The state, see `read_state`. All others are copied unchanged.
+    mode
+        ``upsert``: the keys get these values. ``replace``: the state has these keys and no others.
+        ``delete``: the keys are removed; keys that are not there are ignored, and so are values.
+    batch
+        The last batch of the copy, by default the newest committed one.
+    memory
+        Approximate limit of the bytes of rows held for each store that is copied, beside the changes: the
+        files of a larger one are read several times, each time for other keys. On remote storage eight stores
+        are copied at a time.
+    checkpoints_dir
+        The option ``checkpointsDir`` of both queries.
+    progress
+        Called with the number of stores that are copied and their total.
+
+    Raises
+    ------
+    RowEncodingError
+        If a row is not one of the state's schema, or two rows have the same key.
+    OptionError
+        If there is no such mode, if `changes` is no table, if a predicate cannot be evaluated, or if the
+        state is one that cannot be written.
+    MissingPackageError
+        If the predicate is SQL and DuckDB is not installed.
+    RescaleError
+        If the partition of a key is unknown.
+    CheckpointNotFoundError
+        If the checkpoint, the batch or the state does not exist.
+    CheckpointExistsError
+        If the new location is not empty.
+    CheckpointError, StorageError
+        If a file cannot be read or written. No files remain at the new location.
+    """
+    if mode not in get_args(Mode):
+        raise OptionError(f"the mode is {mode!r}, but it must be one of {', '.join(get_args(Mode))}.")
+    if memory < 1:
+        raise OptionError(f"the memory is {memory}, but it must be at least 1 byte, such as the default.")
+    checkpoint = open_checkpoint(source, checkpoints_dir=checkpoints_dir)
+    number = checkpoint.require_batch(batch)
+    predicate = changes if isinstance(changes, str | pc.Expression) else None
+    if predicate is not None and mode != "delete":
+        raise OptionError(
+            f"the changes are the predicate {str(predicate)!r}, which selects keys to delete, but the mode "
+            f"is {mode!r}. Use the mode 'delete', or pass a table of keys and values. No copy was made."
+        )
+    table = None if predicate is not None else as_table(changes)
+    with held_if_possible(checkpoint, number, target):
+        found = find_state(
+            source, operator, store, column_family, number, None, checkpoints_dir=checkpoints_dir
+        )
+        described = checkpoint.operator(operator, number)
+        require_writable(described, found.state)
+        _require_known_layout(checkpoint, number, described)
+        # `store` may be the name of a column family, see `find_state`.
+        name = found.versions[0].store.name
+        written: StateChanges | MatchingDelete
+        if predicate is not None:
+            columns = found.columns(None)
+            written = MatchingDelete(predicate, described, name, found.state, columns)
+        else:
+            written = StateChanges(table, mode, described, name, found.state, len(found.versions))
+        copy_held(
+            checkpoint,
+            number,
+            target,
+            str(uuid.uuid4()),
+            checkpoints_dir=checkpoints_dir,
+            progress=progress,
+            change=written.apply,
+            memory=memory,
+        )
+    counts = written.counts
+    return WrittenState(number, counts.added, counts.changed, counts.removed)
+
+
+def _require_known_layout(checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator) -> None:
+    """Raise if partitions or values of the operator do not follow from its schemas."""
+    require_strict_distribution(checkpoint, batch, "Such state cannot be written.")
+    conf = checkpoint.offsets(batch).conf
+    if operator.name == AGGREGATION and conf.get(_AGGREGATION_FORMAT) == "1":
+        raise OptionError(
+            f"the query of {checkpoint.url} was started with {_AGGREGATION_FORMAT}=1, which keeps the key in "
+            "the value once more; such state cannot be written. Start the query anew with version 2. No copy "
+            "was made."
+        )

@@ -1,0 +1,157 @@
+"""Tests of `write_state` with changes that are not Arrow tables."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from spark_statestore import OptionError, RowEncodingError, WrittenState, read_state, write_state
+from spark_statestore.writing.tables import as_table
+from tests.unit.query.stored_query import StoredQuery
+from tests.unit.writing.test_write import counts, table
+
+BEFORE = {"a": 1, "b": 2}
+CHANGES = {"b": 20, "c": 30}
+BEGIN = datetime.datetime(2024, 1, 1)
+
+
+@pytest.fixture
+def query(tmp_path: Path) -> StoredQuery:
+    query = StoredQuery(tmp_path / "query")
+    query.run(**BEFORE)
+    return query
+
+
+class Stream:
+    """An object with the Arrow C stream interface alone, with types as Polars has them."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        words = [row["key"]["word"] for row in rows.to_pylist()]
+        distinct = pa.array(sorted(set(words)), pa.string_view())
+        indices = pa.array([distinct.to_pylist().index(word) for word in words], pa.uint32())
+        keys = pa.StructArray.from_arrays([pa.DictionaryArray.from_arrays(indices, distinct)], ["word"])
+        self.rows = pa.table({"key": keys, "value": rows["value"]})
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.rows.__arrow_c_stream__(requested_schema)
+
+
+class SparkFrame:
+    """A DataFrame of Spark, as far as it is used."""
+
+    def toArrow(self) -> pa.Table:
+        return table(CHANGES)
+
+
+def relation() -> Any:
+    return duckdb.sql(
+        "select {'word': word} as key, {'count': n} as value from (values ('b', 20), ('c', 30)) t(word, n)"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(lambda: table(CHANGES).combine_chunks().to_batches()[0], id="record batch"),
+        pytest.param(lambda: table(CHANGES).to_reader(1), id="record batch reader"),
+        pytest.param(lambda: table(CHANGES).to_pandas(), id="pandas"),
+        pytest.param(lambda: table({"x": 0} | CHANGES).to_pandas().iloc[1:], id="slice of pandas"),
+        pytest.param(
+            lambda: table(CHANGES).to_pandas(types_mapper=pd.ArrowDtype), id="pandas with Arrow's types"
+        ),
+        pytest.param(lambda: Stream(table(CHANGES)), id="stream"),
+        pytest.param(relation, id="DuckDB"),
+        pytest.param(SparkFrame, id="Spark"),
+    ],
+)
+def test_write_state_takes_data_frames_and_streams(query: StoredQuery, tmp_path: Path, changes: Any) -> None:
+    written = write_state(query.url, str(tmp_path / "target"), changes())
+    assert written == WrittenState(batch=0, added=1, changed=1, removed=0)
+    assert counts(tmp_path / "target") == BEFORE | CHANGES
+
+
+def test_write_state_takes_the_state_as_pandas(query: StoredQuery, tmp_path: Path) -> None:
+    frame = read_state(query.url).to_pandas()
+    written = write_state(query.url, str(tmp_path / "target"), frame, mode="replace")
+    assert written == WrittenState(batch=0, added=0, changed=2, removed=0)
+    assert counts(tmp_path / "target") == BEFORE
+
+
+@pytest.mark.parametrize("changes", [None, [{"key": 1}], {"key": [1]}], ids=repr)
+def test_write_state_refuses_objects_without_rows(query: StoredQuery, tmp_path: Path, changes: Any) -> None:
+    with pytest.raises(OptionError, match=rf"the changes are a {type(changes).__name__}, but they must be"):
+        write_state(query.url, str(tmp_path / "target"), changes)
+    assert not (tmp_path / "target").exists()
+
+
+@pytest.mark.parametrize("changes", [pd.DataFrame({"key": [{"word": object()}]}), pa.chunked_array([[1, 2]])])
+def test_write_state_refuses_rows_without_arrow_types(
+    query: StoredQuery, tmp_path: Path, changes: Any
+) -> None:
+    with pytest.raises(RowEncodingError, match=r"the changes \(.*\) have no rows of Arrow types: .*"):
+        write_state(query.url, str(tmp_path / "target"), changes)
+    assert not (tmp_path / "target").exists()
+
+
+def test_views_become_arrays() -> None:
+    def kind(text: pa.DataType, data: pa.DataType) -> pa.DataType:
+        return pa.struct(
+            [
+                ("a", pa.list_(text)),
+                ("b", pa.large_list(data)),
+                ("c", pa.list_(text, 2)),
+                ("d", pa.map_(text, data)),
+            ]
+        )
+
+    rows = [
+        {"a": ["x", None], "b": [b"x" * 20], "c": ["x", "y"], "d": [("x", b"y")]},
+        None,
+        {"a": None, "b": [], "c": None, "d": None},
+    ]
+    found = as_table(pa.table({"key": pa.array(rows, kind(pa.string_view(), pa.binary_view()))}))["key"]
+    assert found.to_pylist() == rows
+    assert found.type == kind(pa.large_string(), pa.large_binary())
+
+
+def test_pandas_values_are_not_changed() -> None:
+    rows = [
+        {"n": 2**62, "x": math.nan, "t": BEGIN, "l": np.array([1.5, math.nan]), "s": [{"y": 1}, None]},
+        {"n": None, "x": None, "t": None, "l": None, "s": [{"y": None}]},
+    ]
+    first, second = as_table(pd.DataFrame({"key": rows}))["key"].to_pylist()
+    assert math.isnan(first["x"])
+    assert math.isnan(first["l"][1])
+    assert (first["n"], first["t"], first["s"]) == (2**62, BEGIN, [{"y": 1}, None])
+    assert second == {"n": None, "x": None, "t": None, "l": None, "s": [{"y": None}]}
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"a": 1, "b": 1}, {"a": 1}], "row 1 .* 'key' .* only one has the fields 'b'"),
+        ([{"a": [{"b": 1}]}, {"a": [{"c": 1}]}], r"row 1 .* 'key\.a\.element' .* the fields 'b', 'c'"),
+        ([{"a": None}, {"a": BEGIN}, {"a": BEGIN.date()}], r"row 2 .* 'key\.a' .* without a zone and date"),
+        (
+            [{"a": BEGIN}, {"a": BEGIN.replace(tzinfo=datetime.UTC)}],
+            "row 1 .* without a zone and a time with",
+        ),
+        ([{"a": np.array([{"b": 1}, {}])}], r"row 0 .* 'key\.a\.element' .* the fields 'b'"),
+        ([{"a": "x"}, {"a": b"x"}], r"row 1 .* 'key\.a' .* str and bytes"),
+        ([{"a": {"b": 1}}, {"a": 1}], r"row 1 .* 'key\.a' .* dict and a number"),
+        ([{"a": pd.Timestamp(1)}], r"row 0 .* 'key\.a' has Timestamp.* nanoseconds"),
+        ([{"a": pd.Timedelta(1)}], r"row 0 .* 'key\.a' has Timedelta.* nanoseconds"),
+        ([{"a": BEGIN}, {"a": pd.NaT}], r"row 1 .* 'key\.a' has the null NaT of pandas"),
+    ],
+)
+def test_pandas_values_that_would_change_are_refused(rows: list[Any], message: str) -> None:
+    with pytest.raises(RowEncodingError, match=message):
+        as_table(pd.DataFrame({"key": rows}))
