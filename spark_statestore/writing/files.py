@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from json import JSONDecoder
 from typing import Final
 
@@ -134,12 +135,12 @@ def _from_json(data: bytes, schema: pa.Schema, mode: Mode) -> pa.Table:
     )
     # Casts of strings are stricter than the reader, which ignores a zone where the type has none.
     table = table.cast(pa.schema([schema.field(field.name) for field in fields]))
-    _require_all_fields(data, pa.struct([field for field in fields if field.name in needed]))
+    _require_whole_rows(data, pa.struct([field for field in fields if field.name in needed]))
     return table
 
 
-def _require_all_fields(data: bytes, row: pa.StructType) -> None:
-    """Raise for an object without one of its fields, which Arrow would read as null."""
+def _require_whole_rows(data: bytes, row: pa.StructType) -> None:
+    """Raise for what Arrow would change: missing fields to nulls, large numbers to others or infinity."""
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -151,27 +152,37 @@ def _require_all_fields(data: bytes, row: pa.StructType) -> None:
             value, position = decoder.raw_decode(text, start.start())
         except ValueError as error:
             raise pa.ArrowInvalid(f"row {number} is no JSON: {error}") from error
-        if (missing := _missing(value, row)) is not None:
-            raise RowEncodingError(
-                f"row {number} of the changes has no field {missing!r}. Fill it in, with null if that is the "
-                "value. No copy was made."
-            )
+        for path, wrong in _faults(value, row, ""):
+            raise RowEncodingError(f"row {number} of the changes {wrong}: {path!r}. No copy was made.")
         number += 1
 
 
-def _missing(value: object, kind: pa.DataType) -> str | None:
-    """Return the path of a field that an object lacks, None if it has all."""
+def _faults(value: object, kind: pa.DataType, path: str) -> Iterator[tuple[str, str]]:
+    """Yield paths in a value that Arrow would change, with what is wrong there."""
     if isinstance(value, dict) and arrow_types.is_struct(kind):
         for field in kind:
-            name: str = field.name
-            if name not in value:
-                return name
-            inner = _missing(value[name], field.type)
-            if inner is not None:
-                return f"{name}.{inner}"
+            inside = f"{path}.{field.name}" if path else field.name
+            if field.name in value:
+                yield from _faults(value[field.name], field.type, inside)
+            else:
+                yield inside, "lacks a field, which is null only if it says so"
     elif isinstance(value, list) and arrow_types.is_list(kind):
-        return next((inner for item in value if (inner := _missing(item, kind.value_type)) is not None), None)
-    return None
+        for item in value:
+            yield from _faults(item, kind.value_type, path)
+    elif isinstance(value, int | float) and arrow_types.is_floating(kind) and not _is_held(value, kind):
+        yield path, f"has the number {value}, which the type {kind} cannot hold"
+
+
+def _is_held(number: float, kind: pa.DataType) -> bool:
+    """Return whether a floating-point type has a number: whole ones exactly, others rounded."""
+    import numpy as np
+
+    try:
+        with np.errstate(over="ignore"):
+            held = float(kind.to_pandas_dtype()(number))
+    except OverflowError:
+        return False
+    return math.isfinite(held) and (not isinstance(number, int) or held == number)
 
 
 def _in_json(kind: pa.DataType) -> pa.DataType | None:

@@ -128,9 +128,9 @@ MUTANTS: Final = (
     Mutant(
         "write-json-missing-fields",
         f"{_WRITING}/files.py",
-        "if name not in value:",
-        "if False:",
-        (f"{_TESTS}/writing/test_files.py::test_json_without_a_field_is_refused",),
+        'yield inside, "lacks a field, which is null only if it says so"',
+        "yield from ()",
+        (f"{_TESTS}/writing/test_files.py::test_json_whose_values_would_change_is_refused",),
         "A field that a line of JSON lacks is refused, and not written as null.",
     ),
     Mutant(
