@@ -55,6 +55,7 @@ def test_comparison_limits_batches_of_a_slow_store(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_limit_has_equal_answers_on_every_store(compare_here: Compare) -> None:
     (work,) = limit.QUICK
     comparison = limit.comparison_of(work, tuple(map(config_of, limit.STORES)))

@@ -51,6 +51,13 @@ HOLDS = (
     | {f"{name} with ids": replace(spec, with_ids=True) for name, spec in SCENARIOS.items()}
 )
 
+# Left to make soak: these have most states, and what they hold is in smaller scenarios, too.
+LONG = {
+    "a run in task mode between",
+    "a run in task mode between with ids",
+    "concurrent runs with stores that move",
+}
+
 
 class Unreached(MergeSpec):
     """The protocol, with the claim that no run commits every batch and deletes the files of the first one."""
@@ -62,7 +69,10 @@ class Unreached(MergeSpec):
         return {"no run is done": unreached}
 
 
-@pytest.mark.parametrize("spec", HOLDS.values(), ids=HOLDS)
+@pytest.mark.parametrize(
+    "spec",
+    [pytest.param(spec, id=name, marks=[pytest.mark.soak] * (name in LONG)) for name, spec in HOLDS.items()],
+)
 def test_merge_protocol_holds_in_every_interleaving(spec: MergeSpec) -> None:
     found = passes(spec)
     # The scenario must actually occur.

@@ -232,6 +232,7 @@ def run_to_the_end(program: Program) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_backends_of_two_sessions_are_isolated_and_leave_no_files(scratch: Path) -> None:
     with counting(scratch, "a", hold=True) as one, counting(scratch, "b", hold=True) as other:
         first, second = one.next("running"), other.next("running")

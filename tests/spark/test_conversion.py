@@ -176,6 +176,8 @@ LONG_RUNS_ALONE = (
     "transformWithState, rows, timers",
     "inner join, state format 3",
     "aggregation, complete mode",
+    "transformWithStateInPandas, timers",
+    "inner join",
 )
 
 

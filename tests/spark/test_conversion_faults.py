@@ -269,9 +269,9 @@ def test_convert_raises_if_values_differ(spark: Any, tmp_path: Path, monkeypatch
 
 
 MOMENTS = [
-    pytest.param("_in-progress", None, id="the target is reserved"),
+    pytest.param("_in-progress", None, id="the target is reserved", marks=pytest.mark.soak),
     pytest.param("state/*/*/chk-*/_metadata", 3, id="a store is written"),
-    pytest.param("commits/1", None, id="the logs are written"),
+    pytest.param("commits/1", None, id="the logs are written", marks=pytest.mark.soak),
 ]
 """Files whose appearance is the moment of a kill, and the number of partitions."""
 

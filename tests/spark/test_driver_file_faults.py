@@ -56,7 +56,9 @@ def newest(checkpoint: Path) -> int:
     return max(batches)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["kill", *(pytest.param(kind, marks=pytest.mark.soak) for kind in ("fail", "fail_after", "tear"))]
+)
 @pytest.mark.parametrize("fsync", ["false", pytest.param("true", marks=pytest.mark.soak)])
 @handing_over
 def test_query_is_exact_after_a_fault_at_each_call(

@@ -68,6 +68,7 @@ def test_state_gives_way_to_other_objects(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_application_whose_heap_fills_logs_a_warning(built: Path, tmp_path: Path) -> None:
     with Program("heap", USERS_JVM, directory=str(tmp_path), has_disk=False) as program:
         before, after = program.next("full")

@@ -97,7 +97,12 @@ def history(events: Path, classes: list[str], settings: tuple[str, ...] = ()) ->
 
 
 @pytest.mark.parametrize(
-    "store", ["memory", pytest.param("disk", marks=pytest.mark.soak), "disk with protobuf"]
+    "store",
+    [
+        pytest.param("memory", marks=pytest.mark.soak),
+        pytest.param("disk", marks=pytest.mark.soak),
+        "disk with protobuf",
+    ],
 )
 def test_history_server_shows_the_figures_of_every_batch(ended: Ended, tmp_path: Path, store: str) -> None:
     events, progress = ended

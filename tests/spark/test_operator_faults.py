@@ -8,13 +8,16 @@ from typing import Any
 import pytest
 
 from tests.spark.counting import Program
-from tests.support.effort import EFFORT
+
+pytestmark = [pytest.mark.slow, pytest.mark.soak]
 
 # Operators of a line run concurrently, as most of the time is waiting; none beside the one with Python
 # workers, since Spark gives them ten seconds to start. It has several column families, as the joins have.
-WAVES = [["transformWithState"]]
-SOAK_WAVES = [["aggregation", "dropDuplicates", "join, state format 2"], ["join, state format 4"]]
-TOGETHER = WAVES + SOAK_WAVES if EFFORT > 1 else WAVES
+TOGETHER = [
+    ["transformWithState"],
+    ["aggregation", "dropDuplicates", "join, state format 2"],
+    ["join, state format 4"],
+]
 OPERATORS = [operator for operators in TOGETHER for operator in operators]
 
 # On a busy machine Spark may close the store of each first attempt before it commits.
@@ -52,7 +55,6 @@ def commits_twice(lives: dict[tuple[str, int], dict[str, Any]]) -> bool:
     return any(name.endswith("-both") for life in lives.values() for name in life["faults"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_operator_is_exact_under_task_faults(
@@ -68,12 +70,10 @@ def test_operator_is_exact_under_task_faults(
     assert life["output was the same again"] == [True]
 
 
-@pytest.mark.slow
 def test_both_attempts_of_a_task_commit(lives: dict[tuple[str, int], dict[str, Any]]) -> None:
     assert commits_twice(lives)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_format", [1, 2])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cleanup_removes_files_of_failed_attempts_only(

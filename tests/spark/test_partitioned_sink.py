@@ -32,6 +32,7 @@ def names(parallelism: int) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_partitioned_sink_is_exact_when_it_is_killed_and_changes_its_parallelism(tmp_path: Path) -> None:
     location = str(tmp_path / "checkpoint")
     write_batches(tmp_path / "input", BATCHES)

@@ -421,7 +421,7 @@ def test_families_equal_sorted_dicts(
     key, spec = default
     run_machine(
         FamiliesMachine,
-        12,
+        8,
         spark=spark,
         checkpoint_format=checkpoint_format,
         default=Family(key=key, spec=spec, multiple=multiple),
@@ -453,7 +453,7 @@ def test_families_with_runs_equal_sorted_dicts(spark: Any, default: Any, checkpo
     LargeStateMachine.runs = 0
     run_machine(
         LargeStateMachine,
-        10,
+        6,
         spark=spark,
         checkpoint_format=checkpoint_format,
         default=Family(key=default[0], spec=default[1]),

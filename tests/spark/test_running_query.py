@@ -94,7 +94,8 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
         "update",
         WORDS,
         checkpoint_format=checkpoint_format,
-        confs={"spark.sql.streaming.minBatchesToRetain": "40"},
+        # More than run while the commands do.
+        confs={"spark.sql.streaming.minBatchesToRetain": "1000"},
     )
     url, target = str(query.checkpoint), str(tmp_path / "savepoints")
     new = [str(tmp_path / name) for name in ("clone", "rescaled", "restored", "claimed", "put", "deleted")]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import run
+from tests.support.effort import EFFORT
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -124,6 +125,9 @@ PROGRAM = Path(__file__).parent / "programs" / "run_examples.py"
 # A kill of the driver needs drivers of its own.
 ALONE = {"operator_state.py"}
 
+# Left to make soak: they take half of the time. The others also keep operator state, and convert.
+LONG = {"operator_state.py", "move_out.py"}
+
 
 def lines_of(
     runs: list[tuple[str, Path, list[str]]], temporary: Path, path: Path | None = None
@@ -145,14 +149,15 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[str
     """Return what each run of each example printed, all in one process."""
     # In one order: Spark keeps the settings of the first session of a JVM, and with them the local directory
     # of an example that has removed it since.
-    names = [*(name for name in OUTPUT if name not in ALONE), *OUTPUT_TWICE, *OUTPUT_TWICE]
+    left = set() if EFFORT > 1 else LONG
+    names = [*(name for name in OUTPUT if name not in ALONE | left), *OUTPUT_TWICE, *OUTPUT_TWICE]
     directories = {name: tmp_path_factory.mktemp("example") for name in {*names, *ALONE}}
     temporary = tmp_path_factory.mktemp("temporary")
     runs = [(name, directories[name], ["work"] if name in OUTPUT_TWICE else []) for name in names]
     found: dict[str, list[list[str]]] = {}
     for name, lines in zip(names, lines_of(runs, temporary / "together"), strict=True):
         found.setdefault(name, []).append(lines)
-    for name in ALONE:
+    for name in ALONE - left:
         found[name] = lines_of([(name, directories[name], [])], temporary / name)
     for name, (reader, _) in READ.items():
         without = without_spark(directories[name])
@@ -175,7 +180,9 @@ def test_readme_lists_every_example():
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("example", OUTPUT)
+@pytest.mark.parametrize(
+    "example", [pytest.param(name, marks=[pytest.mark.soak] * (name in LONG)) for name in OUTPUT]
+)
 def test_example_prints_its_result(printed: dict[str, list[list[str]]], example: str):
     assert printed[example] == [OUTPUT[example]]
 

@@ -32,7 +32,7 @@ pytestmark = [
 ]
 
 # Two of them within the timeout.
-SOME = ["slow-down", "lost"]
+SOME = ["lost"]
 SOME += [pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS if kind not in SOME]
 
 INLINE = StorageOptions(compression=None)

@@ -15,7 +15,7 @@ QUERIES = ("aggregation, update mode", "outer join", "transformWithState, Scala,
 
 
 @pytest.mark.parametrize(
-    ("checkpoint_format", "killed"),
+    ("checkpoint_format", "queries"),
     [
         pytest.param(2, QUERIES[1:2], id="v2"),
         pytest.param(1, QUERIES, id="v1, each", marks=pytest.mark.soak),
@@ -27,20 +27,20 @@ def test_killed_queries_resume_from_s3(
     bucket: str,  # noqa: F811
     tmp_path: Path,
     checkpoint_format: int,
-    killed: Sequence[str],
+    queries: Sequence[str],
 ) -> None:
-    runs = Runs(tmp_path / "input", QUERIES, checkpoint_format)
+    runs = Runs(tmp_path / "input", queries, checkpoint_format)
     runs.write_input(range(4))
     local, remote = tmp_path / "local.jsonl", tmp_path / "remote.jsonl"
     runs.finish(str(tmp_path / "checkpoints"), local)
     expected = outputs(local)
-    assert {name for name, _ in expected} == set(QUERIES)
+    assert {name for name, _ in expected} == set(queries)
     url = f"s3://{bucket}/checkpoints"
     # Killed after the query's first batch. A query killed between its source's log and the log of offsets
     # would take two inputs into one batch, so there is one.
-    runs = Runs(tmp_path / "remote-input", QUERIES, checkpoint_format)
+    runs = Runs(tmp_path / "remote-input", queries, checkpoint_format)
     runs.write_input(range(1))
-    for query in killed:
+    for query in queries:
         runs.kill(url, remote, lambda found, query=query: any(name == query for name, _ in found))
     runs.write_input(range(1, 4))
     runs.finish(url, remote)

@@ -42,6 +42,7 @@ def test_build_skips_unchanged_sources(checkout: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_build_includes_a_changed_option(checkout: Path) -> None:
     options = checkout / "spark_statestore/options.py"
     options.write_text(options.read_text().replace('"storageRetries"', '"storageAttempts"'))

@@ -16,7 +16,8 @@ from spark_statestore.query.upgrades import obstacles_by_spark
 from tests.support.paths import ROOT
 from tests.system.upgrades.matrix import FORMATS, Cell, Matrix, Result, environment, site_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+# Twelve minutes, with each minor of Spark.
+pytestmark = [pytest.mark.slow, pytest.mark.soak, pytest.mark.timeout(3600)]
 
 UP = [(writer, reader) for writer in SUPPORTED_SPARK for reader in SUPPORTED_SPARK if writer < reader]
 BACK = list(zip(SUPPORTED_SPARK[1:], SUPPORTED_SPARK[:-1], strict=True))

@@ -399,9 +399,9 @@ class PowerLossMachine(CrashingMachine):
 @pytest.mark.parametrize(
     ("machine", "examples"),
     [
-        (SavepointMachine, 12),
-        (CrashingMachine, 24),
-        (SyncedCrashingMachine, 20),
+        (SavepointMachine, 8),
+        (CrashingMachine, 12),
+        (SyncedCrashingMachine, 10),
         (PowerLossMachine, 8),
     ],
 )
