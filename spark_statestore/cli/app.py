@@ -15,7 +15,7 @@ from spark_statestore.cli.maintenance import gc, repair, verify
 from spark_statestore.cli.output import Output, with_output
 from spark_statestore.cli.plot import plot
 from spark_statestore.cli.rows import diff, get
-from spark_statestore.cli.savepoints import clone, holds, rescale, rollback, savepoint
+from spark_statestore.cli.savepoints import begin_output, clone, holds, rescale, rollback, savepoint
 from spark_statestore.cli.state import state
 from spark_statestore.cli.watch import watch
 
@@ -57,6 +57,7 @@ for command in (
     rollback,
     clone,
     rescale,
+    begin_output,
     convert,
     state,
     gc,

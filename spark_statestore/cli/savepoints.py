@@ -201,6 +201,29 @@ def rollback(out: Output, checkpoint: str, batch: int, dry_run: bool, **argument
     _listed(out, checkpoint, moved, dry_run, "moved")
 
 
+@click.command("begin-output")
+@click.argument("output")
+@click.argument("batch", type=click.IntRange(0))
+@click.option(
+    "--compact-interval",
+    type=click.IntRange(1),
+    default=10,
+    show_default=True,
+    help="The query's setting spark.sql.streaming.fileSink.log.compactInterval.",
+)
+@with_output
+def begin_output(out: Output, output: str, batch: int, compact_interval: int) -> None:
+    """Prepare a new OUTPUT of Spark's file sink for a query that resumes after BATCH.
+
+    In an empty directory the sink fails at its next compaction, as entries of earlier batches are missing.
+    """
+    api.begin_output(output, batch, compact_interval=compact_interval)
+    out.result(
+        {"output": output, "batch": batch},
+        f"{output} is ready for Spark's file sink in a query that resumes after batch {batch}",
+    )
+
+
 @click.command("clone")
 @parameters.checkpoint
 @click.argument("new_checkpoint")

@@ -61,7 +61,7 @@ def rollback(
 
     The query reads the input of later batches again, if its sources still have it, and its sink receives
     those batches again, under the same numbers. An idempotent sink that recognises batches by number, such as
-    files or Delta Lake, skips them: roll it back as well.
+    files or Delta Lake, skips them: roll it back as well, or see `begin_output` for files.
 
     An interrupted rollback leaves the query at one of the batches in between; repeat it.
 

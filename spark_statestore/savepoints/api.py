@@ -9,6 +9,7 @@ from spark_statestore.query.rollback import rollback
 from spark_statestore.query.savepoint import Kind, Savepoint
 from spark_statestore.query.savepoint_lookup import list_savepoints, load_savepoint, open_checkpoint
 from spark_statestore.savepoints.create import create_savepoint
+from spark_statestore.savepoints.file_sink import begin_output
 from spark_statestore.savepoints.restore import clone, rescale, restore
 from spark_statestore.savepoints.savepoint_store import SavepointStoreFactory, dispose_savepoint
 from spark_statestore.savepoints.trigger import COORDINATOR, Running, require_kind, trigger_savepoint
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Savepoint",
+    "begin_output",
     "clone",
     "dispose_savepoint",
     "list_savepoints",

@@ -124,6 +124,7 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["doctor", url], {0}),
             (["holds", url], {0}),
             (["jar"], {0}),
+            (["begin-output", str(tmp_path / "output"), batch], {0}),
             (["completion", "bash"], {0}),
             (["gc", url], {0}),
             (["gc", url, "--older-than", "0"], {0}),
