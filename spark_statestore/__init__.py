@@ -34,6 +34,7 @@ else:
         "spark_statestore.rows": ["decode_rows", "diff_state", "encode_rows", "iter_state", "read_state"],
         "spark_statestore.savepoints.api": [
             "Savepoint",
+            "begin_output",
             "clone",
             "dispose_savepoint",
             "list_savepoints",
@@ -44,7 +45,7 @@ else:
             "savepoint",
             "trigger_savepoint",
         ],
-        "spark_statestore.writing": ["WrittenState", "write_state"],
+        "spark_statestore.writing": ["WrittenState", "bootstrap", "write_state"],
     }
     _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 

@@ -69,6 +69,10 @@ class OffsetEntry:
         """Return the entry with another value of a setting."""
         return replace(self, metadata={**self.metadata, "conf": {**self.conf, name: value}})
 
+    def with_watermark(self, milliseconds: int) -> OffsetEntry:
+        """Return the entry with another watermark."""
+        return replace(self, metadata={**self.metadata, "batchWatermarkMs": milliseconds})
+
 
 @dataclass(frozen=True, slots=True)
 class CommitEntry:
@@ -101,6 +105,10 @@ class CommitEntry:
         ids = self.metadata.get("stateUniqueIds")
         # Spark writes an empty object for a query that has no state yet.
         return {int(operator): partitions for operator, partitions in ids.items()} if ids else None
+
+    def with_watermark(self, milliseconds: int) -> CommitEntry:
+        """Return the entry with another watermark of the next batch."""
+        return replace(self, metadata={**self.metadata, "nextBatchWatermarkMs": milliseconds})
 
     def with_state_ids(self, ids: Mapping[int, Sequence[Sequence[str]]]) -> CommitEntry:
         """Return the entry with other checkpoint ids, in checkpoint format v2."""

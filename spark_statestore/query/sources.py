@@ -50,7 +50,7 @@ def directories(entry: OffsetEntry, exists: Callable[[str], bool]) -> dict[str, 
         # From version 2 on, sources have names, and a line is the name, a colon and the offset.
         return {name: line for name, _, line in (line.partition(":") for line in entry.sources)}
     numbered = {str(number): line for number, line in enumerate(entry.sources)}
-    if all(exists(name) for name, line in numbered.items() if _has_log(line)):
+    if all(exists(name) for name, line in numbered.items() if is_offset_of_files(line)):
         return numbered
     possible = _where_some_are_shared(entry.sources, {name for name in numbered if exists(name)})
     if len(possible) > 1:
@@ -63,7 +63,8 @@ def directories(entry: OffsetEntry, exists: Callable[[str], bool]) -> dict[str, 
     return {str(number): line for lines in possible for number, line in enumerate(lines)} or numbered
 
 
-def _has_log(offset: str) -> bool:
+def is_offset_of_files(offset: str) -> bool:
+    """Return True if an offset is a file source's, which keeps its files in a log of its own."""
     # A plain number may be another kind of source's offset, which may have no directory.
     return "logOffset" in offset and position(offset) is not None
 
@@ -77,7 +78,8 @@ def _where_some_are_shared(offsets: Sequence[str], there: set[str]) -> set[tuple
     ways: set[tuple[str, ...]] = {()}
     for offset in offsets:
         again = {way for way in ways if offset in way}
-        ways = again | {(*way, offset) for way in ways if str(len(way)) in there or not _has_log(offset)}
+        is_anywhere = not is_offset_of_files(offset)
+        ways = again | {(*way, offset) for way in ways if str(len(way)) in there or is_anywhere}
     return {way for way in ways if all(int(name) < len(way) for name in there)}
 
 

@@ -32,7 +32,18 @@ def find_state(
 ) -> StateSource:
     """Find a state, see `read_state`."""
     checkpoint = open_checkpoint(path, checkpoints_dir=checkpoints_dir)
-    batch = checkpoint.require_batch(batch)
+    return state_of(checkpoint, operator, store, column_family, checkpoint.require_batch(batch), partition)
+
+
+def state_of(
+    checkpoint: QueryCheckpoint,
+    operator: int,
+    store: str,
+    column_family: str | None,
+    batch: int,
+    partition: int | None = None,
+) -> StateSource:
+    """Find a state of a checkpoint that is open, see `read_state`."""
     described = checkpoint.operator(operator, batch)
     stores = [operator_store.name for operator_store in described.stores]
     family = column_family or _DEFAULT

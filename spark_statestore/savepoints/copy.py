@@ -6,6 +6,7 @@ import itertools
 import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -20,7 +21,7 @@ from spark_statestore.query.layout import (
     operator_states,
     path_in_its_file_system,
 )
-from spark_statestore.query.logs import SHUFFLE_PARTITIONS, OffsetEntry
+from spark_statestore.query.logs import SHUFFLE_PARTITIONS, CommitEntry, OffsetEntry
 from spark_statestore.query.operators import SCHEMAS, StatefulOperator
 from spark_statestore.query.parallel import Progress, parallel_iter
 from spark_statestore.query.query_checkpoint import (
@@ -43,6 +44,14 @@ from spark_statestore.store.metadata import StoreId
 
 DIRECTORIES: Final = (COMMITS, OFFSETS, SOURCES, OPERATOR_STATE_DIR, STATE)
 """Directories beside the file ``metadata``."""
+
+EditOfLogs = Callable[[OffsetEntry, CommitEntry], tuple[OffsetEntry, CommitEntry]]
+
+
+def unchanged(offsets: OffsetEntry, commit: CommitEntry) -> tuple[OffsetEntry, CommitEntry]:
+    """Return the entries of a batch as they are."""
+    return offsets, commit
+
 
 # Reads of a source's log, which the query may compact and purge during the read.
 _ATTEMPTS: Final = 3
@@ -68,6 +77,10 @@ class CheckpointCopy:
         Write checkpoint format v2, whatever the source has.
     change
         Returns the content that the copy of a store has; not for a copy with other partitions.
+    edit
+        Returns the entries of the batch that the copy has in Spark's logs.
+    has_operator_state
+        Copy the operator state of the query's own functions, too.
     memory
         Limit of the bytes of rows held for each store, see `read_store`; not for a copy with other
         partitions.
@@ -88,11 +101,15 @@ class CheckpointCopy:
         conf: Mapping[str, str] | None = None,
         with_ids: bool = False,
         change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
+        edit: EditOfLogs = unchanged,
+        has_operator_state: bool = True,
         memory: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._source = source
         self._change = change
+        self._edit = edit
+        self._has_operator_state = has_operator_state
         self._memory = memory
         self._with_ids = with_ids
         self._batch = source.require_batch(batch)
@@ -132,14 +149,20 @@ class CheckpointCopy:
             self._write_operator(path, operator)
         for name, offset in self._source.source_offsets(self._offsets).items():
             self._write_source(name, offset)
-        self._write_operator_state()
+        if self._has_operator_state:
+            self._write_operator_state()
 
     def write_logs(self) -> None:
         """Write the entries of Spark's logs, after `write`."""
+        offsets, commit = self._edit(self._changed(self._offsets), self._commit)
         if self._before is not None:
-            self._put(self._changed(self._before).encode(), OFFSETS, str(self._batch - 1))
-        self._put(self._changed(self._offsets).encode(), OFFSETS, str(self._batch))
-        self._put(self._commit.encode(), COMMITS, str(self._batch))
+            before = self._changed(self._before)
+            if offsets.sources != self._offsets.sources:
+                # At a start Spark asks some sources for what is between the two entries.
+                before = replace(before, sources=offsets.sources)
+            self._put(before.encode(), OFFSETS, str(self._batch - 1))
+        self._put(offsets.encode(), OFFSETS, str(self._batch))
+        self._put(commit.encode(), COMMITS, str(self._batch))
 
     def publish(self, *, reserved: bool = False) -> None:
         """Write the file without which the location is no checkpoint, last of all.

@@ -22,7 +22,7 @@ from spark_statestore.query.savepoint_lookup import (
     require_own_files,
 )
 from spark_statestore.query.store_snapshot import StoreSnapshot
-from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy
+from spark_statestore.savepoints.copy import DIRECTORIES, CheckpointCopy, EditOfLogs, unchanged
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.savepoint_store import dispose_savepoint
 from spark_statestore.storage import CheckpointStorageLocationReference, encode_path_as_reference
@@ -297,6 +297,8 @@ def copy_held(
     activity: ActivityCheck | None = None,
     with_ids: bool = False,
     change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
+    edit: EditOfLogs = unchanged,
+    has_operator_state: bool = True,
     memory: int | None = None,
 ) -> None:
     """Write a durable checkpoint of a batch that is held to an empty location, see `CheckpointCopy`."""
@@ -312,6 +314,8 @@ def copy_held(
             fsync=True,
             with_ids=with_ids,
             change=change,
+            edit=edit,
+            has_operator_state=has_operator_state,
             memory=memory,
             progress=progress,
         )

@@ -46,17 +46,21 @@ _FILLED: Final = ("count", "isEmpty", "valueSet")
 _NAN: Final = {"float": ("<u4", 0x7FC00000), "double": ("<u8", 0x7FF8 << 48)}
 
 
-def require_writable(operator: StatefulOperator, state: ColumnFamily) -> None:
-    """Raise `OptionError` for a state that this release cannot write."""
-    variable = state_variables(operator).get(state.name)
-    if variable is None:
-        is_known = operator.name in _PLAIN
-    else:
+def require_writable(operator: StatefulOperator, state: ColumnFamily | None) -> None:
+    """Raise `OptionError` for a state that this release cannot write; without one, for an operator."""
+    variables = state_variables(operator)
+    if state is None:
+        is_known = operator.name in _PLAIN or bool(variables)
+    elif state.name in variables:
+        variable = variables[state.name]
         # Spark has an index of the times of those with TTL.
         is_known = variable["stateVariableType"] in _VARIABLES and variable.get("ttlEnabled") is False
-    if not is_known or state.has_multiple_values:
+    else:
+        is_known = operator.name in _PLAIN
+    if not is_known or (state is not None and state.has_multiple_values):
+        name = "" if state is None else f"{state.name!r} "
         raise OptionError(
-            f"the state {state.name!r} of operator {operator.id} ({operator.name}) cannot be written: this "
+            f"the state {name}of operator {operator.id} ({operator.name}) cannot be written: this "
             f"release writes the state of {', '.join(_PLAIN)}, and variables of transformWithState of the "
             f"kinds {' and '.join(_VARIABLES)} without TTL. Choose another operator or state, or change the "
             "query. No copy was made."
@@ -144,15 +148,24 @@ def _require_filled(rows: pa.ChunkedArray, column: str) -> None:
 
 
 def _require_filled_buffers(values: pa.ChunkedArray, state: ColumnFamily, grouping: int) -> None:
-    """Raise for nulls in buffers that aggregates fill with their first row; Spark would read any number."""
+    """Raise for nulls in buffers that aggregates fill with their first row; Spark would read any number.
+
+    A sum of decimals is null after an overflow alone; one of no rows is 0.
+    """
+    import pyarrow.compute as pc
+
     described = parse_json(state.value_schema)["fields"]
     first = 0
     for chunk in values.chunks:
         decoded = decode_rows(chunk, state.value_schema)
         for position in range(grouping, len(described)):
             column, name = decoded.field(position), described[position]["name"]
-            if name in _FILLED and column.null_count:
-                row = first + column.is_null().to_pylist().index(True)
+            wrong = column.is_null() if name in _FILLED else pa.nulls(0, pa.bool_())
+            if name == "isEmpty" and not column.null_count:
+                name = described[position - 1]["name"]
+                wrong = pc.and_(column, decoded.field(position - 1).is_null())
+            if (found := pc.index(wrong, True).as_py()) >= 0:
+                row = first + found
                 raise RowEncodingError(
                     f"row {row} of the changes has no {name!r} in its value, which Spark's aggregates always "
                     "have. Fill it in, with 0 or false for no rows. No copy was made."

@@ -13,7 +13,7 @@ from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.rescaling.redistribute import require_strict_distribution
-from spark_statestore.rows.source import find_state
+from spark_statestore.rows.source import StateSource, state_of
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
 from spark_statestore.writing.changes import StateChanges
@@ -127,12 +127,7 @@ def write_state(
         )
     table = None if predicate is not None else as_table(changes)
     with held_if_possible(checkpoint, number, target):
-        found = find_state(
-            source, operator, store, column_family, number, None, checkpoints_dir=checkpoints_dir
-        )
-        described = checkpoint.operator(operator, number)
-        require_writable(described, found.state)
-        _require_known_layout(checkpoint, number, described)
+        described, found = find_writable(checkpoint, number, operator, store, column_family)
         # `store` may be the name of a column family, see `find_state`.
         name = found.versions[0].store.name
         written: StateChanges | MatchingDelete
@@ -153,6 +148,26 @@ def write_state(
         )
     counts = written.counts
     return WrittenState(number, counts.added, counts.changed, counts.removed)
+
+
+def find_writable(
+    checkpoint: QueryCheckpoint, batch: int, operator: int, store: str, column_family: str | None
+) -> tuple[StatefulOperator, StateSource]:
+    """Return an operator and a state of it that can be written, see `read_state`.
+
+    Raises
+    ------
+    OptionError, RescaleError
+        If it cannot.
+    CheckpointNotFoundError
+        If it does not exist.
+    """
+    described = checkpoint.operator(operator, batch)
+    require_writable(described, None)
+    found = state_of(checkpoint, operator, store, column_family, batch)
+    require_writable(described, found.state)
+    _require_known_layout(checkpoint, batch, described)
+    return described, found
 
 
 def _require_known_layout(checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator) -> None:

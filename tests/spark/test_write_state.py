@@ -341,10 +341,10 @@ def test_session_window_goes_on_from_written_state(spark: Any, tmp_path: Path, f
         {"start": BEGIN, "end": BEGIN - timedelta(minutes=2)},
     ):
         wrong = changed(state, {("a", 1, BEGIN): value | {"session_window": session}})
-        with pytest.raises(RowEncodingError, match=r"row 0 .* a session that does not end after its start"):
+        with pytest.raises(RowEncodingError, match=r"row 0.*(does not end after its start|is null)"):
             write_state(str(query.checkpoint), str(tmp_path / "target"), wrong)
     wrong = changed(state, {("a", 1, BEGIN): value | {"count": None}})
-    with pytest.raises(RowEncodingError, match="row 0 of the changes has no 'count' in its value"):
+    with pytest.raises(RowEncodingError, match=r"row 0.*('count' in its value|'count' is null)"):
         write_state(str(query.checkpoint), str(tmp_path / "target"), wrong)
     rows = changed(state, {("z", 1, begin): new | {"count": 40}, ("a", 1, BEGIN): value | {"count": 500}})
     written = write_state(str(query.checkpoint), str(tmp_path / "upserted"), rows)

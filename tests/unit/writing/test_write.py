@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
 
@@ -20,6 +21,7 @@ from spark_statestore import (
     RescaleError,
     RowEncodingError,
     WrittenState,
+    encode_rows,
     read_state,
     verify,
     write_state,
@@ -244,10 +246,13 @@ def renamed(query: StoredQuery, name: str) -> None:
     query.put("state/0/_metadata/metadata", path.read_text().replace("stateStoreSave", name))
 
 
-def test_write_state_refuses_other_operators(query: StoredQuery, tmp_path: Path) -> None:
-    renamed(query, "transformWithStateExec")
-    with pytest.raises(OptionError, match=r"operator 0 \(transformWithStateExec\) cannot be written"):
-        write_state(query.url, str(tmp_path / "target"), table({}))
+@pytest.mark.parametrize("name", ["transformWithStateExec", "symmetricHashJoin"])
+def test_write_state_refuses_other_operators(query: StoredQuery, tmp_path: Path, name: str) -> None:
+    renamed(query, name)
+    # Also if it has no such store.
+    for store in ("default", "left"):
+        with pytest.raises(OptionError, match=rf"operator 0 \({name}\) cannot be written"):
+            write_state(query.url, str(tmp_path / "target"), table({}), store=store)
 
 
 @pytest.mark.parametrize(
@@ -298,6 +303,29 @@ def test_keys_of_an_aggregation_are_normalized() -> None:
     for double, single in ((-0.0, 0.0), (other_nan, 0.0), (1.0, -0.0)):
         with pytest.raises(RowEncodingError, match=r"a key of the changes has -0\.0, or a NaN"):
             require(double, single)
+
+
+@pytest.mark.parametrize(
+    ("total", "is_empty", "is_refused"), [(None, True, True), (None, False, False), (0, True, False)]
+)
+def test_sum_of_no_decimals_is_zero(total: int | None, is_empty: bool, is_refused: bool) -> None:
+    fields = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}}
+        for name, kind in (("sum", "decimal(20,2)"), ("isEmpty", "boolean"))
+    ]
+    schema = json.dumps({"type": "struct", "fields": fields})
+    row = {"sum": None if total is None else Decimal(total), "isEmpty": is_empty}
+    values = encode_rows(pa.array([row], parse_schema(schema).arrow), schema)
+    state = ColumnFamily("default", 0, schema, schema, "hash", 0)
+
+    def require() -> None:
+        rows_of_changes._require_filled_buffers(pa.chunked_array([values]), state, 0)
+
+    if is_refused:
+        with pytest.raises(RowEncodingError, match="row 0 of the changes has no 'sum'"):
+            require()
+    else:
+        require()
 
 
 def test_keys_with_maps_are_refused() -> None:

@@ -1,0 +1,80 @@
+"""Start a query with state that a batch job has computed from half a year of real flights.
+
+The query reads the other half. Its result must equal the batch answer over the year.
+
+    pip install 'spark-statestore[demo]'
+    python examples/start_with_history.py
+"""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+from _flights.data import write_weeks
+from _flights.queries import SCHEMA
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+import spark_statestore
+
+
+def by_carrier(flights: DataFrame) -> DataFrame:
+    return flights.groupBy("carrier").agg(f.count("*").alias("flights"), f.avg("dep_delay").alias("delay"))
+
+
+def run(spark: SparkSession, incoming: Path, checkpoint: Path) -> list[tuple[str, int, float]]:
+    """Run the query on the files that have come in, and return its result."""
+    flights = spark.readStream.schema(SCHEMA).parquet(str(incoming))
+    query = by_carrier(flights).writeStream.outputMode("complete").format("memory").queryName("carriers")
+    query.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start().awaitTermination()
+    return sorted(map(tuple, spark.table("carriers").collect()))
+
+
+def state_of(history: pd.DataFrame, schema: pa.Schema) -> pa.Table:
+    """Return what the query would keep of each carrier after the history."""
+    carriers = history.groupby("carrier")["dep_delay"].agg(["size", "sum", "count"])
+    # The fields that `read_state` shows: of count(*), then of avg(dep_delay).
+    count, total, known = (field.name for field in schema.field("value").type)
+    values = [{count: n, total: float(delay), known: m} for n, delay, m in carriers.itertuples(index=False)]
+    keys = pa.array([{"carrier": carrier} for carrier in carriers.index], schema.field("key").type)
+    return pa.table({"key": keys, "value": pa.array(values, schema.field("value").type)})
+
+
+def main(work: Path) -> None:
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").config("spark.sql.shuffle.partitions", "2")
+    spark = spark_statestore.configure(builder).getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+
+    _, files = write_weeks(work / "weeks")
+    weeks = sorted((work / "weeks").iterdir())[: files - 1]
+    half = len(weeks) // 2
+    history = pd.concat([pd.read_parquet(path) for path in weeks[:half]])
+    expected = by_carrier(spark.read.schema(SCHEMA).parquet(*map(str, weeks)))
+    answer = sorted(map(tuple, expected.collect()))
+
+    # A run on one file of the history: its checkpoint has the schemas, and the file counts as read.
+    incoming = work / "incoming"
+    incoming.mkdir()
+    weeks[0].rename(incoming / weeks[0].name)
+    run(spark, incoming, work / "started")
+    schema = spark_statestore.read_state(str(work / "started")).schema
+    state = state_of(history, schema)
+    written = spark_statestore.bootstrap(str(work / "started"), str(work / "checkpoint"), {0: state})
+    print(f"{len(history):,} flights of {half} weeks: {written.added} carriers in the state")
+
+    for path in weeks[half:]:
+        path.rename(incoming / path.name)
+    found = run(spark, incoming, work / "checkpoint")
+    if found != answer:
+        raise SystemExit(f"the query's result {found} is not the batch answer {answer}")
+    print(f"{sum(flights for _, flights, _ in found):,} flights: the result equals the batch answer")
+    spark.stop()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        main(Path(directory))

@@ -1,0 +1,238 @@
+"""Queries that start with state from a batch job, and go on as if they had processed all of it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from spark_statestore import bootstrap, read_state, verify
+from tests.spark.processors import OUTPUT, Interpreter
+from tests.spark.queries import Query, Rows
+from tests.support.spark_versions import since
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark]
+
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("t", pa.timestamp("us", tz="UTC"))])
+BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
+
+
+def event(key: str, value: int, seconds: int) -> dict[str, Any]:
+    return {"k": key, "v": value, "t": BEGIN + timedelta(seconds=seconds)}
+
+
+HISTORY = [event("abcde"[n % 5], n % 17 - 3, 10 * n) for n in range(120)]
+"""Twenty minutes, in the order of time."""
+
+LATER = [
+    [event("abcdefg"[(n + part) % 7], n, 1200 + 200 * part + 10 * n) for n in range(20)] for part in (0, 1)
+]
+CLOSING = [event("z", 0, 7200)]
+
+Build = Callable[[Any], Any]
+
+
+def outputs(
+    spark: Any,
+    directory: Path,
+    build: Build,
+    mode: str,
+    state: Callable[[pa.Table], Mapping[Any, Any]],
+    form: int,
+    watermark: datetime | None = None,
+    column_family: str | None = None,
+) -> tuple[list[Any], list[Any]]:
+    """Return the output of a query after its history, and of one that starts with the history's state."""
+
+    def query(name: str) -> Query:
+        return Query(spark, directory / name, build, mode, SCHEMA, checkpoint_format=form)
+
+    def run(query: Query, *parts: Rows) -> list[Any]:
+        query.feed(*parts)
+        return query.run()
+
+    whole = query("whole")
+    after = len(run(whole, HISTORY))
+    expected = run(whole, *LATER, CLOSING)
+    started = query("started")
+    run(started, [event("sample", 1, 0)])
+    target = directory / "target"
+    schema = read_state(str(started.checkpoint), column_family=column_family).schema
+    bootstrap(str(started.checkpoint), str(target), state(schema), watermark=watermark)
+    assert not verify(str(target)).problems
+    started.checkpoint = target
+    found = run(started, *LATER, CLOSING)
+    assert after
+    return [rows for _, rows in expected], [rows for _, rows in found]
+
+
+def aggregates(events: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    return events.groupBy("k").agg(
+        F.count("*").alias("n"),
+        F.sum("v").alias("s"),
+        F.avg("v").alias("m"),
+        F.min("v").alias("low"),
+        F.max("v").alias("high"),
+        F.first("v").alias("first"),
+    )
+
+
+def state_of_aggregates(schema: pa.Schema) -> Mapping[int, pa.Table]:
+    values = defaultdict(list)
+    for row in HISTORY:
+        values[row["k"]].append(row["v"])
+    buffers = [(len(v), sum(v), float(sum(v)), len(v), min(v), max(v), v[0], True) for v in values.values()]
+    kind = schema.field("value").type
+    value = [dict(zip([field.name for field in kind], buffer, strict=True)) for buffer in buffers]
+    keys = [{"k": key} for key in values]
+    return {0: pa.table([pa.array(keys, schema.field("key").type), pa.array(value, kind)], ["key", "value"])}
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_aggregates_start_with_a_batch_job(spark: Any, tmp_path: Path, form: int) -> None:
+    expected, found = outputs(spark, tmp_path, aggregates, "update", state_of_aggregates, form)
+    assert found == expected
+    assert any(rows for rows in found)
+
+
+def windows(events: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    late = events.withWatermark("t", "5 minutes")
+    return late.groupBy(F.window("t", "2 minutes"), "k").count()
+
+
+def state_of_windows(schema: pa.Schema) -> Mapping[int, pa.Table]:
+    """Windows that have not ended at the watermark of the history."""
+    found: dict[tuple[datetime, str], int] = defaultdict(int)
+    for row in HISTORY:
+        found[row["t"] - (row["t"] - BEGIN) % timedelta(minutes=2), row["k"]] += 1
+    there = {at: n for at, n in found.items() if at[0] + timedelta(minutes=2) > watermark()}
+    (start, key), count = (
+        (field.name for field in schema.field("key").type),
+        schema.field("value").type[0].name,
+    )
+    keys = [{start: {"start": at, "end": at + timedelta(minutes=2)}, key: k} for at, k in there]
+    values = [{count: n} for n in there.values()]
+    columns = [pa.array(keys, schema.field("key").type), pa.array(values, schema.field("value").type)]
+    return {0: pa.table(columns, ["key", "value"])}
+
+
+def watermark() -> datetime:
+    return max(row["t"] for row in HISTORY) - timedelta(minutes=5)
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_windows_start_with_a_watermark(spark: Any, tmp_path: Path, form: int) -> None:
+    expected, found = outputs(spark, tmp_path, windows, "append", state_of_windows, form, watermark())
+    assert found == expected
+    assert sum(map(len, found)) > 10
+
+
+def sessions(events: Any) -> Any:
+    from pyspark.sql import functions as F
+
+    late = events.withWatermark("t", "5 minutes")
+    return late.groupBy("k", F.session_window("t", "1 minute")).count()
+
+
+def state_of_sessions(schema: pa.Schema) -> Mapping[int, pa.Table]:
+    """Sessions that have not ended at the watermark of the history."""
+    last: dict[str, list[Any]] = {}
+    for row in HISTORY:
+        start, end, count = last.get(row["k"], (row["t"], row["t"], 0))
+        if row["t"] > end:
+            start, count = row["t"], 0
+        last[row["k"]] = [start, row["t"] + timedelta(minutes=1), count + 1]
+    kind = schema.field("value").type
+    rows = [
+        dict(zip([field.name for field in kind], (key, {"start": start, "end": end}, count), strict=True))
+        for key, (start, end, count) in last.items()
+    ]
+    names = [field.name for field in schema.field("key").type]
+    keys = [dict(zip(names, (key, start), strict=True)) for key, (start, _, _) in last.items()]
+    return {0: pa.table([pa.array(keys, schema.field("key").type), pa.array(rows, kind)], ["key", "value"])}
+
+
+def test_sessions_start_with_a_watermark(spark: Any, tmp_path: Path) -> None:
+    expected, found = outputs(spark, tmp_path, sessions, "append", state_of_sessions, 1, watermark())
+    assert found == expected
+    assert sum(map(len, found)) > 5
+
+
+def distinct(events: Any) -> Any:
+    return events.dropDuplicates(["k", "v"]).select("k", "v")
+
+
+def state_of_distinct(schema: pa.Schema) -> Mapping[int, pa.Table]:
+    keys = [{"k": k, "v": v} for k, v in sorted({(row["k"], row["v"]) for row in HISTORY})]
+    values = [dict.fromkeys(field.name for field in schema.field("value").type)] * len(keys)
+    columns = [pa.array(keys, schema.field("key").type), pa.array(values, schema.field("value").type)]
+    return {0: pa.table(columns, ["key", "value"])}
+
+
+def test_distinct_rows_start_with_those_of_the_history(spark: Any, tmp_path: Path) -> None:
+    expected, found = outputs(spark, tmp_path, distinct, "append", state_of_distinct, 2)
+    assert found == expected
+
+
+def processed(events: Any) -> Any:
+    steps = events.selectExpr("k", "unix_seconds(t) as seq", "v as n", "v", "'set' as op")
+    return steps.groupBy("k").transformWithState(Interpreter("bigint"), OUTPUT, "update", "none")
+
+
+def state_of_variables(schema: pa.Schema) -> Mapping[tuple[int, str], pa.Table]:
+    last = {row["k"]: row["v"] for row in HISTORY}
+    columns = [
+        pa.array([{"k": key} for key in last], schema.field("key").type),
+        pa.array([{"v": value} for value in last.values()], schema.field("value").type),
+    ]
+    return {(0, "one"): pa.table(columns, ["key", "value"])}
+
+
+@since("4.1", "transformWithState of rows in Python")
+def test_variables_start_with_the_history(spark: Any, tmp_path: Path) -> None:
+    expected, found = outputs(
+        spark, tmp_path, processed, "update", state_of_variables, 2, column_family="one"
+    )
+    assert found == expected
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_query_reads_on_from_given_offsets(spark: Any, tmp_path: Path, form: int) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.stateStore.checkpointFormatVersion", form)
+    session.conf.set("spark.sql.shuffle.partitions", "2")
+
+    def run(checkpoint: Path) -> dict[int, int]:
+        numbers = session.readStream.format("rate-micro-batch").option("rowsPerBatch", 10)
+        counts = numbers.load().selectExpr("value % 3 as k").groupBy("k").count()
+        last: dict[int, int] = {}
+        query = (
+            counts.writeStream.outputMode("complete")
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(lambda batch, _: last.update({row["k"]: row["count"] for row in batch.collect()}))
+            .trigger(once=True)
+            .start()
+        )
+        assert query.awaitTermination(60)
+        return last
+
+    run(tmp_path / "started")
+    schema = read_state(str(tmp_path / "started")).schema
+    columns = [
+        pa.array([{"k": k} for k in range(3)], schema.field("key").type),
+        pa.array([{"count": 1000 + k} for k in range(3)], schema.field("value").type),
+    ]
+    state = {0: pa.table(columns, ["key", "value"])}
+    offsets = {"0": {"offset": 3000, "timestamp": 0}}
+    bootstrap(str(tmp_path / "started"), str(tmp_path / "target"), state, offsets=offsets)
+    # The next ten numbers, and not those before.
+    assert run(tmp_path / "target") == {0: 1004, 1: 1004, 2: 1005}
