@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
+import uuid
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, get_args
@@ -21,6 +23,8 @@ from spark_statestore import (
     RescaleError,
     RowEncodingError,
     WrittenState,
+    bootstrap,
+    clone,
     encode_rows,
     read_state,
     verify,
@@ -111,6 +115,30 @@ def test_write_state_takes_what_read_state_returns(query: StoredQuery, tmp_path:
     assert written == WrittenState(batch=1, added=0, changed=40, removed=0)
     assert read_state(str(tmp_path / "target")).sort_by("partition_id").schema == read_state(query.url).schema
     assert placed(tmp_path / "target") == placed(query.url)
+
+
+def test_write_state_has_its_state_elsewhere(query: StoredQuery, tmp_path: Path) -> None:
+    apart, target = tmp_path / "apart", str(tmp_path / "target")
+    name = json.loads((query.directory / "metadata").read_text())["id"].replace("-", "")
+    shutil.copytree(query.directory / "state", apart / name)
+    for partition in range(3):
+        shutil.rmtree(query.directory / "state" / "0" / str(partition))
+    with pytest.raises(CheckpointNotFoundError):
+        write_state(query.url, target, table({"new": 1}))
+    write_state(query.url, target, table({"new": 1}), checkpoints_dir=str(apart))
+    assert len(list(apart.iterdir())) == 2
+    found = read_state(target, checkpoints_dir=str(apart)).to_pylist()
+    assert {row["key"]["word"]: row["value"]["count"] for row in found} == WORDS | {"word 1": 100, "new": 1}
+
+
+def test_write_state_between_remote_locations(query: StoredQuery, tmp_path: Path) -> None:
+    base = f"memory://{tmp_path.name}-{uuid.uuid4()}"
+    clone(query.url, f"{base}/source")
+    assert write_state(f"{base}/source", f"{base}/target", table({"new": 1}), memory=400).added == 1
+    assert counts(f"{base}/target") == WORDS | {"word 1": 100, "new": 1}
+    assert counts(f"{base}/source") == WORDS | {"word 1": 100}
+    bootstrap(f"{base}/target", f"{base}/new", {0: table({"b": 2})})
+    assert counts(f"{base}/new") == {"b": 2}
 
 
 def test_write_state_of_no_chunks_changes_nothing(query: StoredQuery, tmp_path: Path) -> None:
