@@ -222,7 +222,11 @@ def _require_like(name: str, line: str, before: str) -> None:
             f"the source {name!r} has no offset yet, so that its form is unknown. Run the query once on rows "
             "of this source. No checkpoint was written."
         )
-    path = _difference(json.loads(line), json.loads(before), "")
+    try:
+        path = _difference(json.loads(line), json.loads(before), "")
+    except ValueError:
+        # The offset of the run is no JSON.
+        path = ""
     if path is not None:
         raise OptionError(
             f"the offset of the source {name!r} is {line}, but the source has written {before}, and they "

@@ -138,6 +138,12 @@ def test_offset_of_a_source_without_rows_is_refused(started: StoredQuery, tmp_pa
         bootstrap(started.url, str(tmp_path / "target"), {}, offsets={"1": "4"})
 
 
+def test_offset_of_a_source_that_writes_no_json_is_refused(started: StoredQuery, tmp_path: Path) -> None:
+    with_sources(started, '{"t":{"0":7}}', "next: 5")
+    with pytest.raises(OptionError, match="the source has written next: 5, and they differ in kind"):
+        bootstrap(started.url, str(tmp_path / "target"), {}, offsets={"1": "4"})
+
+
 def test_equal_offsets_are_set_together(started: StoredQuery, tmp_path: Path) -> None:
     same = '{"t":{"0":3}}'
     with_sources(started, same, same)
