@@ -110,6 +110,18 @@ def test_write_state_deletes_keys(query: StoredQuery, tmp_path: Path) -> None:
         assert counts(target) == {word: n for word, n in WORDS.items() if word not in ("word 1", "word 5")}
 
 
+def test_deleted_key_is_in_no_file(query: StoredQuery, tmp_path: Path) -> None:
+    def files_with(word: bytes, location: Path) -> list[Path]:
+        return [path for path in location.rglob("*") if path.is_file() and word in path.read_bytes()]
+
+    query.run(**{"of a user": 12_345})
+    assert files_with(b"of a user", query.directory)
+    write_state(query.url, str(tmp_path / "target"), table({"of a user": 0}).select(["key"]), mode="delete")
+    assert counts(tmp_path / "target") == WORDS | {"word 1": 100}
+    assert files_with(b"word 1", tmp_path / "target")
+    assert not files_with(b"of a user", tmp_path / "target")
+
+
 def test_write_state_takes_what_read_state_returns(query: StoredQuery, tmp_path: Path) -> None:
     written = write_state(query.url, str(tmp_path / "target"), read_state(query.url), mode="replace")
     assert written == WrittenState(batch=1, added=0, changed=40, removed=0)
