@@ -13,7 +13,7 @@ from spark_statestore.cli.output import Output, plain, table, when, with_output
 from spark_statestore.errors import CheckpointNotFoundError
 from spark_statestore.files import open_file_system
 from spark_statestore.savepoints import api
-from spark_statestore.savepoints.release import inspect_holds, release_hold
+from spark_statestore.savepoints.release_holds import inspect_holds, release_hold
 from spark_statestore.savepoints.restore import ClaimMode
 
 

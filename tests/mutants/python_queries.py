@@ -261,7 +261,7 @@ _OF_SAVEPOINTS: Final = (
     ),
     Mutant(
         "hold-released-though-needed",
-        f"{_SAVEPOINTS}/release.py",
+        f"{_SAVEPOINTS}/release_holds.py",
         "if modified is None or now() - modified < DAY:",
         "if modified is not None and now() - modified > DAY:",
         (f"{_TESTS}/cli/test_savepoints.py",),

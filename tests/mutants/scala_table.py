@@ -291,7 +291,7 @@ _ROWS: Final = (
 _MEMORY: Final = (
     Mutant(
         "lease-ends-during-a-read",
-        f"{_TABLE}/MemoryReclaimer.scala",
+        f"{_TABLE}/RetiredMemory.scala",
         "if (pins.get == 0) end.clean()",
         "end.clean()",
         (f"{_TESTS}/test_state_table.py::test_table_memory_is_freed_under_concurrent_readers",),
@@ -299,7 +299,7 @@ _MEMORY: Final = (
     ),
     Mutant(
         "mapped-memory-freed-while-leased",
-        f"{_TABLE}/MemoryReclaimer.scala",
+        f"{_TABLE}/RetiredMemory.scala",
         "private def unmapIfQuiescent(): Unit = if (leases == 0) {",
         "private def unmapIfQuiescent(): Unit = if (leases >= 0) {",
         (f"{_TESTS}/test_state_table.py::test_mapped_memory_is_freed_when_its_last_task_ends",),

@@ -6,7 +6,7 @@ import scala.util.control.NonFatal
 import org.apache.spark.internal.Logging
 import org.apache.spark.sql.statestore.backend.{FamilyChanges, SnapshotHandle, StoredVersion}
 import org.apache.spark.sql.statestore.families.{ColumnFamily, FamilySchema, FamilySnapshot}
-import org.apache.spark.sql.statestore.table.{Log, LoggedChanges, MemoryReclaimer, ReadLease, StateTable}
+import org.apache.spark.sql.statestore.table.{Log, LoggedChanges, ReadLease, RetiredMemory, StateTable}
 
 /**
  * A committed version that can be returned to: snapshots of its tables in memory, and its handle in
@@ -47,7 +47,7 @@ private[statestore] final class LoadedState(
   // The last used family: operators access the same one row by row.
   private var latest: NamedFamily = _
 
-  private val reclaimer = new MemoryReclaimer
+  private val retiredMemory = new RetiredMemory
   private val slices = new LogSlices
   private var versions = List(versionAs(version, id, stored))
   slices.add(newest)
@@ -169,19 +169,19 @@ private[statestore] final class LoadedState(
   }
 
   /** Opens a lease on the tables' memory for a store that the calling thread opens. */
-  def newLease(): ReadLease = reclaimer.newLease()
+  def newLease(): ReadLease = retiredMemory.newLease()
 
   /** Opens a lease on the tables' memory for work in the background; returns the function that ends it. */
   def leaseInBackground(): () => Unit = {
-    reclaimer.acquire()
-    () => reclaimer.release()
+    retiredMemory.acquire()
+    () => retiredMemory.release()
   }
 
   /** Frees all memory once no lease is open, unless `keep` is called before. No store is opened on this state meanwhile. */
-  def drop(): Unit = reclaimer.retireOnceUnused(() => allFamilies.toSeq.flatMap(_.table.takeMemory()))
+  def drop(): Unit = retiredMemory.retireOnceUnused(() => allFamilies.toSeq.flatMap(_.table.takeMemory()))
 
   /** Keeps the memory after `drop`: a store that is still open has committed the newest version. */
-  def keep(): Unit = reclaimer.cancelRetirement()
+  def keep(): Unit = retiredMemory.cancelRetirement()
 
   /** Undoes uncommitted changes. */
   def rollback(): Unit = freeingUnused {
@@ -263,7 +263,7 @@ private[statestore] final class LoadedState(
         slices.clear()
         slices.add(newest)
       }
-      reclaimer.retire(families.flatMap(_.table.takeReplacedMemory()))
+      retiredMemory.retire(families.flatMap(_.table.takeReplacedMemory()))
     }
     families.foreach(_.table.useFreedHeap())
     compacted
@@ -304,7 +304,7 @@ private[statestore] final class LoadedState(
     val before = allFamilies
     body
     val unused = before -- allFamilies
-    if (unused.nonEmpty) reclaimer.retire(unused.flatMap(_.table.takeMemory()))
+    if (unused.nonEmpty) retiredMemory.retire(unused.flatMap(_.table.takeMemory()))
   }
 
   private def allFamilies: Set[ColumnFamily] = families.toSet ++ versions.flatMap(_.families.map(_.family))

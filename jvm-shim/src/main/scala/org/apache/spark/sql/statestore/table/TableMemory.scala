@@ -25,7 +25,7 @@ private[table] final class Block(val base: AnyRef, val address: Long)
  * Guarantees: the heap limit is exceeded by a quarter at most, until other tables have moved pages, and by blocks
  * that are smaller than a page or a segment. A file is unlinked before it is used, so none is left behind however
  * the JVM ends. Its blocks are written before it is mapped, so that a full disk shows as an IOException and never
- * as a SIGBUS when a row is written. Blocks stay valid until `close`, which `MemoryReclaimer` calls when nothing
+ * as a SIGBUS when a row is written. Blocks stay valid until `close`, which `RetiredMemory` calls when nothing
  * reads them any more; without it, the garbage collector unmaps the files of unreachable memory. One thread
  * allocates at a time.
  */

@@ -31,12 +31,12 @@ class LeaseTrial(keys: Int, readers: Int) {
     val before = TableMemory.mappedBytes
     val table = new StateTable(1, 1)
     (0 until keys).foreach(key => table.put(row(key), row(-key)))
-    val reclaimer = new MemoryReclaimer
-    val lease = reclaimer.newLease()
+    val retiredMemory = new RetiredMemory
+    val lease = retiredMemory.newLease()
     val threads = Seq.fill(readers)(new Thread(() => scan(table, lease)))
     threads.foreach(_.start())
     Thread.sleep(number % 7)
-    reclaimer.retire(table.takeMemory())
+    retiredMemory.retire(table.takeMemory())
     lease.close()
     threads.foreach(_.join())
     TableMemory.mappedBytes - before

@@ -36,7 +36,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
   table.batch.mostGarbage = 4096L
   private var committed = List((table.snapshot(), content))
   private var mostMapped = 0L
-  private val reclaimer = new MemoryReclaimer
+  private val retiredMemory = new RetiredMemory
   // Rows of earlier calls of `get` with their values, as a string that was taken from a row refers to its bytes.
   private val kept = mutable.ArrayBuffer.empty[(UnsafeRow, Long)]
   private val scans = mutable.ArrayBuffer.empty[(Iterator[(Int, Long)], mutable.Set[(Int, Long)])]
@@ -54,7 +54,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
     System.gc()
     while (scans.nonEmpty) close(0, complete = true)
     check()
-    reclaimer.retire(table.takeMemory())
+    retiredMemory.retire(table.takeMemory())
     kept.foreach { case (row, value) => require(valueOf(row) == value) }
     require(TableMemory.heapBytes <= heapBefore, s"${TableMemory.heapBytes - heapBefore} bytes of heap were not freed")
     Array(mostMapped, TableMemory.mappedBytes, table.batch.rewrites)
@@ -148,14 +148,14 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
 
   private def compacted(): Unit = {
     committed = List((table.snapshot(), content))
-    reclaimer.retire(table.takeReplacedMemory())
+    retiredMemory.retire(table.takeReplacedMemory())
   }
 
   // The next steps run while another thread copies.
   private def compactMeanwhile(): Unit = new Thread(table.beginCompaction()).start()
 
   private def open(): Unit = {
-    reclaimer.acquire()
+    retiredMemory.acquire()
     val rows = table.iterator(everyValue = true).map(pair => (keyOf(pair.key), valueOf(pair.value)))
     scans += ((rows, mutable.Set.from(content.iterator.flatMap { case (key, values) => values.map((key, _)) })))
   }
@@ -172,7 +172,7 @@ class TableTrial(seed: Long, keys: Int, largest: Int, hasLists: Boolean, prefixe
       while (rows.hasNext) take(rows, left)
       require(left.isEmpty, s"a scan lacks ${left.size} rows")
     }
-    reclaimer.release()
+    retiredMemory.release()
   }
 
   private def check(): Unit = {

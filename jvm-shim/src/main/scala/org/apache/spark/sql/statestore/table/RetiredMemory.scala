@@ -4,13 +4,13 @@ import java.lang.ref.Cleaner
 import java.util.concurrent.atomic.AtomicInteger
 
 /**
- * Unmaps the memory of one store's tables by quiescence: memory that a table no longer uses is retired, and
- * unmapped once no lease is open.
+ * The memory that one store's tables no longer use, with the leases of those that may still read it. It is unmapped
+ * once no lease is open.
  *
  * Guarantees: memory stays mapped until every lease that was open when it was retired has ended. A lease is
  * acquired only while the store's tables are in use, before they are retired.
  */
-private[statestore] final class MemoryReclaimer {
+private[statestore] final class RetiredMemory {
   private var leases = 0
   private var retired = List.empty[TableMemory]
   private var retireUnused: () => Iterable[TableMemory] = _
@@ -63,7 +63,7 @@ private[statestore] final class MemoryReclaimer {
  * garbage collector finds it unreachable: the opening thread may be inside an operation when another one closes
  * the lease. That thread needs no atomic operation per row, as it cannot close the lease meanwhile.
  */
-private[statestore] final class ReadLease private[table] (reclaimer: MemoryReclaimer) {
+private[statestore] final class ReadLease private[table] (retiredMemory: RetiredMemory) {
   private val owner = Thread.currentThread
 
   // Operations of other threads: Spark's state server for Python, or the writer thread of a piped RDD.
@@ -72,7 +72,7 @@ private[statestore] final class ReadLease private[table] (reclaimer: MemoryRecla
   @volatile private var closedByOwner = false
 
   // Runs once: when the lease ends, or when it is unreachable.
-  private val end = ReadLease.endOf(this, reclaimer)
+  private val end = ReadLease.endOf(this, retiredMemory)
 
   /** Begins an operation; returns whether it is one of another thread, for `exit`. */
   def enter(): Boolean = {
@@ -118,6 +118,6 @@ private object ReadLease {
   private val cleaner = Cleaner.create()
 
   // Must not capture the lease, or it would never be unreachable.
-  private def endOf(lease: ReadLease, reclaimer: MemoryReclaimer): Cleaner.Cleanable =
-    cleaner.register(lease, () => reclaimer.release())
+  private def endOf(lease: ReadLease, retiredMemory: RetiredMemory): Cleaner.Cleanable =
+    cleaner.register(lease, () => retiredMemory.release())
 }
