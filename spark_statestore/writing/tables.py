@@ -22,7 +22,7 @@ def as_table(changes: Any) -> pa.Table:
     Raises
     ------
     OptionError
-        If the object is none that has rows.
+        If the object is none that has rows, or a reader that has none.
     RowEncodingError
         If its rows have no Arrow types.
     """
@@ -32,6 +32,8 @@ def as_table(changes: Any) -> pa.Table:
             # Arrow has no functions for views within structs; Polars exports its strings as views.
             fields = [field.with_type(_without_views(field.type)) for field in table.schema]
             return table.cast(pa.schema(fields))
+    except OptionError:
+        raise
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise RowEncodingError(
             f"the changes ({_type_name(changes)}) have no rows of Arrow types: {str(error).rstrip('.')}. "
@@ -51,7 +53,13 @@ def _table(changes: Any) -> pa.Table | None:
         case pa.RecordBatch():
             return pa.Table.from_batches([changes])
         case pa.RecordBatchReader():
-            return changes.read_all()
+            table = changes.read_all()
+            if not table.num_rows:
+                raise OptionError(
+                    "the reader of the changes has no rows; it may have been read before. Pass a new one, or "
+                    "a pyarrow.Table without rows if that is what is meant. No copy was made."
+                )
+            return table
     if _is_pandas(changes):
         return _from_pandas(changes)
     if callable(getattr(changes, "toArrow", None)):

@@ -155,3 +155,12 @@ def test_pandas_values_are_not_changed() -> None:
 def test_pandas_values_that_would_change_are_refused(rows: list[Any], message: str) -> None:
     with pytest.raises(RowEncodingError, match=message):
         as_table(pd.DataFrame({"key": rows}))
+
+
+def test_reader_that_was_read_before_is_refused() -> None:
+    rows = table({"a": 1})
+    reader = pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches())
+    assert as_table(reader).num_rows == 1
+    with pytest.raises(OptionError, match="may have been read before"):
+        as_table(reader)
+    assert as_table(rows.slice(0, 0)).num_rows == 0
