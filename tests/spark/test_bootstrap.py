@@ -16,7 +16,7 @@ from tests.spark.processors import OUTPUT, Interpreter
 from tests.spark.queries import Query, Rows
 from tests.support.spark_versions import since
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("t", pa.timestamp("us", tz="UTC"))])
 BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
@@ -95,6 +95,7 @@ def state_of_aggregates(schema: pa.Schema) -> Mapping[int, pa.Table]:
     return {0: pa.table([pa.array(keys, schema.field("key").type), pa.array(value, kind)], ["key", "value"])}
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("form", [1, 2])
 def test_aggregates_start_with_a_batch_job(spark: Any, tmp_path: Path, form: int) -> None:
     expected, found = outputs(spark, tmp_path, aggregates, "update", state_of_aggregates, form)
@@ -205,6 +206,7 @@ def test_variables_start_with_the_history(spark: Any, tmp_path: Path) -> None:
     assert found == expected
 
 
+@pytest.mark.spark
 @pytest.mark.parametrize("form", [1, 2])
 def test_query_reads_on_from_given_offsets(spark: Any, tmp_path: Path, form: int) -> None:
     session = spark.newSession()

@@ -12,11 +12,11 @@ import pytest
 
 from spark_statestore import begin_output, clone
 
-pytestmark = [pytest.mark.slow, pytest.mark.spark]
+pytestmark = pytest.mark.slow
 
 
 # The log is compacted in batches 2, 5 and 8.
-@pytest.mark.parametrize("batch", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, pytest.param(2, marks=pytest.mark.spark), 3])
 def test_file_sink_goes_on_in_a_new_output(spark: Any, tmp_path: Path, batch: int) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.streaming.fileSink.log.compactInterval", 3)

@@ -17,9 +17,9 @@ PACKAGE = Path(spark_statestore.__file__).parent
 CLASSES = {"EXTENSIONS", "FILE_MANAGER", "PLUGIN", "PROVIDER"}
 SESSIONS = {"StateView", "attach", "configure", "jar_path", "progress"}
 STATE = {"ConvertedState", "decode_rows", "diff_state", "encode_rows", "iter_state", "read_state"}
-STATE |= {"WrittenState", "write_state"}
+STATE |= {"WrittenState", "bootstrap", "write_state"}
 SAVEPOINTS = {"Savepoint", "dispose_savepoint", "list_savepoints", "load_savepoint", "savepoint"}
-SAVEPOINTS |= {"clone", "restore", "trigger_savepoint"}
+SAVEPOINTS |= {"begin_output", "clone", "restore", "trigger_savepoint"}
 MAINTENANCE = {"Conversion", "convert", "gc", "repair", "rescale", "rollback", "verify"}
 
 
