@@ -185,7 +185,7 @@ def live(spark, directory, name, checkpoint_format):
     for number in (6, 7, 8):
         # The newest but one is the newest version known to be committed.
         oldest = int(query.commits[-1].name) - RETAINED
-        cleaned = wait_until(lambda oldest=oldest: oldest <= oldest_version(query), 15)
+        cleaned = wait_until(lambda oldest=oldest: oldest <= oldest_version(query), 30)
         if cleaned:
             break
         run(number)
@@ -202,7 +202,7 @@ def live(spark, directory, name, checkpoint_format):
         "most attempts of a version": max(Counter((store, version) for store, version, _ in seen).values()),
         "old attempts are removed": cleaned,
         # Metadata is deleted first, and then the streams.
-        "old streams are removed": wait_until(lambda: streams(query, oldest) <= used_streams(query), 30),
+        "old streams are removed": wait_until(lambda: streams(query, oldest) <= used_streams(query), 120),
         "batches that load": [
             int(commit.name) - oldest for commit in query.commits if loads(query, int(commit.name), operator)
         ],

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import run
-from tests.support.effort import EFFORT
 from tests.support.paths import ROOT
 
 EXAMPLES = ROOT / "examples"
@@ -149,11 +148,16 @@ def lines_of(
 
 
 @pytest.fixture(scope="module")
-def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[list[str]]]:
+def printed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[list[str]]]:
     """Return what each run of each example printed, all in one process."""
     # In one order: Spark keeps the settings of the first session of a JVM, and with them the local directory
     # of an example that has removed it since.
-    left = set() if EFFORT > 1 else LONG
+    chosen = {
+        item.callspec.params.get("example") for item in request.session.items if hasattr(item, "callspec")
+    }
+    left = LONG - chosen
     names = [*(name for name in OUTPUT if name not in ALONE | left), *OUTPUT_TWICE, *OUTPUT_TWICE]
     directories = {name: tmp_path_factory.mktemp("example") for name in {*names, *ALONE}}
     temporary = tmp_path_factory.mktemp("temporary")
