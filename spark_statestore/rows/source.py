@@ -85,6 +85,11 @@ class StateSource:
         self.state: ColumnFamily = self._described()
         """Description of the column family in the metadata of a store."""
 
+    @property
+    def store(self) -> str:
+        """Name of its stores, which may be another one than was asked for, see `find_state`."""
+        return self.versions[0].store.name
+
     def columns(self, columns: Sequence[str] | None) -> StateColumns:
         """Return the decoder of its rows, see `StateColumns`."""
         return StateColumns(self.state, variable_kinds(self._operator).get(self.family), columns)

@@ -55,11 +55,21 @@ def readable_metadata(
     try:
         return store.metadata(name, attempt_id)
     except CorruptCheckpointError:
-        for file in (METADATA_FILE_NAME, f"{METADATA_FILE_NAME}.{attempt_id}"):
-            found = store.described(name, file)
-            if found is not None and attempt_id in (None, found.attempt_id):
-                return found
-        raise
+        found = _described_attempt(store, name, attempt_id)
+        if found is None:
+            raise
+        return found
+
+
+def _described_attempt(
+    store: StoreDirectory, name: CheckpointName, attempt_id: str | None
+) -> CheckpointMetadata | None:
+    """Return the verified metadata of an attempt at a version, by default of any; None if there is none."""
+    for end in ("",) if attempt_id is None else ("", f".{attempt_id}"):
+        found = store.described(name, f"{METADATA_FILE_NAME}{end}")
+        if found is not None and attempt_id in (None, found.attempt_id):
+            return found
+    return None
 
 
 def heal(
@@ -191,8 +201,7 @@ def _ancestors(
         if parent is None:
             return
         past = CheckpointName(found.version - 1, None if name.id is None else parent)
-        candidates = (store.described(past, f"{METADATA_FILE_NAME}{end}") for end in ("", f".{parent}"))
-        found = next((one for one in candidates if one is not None and one.attempt_id == parent), None)
+        found = _described_attempt(store, past, parent)
 
 
 def _descendants(

@@ -99,14 +99,14 @@ def bootstrap(
         written: dict[tuple[int, str], StateChanges] = {}
         for (operator, family), table in tables.items():
             described, found = find_writable(checkpoint, number, operator, "default", family)
-            store, name = found.versions[0].store.name, found.state.name
+            name = found.state.name
             if (operator, name) in written:
                 raise OptionError(
                     f"there are rows of operator {operator}, column family {name!r}, twice. Give them once. "
                     "No checkpoint was written."
                 )
             written[operator, name] = StateChanges(
-                table, "replace", described, store, found.state, len(found.versions)
+                table, "replace", described, found.store, found.state, len(found.versions)
             )
 
         def change(content: StoreSnapshot) -> StoreSnapshot:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 import pyarrow as pa
@@ -148,29 +148,38 @@ def _require_filled(rows: pa.ChunkedArray, column: str) -> None:
 
 
 def _require_filled_buffers(values: pa.ChunkedArray, state: ColumnFamily, grouping: int) -> None:
-    """Raise for nulls in buffers that aggregates fill with their first row; Spark would read any number.
+    """Raise for nulls in buffers that aggregates fill with their first row; Spark would read any number."""
+    import pyarrow.compute as pc
+
+    first = 0
+    for chunk in values.chunks:
+        for name, is_missing in _missing_buffers(decode_rows(chunk, state.value_schema), state, grouping):
+            row = pc.index(is_missing, True).as_py()
+            if row >= 0:
+                raise RowEncodingError(
+                    f"row {first + row} of the changes has no {name!r} in its value, which Spark's "
+                    "aggregates always have. Fill it in, with 0 or false for no rows. No copy was made."
+                )
+        first += len(chunk)
+
+
+def _missing_buffers(
+    values: pa.StructArray, state: ColumnFamily, grouping: int
+) -> Iterator[tuple[str, pa.BooleanArray]]:
+    """Yield the names of buffers that are always filled, and for each row whether it is not.
 
     A sum of decimals is null after an overflow alone; one of no rows is 0.
     """
     import pyarrow.compute as pc
 
-    described = parse_json(state.value_schema)["fields"]
-    first = 0
-    for chunk in values.chunks:
-        decoded = decode_rows(chunk, state.value_schema)
-        for position in range(grouping, len(described)):
-            column, name = decoded.field(position), described[position]["name"]
-            wrong = column.is_null() if name in _FILLED else pa.nulls(0, pa.bool_())
-            if name == "isEmpty" and not column.null_count:
-                name = described[position - 1]["name"]
-                wrong = pc.and_(column, decoded.field(position - 1).is_null())
-            if (found := pc.index(wrong, True).as_py()) >= 0:
-                row = first + found
-                raise RowEncodingError(
-                    f"row {row} of the changes has no {name!r} in its value, which Spark's aggregates always "
-                    "have. Fill it in, with 0 or false for no rows. No copy was made."
-                )
-        first += len(chunk)
+    names = [field["name"] for field in parse_json(state.value_schema)["fields"]]
+    for position in range(grouping, len(names)):
+        column = values.field(position)
+        if names[position] in _FILLED:
+            yield names[position], column.is_null()
+        if names[position] == "isEmpty":
+            # The field before is the sum.
+            yield names[position - 1], pc.and_(column, values.field(position - 1).is_null())
 
 
 def _require_own_sessions(keys: pa.ChunkedArray, values: pa.ChunkedArray, state: ColumnFamily) -> None:

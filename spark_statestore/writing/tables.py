@@ -31,19 +31,24 @@ def as_table(changes: Any) -> pa.Table:
         if table is not None:
             # Arrow has no functions for views within structs; Polars exports its strings as views.
             fields = [field.with_type(_without_views(field.type)) for field in table.schema]
-            return table.cast(pa.schema(fields))
-    except OptionError:
-        raise
+            table = table.cast(pa.schema(fields))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise RowEncodingError(
             f"the changes ({_type_name(changes)}) have no rows of Arrow types: {str(error).rstrip('.')}. "
             "Pass a pyarrow.Table with the columns and types that `read_state` returns. No copy was made."
         ) from error
-    raise OptionError(
-        f"the changes are a {_type_name(changes)}, but they must be a pyarrow.Table, RecordBatch or "
-        "RecordBatchReader, a data frame of pandas, Polars or Spark, or another object with the Arrow C "
-        "stream interface. Convert them to one of these. No copy was made."
-    )
+    if table is None:
+        raise OptionError(
+            f"the changes are a {_type_name(changes)}, but they must be a pyarrow.Table, RecordBatch or "
+            "RecordBatchReader, a data frame of pandas, Polars or Spark, or another object with the Arrow C "
+            "stream interface. Convert them to one of these. No copy was made."
+        )
+    if isinstance(changes, pa.RecordBatchReader) and not table.num_rows:
+        raise OptionError(
+            "the reader of the changes has no rows; it may have been read before. Pass a new one, or a "
+            "pyarrow.Table without rows if that is what is meant. No copy was made."
+        )
+    return table
 
 
 def _table(changes: Any) -> pa.Table | None:
@@ -53,13 +58,7 @@ def _table(changes: Any) -> pa.Table | None:
         case pa.RecordBatch():
             return pa.Table.from_batches([changes])
         case pa.RecordBatchReader():
-            table = changes.read_all()
-            if not table.num_rows:
-                raise OptionError(
-                    "the reader of the changes has no rows; it may have been read before. Pass a new one, or "
-                    "a pyarrow.Table without rows if that is what is meant. No copy was made."
-                )
-            return table
+            return changes.read_all()
     if _is_pandas(changes):
         return _from_pandas(changes)
     if callable(getattr(changes, "toArrow", None)):

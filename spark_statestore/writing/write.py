@@ -128,14 +128,12 @@ def write_state(
     table = None if predicate is not None else as_table(changes)
     with held_if_possible(checkpoint, number, target):
         described, found = find_writable(checkpoint, number, operator, store, column_family)
-        # `store` may be the name of a column family, see `find_state`.
-        name = found.versions[0].store.name
         written: StateChanges | MatchingDelete
         if predicate is not None:
             columns = found.columns(None)
-            written = MatchingDelete(predicate, described, name, found.state, columns)
+            written = MatchingDelete(predicate, described, found.store, found.state, columns)
         else:
-            written = StateChanges(table, mode, described, name, found.state, len(found.versions))
+            written = StateChanges(table, mode, described, found.store, found.state, len(found.versions))
         copy_held(
             checkpoint,
             number,

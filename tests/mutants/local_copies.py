@@ -37,8 +37,8 @@ MUTANTS: Final = (
     Mutant(
         "local-copy-unverified",
         f"{_SHIM}/table/LocalCopy.scala",
-        "if (crcOf(mapped.duplicate()) != region.crc) {",
-        "if (crcOf(mapped.duplicate()) == region.crc + 1) {",
+        "if (LocalCopyFile.crcOf(mapped.duplicate()) != region.crc) {",
+        "if (LocalCopyFile.crcOf(mapped.duplicate()) == region.crc + 1) {",
         (_DAMAGED,),
         "A damaged local copy costs time, and no row.",
     ),

@@ -191,8 +191,8 @@ _STORES: Final = (
     Mutant(
         "heal-other-attempt",
         f"{_STORE}/healing.py",
-        "one is not None and one.attempt_id == parent",
-        "one is not None",
+        "if found is not None and attempt_id in (None, found.attempt_id):",
+        "if found is not None:",
         (f"{_TESTS}/store/test_healing.py",),
         "A damaged version is not read from the changes of an attempt that it does not build on.",
     ),

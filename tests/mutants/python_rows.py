@@ -136,8 +136,8 @@ MUTANTS: Final = (
     Mutant(
         "write-null-buffers",
         f"{_WRITING}/rows.py",
-        "wrong = column.is_null() if name in _FILLED else pa.nulls(0, pa.bool_())",
-        "wrong = pa.nulls(0, pa.bool_())",
+        "yield names[position], column.is_null()",
+        "yield names[position], pa.nulls(0, pa.bool_())",
         (f"{_TESTS}/writing/test_write.py::test_write_state_refuses_wrong_changes_and_leaves_no_files",),
         "A count that is null is refused, as Spark would read any number.",
     ),
@@ -244,8 +244,8 @@ MUTANTS: Final = (
     Mutant(
         "write-to-the-store-of-a-variable",
         f"{_WRITING}/write.py",
-        "name = found.versions[0].store.name",
-        "name = store",
+        "written = StateChanges(table, mode, described, found.store, found.state, len(found.versions))",
+        "written = StateChanges(table, mode, described, store, found.state, len(found.versions))",
         ("tests/spark/test_write_state.py::test_transform_with_state_goes_on_from_written_state",),
         "A variable that is named as a store is written, too.",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -84,15 +84,24 @@ def aggregates(events: Any) -> Any:
     )
 
 
+def rows_of(schema: pa.Schema, rows: Iterable[tuple[tuple[Any, ...], tuple[Any, ...]]]) -> pa.Table:
+    """Return rows of a key and a value, whose fields are in the order of the schema."""
+    columns = []
+    for name, parts in zip(("key", "value"), zip(*rows, strict=True), strict=True):
+        kind = schema.field(name).type
+        names = [field.name for field in kind]
+        columns.append(pa.array([dict(zip(names, part, strict=True)) for part in parts], kind))
+    return pa.table(columns, ["key", "value"])
+
+
 def state_of_aggregates(schema: pa.Schema) -> Mapping[int, pa.Table]:
     values = defaultdict(list)
     for row in HISTORY:
-        values[row["k"]].append(row["v"])
-    buffers = [(len(v), sum(v), float(sum(v)), len(v), min(v), max(v), v[0], True) for v in values.values()]
-    kind = schema.field("value").type
-    value = [dict(zip([field.name for field in kind], buffer, strict=True)) for buffer in buffers]
-    keys = [{"k": key} for key in values]
-    return {0: pa.table([pa.array(keys, schema.field("key").type), pa.array(value, kind)], ["key", "value"])}
+        values[row["k"],].append(row["v"])
+    buffers = {
+        key: (len(v), sum(v), float(sum(v)), len(v), min(v), max(v), v[0], True) for key, v in values.items()
+    }
+    return {0: rows_of(schema, buffers.items())}
 
 
 @pytest.mark.spark
@@ -115,15 +124,13 @@ def state_of_windows(schema: pa.Schema) -> Mapping[int, pa.Table]:
     found: dict[tuple[datetime, str], int] = defaultdict(int)
     for row in HISTORY:
         found[row["t"] - (row["t"] - BEGIN) % timedelta(minutes=2), row["k"]] += 1
-    there = {at: n for at, n in found.items() if at[0] + timedelta(minutes=2) > watermark()}
-    (start, key), count = (
-        (field.name for field in schema.field("key").type),
-        schema.field("value").type[0].name,
-    )
-    keys = [{start: {"start": at, "end": at + timedelta(minutes=2)}, key: k} for at, k in there]
-    values = [{count: n} for n in there.values()]
-    columns = [pa.array(keys, schema.field("key").type), pa.array(values, schema.field("value").type)]
-    return {0: pa.table(columns, ["key", "value"])}
+    length = timedelta(minutes=2)
+    there = [
+        (({"start": start, "end": start + length}, key), (count,))
+        for (start, key), count in found.items()
+        if start + length > watermark()
+    ]
+    return {0: rows_of(schema, there)}
 
 
 def watermark() -> datetime:
@@ -152,14 +159,11 @@ def state_of_sessions(schema: pa.Schema) -> Mapping[int, pa.Table]:
         if row["t"] > end:
             start, count = row["t"], 0
         last[row["k"]] = [start, row["t"] + timedelta(minutes=1), count + 1]
-    kind = schema.field("value").type
-    rows = [
-        dict(zip([field.name for field in kind], (key, {"start": start, "end": end}, count), strict=True))
+    there = [
+        ((key, start), (key, {"start": start, "end": end}, count))
         for key, (start, end, count) in last.items()
     ]
-    names = [field.name for field in schema.field("key").type]
-    keys = [dict(zip(names, (key, start), strict=True)) for key, (start, _, _) in last.items()]
-    return {0: pa.table([pa.array(keys, schema.field("key").type), pa.array(rows, kind)], ["key", "value"])}
+    return {0: rows_of(schema, there)}
 
 
 def test_sessions_start_with_a_watermark(spark: Any, tmp_path: Path) -> None:
@@ -173,10 +177,8 @@ def distinct(events: Any) -> Any:
 
 
 def state_of_distinct(schema: pa.Schema) -> Mapping[int, pa.Table]:
-    keys = [{"k": k, "v": v} for k, v in sorted({(row["k"], row["v"]) for row in HISTORY})]
-    values = [dict.fromkeys(field.name for field in schema.field("value").type)] * len(keys)
-    columns = [pa.array(keys, schema.field("key").type), pa.array(values, schema.field("value").type)]
-    return {0: pa.table(columns, ["key", "value"])}
+    nothing = (None,) * schema.field("value").type.num_fields
+    return {0: rows_of(schema, {(row["k"], row["v"]): nothing for row in HISTORY}.items())}
 
 
 def test_distinct_rows_start_with_those_of_the_history(spark: Any, tmp_path: Path) -> None:
@@ -190,12 +192,7 @@ def processed(events: Any) -> Any:
 
 
 def state_of_variables(schema: pa.Schema) -> Mapping[tuple[int, str], pa.Table]:
-    last = {row["k"]: row["v"] for row in HISTORY}
-    columns = [
-        pa.array([{"k": key} for key in last], schema.field("key").type),
-        pa.array([{"v": value} for value in last.values()], schema.field("value").type),
-    ]
-    return {(0, "one"): pa.table(columns, ["key", "value"])}
+    return {(0, "one"): rows_of(schema, {(row["k"],): (row["v"],) for row in HISTORY}.items())}
 
 
 @since("4.1", "transformWithState of rows in Python")
@@ -229,11 +226,7 @@ def test_query_reads_on_from_given_offsets(spark: Any, tmp_path: Path, form: int
 
     run(tmp_path / "started")
     schema = read_state(str(tmp_path / "started")).schema
-    columns = [
-        pa.array([{"k": k} for k in range(3)], schema.field("key").type),
-        pa.array([{"count": 1000 + k} for k in range(3)], schema.field("value").type),
-    ]
-    state = {0: pa.table(columns, ["key", "value"])}
+    state = {0: rows_of(schema, [((k,), (1000 + k,)) for k in range(3)])}
     offsets = {"0": {"offset": 3000, "timestamp": 0}}
     bootstrap(str(tmp_path / "started"), str(tmp_path / "target"), state, offsets=offsets)
     # The next ten numbers, and not those before.

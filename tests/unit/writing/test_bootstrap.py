@@ -78,7 +78,7 @@ def test_bootstrap_sets_offsets_and_watermark(started: StoredQuery, tmp_path: Pa
     assert json.loads(commit)["nextBatchWatermarkMs"] == MAY_MS
     bootstrap(started.url, str(tmp_path / "again"), {}, offsets={"1": "40", "0": '{"t":{"0":8}}'})
     assert entry(tmp_path / "again")[2:] == ['{"t":{"0":8}}', "40"]
-    # What it does not name is as it was.
+    # The watermark is unchanged.
     assert json.loads(entry(tmp_path / "again")[1]) == json.loads(entry(started.url)[1])
 
 

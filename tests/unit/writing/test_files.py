@@ -77,7 +77,7 @@ def test_read_changes_refuses_incomplete_files(put: Callable[[bytes], str], data
 
 def test_read_changes_refuses_damaged_offsets(put: Callable[[bytes], str]) -> None:
     data = ipc_file(pa.table({"key": ["a" * 1000, "b" * 1000]}).combine_chunks())
-    # Where the first string ends.
+    # The end of the first string.
     at = data.index((1000).to_bytes(4, "little"))
     with pytest.raises(RowEncodingError, match="changes cannot be read"):
         read_changes(put(data[:at] + b"\xff\xff\xff\x7f" + data[at + 4 :]), SCHEMA, "upsert")

@@ -5,7 +5,7 @@ import java.util.concurrent.ArrayBlockingQueue
 import org.apache.spark.sql.statestore.table.{RowPrefetch, StateTable, TableLoad}
 
 /**
- * Applies the changes of a version to the empty tables of its column families.
+ * Applies the changes of a version to the tables of its column families, which are empty or have the rows of a local copy.
  *
  * Guarantees: messages are read and decompressed in parallel to the insertion of earlier ones, in
  * bounded memory. When `load` returns, every change is applied and verified; when it fails, its reader

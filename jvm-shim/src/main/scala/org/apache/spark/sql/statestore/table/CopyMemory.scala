@@ -3,7 +3,6 @@ package org.apache.spark.sql.statestore.table
 import java.io.DataOutputStream
 import java.nio.MappedByteBuffer
 import java.nio.channels.FileChannel
-import java.util.zip.CRC32C
 
 import org.apache.arrow.memory.util.MemoryUtil
 
@@ -64,11 +63,9 @@ private[table] final class CopyMemory(channel: FileChannel) extends TableMemory 
   def describe(out: DataOutputStream): Unit = {
     out.writeInt(regions.size)
     regions.foreach { region =>
-      val checksum = new CRC32C
-      checksum.update(region.mapped.duplicate())
       out.writeLong(region.start)
       out.writeLong(region.size)
-      out.writeInt(checksum.getValue.toInt)
+      out.writeInt(LocalCopyFile.crcOf(region.mapped.duplicate()))
     }
   }
 

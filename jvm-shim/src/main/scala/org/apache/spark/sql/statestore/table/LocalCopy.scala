@@ -4,7 +4,6 @@ import java.io.{ByteArrayInputStream, Closeable, DataInputStream, IOException}
 import java.nio.{ByteBuffer, MappedByteBuffer}
 import java.nio.channels.FileChannel
 import java.nio.file.{Paths, StandardOpenOption}
-import java.util.zip.CRC32C
 
 import org.apache.arrow.memory.util.MemoryUtil
 
@@ -89,7 +88,7 @@ private[statestore] final class LocalCopy private (path: String, channel: FileCh
     channel.map(FileChannel.MapMode.PRIVATE, region.start, region.size)
 
   private def verify(mapped: MappedByteBuffer, region: Region): Unit =
-    if (crcOf(mapped.duplicate()) != region.crc) {
+    if (LocalCopyFile.crcOf(mapped.duplicate()) != region.crc) {
       throw new DamagedCopyException(s"$path is damaged after byte ${region.start}")
     }
 }
@@ -98,7 +97,7 @@ private[statestore] final class LocalCopy private (path: String, channel: FileCh
 private[statestore] final class DamagedCopyException(message: String) extends IOException(message)
 
 private[statestore] object LocalCopy {
-  import LocalCopyFile.{FooterBytes, Layout, Magic}
+  import LocalCopyFile.{crcOf, FooterBytes, Layout, Magic}
 
   /**
    * Opens a copy.
@@ -141,12 +140,6 @@ private[statestore] object LocalCopy {
     val description = read(start, size)
     if (crcOf(description.duplicate()) != crc) throw new DamagedCopyException(s"the description in $path is damaged")
     new DataInputStream(new ByteArrayInputStream(description.array))
-  }
-
-  private def crcOf(bytes: ByteBuffer): Int = {
-    val checksum = new CRC32C
-    checksum.update(bytes)
-    checksum.getValue.toInt
   }
 
   private def readFamily(in: DataInputStream): Family = new Family(

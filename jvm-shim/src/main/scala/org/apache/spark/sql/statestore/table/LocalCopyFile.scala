@@ -112,12 +112,16 @@ private[statestore] object LocalCopyFile {
     }
   }
 
+  private[table] def crcOf(bytes: ByteBuffer): Int = {
+    val checksum = new CRC32C
+    checksum.update(bytes)
+    checksum.getValue.toInt
+  }
+
   private def finish(channel: FileChannel, description: Array[Byte]): Unit = {
     val start = channel.size
-    val checksum = new CRC32C
-    checksum.update(description)
     val end = ByteBuffer.allocate(description.length + FooterBytes).put(description)
-      .putLong(start).putInt(description.length).putInt(checksum.getValue.toInt).putLong(Layout).putLong(Magic).flip()
+      .putLong(start).putInt(description.length).putInt(crcOf(ByteBuffer.wrap(description))).putLong(Layout).putLong(Magic).flip()
     channel.position(start)
     while (end.hasRemaining) channel.write(end)
   }
