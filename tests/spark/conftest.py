@@ -48,6 +48,12 @@ def recordings(request: pytest.FixtureRequest) -> Recordings:
 
 
 @pytest.fixture
+def no_other_tables(spark: Any) -> None:
+    """Close the stores that earlier tests left, for tests that measure the memory of all tables."""
+    spark._jvm.org.apache.spark.sql.statestore.BackgroundWork.closeStores()
+
+
+@pytest.fixture
 def slow(spark: Any, tmp_path: Path) -> Iterator[SlowStorage]:
     """Return storage that can be slow or hang, with an interpreter whose backend uses it.
 

@@ -12,6 +12,8 @@ from tests.spark.harness import Provider
 from tests.spark.test_state_table import memory, put
 from tests.system.soak.test_large_state import compare, run
 
+pytestmark = pytest.mark.usefixtures("no_other_tables")
+
 MIB = 1 << 20
 GIB = 1 << 30
 

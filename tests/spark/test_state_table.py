@@ -20,10 +20,7 @@ FEW_KEYS = {"keys": 30, "largest": 40_000, "steps": 60_000}
 HEAPS = {2**40: 2, 0: 1, 2**20: 1, -1: 1}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_other_tables(spark: Any) -> None:
-    """Close the stores that earlier tests left: tests here measure the memory of all tables of the JVM."""
-    spark._jvm.org.apache.spark.sql.statestore.BackgroundWork.closeStores()
+pytestmark = pytest.mark.usefixtures("no_other_tables")
 
 
 @pytest.mark.parametrize("heap", HEAPS, ids=["heap", "files", "moved pages", "changing"])
