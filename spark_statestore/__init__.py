@@ -45,7 +45,7 @@ else:
             "savepoint",
             "trigger_savepoint",
         ],
-        "spark_statestore.writing": ["WrittenState", "bootstrap", "write_state"],
+        "spark_statestore.writing": ["Migration", "WrittenState", "bootstrap", "migrate", "write_state"],
     }
     _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 

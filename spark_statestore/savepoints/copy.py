@@ -81,6 +81,9 @@ class CheckpointCopy:
         Returns the entries of the batch that the copy has in Spark's logs.
     has_operator_state
         Copy the operator state of the query's own functions, too.
+    state_of
+        A checkpoint and a batch whose operators and stores the copy has instead, with the settings of that
+        batch; all else is the source's. Not for a copy with other partitions.
     memory
         Limit of the bytes of rows held for each store, see `read_store`; not for a copy with other
         partitions.
@@ -103,17 +106,19 @@ class CheckpointCopy:
         change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
         edit: EditOfLogs = unchanged,
         has_operator_state: bool = True,
+        state_of: tuple[QueryCheckpoint, int] | None = None,
         memory: int | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._source = source
+        self._stateful, self._state_batch = (source, batch) if state_of is None else state_of
         self._change = change
         self._edit = edit
         self._has_operator_state = has_operator_state
         self._memory = memory
         self._with_ids = with_ids
         self._batch = source.require_batch(batch)
-        self._commit = source.commit(batch)
+        self._commit = self._stateful.commit(self._state_batch)
         self._offsets = source.offsets(batch)
         self._before = entry_before(source, batch) if batch > 0 else None
         self._query_id = query_id
@@ -138,7 +143,7 @@ class CheckpointCopy:
         partition and store.
         """
         commit = self._commit if state_ids is None else self._commit.with_state_ids(state_ids)
-        operators = list(self._source.operator_files(self._batch))
+        operators = list(self._stateful.operator_files(self._state_batch))
         if state:
             written = self._counted(sum(self._store_count(stateful) for _, stateful in operators))
             ids = {stateful.id: self._write_stores(stateful, written) for _, stateful in operators}
@@ -200,7 +205,7 @@ class CheckpointCopy:
 
     def _store_count(self, operator: StatefulOperator) -> int:
         if self._partitions is None:
-            return len(self._source.stores(self._batch, operator.id))
+            return len(self._stateful.stores(self._state_batch, operator.id))
         return rescaled_count(self._source, self._batch, operator, self._partitions)
 
     def _write_stores(self, operator: StatefulOperator, count_one: Callable[[], None]) -> list[list[str]]:
@@ -224,9 +229,9 @@ class CheckpointCopy:
                     attempts[store] = attempt_id
                     count_one()
         else:
-            versions = self._source.stores(self._batch, operator.id)
+            versions = self._stateful.stores(self._state_batch, operator.id)
             for store, attempt_id in parallel_iter(
-                lambda version: write(self._change(read_store(self._source, version, self._memory))),
+                lambda version: write(self._change(read_store(self._stateful, version, self._memory))),
                 versions,
                 *storages,
             ):
@@ -258,15 +263,15 @@ class CheckpointCopy:
             below = operator.below_its_schemas(url)
             if below is None:
                 raise CorruptCheckpointError(
-                    f"{self._source.files.url(path)} names the schema file {url}, which is not in the "
+                    f"{self._stateful.files.url(path)} names the schema file {url}, which is not in the "
                     "operator's directory. " + restore_from_backup("the right file", otherwise=None)
                 )
-            self._copy(STATE, str(operator.id), SCHEMAS, *below.split("/"))
+            self._copy(self._stateful, STATE, str(operator.id), SCHEMAS, *below.split("/"))
         for store in operator.stores:
             names = StoreId(operator.id, 0, store.name).directories
             # With version 1 of the operator metadata, schemas are beside the first partition's state.
-            for name in self._source.files_below(STATE, *names, "_metadata"):
-                self._copy(STATE, *names, "_metadata", *name.split("/"))
+            for name in self._stateful.files_below(STATE, *names, "_metadata"):
+                self._copy(self._stateful, STATE, *names, "_metadata", *name.split("/"))
         moved = self._moved(operator)
         if self._elsewhere:
             # Spark counts partitions by these directories.
@@ -274,7 +279,7 @@ class CheckpointCopy:
                 for store in moved.stores:
                     directories = StoreId(moved.id, partition, store.name).directories
                     self._make_directory(self._target.path(STATE, *directories))
-        self._put(moved.encode(), *path[len(self._source.root) + 1 :].split("/"))
+        self._put(moved.encode(), *path[len(self._stateful.root) + 1 :].split("/"))
 
     def _write_source(self, name: str, offset: str) -> None:
         with failing_to("read", self._source.files, self._source.path(SOURCES, name)):
@@ -294,14 +299,16 @@ class CheckpointCopy:
         names = self._source.files_below(SOURCES, name)
         last = sources.position(offset)
         log = sources.log_files(names)
-        if last is None or not sources.is_file_source(log, partial(self._read, SOURCES, name)):
-            return {file: self._read(SOURCES, name, *file.split("/")) for file in names}
+        if last is None or not sources.is_file_source(log, partial(self._read, self._source, SOURCES, name)):
+            return {file: self._read(self._source, SOURCES, name, *file.split("/")) for file in names}
         where = self._source.files.url(self._source.path(SOURCES, name))
         part = sources.cut(log, last, where)
-        written = {file: self._read(SOURCES, name, file) for file in part.kept}
+        written = {file: self._read(self._source, SOURCES, name, file) for file in part.kept}
         if part.compact is not None:
             file, origin = part.compact
-            written[file] = sources.compacted(self._read(SOURCES, name, origin), last, join(where, origin))
+            written[file] = sources.compacted(
+                self._read(self._source, SOURCES, name, origin), last, join(where, origin)
+            )
         return written
 
     def _write_operator_state(self) -> None:
@@ -310,21 +317,21 @@ class CheckpointCopy:
             for chosen in newest_operator_state(names, self._batch, where):
                 # The metadata last, as it was written.
                 for name in sorted(names[chosen], key=lambda file: file == METADATA_FILE_NAME):
-                    self._copy(OPERATOR_STATE_DIR, operator, chosen.directory, *name.split("/"))
+                    self._copy(self._source, OPERATOR_STATE_DIR, operator, chosen.directory, *name.split("/"))
 
-    def _read(self, *names: str) -> bytes:
-        path = self._source.path(*names)
-        if self._source.files.has_link(self._source.root, path[len(self._source.root) + 1 :]):
+    def _read(self, source: QueryCheckpoint, *names: str) -> bytes:
+        path = source.path(*names)
+        if source.files.has_link(source.root, path[len(source.root) + 1 :]):
             # Following links would leak files into the copy.
             raise CorruptCheckpointError(
-                f"{self._source.files.url(path)} is a symbolic link, or below one. Replace the link by the "
+                f"{source.files.url(path)} is a symbolic link, or below one. Replace the link by the "
                 "file; nothing was changed."
             )
-        return self._source.files.read(path)
+        return source.files.read(path)
 
-    def _copy(self, *names: str) -> None:
-        with failing_to("read", self._source.files, self._source.path(*names)):
-            data = self._read(*names)
+    def _copy(self, source: QueryCheckpoint, *names: str) -> None:
+        with failing_to("read", source.files, source.path(*names)):
+            data = self._read(source, *names)
         self._put(data, *names)
 
     def _put(self, data: bytes, *names: str) -> None:

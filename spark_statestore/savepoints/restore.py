@@ -299,6 +299,7 @@ def copy_held(
     change: Callable[[StoreSnapshot], StoreSnapshot] = lambda content: content,
     edit: EditOfLogs = unchanged,
     has_operator_state: bool = True,
+    state_of: tuple[QueryCheckpoint, int] | None = None,
     memory: int | None = None,
 ) -> None:
     """Write a durable checkpoint of a batch that is held to an empty location, see `CheckpointCopy`."""
@@ -316,6 +317,7 @@ def copy_held(
             change=change,
             edit=edit,
             has_operator_state=has_operator_state,
+            state_of=state_of,
             memory=memory,
             progress=progress,
         )

@@ -89,12 +89,12 @@ def bootstrap(
         If a file cannot be read or written. No files remain at the new location.
     """
     offsets = {} if offsets is None else offsets
-    _require_mapping("state", state)
-    _require_mapping("offsets", offsets)
+    require_mapping("state", state)
+    require_mapping("offsets", offsets)
     checkpoint = open_checkpoint(started, checkpoints_dir=checkpoints_dir)
     number = checkpoint.require_batch(batch)
     edit = _edit_of_logs(checkpoint, number, offsets, watermark)
-    tables = {_operator_and_family(key): as_table(rows) for key, rows in state.items()}
+    tables = {operator_and_family(key): as_table(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
         written: dict[tuple[int, str], StateChanges] = {}
         for (operator, family), table in tables.items():
@@ -129,7 +129,8 @@ def bootstrap(
     return WrittenState(number, sum(changes.counts.added for changes in written.values()), 0, 0)
 
 
-def _operator_and_family(key: Any) -> tuple[int, str | None]:
+def operator_and_family(key: Any) -> tuple[int, str | None]:
+    """Return an operator and, if it is given, a column family; raise `OptionError` for all else."""
     operator, family = key if isinstance(key, tuple) and len(key) == 2 else (key, None)
     if isinstance(operator, Integral) and (family is None or isinstance(family, str)):
         return int(operator), family
@@ -139,7 +140,8 @@ def _operator_and_family(key: Any) -> tuple[int, str | None]:
     )
 
 
-def _require_mapping(name: str, value: object) -> None:
+def require_mapping(name: str, value: object) -> None:
+    """Raise `OptionError` for an argument that is no dict."""
     if not isinstance(value, Mapping):
         raise OptionError(
             f"the {name} is a {type(value).__name__}, but it must be a dict. No checkpoint was written."

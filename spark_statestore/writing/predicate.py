@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_statestore.errors import MissingPackageError, OptionError
+from spark_statestore.errors import OptionError
 from spark_statestore.query import StatefulOperator
 from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.writing.changes import KeyCounts
+from spark_statestore.writing.sql import ROW, Sql, failed, with_numbers
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-# Column of row numbers, beside those of `read_state`.
-_ROW: Final = "row number in its batch"
 
 # Rows per decoded batch, which bounds temporary memory.
 _BATCH_ROWS: Final = 65_536
@@ -92,13 +90,6 @@ class MatchingDelete:
         return matches
 
 
-def _with_numbers(rows: pa.RecordBatch) -> pa.Table:
-    import numpy as np
-
-    numbers = pa.array(np.arange(rows.num_rows, dtype=np.int64))
-    return pa.Table.from_batches([rows]).append_column(_ROW, numbers)
-
-
 class ExpressionPredicate:
     """A predicate that is an expression of pyarrow."""
 
@@ -109,55 +100,32 @@ class ExpressionPredicate:
         import numpy as np
 
         try:
-            found = _with_numbers(rows).filter(self._expression)
+            found = with_numbers(rows).filter(self._expression)
         except (pa.ArrowException, TypeError) as error:
-            raise _failed(str(self._expression), error) from error
-        return np.asarray(found[_ROW].to_numpy(), np.int64)
+            raise failed(str(self._expression), error) from error
+        return np.asarray(found[ROW].to_numpy(), np.int64)
 
 
 class SqlPredicate:
-    """A predicate in DuckDB's SQL; each thread has a cursor of one database in memory."""
+    """A predicate in DuckDB's SQL."""
 
     def __init__(self, condition: str) -> None:
-        try:
-            import duckdb
-        except ModuleNotFoundError as error:
-            raise MissingPackageError(
-                "a predicate in SQL needs DuckDB: pip install duckdb. In Python, a "
-                "pyarrow.compute.Expression needs no other package. No copy was made."
-            ) from error
         self._condition = condition
-        self._error = duckdb.Error
-        # Names in the condition are columns, and not variables of this program.
-        self._database = duckdb.connect(":memory:", config={"python_enable_replacements": False})
+        self._sql = Sql(condition)
 
     def matching(self, rows: pa.RecordBatch) -> NDArray[np.int64]:
         import numpy as np
 
-        try:
-            with self._database.cursor() as cursor:
-                # A time without a zone would otherwise be one of this machine's zone.
-                cursor.execute("SET TimeZone = 'UTC'")
-                table = cursor.from_arrow(_with_numbers(rows))
-                types = [str(kind) for kind in table.project(self._condition).types]
-                if types != ["BOOLEAN"]:
-                    raise OptionError(
-                        f"the predicate {self._condition!r} has the type {', '.join(types)}, but it must be "
-                        'BOOLEAN. Compare it with a value, as in "value.count < 0". No copy was made.'
-                    )
-                # Refuses aggregates and windows, which are not of one row.
-                table.filter(self._condition)
-                # A filter could be evaluated by Arrow's scan, for which NaN is not above all numbers.
-                found = table.project(f'"{_ROW}", {self._condition}').fetchnumpy()
-        except self._error as error:
-            raise _failed(self._condition, error) from error
+        with self._sql.over(rows) as table:
+            types = [str(kind) for kind in table.project(self._condition).types]
+            if types != ["BOOLEAN"]:
+                raise OptionError(
+                    f"the predicate {self._condition!r} has the type {', '.join(types)}, but it must be "
+                    'BOOLEAN. Compare it with a value, as in "value.count < 0". No copy was made.'
+                )
+            # Refuses aggregates and windows, which are not of one row.
+            table.filter(self._condition)
+            # A filter could be evaluated by Arrow's scan, for which NaN is not above all numbers.
+            found = table.project(f'"{ROW}", {self._condition}').fetchnumpy()
         positions, matches = found.values()
         return np.asarray(positions[np.ma.filled(matches, False)], np.int64)
-
-
-def _failed(predicate: str, error: Exception) -> OptionError:
-    reason = " ".join(str(error).split()).rstrip(".!")
-    return OptionError(
-        f"the predicate {predicate!r} cannot be evaluated: {reason}. Use the columns and types that "
-        "`read_state` returns, as in \"key.word = 'a' and value.count < 0\". No copy was made."
-    )

@@ -19,7 +19,7 @@ from spark_statestore.store.metadata import ColumnFamily
 Mode = Literal["upsert", "replace", "delete"]
 
 AGGREGATION: Final = "stateStoreSave"
-_SESSIONS: Final = "sessionWindowStateStoreSaveExec"
+SESSIONS: Final = "sessionWindowStateStoreSaveExec"
 
 # Operators with one value for each key, and one state.
 _PLAIN: Final = (
@@ -28,7 +28,7 @@ _PLAIN: Final = (
     "dedupeWithinWatermark",
     "flatMapGroupsWithState",
     "applyInPandasWithState",
-    _SESSIONS,
+    SESSIONS,
 )
 
 # Variables of transformWithState whose rows are all in one column family, unless they expire.
@@ -85,12 +85,12 @@ def encoded_rows(
         rows.append(_encoded(table, "value", state.value_schema))
     key = parse_schema(state.key_schema)
     _require_no_map(key)
-    if operator.name in (AGGREGATION, _SESSIONS):
+    if operator.name in (AGGREGATION, SESSIONS):
         for chunk in rows[0].chunks:
             _require_normalized(decode_rows(chunk, state.key_schema), key)
         if mode != "delete":
-            _require_filled_buffers(rows[1], state, len(key.children) if operator.name == _SESSIONS else 0)
-    if operator.name == _SESSIONS and mode != "delete":
+            _require_filled_buffers(rows[1], state, len(key.children) if operator.name == SESSIONS else 0)
+    if operator.name == SESSIONS and mode != "delete":
         _require_own_sessions(rows[0], rows[1], state)
     return rows
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -42,11 +42,20 @@ class Interpreter(StatefulProcessor):
         Time mode of timers: "event", "processing", or none.
     pandas
         Whether rows are passed as pandas frames.
+    names
+        Names of the value, the list and the map.
     """
 
     def __init__(
-        self, value: str, *, ttl: int | None = None, timers: str | None = None, pandas: bool = False
+        self,
+        value: str,
+        *,
+        ttl: int | None = None,
+        timers: str | None = None,
+        pandas: bool = False,
+        names: Sequence[str] = ("one", "many", "named"),
     ) -> None:
+        self._names = names
         self._value = value
         self._ttl = ttl
         self._timers = timers
@@ -55,9 +64,10 @@ class Interpreter(StatefulProcessor):
     def init(self, handle: Any) -> None:
         self._handle = handle
         schema = f"v {self._value}"
-        self.one = handle.getValueState("one", schema, self._ttl)
-        self.many = handle.getListState("many", schema, self._ttl)
-        self.named = handle.getMapState("named", "n bigint, v " + self._value, schema, self._ttl)
+        one, many, named = self._names
+        self.one = handle.getValueState(one, schema, self._ttl)
+        self.many = handle.getListState(many, schema, self._ttl)
+        self.named = handle.getMapState(named, "n bigint, v " + self._value, schema, self._ttl)
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
         for row in self._rows([initialState]):

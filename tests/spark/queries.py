@@ -116,6 +116,11 @@ class Query:
             hidden.rename(path)
             self._files += 1
 
+    def go_on(self, before: Query, checkpoint: Path) -> None:
+        """Have this query read the input of another one, from a checkpoint on."""
+        self.checkpoint = checkpoint
+        self._input, self._files = before._input, before._files
+
     def start(self, out: Output, **trigger: Any) -> Any:
         """Start the query, which adds its output to a list batch by batch."""
 

@@ -1,0 +1,282 @@
+"""Columns of a new state, computed from those of an old one."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import types as arrow_types
+
+from spark_statestore.errors import OptionError, RowEncodingError
+from spark_statestore.formats.metadata import parse_json
+from spark_statestore.rows.columns import PARTITION
+from spark_statestore.writing.buffers import Buffer, buffers_of, matched_buffers
+from spark_statestore.writing.sql import Sql
+
+ColumnValues: TypeAlias = Any
+"""Values of a column: an expression, SQL, a function of the old rows, or one value of all rows."""
+
+_LITERALS: Final = (pa.Scalar, bool, int, float, decimal.Decimal, bytes, datetime.date, datetime.timedelta)
+
+# Types that hold all values of a smaller one.
+_WIDER: Final[Mapping[pa.DataType, Sequence[pa.DataType]]] = {
+    pa.int8(): (pa.int16(), pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int16(): (pa.int32(), pa.int64(), pa.float32(), pa.float64()),
+    pa.int32(): (pa.int64(), pa.float64()),
+    pa.float32(): (pa.float64(),),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewField:
+    """A field of a column of the new state, with where its values come from.
+
+    Attributes
+    ----------
+    path
+        Its column and name, such as ``value.count``.
+    taken
+        Path of the old field that it is taken from; None if it is not.
+    beginning
+        Value of all rows, if it is not taken from the old state.
+    given
+        Values that the caller has given, which replace all else.
+    problem
+        Why its values cannot be told; None if they can.
+    """
+
+    path: str
+    taken: str | None = None
+    beginning: Any = None
+    given: ColumnValues = None
+    is_given: bool = False
+    problem: str | None = None
+
+    def __str__(self) -> str:
+        if self.is_given:
+            name = getattr(self.given, "__name__", None)
+            return f"{name}(...)" if name else str(self.given)
+        if self.taken is None:
+            return "null" if self.beginning is None else str(self.beginning).lower()
+        return self.taken
+
+
+class NewColumns:
+    """The columns of a new state, from the rows of an old one.
+
+    Parameters
+    ----------
+    old, new
+        Schemas of both, as `read_state` returns them.
+    aggregates
+        For states of aggregations, the value schemas of both as Spark has them, and the number of grouping
+        columns at the beginning of each value.
+    given
+        Values by path, such as ``value.count``.
+    """
+
+    def __init__(
+        self,
+        old: pa.Schema,
+        new: pa.Schema,
+        given: Mapping[str, ColumnValues],
+        aggregates: tuple[str, str, int, int] | None = None,
+    ) -> None:
+        self._old = old
+        self._new = new
+        self._columns = [name for name in new.names if name != PARTITION]
+        fields = {
+            f"{column}.{field.name}": self._by_name(column, field)
+            for column in self._columns
+            for field in new.field(column).type
+        }
+        if aggregates is not None:
+            fields |= self._of_buffers(*aggregates)
+        for path, values in given.items():
+            if path not in fields:
+                raise OptionError(
+                    f"the new state has no column {path!r}, it has {', '.join(fields)}. Use one of those. "
+                    "No checkpoint was written."
+                )
+            fields[path] = NewField(path, given=_checked(path, values), is_given=True)
+        self.fields: tuple[NewField, ...] = tuple(fields.values())
+        """All fields, in their order."""
+        self._sql = {
+            field.path: Sql(field.given)
+            for field in self.fields
+            if field.is_given and isinstance(field.given, str)
+        }
+
+    @property
+    def problems(self) -> list[str]:
+        """Why columns cannot be told, as sentences' beginnings."""
+        return [f"{field.path} {field.problem}" for field in self.fields if field.problem]
+
+    @property
+    def not_taken(self) -> list[str]:
+        """Paths of old fields that no new field takes as they are."""
+        taken = {field.taken for field in self.fields}
+        return [path for path in _paths(self._old) if path not in taken]
+
+    def evaluate(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the new rows of old ones.
+
+        Raises
+        ------
+        OptionError
+            If given values cannot be computed.
+        RowEncodingError
+            If they are not of the column's type.
+        """
+        found = {field.path: self._values(field, rows) for field in self.fields}
+        arrays = []
+        for column in self._columns:
+            kind = self._new.field(column).type
+            children = [found[f"{column}.{field.name}"] for field in kind]
+            # A struct of no fields has no length of its own.
+            arrays.append(
+                pa.StructArray.from_arrays(children, fields=list(kind))
+                if children
+                else pa.array([{}] * rows.num_rows, kind)
+            )
+        return pa.RecordBatch.from_arrays(arrays, self._columns)
+
+    def empty(self) -> pa.RecordBatch:
+        """Return a batch without rows."""
+        return self.evaluate(pa.RecordBatch.from_pylist([], self._old))
+
+    def _by_name(self, column: str, field: pa.Field) -> NewField:
+        path = f"{column}.{field.name}"
+        before = self._old_field(column, field.name)
+        if before is not None:
+            return _taken(path, path, before.type, field.type)
+        if column in ("key", "user_map_key"):
+            return NewField(path, problem="is not in the old key")
+        return NewField(path)
+
+    def _old_field(self, column: str, name: str) -> pa.Field | None:
+        position = self._old.get_field_index(column)
+        kind = self._old.field(position).type if position >= 0 else pa.struct([])
+        return kind.field(name) if kind.get_field_index(name) >= 0 else None
+
+    def _of_buffers(
+        self, old_schema: str, new_schema: str, old_begin: int, new_begin: int
+    ) -> dict[str, NewField]:
+        old_fields, new_fields = list(self._old.field("value").type), list(self._new.field("value").type)
+        pairs, added, unclear = matched_buffers(
+            _buffers(old_schema, old_fields, old_begin), _buffers(new_schema, new_fields, new_begin)
+        )
+        found: list[NewField] = []
+        for before, after in pairs:
+            for one, other in zip(before.positions, after.positions, strict=True):
+                old, new = old_fields[one], new_fields[other]
+                found.append(_taken(f"value.{new.name}", f"value.{old.name}", old.type, new.type))
+        for buffer in added:
+            for position, value in zip(buffer.positions, buffer.beginning or (), strict=True):
+                found.append(NewField(f"value.{new_fields[position].name}", beginning=value))
+        for buffer in unclear:
+            found += [
+                NewField(
+                    f"value.{new_fields[position].name}",
+                    problem=f"is of {buffer.kind}, and the old state does not show what it was before",
+                )
+                for position in buffer.positions
+            ]
+        return {field.path: field for field in found}
+
+    def _values(self, field: NewField, rows: pa.RecordBatch) -> pa.Array:
+        column, _, name = field.path.partition(".")
+        kind = self._new.field(column).type.field(name).type
+        if not field.is_given:
+            if field.taken is None:
+                return pa.repeat(pa.scalar(field.beginning, kind), rows.num_rows)
+            column, _, name = field.taken.partition(".")
+            return _flat(rows[column], name).cast(kind)
+        try:
+            values = self._given(field, rows)
+            if not isinstance(values, pa.Array | pa.ChunkedArray):
+                values = pa.array(values, kind)
+            values = values.cast(kind)
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise RowEncodingError(
+                f"the values of the new column {field.path!r}, {field}, are not of its type {kind}: "
+                f"{str(error).rstrip('.')}. Give values of that type. No checkpoint was written."
+            ) from error
+        if len(values) != rows.num_rows:
+            raise RowEncodingError(
+                f"{field} has returned {len(values)} values of the new column {field.path!r} for "
+                f"{rows.num_rows} rows. Return one for each row. No checkpoint was written."
+            )
+        return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+    def _given(self, field: NewField, rows: pa.RecordBatch) -> Any:
+        values = field.given
+        if isinstance(values, str):
+            return self._sql[field.path].column(rows)
+        if isinstance(values, pc.Expression):
+            return _projected(rows, values)
+        if callable(values):
+            return values(rows)
+        return pa.repeat(values if isinstance(values, pa.Scalar) else pa.scalar(values), rows.num_rows)
+
+
+def _checked(path: str, values: Any) -> ColumnValues:
+    if values is None or callable(values) or isinstance(values, (pc.Expression, str, *_LITERALS)):
+        return values
+    raise OptionError(
+        f"the values of the column {path!r} are a {type(values).__name__}, but they must be an expression of "
+        "pyarrow, SQL as a string, a function of a record batch, or one value, such as 0. No checkpoint was "
+        "written."
+    )
+
+
+def _projected(rows: pa.RecordBatch, expression: pc.Expression) -> pa.ChunkedArray:
+    from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions
+
+    try:
+        source = Declaration("table_source", TableSourceNodeOptions(pa.table(rows)))
+        project = Declaration("project", ProjectNodeOptions([expression], ["values"]), [source])
+        return project.to_table(use_threads=False)["values"]
+    except (pa.ArrowException, TypeError) as error:
+        raise OptionError(
+            f"the expression {expression} cannot be evaluated: {' '.join(str(error).split()).rstrip('.')}. "
+            "Use the columns and types that `read_state` returns. No checkpoint was written."
+        ) from error
+
+
+def _flat(column: pa.StructArray, name: str) -> pa.Array:
+    """Return a field of a struct, null where the struct is."""
+    return column.flatten()[column.type.get_field_index(name)]
+
+
+def _taken(path: str, before: str, old: pa.DataType, new: pa.DataType) -> NewField:
+    if old == new or new in _WIDER.get(old, ()) or _is_wider_decimal(old, new):
+        return NewField(path, taken=before)
+    return NewField(path, problem=f"is {new} and was {old}")
+
+
+def _is_wider_decimal(old: pa.DataType, new: pa.DataType) -> bool:
+    if not (arrow_types.is_decimal(old) and arrow_types.is_decimal(new)):
+        return False
+    return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
+
+
+def _buffers(schema: str, fields: Sequence[pa.Field], begin: int) -> list[Buffer]:
+    # With the names that Spark gave, as unique ones hide what a field is of.
+    names = [node["name"] for node in parse_json(schema)["fields"]]
+    named = [field.with_name(name) for field, name in zip(fields, names, strict=True)]
+    return buffers_of(named, begin)
+
+
+def _paths(schema: pa.Schema) -> list[str]:
+    return [
+        f"{column.name}.{field.name}"
+        for column in schema
+        if column.name != PARTITION
+        for field in column.type
+    ]

@@ -1,0 +1,280 @@
+"""Changed queries that go on with the state of the old ones, as if they had processed all of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import Row
+
+from spark_statestore import Migration, migrate, verify
+from tests.spark.processors import OUTPUT, Interpreter
+from tests.spark.queries import Query
+from tests.support.spark_versions import since
+
+pytestmark = pytest.mark.slow
+
+SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int32()), ("t", pa.timestamp("us", tz="UTC"))])
+BEGIN = datetime(2024, 1, 1, tzinfo=UTC)
+
+Build = Callable[[Any], Any]
+Outputs = list[Counter[str]]
+
+
+def event(key: str, value: int, seconds: int) -> dict[str, Any]:
+    return {"k": key, "v": value, "t": BEGIN + timedelta(seconds=seconds)}
+
+
+HISTORY = [[event("abcde"[n % 5], n + 60 * part, 10 * n + 600 * part) for n in range(60)] for part in (0, 1)]
+"""Twenty minutes in two batches; each row is there once."""
+
+LATER = [
+    [event("abcdefg"[(n + part) % 7], 1000 + n // 2, 1200 + 200 * part + 10 * n) for n in range(20)]
+    for part in (0, 1)
+]
+CLOSING = [[event("z", 1, 7200)], [event("z", 2, 7300)]]
+"""The second batch has the watermark of the first."""
+
+
+class Change:
+    """An old query, the changed one, and a query that was always like that."""
+
+    def __init__(
+        self, spark: Any, directory: Path, before: Build, after: Build, mode: str, form: int = 2
+    ) -> None:
+        def query(name: str, build: Build) -> Query:
+            return Query(spark, directory / name, build, mode, SCHEMA, checkpoint_format=form)
+
+        self.old, self.new = query("old", before), query("new", after)
+        self.always = query("always", after)
+        self._target = directory / "target"
+        self.old.feed(*HISTORY)
+        assert self.old.run()
+        self.new.feed([event("sample", 1, 0)])
+        self.new.run()
+
+    def migrate(self, **arguments: Any) -> Migration:
+        """Take the state to the changed query, after a trial that writes nothing."""
+        places = (str(self.old.checkpoint), str(self.new.checkpoint), str(self._target))
+        tried = migrate(*places, dry_run=True, **arguments)
+        assert not self._target.exists()
+        done = migrate(*places, **arguments)
+        assert done == tried
+        assert not verify(str(self._target)).problems
+        return done
+
+    def found(self) -> Outputs:
+        """Return the output of the changed query after its history."""
+        self.new.go_on(self.old, self._target)
+        self.new.feed(*LATER, *CLOSING)
+        out = self.new.run()
+        assert out[0][0] == len(self.old.progress)
+        return [rows for _, rows in out]
+
+    def expected(self) -> Outputs:
+        """Return the output of the query that was always like that."""
+        self.always.feed(*HISTORY)
+        self.always.run()
+        self.always.feed(*LATER, *CLOSING)
+        return [rows for _, rows in self.always.run()]
+
+
+def counts(events: Any) -> Any:
+    return events.groupBy("k").count()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("form", [1, 2])
+def test_aggregates_are_added(spark: Any, tmp_path: Path, form: int) -> None:
+    from pyspark.sql import functions as F
+
+    def more(events: Any) -> Any:
+        return events.groupBy("k").agg(
+            F.sum("v").alias("s"),
+            F.count("*").alias("n"),
+            F.max("v").alias("high"),
+            F.first("v").alias("first"),
+            F.sum(F.col("v").cast("decimal(20,2)")).alias("exact"),
+        )
+
+    change = Change(spark, tmp_path, counts, more, "update", form)
+    done = change.migrate()
+    numbers = Counter(row["k"] for part in HISTORY for row in part)
+    seen: dict[str, list[int]] = {}
+    expected = []
+    for part in (*LATER, *CLOSING):
+        for row in part:
+            seen.setdefault(row["k"], []).append(row["v"])
+        rows = [
+            Row(
+                k=k,
+                s=sum(values),
+                n=numbers[k] + len(values),
+                high=max(values),
+                first=values[0],
+                exact=pa.scalar(sum(values)).cast(pa.decimal128(30, 2)).as_py(),
+            )
+            for k, values in seen.items()
+            if any(row["k"] == k for row in part)
+        ]
+        expected.append(Counter(map(repr, rows)))
+    assert change.found() == expected
+    assert str(done).splitlines()[:5] == [
+        "batch 1",
+        "operator 0, default: 5 keys of operator 0, default",
+        "    key.k          = key.k",
+        "    value.sum      = null",
+        "    value.count    = value.count",
+    ]
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_aggregates_are_removed_and_widened(spark: Any, tmp_path: Path, form: int) -> None:
+    from pyspark.sql import functions as F
+
+    def several(events: Any) -> Any:
+        return events.groupBy("k").agg(F.avg("v").alias("m"), F.count("*").alias("n"), F.max("v").alias("h"))
+
+    def fewer(events: Any) -> Any:
+        return events.groupBy("k").agg(F.max(F.col("v").cast("bigint")).alias("h"), F.avg("v").alias("m"))
+
+    change = Change(spark, tmp_path, several, fewer, "update", form)
+    done = change.migrate()
+    assert done.states[0].not_taken == ("value.count_2",)
+    assert change.found() == change.expected()
+
+
+def test_column_of_the_key_is_added(spark: Any, tmp_path: Path) -> None:
+    def by_country(events: Any) -> Any:
+        return events.selectExpr("k", "if(v < 0, 'FR', 'DE') as country").groupBy("country", "k").count()
+
+    change = Change(spark, tmp_path, counts, by_country, "update")
+    done = change.migrate(columns={0: {"key.country": pa.scalar("DE")}})
+    assert done.states[0].columns[0] == ("key.country", "DE")
+    assert change.found() == change.expected()
+
+
+def test_values_are_computed_from_old_ones(spark: Any, tmp_path: Path) -> None:
+    from pyspark.sql import functions as F
+
+    def totals(events: Any) -> Any:
+        return events.groupBy("k").agg(F.sum(F.lit(2)).alias("twice"), F.count("*").alias("n"))
+
+    change = Change(spark, tmp_path, counts, totals, "update")
+    change.migrate(columns={0: {"value.sum": pc.field("value", "count") * 2}})
+    assert change.found() == change.expected()
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_operator_is_put_in_front_and_removed(spark: Any, tmp_path: Path, form: int) -> None:
+    def distinct(events: Any) -> Any:
+        return counts(events.dropDuplicates(["k", "v"]))
+
+    change = Change(spark, tmp_path / "added", counts, distinct, "update", form)
+    done = change.migrate()
+    assert {state.taken_from for state in done.states} == {None, (0, "default")}
+    # The later rows repeat each other, and none of the history.
+    assert change.found() == change.expected()
+
+    change = Change(spark, tmp_path / "removed", distinct, counts, "update", form)
+    names = [operator.name for operator in operators(change.old)]
+    done = change.migrate(drop=[names.index("dedupe")])
+    assert done.dropped == ((f"operator {names.index('dedupe')} (dedupe)", 120),)
+    assert change.found() == change.expected()
+
+
+def operators(query: Query) -> Any:
+    from spark_statestore.query import QueryCheckpoint
+
+    return QueryCheckpoint(str(query.checkpoint)).operators()
+
+
+def test_columns_without_duplicates_are_fewer(spark: Any, tmp_path: Path) -> None:
+    change = Change(
+        spark,
+        tmp_path,
+        lambda events: events.dropDuplicates(["k", "v"]).select("k"),
+        lambda events: events.dropDuplicates(["k"]).select("k"),
+        "append",
+    )
+    change.migrate()
+    found = change.found()
+    assert found == change.expected()
+    assert sum(map(len, found)) == 3
+
+
+@pytest.mark.parametrize("form", [1, 2])
+def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) -> None:
+    def joined(how: str) -> Build:
+        def build(events: Any) -> Any:
+            left = events.selectExpr("k", "v", "t").withWatermark("t", "5 minutes").where("v % 3 != 0")
+            right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
+            near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
+            from pyspark.sql import functions as F
+
+            return left.join(right, F.expr(near), how)
+
+        return build
+
+    change = Change(spark, tmp_path, joined("inner"), joined("left_outer"), "append", form)
+    done = change.migrate()
+    assert all(not state.columns for state in done.states)
+    found = change.found()
+    assert found == change.expected()
+    assert any("k2=None" in row for rows in found for row in rows)
+
+
+def steps(processor: Interpreter) -> Build:
+    def build(events: Any) -> Any:
+        rows = events.selectExpr(
+            "k",
+            "unix_seconds(t) as seq",
+            "v as n",
+            "v",
+            "element_at(array('set', 'append', 'put', 'timer'), cast(v % 4 as int) + 1) as op",
+            "t",
+        )
+        timed = rows.withWatermark("t", "1 minute")
+        return timed.groupBy("k").transformWithState(processor, OUTPUT, "update", "eventTime")
+
+    return build
+
+
+@since("4.1", "transformWithState of rows in Python")
+def test_variables_are_renamed(spark: Any, tmp_path: Path) -> None:
+    """Lists, timers and their indexes are taken as they are, under their new names."""
+    before, after = (
+        Interpreter("int", timers="event"),
+        Interpreter("int", timers="event", names=("first", "second", "third")),
+    )
+    change = Change(spark, tmp_path, steps(before), steps(after), "update")
+    names = {"first": "one", "second": "many", "third": "named"}
+    done = change.migrate(states={(0, new): old for new, old in names.items()})
+    taken = {state.name: state.taken_from for state in done.states}
+    assert {new: taken[new] for new in names} == {new: (0, old) for new, old in names.items()}
+    found = change.found()
+    assert found == change.expected()
+    assert any("timer" in row for rows in found for row in rows)
+
+
+@since("4.1", "transformWithState of rows in Python")
+def test_values_of_variables_are_widened(spark: Any, tmp_path: Path) -> None:
+    def set_only(kind: str) -> Build:
+        def build(events: Any) -> Any:
+            rows = events.selectExpr(
+                "k", "unix_seconds(t) as seq", "v as n", "v", "if(v % 2 = 0, 'set', 'put') as op"
+            )
+            return rows.groupBy("k").transformWithState(Interpreter(kind), OUTPUT, "update", "none")
+
+        return build
+
+    change = Change(spark, tmp_path, set_only("int"), set_only("bigint"), "update")
+    done = change.migrate()
+    assert {state.name for state in done.states if state.columns} == {"one", "named"}
+    assert change.found() == change.expected()
