@@ -12,6 +12,7 @@ from spark_statestore.cli.convert import convert
 from spark_statestore.cli.doctor import doctor, jar
 from spark_statestore.cli.inspect import ls, show
 from spark_statestore.cli.maintenance import gc, repair, verify
+from spark_statestore.cli.migrate import migrate
 from spark_statestore.cli.output import Output, with_output
 from spark_statestore.cli.plot import plot
 from spark_statestore.cli.rows import diff, get
@@ -60,6 +61,7 @@ for command in (
     begin_output,
     convert,
     state,
+    migrate,
     gc,
     plot,
     watch,

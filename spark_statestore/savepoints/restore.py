@@ -109,7 +109,7 @@ def restore(
     if dry_run:
         source.require_batch(restored.batch)
         _require_partitions(partitions)
-        _unused_locations(source, new_checkpoint, _state_url(checkpoints_dir, query_id))
+        unused_locations(source, new_checkpoint, _state_url(checkpoints_dir, query_id))
         return restored.batch
     _copy(source, restored.batch, new_checkpoint, query_id, partitions, checkpoints_dir, progress)
     if claim_mode == "claim":
@@ -349,7 +349,7 @@ def new_location(
     The reference to the location is for the code that writes them.
     `by` is the content of the marker file while it is reserved.
     """
-    locations = _unused_locations(source, url, state_url)
+    locations = unused_locations(source, url, state_url)
     files, root = locations[0]
     reserved: list[tuple[FileSystem, str]] = []
     try:
@@ -379,8 +379,8 @@ def _reserve(files: FileSystem, directory: str, name: str, data: bytes) -> None:
             raise _exists(files, directory, name) from error
 
 
-def _unused_locations(
-    source: QueryCheckpoint, url: str, state_url: str | None
+def unused_locations(
+    source: QueryCheckpoint, url: str, state_url: str | None = None
 ) -> list[tuple[FileSystem, str]]:
     """Return the directories of a new checkpoint and its state.
 

@@ -16,7 +16,7 @@ from spark_statestore.errors import OptionError, RowEncodingError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.writing.buffers import Buffer, buffers_of, matched_buffers
-from spark_statestore.writing.sql import Sql
+from spark_statestore.writing.sql import Sql, failed
 
 ColumnValues: TypeAlias = Any
 """Values of a column: an expression, SQL, a function of the old rows, or one value of all rows."""
@@ -97,6 +97,8 @@ class NewColumns:
         }
         if aggregates is not None:
             fields |= self._of_buffers(*aggregates)
+        else:
+            fields |= self._unnamed(fields)
         for path, values in given.items():
             if path not in fields:
                 raise OptionError(
@@ -107,7 +109,7 @@ class NewColumns:
         self.fields: tuple[NewField, ...] = tuple(fields.values())
         """All fields, in their order."""
         self._sql = {
-            field.path: Sql(field.given)
+            field.path: Sql(field.given, f"the value {field.given!r} of the new column {field.path!r}")
             for field in self.fields
             if field.is_given and isinstance(field.given, str)
         }
@@ -159,6 +161,17 @@ class NewColumns:
             return NewField(path, problem="is not in the old key")
         return NewField(path)
 
+    def _unnamed(self, fields: Mapping[str, NewField]) -> dict[str, NewField]:
+        """Return the new fields of values that could be old ones of another name."""
+        taken = {field.taken for field in fields.values()}
+        left = [path for path in _paths(self._old) if path not in taken and not path.startswith("key.")]
+        problem = f"is not in the old state, and could be {' or '.join(left)}"
+        return {
+            path: NewField(path, problem=problem)
+            for path, field in fields.items()
+            if left and field.taken is None and field.problem is None
+        }
+
     def _old_field(self, column: str, name: str) -> pa.Field | None:
         position = self._old.get_field_index(column)
         kind = self._old.field(position).type if position >= 0 else pa.struct([])
@@ -197,8 +210,8 @@ class NewColumns:
                 return pa.repeat(pa.scalar(field.beginning, kind), rows.num_rows)
             column, _, name = field.taken.partition(".")
             return _flat(rows[column], name).cast(kind)
+        values = self._given(field, rows)
         try:
-            values = self._given(field, rows)
             if not isinstance(values, pa.Array | pa.ChunkedArray):
                 values = pa.array(values, kind)
             values = values.cast(kind)
@@ -219,7 +232,7 @@ class NewColumns:
         if isinstance(values, str):
             return self._sql[field.path].column(rows)
         if isinstance(values, pc.Expression):
-            return _projected(rows, values)
+            return _projected(rows, field.path, values)
         if callable(values):
             return values(rows)
         return pa.repeat(values if isinstance(values, pa.Scalar) else pa.scalar(values), rows.num_rows)
@@ -235,7 +248,7 @@ def _checked(path: str, values: Any) -> ColumnValues:
     )
 
 
-def _projected(rows: pa.RecordBatch, expression: pc.Expression) -> pa.ChunkedArray:
+def _projected(rows: pa.RecordBatch, path: str, expression: pc.Expression) -> pa.ChunkedArray:
     from pyarrow.acero import Declaration, ProjectNodeOptions, TableSourceNodeOptions
 
     try:
@@ -243,10 +256,7 @@ def _projected(rows: pa.RecordBatch, expression: pc.Expression) -> pa.ChunkedArr
         project = Declaration("project", ProjectNodeOptions([expression], ["values"]), [source])
         return project.to_table(use_threads=False)["values"]
     except (pa.ArrowException, TypeError) as error:
-        raise OptionError(
-            f"the expression {expression} cannot be evaluated: {' '.join(str(error).split()).rstrip('.')}. "
-            "Use the columns and types that `read_state` returns. No checkpoint was written."
-        ) from error
+        raise failed(f"the value {str(expression)!r} of the new column {path!r}", error) from error
 
 
 def _flat(column: pa.StructArray, name: str) -> pa.Array:

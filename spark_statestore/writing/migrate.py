@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from spark_statestore.errors import OptionError
@@ -16,7 +17,7 @@ from spark_statestore.query.sources import is_offset_of_files
 from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
-from spark_statestore.savepoints.restore import copy_held
+from spark_statestore.savepoints.restore import copy_held, unused_locations
 from spark_statestore.writing.bootstrap import StateKey, operator_and_family, require_mapping
 from spark_statestore.writing.columns import ColumnValues
 from spark_statestore.writing.operator_matches import KeyedState, keyed_states, matched_operators
@@ -136,7 +137,7 @@ def migrate(
     memory
         Approximate limit of the bytes held of a store that is taken as it is. Other states are held whole.
     dry_run
-        Check and return what would be done, without writing anything.
+        Read and check all, and return what would be done, without writing anything.
     checkpoints_dir, progress
         See `write_state`.
 
@@ -163,17 +164,18 @@ def migrate(
     number = old.require_batch(batch)
     begun = new.require_batch(None)
     edit = _edit_of_logs(old, number, new, begun)
-    with held_if_possible(old, number, target):
+    with nullcontext() if dry_run else held_if_possible(old, number, target):
         plans, dropped = _plans(old, number, new, begun, operators or {}, states or {}, columns or {}, drop)
         result = Migration(
             number,
             tuple(_described(plan, state) for plan in plans.values() for state in plan.states),
             tuple(dropped),
         )
-        if dry_run:
-            return result
         for plan in plans.values():
             plan.read()
+        if dry_run:
+            unused_locations(old, target)
+            return result
 
         def change(content: StoreSnapshot) -> StoreSnapshot:
             return plans[content.store.operator].content(content, memory)

@@ -102,7 +102,7 @@ class ExpressionPredicate:
         try:
             found = with_numbers(rows).filter(self._expression)
         except (pa.ArrowException, TypeError) as error:
-            raise failed(str(self._expression), error) from error
+            raise failed(f"the predicate {str(self._expression)!r}", error) from error
         return np.asarray(found[ROW].to_numpy(), np.int64)
 
 
@@ -111,7 +111,7 @@ class SqlPredicate:
 
     def __init__(self, condition: str) -> None:
         self._condition = condition
-        self._sql = Sql(condition)
+        self._sql = Sql(condition, f"the predicate {condition!r}")
 
     def matching(self, rows: pa.RecordBatch) -> NDArray[np.int64]:
         import numpy as np

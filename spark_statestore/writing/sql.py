@@ -22,11 +22,11 @@ def with_numbers(rows: pa.RecordBatch) -> pa.Table:
     return pa.Table.from_batches([rows]).append_column(ROW, numbers)
 
 
-def failed(text: str, error: Exception) -> OptionError:
-    """Return the error of an expression that cannot be evaluated."""
+def failed(what: str, error: Exception) -> OptionError:
+    """Return the error of an expression that cannot be evaluated, such as "the predicate 'a < b'"."""
     reason = " ".join(str(error).split()).rstrip(".!")
     return OptionError(
-        f"{text!r} cannot be evaluated: {reason}. Use the columns and types that `read_state` returns, as in "
+        f"{what} cannot be evaluated: {reason}. Use the columns and types that `read_state` returns, as in "
         "\"key.word = 'a' and value.count < 0\". No copy was made."
     )
 
@@ -34,13 +34,18 @@ def failed(text: str, error: Exception) -> OptionError:
 class Sql:
     """An expression in SQL; each thread has a cursor of one database in memory.
 
+    Parameters
+    ----------
+    what
+        What it is, for error messages.
+
     Raises
     ------
     MissingPackageError
         If DuckDB is not installed.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, what: str) -> None:
         try:
             import duckdb
         except ModuleNotFoundError as error:
@@ -49,6 +54,7 @@ class Sql:
                 "needs no other package. No copy was made."
             ) from error
         self._text = text
+        self._what = what
         self._error = duckdb.Error
         # Names in the text are columns, and not variables of this program.
         self._database = duckdb.connect(":memory:", config={"python_enable_replacements": False})
@@ -62,12 +68,12 @@ class Sql:
                 cursor.execute("SET TimeZone = 'UTC'")
                 yield cursor.from_arrow(with_numbers(rows))
         except self._error as error:
-            raise failed(self._text, error) from error
+            raise failed(self._what, error) from error
 
     def column(self, rows: pa.RecordBatch) -> pa.ChunkedArray:
         """Return the value of the expression for each row."""
         with self.over(rows) as table:
             found = table.project(f'"{ROW}" as number, ({self._text}) as found').to_arrow_table()
         if found.num_columns > 2:
-            raise failed(self._text, ValueError("it is several expressions"))
+            raise failed(self._what, ValueError("it is several expressions"))
         return found.sort_by("number")["found"]

@@ -11,11 +11,11 @@ import pyarrow as pa
 
 from spark_statestore.errors import OptionError, RowEncodingError
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store
-from spark_statestore.rows import encode_rows
+from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.source import StateSource
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import numbered
-from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.writing.changes import StateChanges
 from spark_statestore.writing.columns import ColumnValues, NewColumns
 from spark_statestore.writing.operator_matches import KeyedState, is_same_state
@@ -122,14 +122,14 @@ class OperatorPlan:
         return [state for state in self.states if state.store == started.store.name]
 
     def _computed(self, state: StatePlan, computed: ComputedState) -> StateChanges:
-        columns = computed.columns
+        columns, family = computed.columns, computed.source.state
         decoder = computed.source.columns(None)
-        batches = [
-            columns.evaluate(decoder.decode(batch, version.store.partition))
-            for version in computed.source.versions
-            for table in computed.source.rows(version)
-            for batch in table.to_batches(_BATCH_ROWS)
-        ]
+        batches = []
+        for version in computed.source.versions:
+            for table in computed.source.rows(version):
+                for batch in table.to_batches(_BATCH_ROWS):
+                    _require_exact(batch, family, version.store)
+                    batches.append(columns.evaluate(decoder.decode(batch, version.store.partition)))
         rows = pa.Table.from_batches([columns.empty(), *batches])
         lost = [path for path in columns.not_taken if path.startswith(("key.", "user_map_key."))]
         if lost:
@@ -153,6 +153,22 @@ class OperatorPlan:
                 "`bootstrap`. No checkpoint was written."
             )
         return rows.take(pa.array(np.unique(numbers, return_index=True)[1]))
+
+
+def _require_exact(batch: pa.RecordBatch, family: ColumnFamily, store: StoreId) -> None:
+    """Raise for rows that decoding changes, such as strings that are not UTF-8."""
+    import pyarrow.compute as pc
+
+    for column, schema in (("key", family.key_schema), ("value", family.value_schema)):
+        again = encode_rows(decode_rows(batch[column], schema), schema)
+        changed = pc.sum(pc.not_equal(again, batch[column])).as_py()
+        if changed:
+            raise RowEncodingError(
+                f"{store}, {family.name}: {changed} of {batch.num_rows} rows have a {column} that Arrow does "
+                "not represent exactly, such as a string that is not UTF-8, so that they cannot be taken to "
+                "another schema. Delete or correct them with `write_state`, or keep the schema of this "
+                "state. No checkpoint was written."
+            )
 
 
 def plan_operator(

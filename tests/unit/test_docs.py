@@ -155,6 +155,14 @@ def test_writing_page_names_the_test_of_each_operator() -> None:
     }
 
 
+def test_page_of_changes_names_the_test_of_each() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/change-a-query.md").read_text())
+    for path, function in named:
+        assert f"def {function}(" in (ROOT / path).read_text()
+    tests = re.findall(r"^def (test_\w+)", (ROOT / "tests/spark/test_migrate.py").read_text(), re.MULTILINE)
+    assert set(tests) <= {function for _, function in named}
+
+
 def test_reading_page_has_every_type() -> None:
     listed = dict(
         re.findall(r"^\| `([\w -]+)` \| `(.+?)` \|", READING.partition("| Spark | Arrow |")[2], re.MULTILINE)

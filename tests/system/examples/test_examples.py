@@ -80,6 +80,12 @@ OUTPUT = {
         "167,164 flights of 26 weeks: 16 carriers in the state",
         "336,776 flights: the result equals the batch answer",
     ],
+    "change_a_query.py": [
+        "operator 0, default: 16 keys of operator 0, default",
+        "    key.country = US",
+        "    value.max   = null",
+        "336,776 flights: the result equals the batch answer",
+    ],
     "plan_cluster.py": [
         "100,000,000 rows, 100,000 changed every 10 s",
         "memory of an executor, GB: 2.69",

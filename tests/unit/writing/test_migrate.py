@@ -1,0 +1,399 @@
+"""Tests of `migrate` on checkpoints that were written without Spark."""
+
+from __future__ import annotations
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given
+
+from spark_statestore import (
+    CheckpointExistsError,
+    CheckpointNotFoundError,
+    OptionError,
+    RowEncodingError,
+    migrate,
+    verify,
+)
+from spark_statestore.query.operators import OperatorStore, StatefulOperator
+from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.writing.buffers import buffers_of, matched_buffers
+from spark_statestore.writing.columns import NewColumns
+from spark_statestore.writing.operator_matches import KeyedState, is_same_state, matched_operators
+from tests.unit.query.stored_query import StoredQuery, schema
+from tests.unit.writing.test_write import WORDS, counts, placed
+
+WATERMARK = 1_714_564_800_000
+
+
+@pytest.fixture(params=[1, 2])
+def old(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
+    """A query of three batches, with a watermark."""
+    query = StoredQuery(tmp_path / "old", request.param, partitions=3)
+    query.run(**WORDS)
+    query.run(**{"word 1": 100})
+    query.run(**{"word 2": 200})
+    commit = query.directory / "commits/2"
+    query.put("commits/2", commit.read_text().replace(": 0", f": {WATERMARK}", 1))
+    return query
+
+
+@pytest.fixture(params=[1, 2])
+def new(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
+    return begun(tmp_path / "new", request.param, 3)
+
+
+def begun(directory: Path, form: int, partitions: int) -> StoredQuery:
+    """The changed query after a run of its own."""
+    query = StoredQuery(directory, form, partitions)
+    query.run(sample=1)
+    return query
+
+
+def entry(location: Any, log: str, batch: int) -> list[str]:
+    return Path(location, log, str(batch)).read_text().splitlines()
+
+
+@pytest.mark.parametrize("partitions", [3, 2])
+def test_state_logs_and_sources_are_the_old_ones(old: StoredQuery, tmp_path: Path, partitions: int) -> None:
+    started = begun(tmp_path / "new", 2, partitions)
+    target = tmp_path / "target"
+    before = old.files()
+    done = migrate(old.url, started.url, str(target))
+    assert (done.batch, done.states[0].keys, done.dropped) == (2, 40, ())
+    # Rows of other partitions are not taken as they are.
+    assert bool(done.states[0].columns) == (partitions != 3)
+    assert counts(target) == old.state()
+    assert placed(target) == placed_by(old.state(), partitions, tmp_path)
+    assert not verify(str(target)).problems
+    assert json.loads(entry(target, "commits", 2)[1])["nextBatchWatermarkMs"] == WATERMARK
+    offsets = entry(target, "offsets", 2)
+    assert offsets[2] == entry(old.url, "offsets", 2)[2]
+    assert json.loads(offsets[1])["conf"] == {"spark.sql.shuffle.partitions": str(partitions)}
+    assert sorted(path.name for path in (target / "sources/0").iterdir()) == ["0", "1", "2"]
+    assert before.items() <= old.files().items()
+
+
+def placed_by(words: dict[str, int], partitions: int, tmp_path: Path) -> dict[str, int]:
+    query = StoredQuery(tmp_path / f"placed-{partitions}", 2, partitions)
+    query.run(**words)
+    return placed(query.url)
+
+
+def test_format_of_checkpoints_is_the_new_query_s(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
+    migrate(old.url, new.url, str(tmp_path / "target"))
+    commit = json.loads(entry(tmp_path / "target", "commits", 2)[1])
+    assert ("stateUniqueIds" in commit) == (new.format == 2)
+    assert counts(tmp_path / "target") == old.state()
+
+
+def test_batch_is_chosen(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
+    assert migrate(old.url, new.url, str(tmp_path / "target"), batch=1).batch == 1
+    assert counts(tmp_path / "target") == WORDS | {"word 1": 100}
+    assert not (tmp_path / "target/offsets/2").exists()
+
+
+def double(rows: pa.RecordBatch) -> Any:
+    return pc.multiply(rows["value"].field("count"), 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "word_1"),
+    [
+        (pc.field("value", "count") * 2, 200),
+        ("value.count * 2", 200),
+        (double, 200),
+        (7, 7),
+        (None, None),
+        (pa.scalar(7, pa.int8()), 7),
+    ],
+)
+def test_columns_have_the_values_that_are_given(
+    old: StoredQuery, new: StoredQuery, tmp_path: Path, values: Any, word_1: int | None
+) -> None:
+    if word_1 is None:
+        with pytest.raises(RowEncodingError, match="has no 'count' in its value"):
+            migrate(old.url, new.url, str(tmp_path / "target"), columns={0: {"value.count": values}})
+        return
+    done = migrate(old.url, new.url, str(tmp_path / "target"), columns={0: {"value.count": values}})
+    assert counts(tmp_path / "target")["word 1"] == word_1
+    assert str(done).startswith("batch 2\noperator 0, default: 40 keys of operator 0, default\n    key.word")
+
+
+def short(rows: pa.RecordBatch) -> Any:
+    return [1] * (rows.num_rows // 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"columns": {0: {"value.count": "value.total"}}}, OptionError, "cannot be evaluated"),
+        ({"columns": {0: {"value.count": "1), (2"}}}, OptionError, "it is several expressions"),
+        ({"columns": {0: {"value.count": pc.field("total")}}}, OptionError, "cannot be evaluated"),
+        ({"columns": {0: {"value.count": pc.field("key", "word")}}}, RowEncodingError, "its type int64"),
+        ({"columns": {0: {"value.count": 1.5}}}, RowEncodingError, "its type int64"),
+        ({"columns": {0: {"value.count": short}}}, RowEncodingError, "short.* has returned"),
+        ({"columns": {0: {"value.count": [1]}}}, OptionError, "are a list"),
+        ({"columns": {0: {"value.total": 1}}}, OptionError, "it has key.word, value.count"),
+        ({"columns": {0: {"key.word": pa.scalar("a")}}}, RowEncodingError, "40 keys .* are 1"),
+        ({"columns": {1: {"value.count": 1}}}, OptionError, "no stateful operator 1, it has 0"),
+        ({"columns": {(0, "sum"): {"value.count": 1}}}, OptionError, "has no state 'sum', it has default"),
+        ({"columns": {"0": {}}}, OptionError, "must be for an operator"),
+        ({"columns": [1]}, OptionError, "the columns is a list"),
+        ({"states": {(0, "default"): "other"}}, OptionError, "has no state 'other'"),
+        ({"states": {(0, "other"): None}}, OptionError, "has no state 'other'"),
+        ({"states": {(0, "default"): None}}, OptionError, "40 keys, and operator 0 .* no such state"),
+        ({"operators": {1: 0}}, OptionError, "the new query has no stateful operator 1"),
+        ({"operators": {0: 3}}, OptionError, "the old query has no stateful operator 3"),
+        ({"operators": {0: None}}, OptionError, "no operator of the new query takes .* 40 keys"),
+        ({"operators": {0: None}, "columns": {0: {"value.count": 1}}}, OptionError, "starts without state"),
+        ({"drop": [0]}, OptionError, "operators={0: None}, too"),
+        ({"drop": [4]}, OptionError, "no state 4 to drop"),
+        ({"drop": [(0, "sum")]}, OptionError, "no state .* to drop"),
+        ({"batch": 7}, CheckpointNotFoundError, "batch 7"),
+    ],
+)
+def test_wrong_arguments_leave_nothing(
+    old: StoredQuery, tmp_path: Path, arguments: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    new = begun(tmp_path / "new", 2, 3)
+    before = [query.files() for query in (old, new)]
+    with pytest.raises(error, match=message):
+        migrate(old.url, new.url, str(tmp_path / "target"), **arguments)
+    assert not (tmp_path / "target").exists()
+    for query, files in zip((old, new), before, strict=True):
+        assert files.items() <= query.files().items()
+
+
+def test_state_is_dropped_if_that_is_said(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
+    done = migrate(old.url, new.url, str(tmp_path / "target"), operators={0: None}, drop=[0])
+    assert done.dropped == (("operator 0 (stateStoreSave)", 40),)
+    assert done.states[0].taken_from is None
+    assert "operator 0, default: starts empty\ndropped: operator 0 (stateStoreSave), 40 keys" in str(done)
+    assert counts(tmp_path / "target") == {}
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_target_must_be_empty(old: StoredQuery, new: StoredQuery, tmp_path: Path, dry_run: bool) -> None:
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target/file").touch()
+    with pytest.raises(CheckpointExistsError):
+        migrate(old.url, new.url, str(tmp_path / "target"), dry_run=dry_run)
+
+
+def test_dry_run_reads_all_and_writes_nothing(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
+    before = [query.files() for query in (old, new)]
+    target = str(tmp_path / "target")
+    done = migrate(old.url, new.url, target, columns={0: {"value.count": double}}, dry_run=True)
+    assert done.states[0].columns == (("key.word", "key.word"), ("value.count", "double(...)"))
+    with pytest.raises(RowEncodingError, match="short.* has returned"):
+        migrate(old.url, new.url, target, columns={0: {"value.count": short}}, dry_run=True)
+    assert [query.files() for query in (old, new)] == before
+    assert not Path(target).exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"logOffset":0}', '{"logOffset":0}'], "reads 1 sources and the new one 2"),
+        (['{"orders":{"0":1}}'], "source 0 of the new query has the offset"),
+        (["5"], "source 0 of the new query has the offset 5"),
+    ],
+)
+def test_sources_of_other_kinds_are_refused(
+    old: StoredQuery, new: StoredQuery, tmp_path: Path, lines: list[str], message: str
+) -> None:
+    new.put("offsets/0", "\n".join([*entry(new.url, "offsets", 0)[:2], *lines]))
+    with pytest.raises(OptionError, match=message):
+        migrate(old.url, new.url, str(tmp_path / "target"))
+
+
+class Latin1Query(StoredQuery):
+    """A query of one partition whose words are not UTF-8."""
+
+    def of(self, partition: int, counts: Any) -> dict[bytes, bytes]:
+        return {key.replace(b"word", b"w\xf6rd"): value for key, value in super().of(0, counts).items()}
+
+
+def test_strings_that_are_not_utf_8_are_not_changed(tmp_path: Path) -> None:
+    old = Latin1Query(tmp_path / "old", 2, 1)
+    old.run(word=1, other=2)
+    # As they are, strings stay what they are.
+    migrate(old.url, begun(tmp_path / "same", 2, 1).url, str(tmp_path / "target"))
+    assert counts(tmp_path / "target") == {"w\ufffdrd": 1, "other": 2}
+    new = begun(tmp_path / "new", 2, 2)
+    with pytest.raises(
+        RowEncodingError, match="1 of 2 rows have a key that Arrow does not represent exactly"
+    ):
+        migrate(old.url, new.url, str(tmp_path / "other target"))
+    assert not (tmp_path / "other target").exists()
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        ("count:l", ["count"]),
+        ("sum:l count:l", ["sum", "count"]),
+        ("sum:d count:l", ["avg, or sum and count"]),
+        ("sum:c count:l", ["avg"]),
+        ("sum:c isEmpty:b count:l", ["sum with isEmpty", "count"]),
+        ("first:l valueSet:b last:l valueSet:b first:l", ["first", "last", "first"]),
+        ("min:l max:l n:d avg:d m2:d", ["min", "max", "n", "avg", "m2"]),
+        ("", []),
+    ],
+)
+def test_buffers_are_told_by_their_fields(names: str, kinds: list[str]) -> None:
+    assert [buffer.kind for buffer in buffers_of(fields(names))] == kinds
+
+
+def fields(names: str) -> list[pa.Field]:
+    types = {"l": pa.int64(), "d": pa.float64(), "c": pa.decimal128(30, 2), "b": pa.bool_()}
+    return [pa.field(name, types[kind]) for name, _, kind in (f.partition(":") for f in names.split())]
+
+
+KINDS = ["count:l", "sum:l", "min:l", "max:l", "sum:c isEmpty:b", "first:l valueSet:b", "sum:c count:l"]
+
+
+@given(st.permutations(KINDS), st.permutations(KINDS), st.integers(0, 7), st.integers(0, 7))
+def test_buffers_of_one_kind_belong_together(old: list[str], new: list[str], has: int, wants: int) -> None:
+    before, after = old[:has], new[:wants]
+    pairs, added, unclear = matched_buffers(
+        buffers_of(fields(" ".join(before))), buffers_of(fields(" ".join(after)))
+    )
+    assert not unclear
+    assert len(pairs) == len(set(before) & set(after))
+    assert all(one.kind == other.kind for one, other in pairs)
+    assert len(added) == len(set(after) - set(before))
+
+
+def columns(old: str, new: str, begin: int = 0, **given: Any) -> NewColumns:
+    """Columns of an aggregation by one key, whose values have some fields."""
+    return NewColumns(
+        state(fields(old)),
+        state(fields(new)),
+        {f"value.{name}": value for name, value in given.items()},
+        (json_of(old), json_of(new), begin, begin),
+    )
+
+
+def state(value: list[pa.Field]) -> pa.Schema:
+    names: dict[str, int] = {}
+    unique = []
+    for field in value:
+        names[field.name] = names.get(field.name, 0) + 1
+        number = names[field.name]
+        unique.append(field if number == 1 else field.with_name(f"{field.name}_{number}"))
+    return pa.schema([("key", pa.struct([("k", pa.string())])), ("value", pa.struct(unique))])
+
+
+def json_of(names: str) -> str:
+    return json.dumps({"type": "struct", "fields": [{"name": field.name} for field in fields(names)]})
+
+
+def test_buffers_are_matched_by_kind_and_not_by_name() -> None:
+    found = columns("count:l", "sum:c count:l count:l")
+    # The count of an average is no count of rows.
+    assert {f.path: str(f) for f in found.fields} == {
+        "key.k": "key.k",
+        "value.sum": "0",
+        "value.count": "0",
+        "value.count_2": "value.count",
+    }
+    row = pa.RecordBatch.from_pylist([{"key": {"k": "a"}, "value": {"count": 3}}], state(fields("count:l")))
+    assert found.evaluate(row).to_pylist()[0]["value"] == {"sum": Decimal(0), "count": 0, "count_2": 3}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ("count:l", "count:l count:l", "value.count is of count, and"),
+        ("count:l", "sum:d count:l", "value.sum is of avg, or sum and count, and"),
+        ("count:l", "count:l n:d", "value.n is of n, and"),
+        ("min:d", "min:l", "value.min is int64 and was double"),
+        ("sum:l", "sum:d", "value.sum is double and was int64"),
+    ],
+)
+def test_buffers_that_cannot_be_told_are_problems(old: str, new: str, problem: str) -> None:
+    found = columns(old, new)
+    assert found.problems[0].startswith(problem)
+    names = [field.name for field in state(fields(new)).field("value").type]
+    assert not columns(old, new, **dict.fromkeys(names, 1)).problems
+
+
+def test_decimals_are_widened_if_all_digits_fit() -> None:
+    def problems(precision: int, scale: int) -> list[str]:
+        key = ("key", pa.struct([("k", pa.string())]))
+        old = pa.schema([key, ("value", pa.struct([("x", pa.decimal128(10, 2))]))])
+        new = pa.schema([key, ("value", pa.struct([("x", pa.decimal128(precision, scale))]))])
+        return NewColumns(old, new, {}).problems
+
+    assert not problems(12, 4)
+    assert problems(12, 5)
+    assert problems(12, 1)
+
+
+def test_new_fields_that_could_be_renamed_ones_are_problems() -> None:
+    def problems(old: str, new: str) -> list[str]:
+        return NewColumns(state(fields(old)), state(fields(new)), {}).problems
+
+    assert not problems("a:l", "a:l b:l")
+    assert not problems("a:l b:l", "a:l")
+    assert problems("a:l", "b:l") == ["value.b is not in the old state, and could be value.a"]
+
+
+class Described(KeyedState):
+    """An operator of a name and key columns, without a checkpoint."""
+
+    def __init__(self, number: int, name: str, *keys: str) -> None:
+        operator = StatefulOperator(number, name, (OperatorStore("default", 0, 1),), "v2", {})
+        super().__init__(None, 0, operator)  # type: ignore[arg-type]
+        self.__dict__["key_columns"] = keys
+
+
+def matched(old: list[Described], new: list[Described], given: Any = None) -> dict[int, int | None]:
+    found = matched_operators(old, new, given or {})
+    return {number: None if state is None else state.operator.id for number, state in found.items()}
+
+
+def test_operators_are_matched_by_kind_and_key() -> None:
+    counted, distinct = Described(0, "stateStoreSave", "k"), Described(1, "dedupe", "k")
+    assert matched([counted], [distinct, Described(2, "stateStoreSave", "k", "c")]) == {1: None, 2: 0}
+    by_a, by_b = Described(0, "dedupe", "a"), Described(1, "dedupe", "b")
+    assert matched([by_a, by_b], [Described(0, "dedupe", "b"), Described(1, "dedupe", "a")]) == {0: 1, 1: 0}
+    assert matched([by_a, by_b], [Described(0, "dedupe", "c"), Described(1, "dedupe", "a")]) == {0: 1, 1: 0}
+    assert matched([by_a], [Described(0, "dedupe", "c"), Described(1, "dedupe", "a")]) == {0: None, 1: 0}
+    twins = [Described(0, "dedupe", "a"), Described(1, "dedupe", "a")]
+    assert matched(twins, twins) == {0: 0, 1: 1}
+    assert matched(twins, [by_a], {0: 1}) == {0: 1}
+    with pytest.raises(OptionError, match=r"not clear which operators .* such as \{0: 0\}"):
+        matched(twins, [by_a])
+    with pytest.raises(OptionError, match="another kind"):
+        matched([counted], [distinct], {1: 0})
+    with pytest.raises(OptionError, match="two operators of the new query"):
+        matched(twins, twins, {0: 1, 1: 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({}, True),
+        ({"value_schema": schema(count="integer")}, False),
+        ({"value_schema": schema(total="long")}, False),
+        ({"key_encoder": "prefix"}, False),
+        ({"prefix_columns": 1}, False),
+        ({"ordering_columns": (0,)}, False),
+        ({"values": 3}, False),
+        ({"value_schema": schema(count="long").replace("true", "false")}, False),
+        ({"rows": 5, "name": "other"}, True),
+    ],
+)
+def test_rows_are_taken_as_they_are_by_states_alike(change: dict[str, Any], is_same: bool) -> None:
+    old: dict[str, Any] = {"name": "default", "rows": 0, "key_schema": schema(k="string")}
+    old |= {"value_schema": schema(count="long"), "key_encoder": "hash", "prefix_columns": 0}
+    assert is_same_state(ColumnFamily(**old), ColumnFamily(**old | change)) == is_same
