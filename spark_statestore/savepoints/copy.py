@@ -279,7 +279,11 @@ class CheckpointCopy:
                 for store in moved.stores:
                     directories = StoreId(moved.id, partition, store.name).directories
                     self._make_directory(self._target.path(STATE, *directories))
-        self._put(moved.encode(), *path[len(self._stateful.root) + 1 :].split("/"))
+        parts = path[len(self._stateful.root) + 1 :].split("/")
+        if self._stateful is not self._source and parts[-1] != METADATA:
+            # Version 2 has the first batch of the run, which may be later than this one.
+            parts[-1] = str(self._batch)
+        self._put(moved.encode(), *parts)
 
     def _write_source(self, name: str, offset: str) -> None:
         with failing_to("read", self._source.files, self._source.path(SOURCES, name)):

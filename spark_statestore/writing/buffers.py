@@ -16,11 +16,11 @@ _BEGINNINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "count": (0,),
     "sum": (None,),
     "sum with isEmpty": (0, True),
-    "avg": (0, 0),
+    "avg of decimals": (0, 0),
     "min": (None,),
     "max": (None,),
-    "first": (None, False),
-    "last": (None, False),
+    "first with valueSet": (None, False),
+    "last with valueSet": (None, False),
 }
 
 
@@ -63,11 +63,11 @@ def _kind(field: pa.Field, following: str | None) -> tuple[str, int]:
             return "sum with isEmpty", 2
         case "sum", "count" if pa.types.is_decimal(field.type):
             # A sum of decimals has isEmpty, or is a whole number.
-            return "avg", 2
+            return "avg of decimals", 2
         case "sum", "count" if not pa.types.is_integer(field.type):
             return _EITHER, 2
         case "first" | "last", "valueSet":
-            return field.name, 2
+            return f"{field.name} with valueSet", 2
     return field.name, 1
 
 
@@ -77,8 +77,15 @@ def matched_buffers(
     """Return pairs of an old and a new buffer, the new ones that were added, and those that cannot be told.
 
     Buffers do not show the columns that they aggregate: those of a kind belong together, in their order, if
-    there are as many in both.
+    there are as many in both. Where a sum and a count could be an average, no sum or count can be told unless
+    nothing has changed.
     """
+    kinds = [[buffer.kind for buffer in buffers] for buffers in (old, new)]
+    if kinds[0] != kinds[1] and _EITHER in (*kinds[0], *kinds[1]):
+        mixed = (_EITHER, "sum", "count")
+        before, after = ([buffer for buffer in side if buffer.kind not in mixed] for side in (old, new))
+        told = matched_buffers(before, after)
+        return told[0], told[1], [*told[2], *(buffer for buffer in new if buffer.kind in mixed)]
     by_kind: dict[str, list[Buffer]] = defaultdict(list)
     for buffer in old:
         by_kind[buffer.kind].append(buffer)
@@ -87,7 +94,7 @@ def matched_buffers(
         of_new[buffer.kind].append(buffer)
     pairs: list[tuple[Buffer, Buffer]] = []
     added: list[Buffer] = []
-    unclear: list[Buffer] = []
+    unclear = []
     for kind, buffers in of_new.items():
         before = by_kind.get(kind, [])
         if len(before) == len(buffers):

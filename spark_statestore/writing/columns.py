@@ -78,6 +78,8 @@ class NewColumns:
         columns at the beginning of each value.
     given
         Values by path, such as ``value.count``.
+    beginnings
+        Values by path of fields that the old state lacks, and that do not begin with null.
     """
 
     def __init__(
@@ -86,7 +88,9 @@ class NewColumns:
         new: pa.Schema,
         given: Mapping[str, ColumnValues],
         aggregates: tuple[str, str, int, int] | None = None,
+        beginnings: Mapping[str, Any] | None = None,
     ) -> None:
+        self._beginnings = beginnings or {}
         self._old = old
         self._new = new
         self._columns = [name for name in new.names if name != PARTITION]
@@ -125,6 +129,10 @@ class NewColumns:
         taken = {field.taken for field in self.fields}
         return [path for path in _paths(self._old) if path not in taken]
 
+    def has_given(self, prefix: str) -> bool:
+        """Return True if the caller has given values of a column whose path begins so."""
+        return any(field.is_given and field.path.startswith(prefix) for field in self.fields)
+
     def evaluate(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Return the new rows of old ones.
 
@@ -159,7 +167,7 @@ class NewColumns:
             return _taken(path, path, before.type, field.type)
         if column in ("key", "user_map_key"):
             return NewField(path, problem="is not in the old key")
-        return NewField(path)
+        return NewField(path, beginning=self._beginnings.get(path))
 
     def _unnamed(self, fields: Mapping[str, NewField]) -> dict[str, NewField]:
         """Return the new fields of values that could be old ones of another name."""
@@ -169,7 +177,7 @@ class NewColumns:
         return {
             path: NewField(path, problem=problem)
             for path, field in fields.items()
-            if left and field.taken is None and field.problem is None
+            if left and field.taken is None and field.problem is None and path not in self._beginnings
         }
 
     def _old_field(self, column: str, name: str) -> pa.Field | None:
@@ -196,7 +204,7 @@ class NewColumns:
             found += [
                 NewField(
                     f"value.{new_fields[position].name}",
-                    problem=f"is of {buffer.kind}, and the old state does not show what it was before",
+                    problem=f"is of {buffer.kind}, which the old state does not show",
                 )
                 for position in buffer.positions
             ]
@@ -210,15 +218,16 @@ class NewColumns:
                 return pa.repeat(pa.scalar(field.beginning, kind), rows.num_rows)
             column, _, name = field.taken.partition(".")
             return _flat(rows[column], name).cast(kind)
-        values = self._given(field, rows)
+        values = self._called(field, rows) if callable(field.given) else field.given
         try:
-            if not isinstance(values, pa.Array | pa.ChunkedArray):
-                values = pa.array(values, kind)
-            values = values.cast(kind)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+            values = _cast(self._given(field, values, rows, kind), kind)
+        except OptionError:
+            raise
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             raise RowEncodingError(
                 f"the values of the new column {field.path!r}, {field}, are not of its type {kind}: "
-                f"{str(error).rstrip('.')}. Give values of that type. No checkpoint was written."
+                f"{str(error).rstrip('.')}. Give a value of that type, or for a function an array of them. "
+                "No checkpoint was written."
             ) from error
         if len(values) != rows.num_rows:
             raise RowEncodingError(
@@ -227,15 +236,27 @@ class NewColumns:
             )
         return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
-    def _given(self, field: NewField, rows: pa.RecordBatch) -> Any:
-        values = field.given
+    def _called(self, field: NewField, rows: pa.RecordBatch) -> Any:
+        try:
+            return field.given(rows)
+        except Exception as error:
+            error.add_note(f"in {field}, which computes the new column {field.path!r}")
+            raise
+
+    def _given(
+        self, field: NewField, values: Any, rows: pa.RecordBatch, kind: pa.DataType
+    ) -> pa.Array | pa.ChunkedArray:
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            return values
         if isinstance(values, str):
             return self._sql[field.path].column(rows)
         if isinstance(values, pc.Expression):
             return _projected(rows, field.path, values)
-        if callable(values):
-            return values(rows)
-        return pa.repeat(values if isinstance(values, pa.Scalar) else pa.scalar(values), rows.num_rows)
+        if isinstance(values, pa.Scalar):
+            return pa.array([values.as_py()] * rows.num_rows, values.type)
+        if callable(field.given):
+            return pa.array(values, kind)
+        return pa.array([values] * rows.num_rows)
 
 
 def _checked(path: str, values: Any) -> ColumnValues:
@@ -246,6 +267,13 @@ def _checked(path: str, values: Any) -> ColumnValues:
         "pyarrow, SQL as a string, a function of a record batch, or one value, such as 0. No checkpoint was "
         "written."
     )
+
+
+def _cast(values: pa.Array | pa.ChunkedArray, kind: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if arrow_types.is_decimal(kind) and arrow_types.is_integer(values.type):
+        # Arrow asks for the digits that any number of the type may have.
+        values = values.cast(pa.decimal128(38, kind.scale))
+    return values.cast(kind)
 
 
 def _projected(rows: pa.RecordBatch, path: str, expression: pc.Expression) -> pa.ChunkedArray:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 from spark_statestore.errors import OptionError
 from spark_statestore.query.logs import CommitEntry, OffsetEntry
@@ -21,7 +22,9 @@ from spark_statestore.savepoints.restore import copy_held, unused_locations
 from spark_statestore.writing.bootstrap import StateKey, operator_and_family, require_mapping
 from spark_statestore.writing.columns import ColumnValues
 from spark_statestore.writing.operator_matches import KeyedState, keyed_states, matched_operators
-from spark_statestore.writing.taken_state import OperatorPlan, StatePlan, plan_operator
+from spark_statestore.writing.state_plans import plan_operator, variable_of
+from spark_statestore.writing.taken_state import OperatorPlan, StatePlan
+from spark_statestore.writing.write import require_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,15 +160,15 @@ def migrate(
     CheckpointError, StorageError
         If a file cannot be read or written. No files remain at the new location.
     """
-    for name, mapping in (("operators", operators), ("states", states), ("columns", columns)):
-        require_mapping(name, {} if mapping is None else mapping)
+    operators, states, columns = operators or {}, states or {}, columns or {}
+    _require_form(operators, states, columns, drop, memory)
     old = open_checkpoint(source, checkpoints_dir=checkpoints_dir)
     new = open_checkpoint(started, checkpoints_dir=checkpoints_dir)
     number = old.require_batch(batch)
     begun = new.require_batch(None)
     edit = _edit_of_logs(old, number, new, begun)
     with nullcontext() if dry_run else held_if_possible(old, number, target):
-        plans, dropped = _plans(old, number, new, begun, operators or {}, states or {}, columns or {}, drop)
+        plans, dropped = _plans(old, number, new, begun, operators, states, columns, drop)
         result = Migration(
             number,
             tuple(_described(plan, state) for plan in plans.values() for state in plan.states),
@@ -173,8 +176,10 @@ def migrate(
         )
         for plan in plans.values():
             plan.read()
+        # Neither in the old checkpoint nor in that of the run.
+        for checkpoint in (old, new):
+            unused_locations(checkpoint, target)
         if dry_run:
-            unused_locations(old, target)
             return result
 
         def change(content: StoreSnapshot) -> StoreSnapshot:
@@ -239,7 +244,7 @@ def _plans(
             )
         dropped.append((f"operator {state}", keys))
     known = {(state.operator.id, None) for state in before} | {
-        (state.operator.id, name) for state in before for _, name in state.families
+        (state.operator.id, variable_of(name)) for state in before for _, name in state.families
     }
     for operator, family in dropped_names - known:
         raise OptionError(
@@ -291,27 +296,39 @@ def _require_like_sources(
     entry: OffsetEntry, fresh: OffsetEntry, old: QueryCheckpoint, new: QueryCheckpoint
 ) -> None:
     """Raise unless the new query has the sources of the old one, as far as their offsets show."""
-    if entry.version != fresh.version or len(entry.sources) != len(fresh.sources):
+    is_named = "v1" not in (entry.version, fresh.version)
+    before, after = (
+        # From version 2 of the log on, the name of a source comes first.
+        {name: line for name, _, line in (line.partition(":") for line in lines)}
+        if is_named
+        else {str(number): line for number, line in enumerate(lines)}
+        for lines in (entry.sources, fresh.sources)
+    )
+    if entry.version != fresh.version or before.keys() != after.keys():
         raise OptionError(
-            f"the old query reads {len(entry.sources)} sources and the new one {len(fresh.sources)}, or "
+            f"the old query reads the sources {', '.join(before)}, and the new one {', '.join(after)}, or "
             "Spark's settings for the log of offsets differ, so that it is not clear where each goes on: "
-            f"{entry.sources} in {old.url}, {fresh.sources} in {new.url}. Use as many sources in the same "
+            f"{entry.sources} in {old.url}, {fresh.sources} in {new.url}. Use the same sources in the same "
             "order, and the same settings. No checkpoint was written."
         )
-    for number, (before, after) in enumerate(zip(entry.sources, fresh.sources, strict=True)):
-        if "-" not in (before, after) and _form(before) != _form(after):
+    for name, line in before.items():
+        if "-" not in (line, after[name]) and not _are_alike(line, after[name]):
             raise OptionError(
-                f"source {number} of the new query has the offset {after}, but that of the old one has "
-                f"{before}, which is of another kind. Use the same sources in the same order. No checkpoint "
-                "was written."
+                f"the source {name} of the new query has the offset {after[name]}, but that of the old one "
+                f"has {line}, which is of another kind or topic. Use the same sources in the same order. No "
+                "checkpoint was written."
             )
 
 
-def _form(offset: str) -> object:
-    """Return what offsets of one kind of source have in common, as far as it is known."""
-    if is_offset_of_files(offset):
-        return "files"
-    return type(_json(offset)), _is_by_topic(offset)
+def _are_alike(before: str, after: str) -> bool:
+    """Return whether offsets may be those of one source, as far as it is known."""
+    if is_offset_of_files(before) or is_offset_of_files(after):
+        return is_offset_of_files(before) and is_offset_of_files(after)
+    nodes = [_json(offset) for offset in (before, after)]
+    topics = [_topics(node) for node in nodes]
+    if topics[0] and topics[1]:
+        return not topics[0].isdisjoint(topics[1])
+    return type(nodes[0]) is type(nodes[1]) and (topics[0] is None) == (topics[1] is None)
 
 
 def _json(text: str) -> object:
@@ -321,7 +338,26 @@ def _json(text: str) -> object:
         return text
 
 
-def _is_by_topic(offset: str) -> bool:
-    """Return True for offsets such as Kafka's: a number for each partition of each topic."""
-    node = _json(offset)
-    return isinstance(node, dict) and all(isinstance(value, dict) for value in node.values())
+def _topics(node: object) -> set[str] | None:
+    """Return the topics of an offset such as Kafka's, a number for each partition; None for another one."""
+    if isinstance(node, dict) and all(isinstance(value, dict) for value in node.values()):
+        return set(node)
+    return None
+
+
+def _require_form(operators: Any, states: Any, columns: Any, drop: Any, memory: int) -> None:
+    """Raise for arguments of other types than `migrate` describes."""
+    for name, mapping in (("operators", operators), ("states", states), ("columns", columns)):
+        require_mapping(name, mapping)
+    for key in states:
+        if operator_and_family(key)[1] is None:
+            raise OptionError(
+                f"the states have the key {key!r}, but it must be an operator and the name of a variable, "
+                "such as (0, 'count'). No checkpoint was written."
+            )
+    if not isinstance(drop, list | tuple | set | frozenset):
+        raise OptionError(
+            f"the states to drop are a {type(drop).__name__}, but they must be a list, such as [1] or "
+            "[(0, 'count')]. No checkpoint was written."
+        )
+    require_memory(memory)

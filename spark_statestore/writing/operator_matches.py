@@ -6,12 +6,16 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Final
 
 from spark_statestore.errors import OptionError
 from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersion
 from spark_statestore.rows.types import SparkType, parse_schema
 from spark_statestore.store.healing import readable_metadata
 from spark_statestore.store.metadata import ColumnFamily, StoreId
+
+# Processors of rows and of pandas frames keep the same state.
+_KINDS: Final = {"transformWithStateInPySparkExec": "transformWithStateInPandasExec"}
 
 StateName = tuple[str, str]
 """Names of a store and of a column family in it."""
@@ -54,6 +58,11 @@ class KeyedState:
         family = next(iter(self.families.values()))
         return tuple(field.name for field in parse_schema(family.key_schema).arrow)
 
+    @property
+    def kind(self) -> str:
+        """Name of the operator, the same for those whose state is the same."""
+        return _KINDS.get(self.operator.name, self.operator.name)
+
     def __str__(self) -> str:
         return f"{self.operator.id} ({self.operator.name})"
 
@@ -72,7 +81,7 @@ def matched_operators(
     ----------
     given
         Old operators by new ones, which the caller has given. The others are matched by their kind, and, if
-        there are several, by the names of their key's columns.
+        there are several, by their schemas, and then by the names of their key's columns.
 
     Raises
     ------
@@ -85,7 +94,7 @@ def matched_operators(
     for side, states in enumerate((old, new)):
         for state in states:
             if state.operator.id not in (found if side else taken):
-                kinds[state.operator.name][side].append(state)
+                kinds[state.kind][side].append(state)
     for before, after in kinds.values():
         found |= _of_kind(before, after)
     return {state.operator.id: found[state.operator.id] for state in new}
@@ -101,7 +110,7 @@ def _given(
             found[number] = None
             continue
         state = _operator(old, before, "old")
-        if state.operator.name != after.operator.name:
+        if state.kind != after.kind:
             raise OptionError(
                 f"operator {after} of the new query cannot take the state of {state} of the old one, which "
                 "is of another kind. Use one of its kind, or None to start it without state. No checkpoint "
@@ -128,20 +137,18 @@ def _operator(states: Sequence[KeyedState], number: int, query: str) -> KeyedSta
 
 def _of_kind(old: Sequence[KeyedState], new: Sequence[KeyedState]) -> dict[int, KeyedState | None]:
     """Match operators of one kind."""
-    if len(old) == len(new) == 1 or [s.key_columns for s in old] == [s.key_columns for s in new]:
+    if len(old) == len(new) and all(map(_are_alike, old, new)):
         return {after.operator.id: before for before, after in zip(old, new, strict=True)}
-    if not old or not new:
-        return dict.fromkeys((state.operator.id for state in new), None)
     found: dict[int, KeyedState | None] = {}
-    for after in new:
-        alike = [state for state in old if state.key_columns == after.key_columns]
-        twins = [state for state in new if state.key_columns == after.key_columns]
-        if len(alike) == len(twins) == 1:
-            found[after.operator.id] = alike[0]
+    for is_match in (_are_alike, _have_the_same_keys, _are_there):
+        left = [state for state in old if state not in found.values()]
+        waiting = [state for state in new if state.operator.id not in found]
+        for after in waiting:
+            origins = [before for before in left if is_match(before, after)]
+            if len(origins) == 1 and sum(is_match(origins[0], other) for other in waiting) == 1:
+                found[after.operator.id] = origins[0]
     left = [state for state in old if state not in found.values()]
     waiting = [state for state in new if state.operator.id not in found]
-    if len(left) == len(waiting) == 1:
-        return found | {waiting[0].operator.id: left[0]}
     if left and waiting:
         raise OptionError(
             f"it is not clear which operators of the old query, {', '.join(map(str, left))}, the operators "
@@ -149,6 +156,20 @@ def _of_kind(old: Sequence[KeyedState], new: Sequence[KeyedState]) -> dict[int, 
             f"{{{waiting[0].operator.id}: {left[0].operator.id}}}. No checkpoint was written."
         )
     return found | dict.fromkeys((state.operator.id for state in waiting), None)
+
+
+def _are_alike(old: KeyedState, new: KeyedState) -> bool:
+    return old.families.keys() == new.families.keys() and all(
+        is_same_state(family, new.families[name]) for name, family in old.families.items()
+    )
+
+
+def _have_the_same_keys(old: KeyedState, new: KeyedState) -> bool:
+    return old.key_columns == new.key_columns
+
+
+def _are_there(old: KeyedState, new: KeyedState) -> bool:
+    return True
 
 
 def is_same_state(old: ColumnFamily, new: ColumnFamily) -> bool:

@@ -208,14 +208,19 @@ def _keys_of_sessions(batch: pa.RecordBatch, state: ColumnFamily) -> tuple[pa.Ar
     import pyarrow.compute as pc
 
     columns = list(decode_rows(batch["key"].slice(0, 0), state.key_schema).type)
-    described = parse_json(state.value_schema)["fields"][: len(columns)]
-    session = next(i for i, column in enumerate(described) if _IS_SESSION in column["metadata"])
+    session = session_position(state)
     values = decode_rows(batch["value"], state.value_schema)
     grouping = [values.field(i) for i in range(len(columns)) if i != session]
     # With the nulls of the structs, which the fields of a struct lack.
     start, end = values.field(session).flatten()
     keys = encode_rows(pa.StructArray.from_arrays([*grouping, start], fields=columns), state.key_schema)
     return keys, pc.fill_null(pc.less(start, end), False)
+
+
+def session_position(state: ColumnFamily) -> int:
+    """Return the position of the session in the value of a state of sessions."""
+    fields = parse_json(state.value_schema)["fields"]
+    return next(i for i, column in enumerate(fields) if _IS_SESSION in column["metadata"])
 
 
 def _require_normalized(keys: pa.Array, kind: SparkType) -> None:

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from collections.abc import Set as AbstractSet
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 
-from spark_statestore.errors import OptionError, RowEncodingError
+from spark_statestore.errors import RowEncodingError
+from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store
 from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.source import StateSource
-from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import numbered
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.writing.changes import StateChanges
-from spark_statestore.writing.columns import ColumnValues, NewColumns
-from spark_statestore.writing.operator_matches import KeyedState, is_same_state
-from spark_statestore.writing.rows import AGGREGATION, SESSIONS
-from spark_statestore.writing.write import find_writable
+from spark_statestore.writing.columns import NewColumns
+from spark_statestore.writing.operator_matches import KeyedState
+from spark_statestore.writing.rows import SESSIONS, session_position
 
 _DEFAULT: Final = "default"
 
-# What Spark keeps beside a variable of transformWithState has the variable's name behind these.
-_BESIDE: Final = ("$ttl_", "$rowCounter_", "$min_", "$count_")
-
 # Operators whose keys have no values, so that several keys may become one.
 _OF_KEYS: Final = "dedupe"
-
-_STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
 # Rows per decoded batch, which bounds temporary memory.
 _BATCH_ROWS: Final = 65_536
@@ -134,7 +128,14 @@ class OperatorPlan:
         lost = [path for path in columns.not_taken if path.startswith(("key.", "user_map_key."))]
         if lost:
             rows = self._distinct(rows, state, lost)
-        return StateChanges(rows, "replace", self.new.operator, state.store, state.new, self.new.partitions)
+        if self.new.operator.name == SESSIONS and (lost or columns.has_given("key.")):
+            self._require_apart(rows, state)
+        try:
+            return StateChanges(
+                rows, "replace", self.new.operator, state.store, state.new, self.new.partitions
+            )
+        except RowEncodingError as error:
+            raise RowEncodingError(f"operator {self.new} of the new query, {state.label}: {error}") from error
 
     def _distinct(self, rows: pa.Table, state: StatePlan, lost: list[str]) -> pa.Table:
         """Return rows of which each key is there once, though columns of the old key are not in it."""
@@ -154,6 +155,35 @@ class OperatorPlan:
             )
         return rows.take(pa.array(np.unique(numbers, return_index=True)[1]))
 
+    def _require_apart(self, rows: pa.Table, state: StatePlan) -> None:
+        """Raise for sessions of one key that overlap: the query would have one of them."""
+        import numpy as np
+
+        schema = parse_json(state.new.key_schema)
+        # The start of the session is the last column.
+        grouping = json.dumps(schema | {"fields": schema["fields"][:-1]})
+        keys = rows["key"].combine_chunks()
+        columns = [keys.field(position) for position in range(keys.type.num_fields - 1)]
+        groups = pa.StructArray.from_arrays(columns, fields=list(keys.type)[:-1])
+        numbers, _ = numbered(pa.chunked_array([encode_rows(groups, grouping)]))
+        start, end = (_times(rows, session_position(state.new), name) for name in ("start", "end"))
+        order = np.lexsort((start, numbers))
+        follows = numbers[order][1:] == numbers[order][:-1]
+        overlaps = int((follows & (start[order][1:] < end[order][:-1])).sum())
+        if overlaps:
+            raise RowEncodingError(
+                f"operator {self.new} of the new query, {state.label}: {overlaps} sessions of the old state "
+                "would overlap another one of their new key, and what they are together does not follow from "
+                "them. Start it without state, or compute its state with `bootstrap`. No checkpoint was "
+                "written."
+            )
+
+
+def _times(rows: pa.Table, position: int, name: str) -> Any:
+    """Return the start or the end of each session, a struct in the value."""
+    times = rows["value"].combine_chunks().field(position).field(name)
+    return times.cast(pa.int64()).to_numpy(zero_copy_only=False)
+
 
 def _require_exact(batch: pa.RecordBatch, family: ColumnFamily, store: StoreId) -> None:
     """Raise for rows that decoding changes, such as strings that are not UTF-8."""
@@ -169,176 +199,3 @@ def _require_exact(batch: pa.RecordBatch, family: ColumnFamily, store: StoreId) 
                 "another schema. Delete or correct them with `write_state`, or keep the schema of this "
                 "state. No checkpoint was written."
             )
-
-
-def plan_operator(
-    old: KeyedState | None,
-    new: KeyedState,
-    renamed: Mapping[str, str | None],
-    given: Mapping[str | None, Mapping[str, ColumnValues]],
-    dropped: AbstractSet[str | None],
-) -> OperatorPlan:
-    """Return what an operator takes of an old one.
-
-    Parameters
-    ----------
-    renamed
-        Old names of states by new ones; None for one that starts empty.
-    given
-        Values of columns by column family; the key None is for an operator with one.
-    dropped
-        Names of the old states that are not taken; None stands for all.
-
-    Raises
-    ------
-    OptionError
-        If state would be lost, if columns cannot be told, or if an argument does not fit the operator.
-    """
-    _require_names(old, new, renamed, given, dropped)
-    values = {_only_state(new) if name is None else name: found for name, found in given.items()}
-    states = []
-    for (store, name), family in new.families.items():
-        origin = _old_name(name, renamed)
-        before = None if old is None or origin is None else old.families.get((store, origin))
-        if before is None or old is None or before.name in dropped:
-            states.append(StatePlan(store, family))
-            continue
-        is_same = name not in values and is_same_state(before, family) and _are_partitioned_alike(old, new)
-        if is_same:
-            states.append(StatePlan(store, family, before))
-        elif not before.rows and name not in values:
-            states.append(StatePlan(store, family))
-        else:
-            computed = _computed(old, new, store, before, family, values.get(name, {}))
-            states.append(StatePlan(store, family, before, computed))
-    return OperatorPlan(old, new, tuple(states), tuple(_dropped(old, new, states, dropped)))
-
-
-def _dropped(
-    old: KeyedState | None, new: KeyedState, states: list[StatePlan], dropped: AbstractSet[str | None]
-) -> Iterator[tuple[str, int]]:
-    """Yield the old states that nobody takes, which the caller must have named."""
-    if old is None:
-        return
-    taken = {(state.store, state.old.name) for state in states if state.old is not None}
-    for (store, name), family in old.families.items():
-        if (store, name) in taken or not family.rows:
-            continue
-        if _variable(name) not in dropped and name not in dropped:
-            raise OptionError(
-                f"the state {name!r} of operator {old} of the old query has {family.rows:,} keys, and "
-                f"operator {new} of the new one has no such state; it has "
-                f"{', '.join(sorted({state for _, state in new.families}))}. A variable exists after the run "
-                "of the new query has set it once. Say in `states` which one takes it, or drop it: drop="
-                f"[({old.operator.id}, {_variable(name)!r})]. No checkpoint was written."
-            )
-        yield f"operator {old}, {name}", family.rows
-
-
-def _computed(
-    old: KeyedState,
-    new: KeyedState,
-    store: str,
-    before: ColumnFamily,
-    family: ColumnFamily,
-    values: Mapping[str, ColumnValues],
-) -> ComputedState:
-    where = f"operator {new} of the new query, {family.name}"
-    sources = []
-    for state, name in ((old, before.name), (new, family.name)):
-        try:
-            sources.append(find_writable(state.checkpoint, state.batch, state.operator.id, store, name)[1])
-        except OptionError as error:
-            raise OptionError(
-                f"{where}: its schema or its number of partitions, {new.partitions}, differs from the old "
-                f"one's, {old.partitions}, so that rows cannot be taken as they are; and {error}"
-            ) from error
-    aggregates = None
-    if new.operator.name in (AGGREGATION, SESSIONS):
-        # The value of a session begins with the grouping columns.
-        begins = [
-            len(parse_schema(state.key_schema).children) if new.operator.name == SESSIONS else 0
-            for state in (before, family)
-        ]
-        aggregates = (before.value_schema, family.value_schema, begins[0], begins[1])
-        if new.operator.name == SESSIONS:
-            keys = {path: found for path, found in values.items() if path.startswith("key.")}
-            values = {f"value.{path[4:]}": found for path, found in keys.items()} | dict(values)
-    schemas = [source.columns(None).schema for source in sources]
-    columns = NewColumns(schemas[0], schemas[1], values, aggregates)
-    if columns.problems:
-        first = columns.problems[0].partition(" ")[0]
-        raise OptionError(
-            f"{where}: {'; '.join(columns.problems)}. Give their values, such as columns="
-            f"{{{new.operator.id}: {{{first!r}: ...}}}}. No checkpoint was written."
-        )
-    # Raises for unknown columns and wrong types before anything is read.
-    columns.empty()
-    return ComputedState(sources[0], columns)
-
-
-def _require_names(
-    old: KeyedState | None,
-    new: KeyedState,
-    renamed: Mapping[str, str | None],
-    given: Mapping[str | None, Mapping[str, ColumnValues]],
-    dropped: AbstractSet[str | None],
-) -> None:
-    """Raise if names of states do not exist."""
-    of_new = {name for _, name in new.families}
-    of_old = set() if old is None else {name for _, name in old.families}
-    for name in (*renamed, *(name for name in given if name is not None)):
-        if name not in of_new:
-            raise OptionError(
-                f"operator {new} of the new query has no state {name!r}, it has "
-                f"{', '.join(sorted(of_new))}. A variable exists after the run has set it once. Use one of "
-                "those. No checkpoint was written."
-            )
-    for origin in renamed.values():
-        if origin is not None and origin not in of_old:
-            raise OptionError(
-                f"the old query has no state {origin!r} for operator {new} of the new one; it has "
-                f"{', '.join(sorted(of_old)) or 'none'}. Use one of those. No checkpoint was written."
-            )
-    if old is None and given:
-        raise OptionError(
-            f"operator {new} of the new query starts without state, so that its columns have no values. "
-            "Give the old operator in `operators`, or leave its columns. No checkpoint was written."
-        )
-    if None in dropped:
-        raise OptionError(
-            f"operator {old} of the old query is dropped, but operator {new} of the new one takes its state. "
-            f"Give operators={{{new.operator.id}: None}}, too, or do not drop it. No checkpoint was written."
-        )
-
-
-def _only_state(new: KeyedState) -> str:
-    """Return the state that is meant where none is named."""
-    names = [name for _, name in new.families if not name.startswith("$")]
-    variables = [name for name in names if name != _DEFAULT]
-    chosen = variables or names
-    if len(chosen) != 1:
-        raise OptionError(
-            f"operator {new} of the new query has the states {', '.join(chosen)}. Name one of them in "
-            f"`columns`, such as ({new.operator.id}, {chosen[0]!r}). No checkpoint was written."
-        )
-    return chosen[0]
-
-
-def _old_name(name: str, renamed: Mapping[str, str | None]) -> str | None:
-    variable = _variable(name)
-    origin = renamed.get(variable, variable)
-    return None if origin is None else name.removesuffix(variable) + origin
-
-
-def _variable(name: str) -> str:
-    """Return the variable that a column family is of."""
-    for prefix in _BESIDE:
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return name
-
-
-def _are_partitioned_alike(old: KeyedState, new: KeyedState) -> bool:
-    settings = [state.checkpoint.offsets(state.batch).conf.get(_STRICT, "true") for state in (old, new)]
-    return old.partitions == new.partitions and settings[0] == settings[1]

@@ -115,8 +115,7 @@ def write_state(
     """
     if mode not in get_args(Mode):
         raise OptionError(f"the mode is {mode!r}, but it must be one of {', '.join(get_args(Mode))}.")
-    if memory < 1:
-        raise OptionError(f"the memory is {memory}, but it must be at least 1 byte, such as the default.")
+    require_memory(memory)
     checkpoint = open_checkpoint(source, checkpoints_dir=checkpoints_dir)
     number = checkpoint.require_batch(batch)
     predicate = changes if isinstance(changes, str | pc.Expression) else None
@@ -146,6 +145,12 @@ def write_state(
         )
     counts = written.counts
     return WrittenState(number, counts.added, counts.changed, counts.removed)
+
+
+def require_memory(memory: int) -> None:
+    """Raise `OptionError` for a limit below one byte."""
+    if memory < 1:
+        raise OptionError(f"the memory is {memory}, but it must be at least 1 byte, such as the default.")
 
 
 def find_writable(

@@ -61,6 +61,11 @@ class Interpreter(StatefulProcessor):
         self._timers = timers
         self._pandas = pandas
 
+    @property
+    def uses_pandas(self) -> bool:
+        """Whether rows are passed as pandas frames."""
+        return self._pandas
+
     def init(self, handle: Any) -> None:
         self._handle = handle
         schema = f"v {self._value}"

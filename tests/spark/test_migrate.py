@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pytest
 from pyspark.sql import Row
 
-from spark_statestore import Migration, migrate, verify
-from tests.spark.processors import OUTPUT, Interpreter
+from spark_statestore import Migration, OptionError, RowEncodingError, migrate, verify
+from tests.spark.processors import DAY, OUTPUT, Interpreter
+from tests.spark.processors_query import NO_EMPTY_BATCHES
 from tests.spark.queries import Query
 from tests.support.spark_versions import since
 
@@ -46,18 +47,27 @@ class Change:
     """An old query, the changed one, and a query that was always like that."""
 
     def __init__(
-        self, spark: Any, directory: Path, before: Build, after: Build, mode: str, form: int = 2
+        self,
+        spark: Any,
+        directory: Path,
+        before: Build,
+        after: Build,
+        mode: str,
+        form: int = 2,
+        runs: int = 1,
+        **options: Any,
     ) -> None:
         def query(name: str, build: Build) -> Query:
-            return Query(spark, directory / name, build, mode, SCHEMA, checkpoint_format=form)
+            return Query(spark, directory / name, build, mode, SCHEMA, checkpoint_format=form, **options)
 
         self.old, self.new = query("old", before), query("new", after)
         self.always = query("always", after)
         self._target = directory / "target"
         self.old.feed(*HISTORY)
         assert self.old.run()
-        self.new.feed([event("sample", 1, 0)])
-        self.new.run()
+        for number in range(runs):
+            self.new.feed([event("sample", 1, number)])
+            self.new.run()
 
     def migrate(self, **arguments: Any) -> Migration:
         """Take the state to the changed query, after a trial that writes nothing."""
@@ -145,8 +155,11 @@ def test_aggregates_are_removed_and_widened(spark: Any, tmp_path: Path, form: in
         return events.groupBy("k").agg(F.max(F.col("v").cast("bigint")).alias("h"), F.avg("v").alias("m"))
 
     change = Change(spark, tmp_path, several, fewer, "update", form)
-    done = change.migrate()
-    assert done.states[0].not_taken == ("value.count_2",)
+    with pytest.raises(OptionError, match=r"value\.sum is of avg, or sum and count"):
+        change.migrate()
+    # The fields of the average, and not the count of rows.
+    average = {f"value.{name}": pc.field("value", name) for name in ("sum", "count")}
+    change.migrate(columns={0: average})
     assert change.found() == change.expected()
 
 
@@ -230,37 +243,114 @@ def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) 
     assert any("k2=None" in row for rows in found for row in rows)
 
 
+def test_new_timeouts_have_not_passed(spark: Any, tmp_path: Path) -> None:
+    def counted(timeout: str) -> Build:
+        def count(key: Any, frames: Any, state: Any) -> Any:
+            import pandas as pd
+
+            if state.hasTimedOut:
+                state.remove()
+                yield pd.DataFrame({"k": [f"{key[0]} has expired"], "n": [0]})
+                return
+            before = state.get[0] if state.exists else 0
+            state.update((before + sum(map(len, frames)),))
+            if timeout == "EventTimeTimeout":
+                state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 60_000)
+            yield pd.DataFrame({"k": [key[0]], "n": [state.get[0]]})
+
+        def build(events: Any) -> Any:
+            timed = events.withWatermark("t", "1 minute")
+            return timed.groupBy("k").applyInPandasWithState(
+                count, "k string, n bigint", "n bigint", "update", timeout
+            )
+
+        return build
+
+    change = Change(spark, tmp_path, counted("NoTimeout"), counted("EventTimeTimeout"), "update")
+    done = change.migrate()
+    assert ("value.timeoutTimestamp", "-1") in done.states[0].columns
+    found = change.found()
+    numbers = Counter(row["k"] for part in (*HISTORY, LATER[0]) for row in part)
+    keys = {row["k"] for row in LATER[0]}
+    assert found[0] == Counter(repr(Row(k=k, n=numbers[k])) for k in keys)
+
+
+def sessions(*keys: str) -> Build:
+    def build(events: Any) -> Any:
+        from pyspark.sql import functions as F
+
+        timed = events.withColumn("part", F.expr("v % 2")).withWatermark("t", "5 minutes")
+        return timed.groupBy(*keys, F.session_window("t", "1 minute")).agg(F.count("*"), F.max("v"))
+
+    return build
+
+
+def test_sessions_go_on_unless_they_would_overlap(spark: Any, tmp_path: Path) -> None:
+    change = Change(spark, tmp_path / "moved", sessions("k", "part"), sessions("part", "k"), "append")
+    change.migrate()
+    found = change.found()
+    assert found == change.expected()
+    assert sum(map(len, found)) > 5
+    change = Change(spark, tmp_path / "fewer", sessions("k", "part"), sessions("k"), "append")
+    with pytest.raises(RowEncodingError, match="sessions of the old state would overlap"):
+        change.migrate()
+
+
+def steps_of(events: Any, *kinds: str) -> Any:
+    """Return the events with operations of an `Interpreter`."""
+    names = ", ".join(map(repr, ("set", "append", "put", *kinds)))
+    op = f"element_at(array({names}), cast(v % {3 + len(kinds)} as int) + 1) as op"
+    return events.selectExpr("k", "unix_seconds(t) as seq", "v as n", "v", op, "t")
+
+
 def steps(processor: Interpreter) -> Build:
     def build(events: Any) -> Any:
-        rows = events.selectExpr(
-            "k",
-            "unix_seconds(t) as seq",
-            "v as n",
-            "v",
-            "element_at(array('set', 'append', 'put', 'timer'), cast(v % 4 as int) + 1) as op",
-            "t",
-        )
-        timed = rows.withWatermark("t", "1 minute")
-        return timed.groupBy("k").transformWithState(processor, OUTPUT, "update", "eventTime")
+        rows = steps_of(events, "timer")
+        groups = rows.withWatermark("t", "1 minute").groupBy("k")
+        run = groups.transformWithStateInPandas if processor.uses_pandas else groups.transformWithState
+        return run(processor, OUTPUT, "update", "eventTime")
 
     return build
 
 
 @since("4.1", "transformWithState of rows in Python")
-def test_variables_are_renamed(spark: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pandas", [False, True], ids=["rows", "frames"])
+def test_variables_are_renamed(spark: Any, tmp_path: Path, pandas: bool) -> None:
     """Lists, timers and their indexes are taken as they are, under their new names."""
-    before, after = (
-        Interpreter("int", timers="event"),
-        Interpreter("int", timers="event", names=("first", "second", "third")),
-    )
-    change = Change(spark, tmp_path, steps(before), steps(after), "update")
     names = {"first": "one", "second": "many", "third": "named"}
+    before = Interpreter("int", timers="event", pandas=pandas)
+    after = Interpreter("int", timers="event", names=tuple(names))
+    # More runs than the old query has batches: Spark describes the operator anew in each.
+    change = Change(spark, tmp_path, steps(before), steps(after), "update", runs=4)
     done = change.migrate(states={(0, new): old for new, old in names.items()})
     taken = {state.name: state.taken_from for state in done.states}
     assert {new: taken[new] for new in names} == {new: (0, old) for new, old in names.items()}
+    assert all(not state.columns for state in done.states)
     found = change.found()
     assert found == change.expected()
     assert any("timer" in row for rows in found for row in rows)
+
+
+@since("4.1", "transformWithState of rows in Python")
+def test_variables_are_dropped_with_what_belongs_to_them(spark: Any, tmp_path: Path) -> None:
+    before, after = Interpreter("int", ttl=DAY), Interpreter("int", ttl=DAY, names=("one", "lists", "named"))
+
+    def build(processor: Interpreter) -> Build:
+        return lambda events: (
+            steps_of(events).groupBy("k").transformWithState(processor, OUTPUT, "update", "processingTime")
+        )
+
+    change = Change(spark, tmp_path, build(before), build(after), "update", confs=NO_EMPTY_BATCHES)
+    with pytest.raises(OptionError, match=r"state '.*many' of operator 0 .* drop=\[\(0, 'many'\)\]"):
+        change.migrate()
+    with pytest.raises(OptionError, match=r"two states .* take 'one'"):
+        change.migrate(states={(0, "named"): "one"}, drop=[(0, "many"), (0, "named")])
+    done = change.migrate(drop=[(0, "many"), (0, "named")])
+    taken = {state.name for state in done.states if state.taken_from}
+    assert taken == {name for name in taken if name.endswith("one") or name == "default"} > {"one"}
+    rows = [row for rows in change.found()[:1] for row in rows]
+    assert rows
+    assert any("one=" in row or "[" in row for row in rows)
 
 
 @since("4.1", "transformWithState of rows in Python")

@@ -134,7 +134,7 @@ def short(rows: pa.RecordBatch) -> Any:
     ("arguments", "error", "message"),
     [
         ({"columns": {0: {"value.count": "value.total"}}}, OptionError, "cannot be evaluated"),
-        ({"columns": {0: {"value.count": "1), (2"}}}, OptionError, "it is several expressions"),
+        ({"columns": {0: {"value.count": "1), (2"}}}, OptionError, "single expression"),
         ({"columns": {0: {"value.count": pc.field("total")}}}, OptionError, "cannot be evaluated"),
         ({"columns": {0: {"value.count": pc.field("key", "word")}}}, RowEncodingError, "its type int64"),
         ({"columns": {0: {"value.count": 1.5}}}, RowEncodingError, "its type int64"),
@@ -144,6 +144,21 @@ def short(rows: pa.RecordBatch) -> Any:
         ({"columns": {0: {"key.word": pa.scalar("a")}}}, RowEncodingError, "40 keys .* are 1"),
         ({"columns": {1: {"value.count": 1}}}, OptionError, "no stateful operator 1, it has 0"),
         ({"columns": {(0, "sum"): {"value.count": 1}}}, OptionError, "has no state 'sum', it has default"),
+        ({"columns": {0: {"value.count": 1}, (0, "default"): {}}}, OptionError, "twice"),
+        ({"columns": {0: {"value.count": "sum(value.count) over ()"}}}, OptionError, "cannot be evaluated"),
+        ({"columns": {0: {"value.count": 10**30}}}, RowEncodingError, "its type int64"),
+        ({"columns": {0: {"value.count": pa.scalar([1])}}}, RowEncodingError, "its type int64"),
+        ({"columns": {0: 5}}, OptionError, "the columns is a int"),
+        ({"drop": None}, OptionError, "must be a list"),
+        ({"drop": "0"}, OptionError, "must be a list"),
+        ({"states": {0: "default"}}, OptionError, "the name of a variable"),
+        ({"states": {(0, "a", 1): "default"}}, OptionError, "must be for an operator"),
+        ({"memory": 0}, OptionError, "at least 1 byte"),
+        (
+            {"operators": {0: None}, "drop": [0], "columns": {0: {"value.count": 1}}},
+            OptionError,
+            "starts without state",
+        ),
         ({"columns": {"0": {}}}, OptionError, "must be for an operator"),
         ({"columns": [1]}, OptionError, "the columns is a list"),
         ({"states": {(0, "default"): "other"}}, OptionError, "has no state 'other'"),
@@ -152,7 +167,6 @@ def short(rows: pa.RecordBatch) -> Any:
         ({"operators": {1: 0}}, OptionError, "the new query has no stateful operator 1"),
         ({"operators": {0: 3}}, OptionError, "the old query has no stateful operator 3"),
         ({"operators": {0: None}}, OptionError, "no operator of the new query takes .* 40 keys"),
-        ({"operators": {0: None}, "columns": {0: {"value.count": 1}}}, OptionError, "starts without state"),
         ({"drop": [0]}, OptionError, "operators={0: None}, too"),
         ({"drop": [4]}, OptionError, "no state 4 to drop"),
         ({"drop": [(0, "sum")]}, OptionError, "no state .* to drop"),
@@ -169,6 +183,22 @@ def test_wrong_arguments_leave_nothing(
     assert not (tmp_path / "target").exists()
     for query, files in zip((old, new), before, strict=True):
         assert files.items() <= query.files().items()
+
+
+def test_errors_of_functions_name_the_column(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
+    def broken(rows: pa.RecordBatch) -> Any:
+        return rows["val"]
+
+    with pytest.raises(KeyError) as error:
+        migrate(old.url, new.url, str(tmp_path / "target"), columns={0: {"value.count": broken}})
+    assert "computes the new column 'value.count'" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("query", ["old", "new"])
+def test_target_is_in_neither_checkpoint(tmp_path: Path, query: str) -> None:
+    old, new = (begun(tmp_path / name, 2, 3) for name in ("old", "new"))
+    with pytest.raises(CheckpointExistsError, match="is inside its source"):
+        migrate(old.url, new.url, str(tmp_path / query / "target"))
 
 
 def test_state_is_dropped_if_that_is_said(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
@@ -192,7 +222,7 @@ def test_dry_run_reads_all_and_writes_nothing(old: StoredQuery, new: StoredQuery
     target = str(tmp_path / "target")
     done = migrate(old.url, new.url, target, columns={0: {"value.count": double}}, dry_run=True)
     assert done.states[0].columns == (("key.word", "key.word"), ("value.count", "double(...)"))
-    with pytest.raises(RowEncodingError, match="short.* has returned"):
+    with pytest.raises(RowEncodingError, match=r"short.* has returned"):
         migrate(old.url, new.url, target, columns={0: {"value.count": short}}, dry_run=True)
     assert [query.files() for query in (old, new)] == before
     assert not Path(target).exists()
@@ -201,9 +231,10 @@ def test_dry_run_reads_all_and_writes_nothing(old: StoredQuery, new: StoredQuery
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (['{"logOffset":0}', '{"logOffset":0}'], "reads 1 sources and the new one 2"),
-        (['{"orders":{"0":1}}'], "source 0 of the new query has the offset"),
-        (["5"], "source 0 of the new query has the offset 5"),
+        (['{"logOffset":0}', '{"logOffset":0}'], "reads the sources 0, and the new one 0, 1"),
+        (['{"orders":{"0":1}}'], "the source 0 of the new query has the offset"),
+        (['{"orders":{"0":1}}', '{"clicks":{"0":1}}'], "reads the sources 0, and"),
+        (["5"], "the source 0 of the new query has the offset 5"),
     ],
 )
 def test_sources_of_other_kinds_are_refused(
@@ -219,6 +250,32 @@ class Latin1Query(StoredQuery):
 
     def of(self, partition: int, counts: Any) -> dict[bytes, bytes]:
         return {key.replace(b"word", b"w\xf6rd"): value for key, value in super().of(0, counts).items()}
+
+
+@pytest.mark.parametrize(
+    ("version", "before", "after", "message"),
+    [
+        ("v1", ['{"orders":{"0":1}}'], ['{"orders":{"0":9,"1":2}}'], None),
+        ("v1", ['{"orders":{"0":1}}'], ['{"clicks":{"0":9}}'], "another kind or topic"),
+        ("v1", ["-"], ['{"clicks":{"0":9}}'], None),
+        ("v1", ["7", '{"a":{"0":1}}'], ['{"a":{"0":1}}', "7"], "another kind or topic"),
+        ("v2", ['b:{"o":{"0":1}}', "a:7"], ["a:9", 'b:{"o":{"0":1}}'], None),
+        ("v2", ["a:7"], ["b:7"], "reads the sources a, and the new one b"),
+        ("v2", ["a:7"], ['a:{"o":{"0":1}}'], "another kind or topic"),
+    ],
+)
+def test_sources_go_on_where_they_are_alike(
+    tmp_path: Path, version: str, before: list[str], after: list[str], message: str | None
+) -> None:
+    old, new = (begun(tmp_path / name, 2, 3) for name in ("old", "new"))
+    for query, lines in ((old, before), (new, after)):
+        query.put("offsets/0", "\n".join([version, entry(query.url, "offsets", 0)[1], *lines]))
+    if message is not None:
+        with pytest.raises(OptionError, match=message):
+            migrate(old.url, new.url, str(tmp_path / "target"))
+        return
+    migrate(old.url, new.url, str(tmp_path / "target"))
+    assert entry(tmp_path / "target", "offsets", 0)[2:] == before
 
 
 def test_strings_that_are_not_utf_8_are_not_changed(tmp_path: Path) -> None:
@@ -241,9 +298,12 @@ def test_strings_that_are_not_utf_8_are_not_changed(tmp_path: Path) -> None:
         ("count:l", ["count"]),
         ("sum:l count:l", ["sum", "count"]),
         ("sum:d count:l", ["avg, or sum and count"]),
-        ("sum:c count:l", ["avg"]),
+        ("sum:c count:l", ["avg of decimals"]),
         ("sum:c isEmpty:b count:l", ["sum with isEmpty", "count"]),
-        ("first:l valueSet:b last:l valueSet:b first:l", ["first", "last", "first"]),
+        (
+            "first:l valueSet:b last:l valueSet:b first:l",
+            ["first with valueSet", "last with valueSet", "first"],
+        ),
         ("min:l max:l n:d avg:d m2:d", ["min", "max", "n", "avg", "m2"]),
         ("", []),
     ],
@@ -312,9 +372,13 @@ def test_buffers_are_matched_by_kind_and_not_by_name() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("count:l", "count:l count:l", "value.count is of count, and"),
-        ("count:l", "sum:d count:l", "value.sum is of avg, or sum and count, and"),
-        ("count:l", "count:l n:d", "value.n is of n, and"),
+        ("count:l", "count:l count:l", "value.count is of count, which"),
+        ("count:l", "sum:d count:l", "value.sum is of avg, or sum and count, which"),
+        # An average of floating-point numbers could be a sum and a count, of the rows or of something else.
+        ("sum:d count:l", "sum:d count:l count:l", "value.sum is of avg, or sum and count, which"),
+        ("sum:d count:l count:l", "max:l sum:d count:l", "value.sum is of avg, or sum and count, which"),
+        ("count:l", "count:l n:d avg:d m2:d", "value.n is of n, which"),
+        ("count:l", "count:l n:d", "value.n is of n, which"),
         ("min:d", "min:l", "value.min is int64 and was double"),
         ("sum:l", "sum:d", "value.sum is double and was int64"),
     ],
@@ -350,10 +414,12 @@ def test_new_fields_that_could_be_renamed_ones_are_problems() -> None:
 class Described(KeyedState):
     """An operator of a name and key columns, without a checkpoint."""
 
-    def __init__(self, number: int, name: str, *keys: str) -> None:
+    def __init__(self, number: int, name: str, *keys: str, value: str = "long") -> None:
         operator = StatefulOperator(number, name, (OperatorStore("default", 0, 1),), "v2", {})
         super().__init__(None, 0, operator)  # type: ignore[arg-type]
-        self.__dict__["key_columns"] = keys
+        key = schema(**dict.fromkeys(keys, "string"))
+        family = ColumnFamily("default", 1, key, schema(v=value), "hash", 0)
+        self.__dict__["families"] = {("default", "default"): family}
 
 
 def matched(old: list[Described], new: list[Described], given: Any = None) -> dict[int, int | None]:
@@ -371,6 +437,19 @@ def test_operators_are_matched_by_kind_and_key() -> None:
     twins = [Described(0, "dedupe", "a"), Described(1, "dedupe", "a")]
     assert matched(twins, twins) == {0: 0, 1: 1}
     assert matched(twins, [by_a], {0: 1}) == {0: 1}
+    # Schemas that are alike tell those apart whose keys do not.
+    first, second = Described(0, "dedupe", "a", value="long"), Described(1, "dedupe", "a", value="double")
+    assert matched([first, second], [second, first]) == {1: 1, 0: 0}
+    turned = [Described(0, "dedupe", "a", value="double"), Described(1, "dedupe", "a", value="long")]
+    assert matched([first, second], turned) == {0: 1, 1: 0}
+    other = Described(1, "dedupe", "a", value="binary")
+    assert matched([first, second], [Described(0, "dedupe", "a", value="double"), other]) == {0: 1, 1: 0}
+    with pytest.raises(OptionError, match="not clear"):
+        matched(twins, [Described(0, "dedupe", "a", value="binary"), other])
+    in_rows, in_frames = (
+        Described(0, f"transformWithStateIn{kind}Exec", "a") for kind in ("PySpark", "Pandas")
+    )
+    assert matched([in_rows], [in_frames]) == {0: 0}
     with pytest.raises(OptionError, match=r"not clear which operators .* such as \{0: 0\}"):
         matched(twins, [by_a])
     with pytest.raises(OptionError, match="another kind"):

@@ -1,0 +1,284 @@
+"""Plans of what an operator of a changed query takes of an old one's state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any, Final
+
+from spark_statestore.errors import OptionError
+from spark_statestore.rows.types import parse_schema
+from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.writing.bootstrap import require_mapping
+from spark_statestore.writing.columns import ColumnValues, NewColumns
+from spark_statestore.writing.operator_matches import KeyedState, is_same_state
+from spark_statestore.writing.rows import AGGREGATION, SESSIONS
+from spark_statestore.writing.taken_state import ComputedState, OperatorPlan, StatePlan
+from spark_statestore.writing.write import find_writable
+
+_DEFAULT: Final = "default"
+
+# What Spark keeps beside a variable of transformWithState has the variable's name behind these.
+_BESIDE: Final = ("$ttl_", "$rowCounter_", "$min_", "$count_")
+
+# Timers are in two column families, which belong together.
+_TIMERS: Final = ("$procTimers", "$eventTimers")
+
+_STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+_JOINS: Final = "spark.sql.streaming.join.stateFormatVersion"
+
+# Spark's value of a time that is not set. It would take null for a time that has passed.
+_NO_TIME: Final = {"value.timeoutTimestamp": -1}
+_BEGINNINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "applyInPandasWithState": _NO_TIME,
+    "flatMapGroupsWithState": _NO_TIME,
+}
+
+
+def plan_operator(
+    old: KeyedState | None,
+    new: KeyedState,
+    renamed: Mapping[str, str | None],
+    given: Mapping[str | None, Mapping[str, ColumnValues]],
+    dropped: AbstractSet[str | None],
+) -> OperatorPlan:
+    """Return what an operator takes of an old one.
+
+    Parameters
+    ----------
+    renamed
+        Old names of states by new ones; None for one that starts empty.
+    given
+        Values of columns by column family; the key None is for an operator with one.
+    dropped
+        Names of the old states that are not taken; None stands for all.
+
+    Raises
+    ------
+    OptionError
+        If state would be lost, if columns cannot be told, or if an argument does not fit the operator.
+    """
+    _require_names(old, new, renamed, given, dropped)
+    if old is not None:
+        _require_taken_once(old, new, renamed)
+    values = _by_state(new, given)
+    states = []
+    for (store, name), family in new.families.items():
+        origin = _old_name(name, renamed)
+        before = None if old is None or origin is None else old.families.get((store, origin))
+        if before is not None and variable_of(before.name) in dropped:
+            before = None
+        states.append(_planned(old, new, store, family, before, values.pop(name, {})))
+    return OperatorPlan(old, new, tuple(states), tuple(_dropped(old, new, states, dropped)))
+
+
+def _planned(
+    old: KeyedState | None,
+    new: KeyedState,
+    store: str,
+    family: ColumnFamily,
+    before: ColumnFamily | None,
+    values: Mapping[str, ColumnValues],
+) -> StatePlan:
+    if old is None or before is None or not (before.rows or values):
+        if values:
+            raise OptionError(
+                f"operator {new} of the new query, {family.name}, starts without state, so that its columns "
+                "have no values. Say in `operators` or `states` what it takes, or leave its columns. No "
+                "checkpoint was written."
+            )
+        return StatePlan(store, family)
+    differences = _differences(old, new, before, family)
+    if not values and not differences:
+        return StatePlan(store, family, before)
+    return StatePlan(store, family, before, _computed(old, new, store, before, family, values, differences))
+
+
+def _differences(
+    old: KeyedState, new: KeyedState, before: ColumnFamily, family: ColumnFamily
+) -> tuple[str, ...]:
+    """Return why rows cannot be taken as they are."""
+    found = []
+    if not is_same_state(before, family):
+        found.append("its schema differs from the old one's")
+    if old.partitions != new.partitions:
+        found.append(
+            f"it has {new.partitions} partitions and the old one {old.partitions}: run the changed query "
+            f"with spark.sql.shuffle.partitions={old.partitions}, or `rescale` the old checkpoint before"
+        )
+    strict = [state.checkpoint.offsets(state.batch).conf.get(_STRICT, "true") for state in (old, new)]
+    if strict[0] != strict[1]:
+        found.append(f"it has {_STRICT}={strict[1]} and the old one {strict[0]}")
+    return tuple(found)
+
+
+def _require_taken_once(old: KeyedState, new: KeyedState, renamed: Mapping[str, str | None]) -> None:
+    variables = {variable_of(name) for _, name in new.families}
+    taken = [renamed.get(variable, variable) for variable in variables]
+    for origin in {variable_of(name) for _, name in old.families}:
+        if taken.count(origin) > 1:
+            raise OptionError(
+                f"two states of operator {new} of the new query take {origin!r} of operator {old} of the "
+                "old one. Say in `states` which one takes it, and None for the other one. No checkpoint was "
+                "written."
+            )
+
+
+def _by_state(
+    new: KeyedState, given: Mapping[str | None, Mapping[str, ColumnValues]]
+) -> dict[str, Mapping[str, ColumnValues]]:
+    """Return the values of columns by state."""
+    found: dict[str, Mapping[str, ColumnValues]] = {}
+    for family, values in given.items():
+        name = _only_state(new) if family is None else family
+        if name in found:
+            raise OptionError(
+                f"there are columns of operator {new.operator.id}, column family {name!r}, twice. Give them "
+                "once. No checkpoint was written."
+            )
+        require_mapping("columns", values)
+        found[name] = values
+    return found
+
+
+def _dropped(
+    old: KeyedState | None, new: KeyedState, states: list[StatePlan], dropped: AbstractSet[str | None]
+) -> Iterator[tuple[str, int]]:
+    """Yield the old states that nobody takes, which the caller must have named."""
+    if old is None:
+        return
+    taken = {(state.store, state.old.name) for state in states if state.old is not None}
+    for (store, name), family in old.families.items():
+        if (store, name) in taken or not family.rows:
+            continue
+        if old.operator.is_join:
+            raise OptionError(
+                f"the join {old} of the old query keeps {name!r} in the store {store!r}, and {new} of the "
+                "new one does not: their state has other formats or schemas. Run the changed query with "
+                f"{_JOINS}={old.checkpoint.offsets(old.batch).conf.get(_JOINS, '2')}, or start it without "
+                f"state: operators={{{new.operator.id}: None}}, drop=[{old.operator.id}]. No checkpoint was "
+                "written."
+            )
+        if variable_of(name) not in dropped:
+            raise OptionError(
+                f"the state {name!r} of operator {old} of the old query has {family.rows:,} keys, and "
+                f"operator {new} of the new one has no such state; it has "
+                f"{', '.join(sorted({state for _, state in new.families}))}. A variable exists after the run "
+                "of the new query has set it once. Say in `states` which one takes it, or drop it: drop="
+                f"[({old.operator.id}, {variable_of(name)!r})]. No checkpoint was written."
+            )
+        yield f"operator {old}, {name}", family.rows
+
+
+def _computed(
+    old: KeyedState,
+    new: KeyedState,
+    store: str,
+    before: ColumnFamily,
+    family: ColumnFamily,
+    values: Mapping[str, ColumnValues],
+    differences: Sequence[str],
+) -> ComputedState:
+    where = f"operator {new} of the new query, {family.name}"
+    sources = []
+    for state, name in ((old, before.name), (new, family.name)):
+        try:
+            sources.append(find_writable(state.checkpoint, state.batch, state.operator.id, store, name)[1])
+        except OptionError as error:
+            raise OptionError(
+                f"{where}: rows cannot be taken as they are, as "
+                f"{'; '.join(differences) or 'values of columns are given'}; and {error}"
+            ) from error
+    aggregates = None
+    if new.operator.name in (AGGREGATION, SESSIONS):
+        # The value of a session begins with the grouping columns.
+        begins = [
+            len(parse_schema(state.key_schema).children) if new.operator.name == SESSIONS else 0
+            for state in (before, family)
+        ]
+        aggregates = (before.value_schema, family.value_schema, begins[0], begins[1])
+        if new.operator.name == SESSIONS:
+            keys = {path: found for path, found in values.items() if path.startswith("key.")}
+            values = {f"value.{path[4:]}": found for path, found in keys.items()} | dict(values)
+    schemas = [source.columns(None).schema for source in sources]
+    columns = NewColumns(schemas[0], schemas[1], values, aggregates, _BEGINNINGS.get(new.operator.name))
+    if columns.problems:
+        first = columns.problems[0].partition(" ")[0]
+        raise OptionError(
+            f"{where}: {'; '.join(columns.problems)}. Give their values, such as columns="
+            f"{{{new.operator.id}: {{{first!r}: ...}}}}: what they are in the old state, or what they begin "
+            "with, as an average with 0 and 0, a sum with None and a count with 0. No checkpoint was written."
+        )
+    # Raises for unknown columns and wrong types before anything is read.
+    columns.empty()
+    return ComputedState(sources[0], columns)
+
+
+def _require_names(
+    old: KeyedState | None,
+    new: KeyedState,
+    renamed: Mapping[str, str | None],
+    given: Mapping[str | None, Mapping[str, ColumnValues]],
+    dropped: AbstractSet[str | None],
+) -> None:
+    """Raise if names of states do not exist."""
+    of_new = {variable_of(name) for _, name in new.families}
+    of_old = set() if old is None else {variable_of(name) for _, name in old.families}
+    for name in (*renamed, *(name for name in given if name is not None)):
+        if name not in of_new:
+            raise OptionError(
+                f"operator {new} of the new query has no state {name!r}, it has "
+                f"{', '.join(sorted(of_new))}. A variable exists after the run has set it once. Use one of "
+                "those. No checkpoint was written."
+            )
+    for origin in renamed.values():
+        if origin is not None and origin not in of_old:
+            raise OptionError(
+                f"the old query has no state {origin!r} for operator {new} of the new one; it has "
+                f"{', '.join(sorted(of_old)) or 'none'}. Use one of those. No checkpoint was written."
+            )
+    if old is not None and old.operator.is_join and dropped - {None}:
+        raise OptionError(
+            f"the parts of the state of the join {old} belong together: drop it whole, with drop="
+            f"[{old.operator.id}] and operators={{{new.operator.id}: None}}. No checkpoint was written."
+        )
+    if None in dropped:
+        raise OptionError(
+            f"operator {old} of the old query is dropped, but operator {new} of the new one takes its state. "
+            f"Give operators={{{new.operator.id}: None}}, too, or do not drop it. No checkpoint was written."
+        )
+
+
+def _only_state(new: KeyedState) -> str:
+    """Return the state that is meant where none is named."""
+    names = [name for _, name in new.families if not name.startswith("$")]
+    variables = [name for name in names if name != _DEFAULT]
+    chosen = variables or names
+    if len(chosen) != 1:
+        raise OptionError(
+            f"operator {new} of the new query has the states {', '.join(chosen)}. Name one of them in "
+            f"`columns`, such as ({new.operator.id}, {chosen[0]!r}). No checkpoint was written."
+        )
+    return chosen[0]
+
+
+def _old_name(name: str, renamed: Mapping[str, str | None]) -> str | None:
+    before, variable, after = _parts(name)
+    origin = renamed.get(variable, variable)
+    return None if origin is None else before + origin + after
+
+
+def variable_of(name: str) -> str:
+    """Return the variable that a column family is of; the name of both for the two families of timers."""
+    return _parts(name)[1]
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Return a name with what is before and behind the variable's."""
+    for prefix in _BESIDE:
+        if name.startswith(prefix):
+            return prefix, name.removeprefix(prefix), ""
+    for timers in _TIMERS:
+        if name.startswith(f"{timers}_"):
+            return "", timers, name.removeprefix(timers)
+    return "", name, ""
