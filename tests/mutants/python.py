@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tests.mutants import python_processes, python_queries, python_rows
+from tests.mutants import migration, python_processes, python_queries, python_rows
 from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
@@ -477,6 +477,7 @@ MUTANTS: Final = (
     *_STORES,
     *_STORED,
     *_PLANS,
+    *migration.MUTANTS,
     *python_processes.MUTANTS,
     *python_queries.MUTANTS,
     *python_rows.MUTANTS,
