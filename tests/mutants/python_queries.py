@@ -254,7 +254,7 @@ _OF_SAVEPOINTS: Final = (
     Mutant(
         "copy-follows-links",
         f"{_SAVEPOINTS}/copy.py",
-        "if self._source.files.has_link(self._source.root, path[len(self._source.root) + 1 :]):",
+        "if source.files.has_link(source.root, path[len(source.root) + 1 :]):",
         "if self._source.files.has_link(self._source.root, names[0]):",
         (f"{_TESTS}/savepoints/test_hostile.py",),
         "A link in a checkpoint puts no other file of the user into a copy.",
