@@ -43,6 +43,9 @@ CLOSING = [[event("z", 1, 7200)], [event("z", 2, 7300)]]
 """The second batch has the watermark of the first."""
 
 
+both_formats = pytest.mark.parametrize("form", [pytest.param(1, marks=pytest.mark.soak), 2])
+
+
 class Change:
     """An old query, the changed one, and a query that was always like that."""
 
@@ -144,7 +147,7 @@ def test_aggregates_are_added(spark: Any, tmp_path: Path, form: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("form", [1, 2])
+@both_formats
 def test_aggregates_are_removed_and_widened(spark: Any, tmp_path: Path, form: int) -> None:
     from pyspark.sql import functions as F
 
@@ -184,7 +187,7 @@ def test_values_are_computed_from_old_ones(spark: Any, tmp_path: Path) -> None:
     assert change.found() == change.expected()
 
 
-@pytest.mark.parametrize("form", [1, 2])
+@both_formats
 def test_operator_is_put_in_front_and_removed(spark: Any, tmp_path: Path, form: int) -> None:
     def distinct(events: Any) -> Any:
         return counts(events.dropDuplicates(["k", "v"]))
@@ -222,7 +225,7 @@ def test_columns_without_duplicates_are_fewer(spark: Any, tmp_path: Path) -> Non
     assert sum(map(len, found)) == 3
 
 
-@pytest.mark.parametrize("form", [1, 2])
+@both_formats
 def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) -> None:
     def joined(how: str) -> Build:
         def build(events: Any) -> Any:
@@ -314,7 +317,10 @@ def steps(processor: Interpreter) -> Build:
 
 
 @since("4.1", "transformWithState of rows in Python")
-@pytest.mark.parametrize("pandas", [False, True], ids=["rows", "frames"])
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "pandas", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["rows", "frames"]
+)
 def test_variables_are_renamed(spark: Any, tmp_path: Path, pandas: bool) -> None:
     """Lists, timers and their indexes are taken as they are, under their new names."""
     names = {"first": "one", "second": "many", "third": "named"}
