@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from typing import Any, Final
 
 from spark_statestore.errors import OptionError
@@ -80,6 +81,8 @@ def _planned(
     before: ColumnFamily | None,
     values: Mapping[str, ColumnValues],
 ) -> StatePlan:
+    # The copy has one version, in which all column families begin.
+    family = replace(family, created_at_version=0)
     if old is None or before is None or not (before.rows or values):
         if values:
             raise OptionError(
@@ -222,15 +225,16 @@ def _require_names(
     dropped: AbstractSet[str | None],
 ) -> None:
     """Raise if names of states do not exist."""
-    of_new = {variable_of(name) for _, name in new.families}
     of_old = set() if old is None else {variable_of(name) for _, name in old.families}
-    for name in (*renamed, *(name for name in given if name is not None)):
-        if name not in of_new:
-            raise OptionError(
-                f"operator {new} of the new query has no state {name!r}, it has "
-                f"{', '.join(sorted(of_new))}. A variable exists after the run has set it once. Use one of "
-                "those. No checkpoint was written."
-            )
+    families = {name for _, name in new.families}
+    for names, of_new in ((renamed, {variable_of(name) for name in families}), (given, families)):
+        for name in names:
+            if name is not None and name not in of_new:
+                raise OptionError(
+                    f"operator {new} of the new query has no state {name!r}, it has "
+                    f"{', '.join(sorted(of_new))}. A variable exists after the run has set it once. Use one "
+                    "of those. No checkpoint was written."
+                )
     for origin in renamed.values():
         if origin is not None and origin not in of_old:
             raise OptionError(

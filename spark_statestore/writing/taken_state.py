@@ -104,7 +104,6 @@ class OperatorPlan:
                 if name in whole:
                     yield whole[name].new.name, table
 
-        # The copy has one version, in which all column families begin.
         content = StoreSnapshot(
             started.store, tuple(replace(family, created_at_version=0) for family in families), rows
         )
@@ -125,11 +124,11 @@ class OperatorPlan:
                     _require_exact(batch, family, version.store)
                     batches.append(columns.evaluate(decoder.decode(batch, version.store.partition)))
         rows = pa.Table.from_batches([columns.empty(), *batches])
-        lost = [path for path in columns.not_taken if path.startswith(("key.", "user_map_key."))]
-        if lost:
+        lost = [path for path in columns.not_taken if path.startswith("key.")]
+        if lost or columns.has_given("key."):
             rows = self._distinct(rows, state, lost)
-        if self.new.operator.name == SESSIONS and (lost or columns.has_given("key.")):
-            self._require_apart(rows, state)
+            if self.new.operator.name == SESSIONS:
+                self._require_apart(rows, state)
         try:
             return StateChanges(
                 rows, "replace", self.new.operator, state.store, state.new, self.new.partitions
@@ -138,7 +137,7 @@ class OperatorPlan:
             raise RowEncodingError(f"operator {self.new} of the new query, {state.label}: {error}") from error
 
     def _distinct(self, rows: pa.Table, state: StatePlan, lost: list[str]) -> pa.Table:
-        """Return rows of which each key is there once, though columns of the old key are not in it."""
+        """Return rows of which each key is there once, though columns of the old key are not taken."""
         import numpy as np
 
         if "user_map_key" in rows.column_names:
@@ -147,11 +146,12 @@ class OperatorPlan:
         if len(distinct) == len(numbers):
             return rows
         if self.new.operator.name != _OF_KEYS:
+            without = f"without {', '.join(lost)}, " if lost else ""
             raise RowEncodingError(
-                f"operator {self.new} of the new query, {state.label}: without {', '.join(lost)}, the "
-                f"{len(numbers):,} keys of the old state are {len(distinct):,}, and what several values are "
-                "together does not follow from them. Start it without state, or compute its state with "
-                "`bootstrap`. No checkpoint was written."
+                f"operator {self.new} of the new query, {state.label}: {without}the {len(numbers):,} keys of "
+                f"the old state are {len(distinct):,} new ones, and what several values are together does "
+                "not follow from them. Start it without state, or compute its state with `bootstrap`. No "
+                "checkpoint was written."
             )
         return rows.take(pa.array(np.unique(numbers, return_index=True)[1]))
 
@@ -169,7 +169,8 @@ class OperatorPlan:
         start, end = (_times(rows, session_position(state.new), name) for name in ("start", "end"))
         order = np.lexsort((start, numbers))
         follows = numbers[order][1:] == numbers[order][:-1]
-        overlaps = int((follows & (start[order][1:] < end[order][:-1])).sum())
+        # Sessions that touch may be one, too.
+        overlaps = int((follows & (start[order][1:] <= end[order][:-1])).sum())
         if overlaps:
             raise RowEncodingError(
                 f"operator {self.new} of the new query, {state.label}: {overlaps} sessions of the old state "
