@@ -133,7 +133,7 @@ OPTIONS: tuple[Option, ...] = (
         "text",
         "the query's own state directory",
         "fsspec URL or absolute path; each query's state is in a subdirectory named by the query's id. "
-        "With `memory`: directory of the metadata, which then outlives the application",
+        "With `memory`: a directory for metadata, so that the metadata outlives the application",
         refused=_REFUSED_DIRECTORIES,
     ),
     Option(
@@ -237,10 +237,10 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "heap that all stores of a JVM may use together, indexes included, and less while Spark's cached "
-        "tables, sorts and joins or other objects need the heap. Rows beyond are moved to memory-mapped "
-        "files in Spark's local directory, at the latest when a quarter more is in use; indexes stay in the "
-        "heap as far as they fit. Per JVM: the last opened store wins, so set it alike for all queries of an "
+        "heap that all stores of a JVM may use together, indexes included. They use less while Spark's cached "
+        "tables, sorts and joins or other objects need the heap. Rows beyond the limit are moved to "
+        "memory-mapped files in Spark's local directory, at the latest when the stores use a quarter more "
+        "than it; indexes stay in the heap as far as they fit. Per JVM: the last opened store wins, so set it alike for all queries of an "
         "application",
         least=0,
     ),
@@ -261,8 +261,8 @@ OPTIONS: tuple[Option, ...] = (
         "realTimeMode",
         "boolean",
         "false",
-        "whether queries use this store although the session does not set `providerClass`: Spark 4.3 refuses "
-        "queries in real-time mode in a session that sets this store's class",
+        "use this store for queries in real-time mode, which Spark 4.3 refuses in a session that sets "
+        "`providerClass` to this store: such a session leaves `providerClass` as it is",
     ),
 )
 
