@@ -237,11 +237,11 @@ OPTIONS: tuple[Option, ...] = (
         "maxHeapBytes",
         "size",
         "half of the largest heap",
-        "heap that all stores of a JVM may use together, indexes included. They use less while Spark's cached "
-        "tables, sorts and joins or other objects need the heap. Rows beyond the limit are moved to "
+        "heap that all stores of a JVM may use together, indexes included. They use less while Spark's "
+        "cached tables, sorts and joins or other objects need the heap. Rows beyond the limit are moved to "
         "memory-mapped files in Spark's local directory, at the latest when the stores use a quarter more "
-        "than it; indexes stay in the heap as far as they fit. Per JVM: the last opened store wins, so set it alike for all queries of an "
-        "application",
+        "than it; indexes stay in the heap as far as they fit. Per JVM: the last opened store wins, so set "
+        "it alike for all queries of an application",
         least=0,
     ),
     Option(

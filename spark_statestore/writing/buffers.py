@@ -12,6 +12,7 @@ import pyarrow as pa
 _EITHER: Final = "avg, or sum and count"
 
 # Values of the buffers before the first row.
+# Of other functions, the fields do not show which of them belong together.
 _BEGINNINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "count": (0,),
     "sum": (None,),
@@ -22,6 +23,10 @@ _BEGINNINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "first with valueSet": (None, False),
     "last with valueSet": (None, False),
 }
+
+
+# Kinds of which one may be another, of numbers of another type.
+_SUMS: Final = (_EITHER, "sum", "sum with isEmpty", "avg of decimals", "count")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +82,11 @@ def matched_buffers(
     """Return pairs of an old and a new buffer, the new ones that were added, and those that cannot be told.
 
     Buffers do not show the columns that they aggregate: those of a kind belong together, in their order, if
-    there are as many in both. Where a sum and a count could be an average, no sum or count can be told unless
-    nothing has changed.
+    there are as many in both. If the functions are others than before, it cannot be told what belongs to a
+    function of several unknown fields, nor to a sum, a count or an average of which one may be another.
     """
-    kinds = [[buffer.kind for buffer in buffers] for buffers in (old, new)]
-    if kinds[0] != kinds[1] and _EITHER in (*kinds[0], *kinds[1]):
-        mixed = (_EITHER, "sum", "count")
-        before, after = ([buffer for buffer in side if buffer.kind not in mixed] for side in (old, new))
-        told = matched_buffers(before, after)
-        return told[0], told[1], [*told[2], *(buffer for buffer in new if buffer.kind in mixed)]
+    if [buffer.kind for buffer in old] == [buffer.kind for buffer in new]:
+        return list(zip(old, new, strict=True)), [], []
     by_kind: dict[str, list[Buffer]] = defaultdict(list)
     for buffer in old:
         by_kind[buffer.kind].append(buffer)
@@ -94,13 +95,28 @@ def matched_buffers(
         of_new[buffer.kind].append(buffer)
     pairs: list[tuple[Buffer, Buffer]] = []
     added: list[Buffer] = []
-    unclear = []
+    unclear: list[Buffer] = []
     for kind, buffers in of_new.items():
-        before = by_kind.get(kind, [])
-        if len(before) == len(buffers):
+        before = by_kind[kind]
+        if buffers[0].beginning is None:
+            unclear += buffers
+        elif len(before) == len(buffers):
             pairs += zip(before, buffers, strict=True)
-        elif not before and buffers[0].beginning is not None:
+        elif not before:
             added += buffers
         else:
             unclear += buffers
+    if _may_be_sums(by_kind, of_new):
+        unclear += [after for _, after in pairs if after.kind in _SUMS]
+        unclear += [buffer for buffer in added if buffer.kind in _SUMS]
+        pairs = [pair for pair in pairs if pair[1].kind not in _SUMS]
+        added = [buffer for buffer in added if buffer.kind not in _SUMS]
     return pairs, added, unclear
+
+
+def _may_be_sums(old: Mapping[str, Sequence[Buffer]], new: Mapping[str, Sequence[Buffer]]) -> bool:
+    """Return True if a new sum, count or average may be an old one in another form."""
+    if old.get(_EITHER) or new.get(_EITHER):
+        return True
+    more = [len(new.get(kind, ())) - len(old.get(kind, ())) for kind in _SUMS]
+    return min(more) < 0 < max(more)

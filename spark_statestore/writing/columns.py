@@ -259,6 +259,12 @@ class NewColumns:
         return pa.array([values] * rows.num_rows)
 
 
+def shortened(texts: Sequence[str]) -> list[str]:
+    """Return the first texts of a list, with the number of the others."""
+    most = 10
+    return [*texts[:most], *([f"{len(texts) - most} more"] if len(texts) > most else [])]
+
+
 def _checked(path: str, values: Any) -> ColumnValues:
     if values is None or callable(values) or isinstance(values, (pc.Expression, str, *_LITERALS)):
         return values

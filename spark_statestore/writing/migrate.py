@@ -20,7 +20,7 @@ from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held, unused_locations
 from spark_statestore.writing.bootstrap import StateKey, operator_and_family, require_mapping
-from spark_statestore.writing.columns import ColumnValues
+from spark_statestore.writing.columns import ColumnValues, shortened
 from spark_statestore.writing.operator_matches import KeyedState, keyed_states, matched_operators
 from spark_statestore.writing.state_plans import plan_operator, variable_of
 from spark_statestore.writing.taken_state import OperatorPlan, StatePlan
@@ -84,7 +84,7 @@ class Migration:
             lines.append(f"operator {state.operator}, {state.name}: {origin}")
             width = max((len(path) for path, _ in state.columns), default=0)
             lines += [f"    {path:{width}} = {source}" for path, source in state.columns]
-            lines += [f"    not taken: {path}" for path in state.not_taken]
+            lines += [f"    not taken: {path}" for path in shortened(state.not_taken)]
         lines += [f"dropped: {name}, {keys:,} keys" for name, keys in self.dropped]
         return "\n".join(lines)
 
@@ -221,6 +221,7 @@ def _plans(
             {name: origin for (operator, name), origin in states.items() if operator == state.operator.id},
             {family: found for (operator, family), found in given.items() if operator == state.operator.id},
             _dropped_of(matches[state.operator.id], dropped_names),
+            is_given=state.operator.id in operators,
         )
         for state in after
     }

@@ -10,8 +10,8 @@ from typing import Any, Final
 from spark_statestore.errors import OptionError
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.metadata import ColumnFamily
-from spark_statestore.writing.bootstrap import require_mapping
-from spark_statestore.writing.columns import ColumnValues, NewColumns
+from spark_statestore.writing.bootstrap import StateKey, require_mapping
+from spark_statestore.writing.columns import ColumnValues, NewColumns, shortened
 from spark_statestore.writing.operator_matches import KeyedState, is_same_state
 from spark_statestore.writing.rows import AGGREGATION, SESSIONS
 from spark_statestore.writing.taken_state import ComputedState, OperatorPlan, StatePlan
@@ -42,6 +42,8 @@ def plan_operator(
     renamed: Mapping[str, str | None],
     given: Mapping[str | None, Mapping[str, ColumnValues]],
     dropped: AbstractSet[str | None],
+    *,
+    is_given: bool,
 ) -> OperatorPlan:
     """Return what an operator takes of an old one.
 
@@ -53,6 +55,8 @@ def plan_operator(
         Values of columns by column family; the key None is for an operator with one.
     dropped
         Names of the old states that are not taken; None stands for all.
+    is_given
+        Whether the caller has said that it takes that one.
 
     Raises
     ------
@@ -62,6 +66,7 @@ def plan_operator(
     _require_names(old, new, renamed, given, dropped)
     if old is not None:
         _require_taken_once(old, new, renamed)
+        _require_same_join(old, new, is_given)
     values = _by_state(new, given)
     states = []
     for (store, name), family in new.families.items():
@@ -125,6 +130,18 @@ def _require_taken_once(old: KeyedState, new: KeyedState, renamed: Mapping[str, 
                 "old one. Say in `states` which one takes it, and None for the other one. No checkpoint was "
                 "written."
             )
+
+
+def _require_same_join(old: KeyedState, new: KeyedState, is_given: bool) -> None:
+    """Raise for a join of format 4 unless the caller has said that it is the same one."""
+    if old.operator.is_join and not is_given and old.checkpoint.offsets(old.batch).conf.get(_JOINS) == "4":
+        raise OptionError(
+            f"the join {old} of the old query has {_JOINS}=4, in which an inner join does not keep whether a "
+            "row has joined, so that an outer one would return such rows once more, without a match. If the "
+            "join is of the same type in both queries, say operators="
+            f"{{{new.operator.id}: {old.operator.id}}}; otherwise start it without state: operators="
+            f"{{{new.operator.id}: None}}, drop=[{old.operator.id}]. No checkpoint was written."
+        )
 
 
 def _by_state(
@@ -207,10 +224,12 @@ def _computed(
     columns = NewColumns(schemas[0], schemas[1], values, aggregates, _BEGINNINGS.get(new.operator.name))
     if columns.problems:
         first = columns.problems[0].partition(" ")[0]
+        key: StateKey = new.operator.id if family.name == _DEFAULT else (new.operator.id, family.name)
+        usual = ", as an average with 0 and 0, a sum with None and a count with 0" if aggregates else ""
         raise OptionError(
-            f"{where}: {'; '.join(columns.problems)}. Give their values, such as columns="
-            f"{{{new.operator.id}: {{{first!r}: ...}}}}: what they are in the old state, or what they begin "
-            "with, as an average with 0 and 0, a sum with None and a count with 0. No checkpoint was written."
+            f"{where}: {'; '.join(shortened(columns.problems))}. Give their values, such as columns="
+            f"{{{key!r}: {{{first!r}: ...}}}}: what they are in the old state, or what they begin "
+            f"with{usual}. No checkpoint was written."
         )
     # Raises for unknown columns and wrong types before anything is read.
     columns.empty()

@@ -246,6 +246,25 @@ def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) 
     assert any("k2=None" in row for rows in found for row in rows)
 
 
+def test_join_of_format_4_goes_on_if_it_is_the_same(spark: Any, tmp_path: Path) -> None:
+    def build(events: Any) -> Any:
+        from pyspark.sql import functions as F
+
+        left = events.selectExpr("k", "v", "t").withWatermark("t", "5 minutes").where("v % 3 != 0")
+        right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
+        near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
+        return left.join(right, F.expr(near), "left_outer")
+
+    confs = {"spark.sql.streaming.join.stateFormatVersion": "4"}
+    change = Change(spark, tmp_path, build, build, "append", confs=confs)
+    with pytest.raises(OptionError, match=r"an inner join does not keep .* say operators=\{0: 0\}"):
+        change.migrate()
+    change.migrate(operators={0: 0})
+    found = change.found()
+    assert found == change.expected()
+    assert any("k2=None" in row for rows in found for row in rows)
+
+
 def test_new_timeouts_have_not_passed(spark: Any, tmp_path: Path) -> None:
     def counted(timeout: str) -> Build:
         def count(key: Any, frames: Any, state: Any) -> Any:
