@@ -98,7 +98,8 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
         confs={"spark.sql.streaming.minBatchesToRetain": "1000"},
     )
     url, target = str(query.checkpoint), str(tmp_path / "savepoints")
-    new = [str(tmp_path / name) for name in ("clone", "rescaled", "restored", "claimed", "put", "deleted")]
+    names = ("clone", "rescaled", "restored", "claimed", "put", "deleted", "migrated")
+    new = [str(tmp_path / name) for name in names]
     (tmp_path / "changes.jsonl").write_text('{"key": {"word": "none"}, "value": {"count": 1}}\n')
     with running(query):
         wait_for_batch(query, 15)
@@ -134,6 +135,7 @@ def test_commands_do_not_disturb_a_running_query(spark: Any, tmp_path: Path, che
             (["repair", url], {0}),
             (["clone", url, new[0]], {0}),
             (["rescale", url, new[1], "3"], {1}),
+            (["migrate", url, new[0], new[6]], {0}),
             (["state", "put", url, new[4], str(tmp_path / "changes.jsonl")], {0}),
             (["state", "delete", url, new[5], "--where", "value.count > 2"], {0}),
             (["savepoint", "trigger", url, "--target", target], {0}),
