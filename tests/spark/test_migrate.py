@@ -246,6 +246,7 @@ def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) 
     assert any("k2=None" in row for rows in found for row in rows)
 
 
+@since("4.3", "state format 4 of joins")
 def test_join_of_format_4_goes_on_if_it_is_the_same(spark: Any, tmp_path: Path) -> None:
     def build(events: Any) -> Any:
         from pyspark.sql import functions as F
