@@ -194,8 +194,8 @@ class NewColumns:
         )
         found: list[NewField] = []
         for before, after in pairs:
-            for one, other in zip(before.positions, after.positions, strict=True):
-                old, new = old_fields[one], new_fields[other]
+            for origin, position in zip(before.positions, after.positions, strict=True):
+                old, new = old_fields[origin], new_fields[position]
                 found.append(_taken(f"value.{new.name}", f"value.{old.name}", old.type, new.type))
         for buffer in added:
             for position, value in zip(buffer.positions, buffer.beginning or (), strict=True):

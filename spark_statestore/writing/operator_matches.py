@@ -192,8 +192,8 @@ def _is_same(old: str, new: str) -> bool:
 def _holds(old: SparkType, new: SparkType) -> bool:
     """Return True if types are alike, and the new one permits each null of the old one."""
     return old == new and all(
-        (after or not before) and _holds(one, other)
-        for before, after, one, other in zip(
+        (may_be_null or not was_null) and _holds(before, after)
+        for was_null, may_be_null, before, after in zip(
             old.nullable, new.nullable, old.children, new.children, strict=True
         )
     )
