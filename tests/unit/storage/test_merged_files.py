@@ -429,12 +429,15 @@ def test_storage_without_exclusive_creation_is_refused(merges: bool) -> None:
 
 
 def test_time_of_a_discard_does_not_depend_on_the_number_of_stores(files: MemoryFileSystem) -> None:
+    trial = 0
+
     def seconds(stores: int) -> float:
-        merged = MergedFiles(files, f"{STATE}{stores}")
+        nonlocal trial
+        trial += 1
+        state = f"{STATE}{trial}"
+        merged = MergedFiles(files, state)
         view = MergedFileSystem(files, merged)
-        paths = [
-            path(f"0/{number}", 1, number).replace(STATE, f"{STATE}{stores}") for number in range(stores)
-        ]
+        paths = [path(f"0/{number}", 1, number).replace(STATE, state) for number in range(stores)]
         for number, where in enumerate(paths):
             merged.add(where, attempt(number), metadata(number), allow)
         merged.publish([], allow)
@@ -444,4 +447,6 @@ def test_time_of_a_discard_does_not_depend_on_the_number_of_stores(files: Memory
             view.delete_directory(where.rpartition("/")[0])
         return time.process_time() - began
 
-    assert seconds(6_000) / 6_000 < 5 * seconds(300) / 300
+    # The least of several, as other threads of this process take time, too.
+    many, few = (min(seconds(stores) for _ in range(3)) / stores for stores in (6_000, 300))
+    assert many < 5 * few
