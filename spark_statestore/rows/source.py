@@ -90,6 +90,10 @@ class StateSource:
         """Name of its stores, which may be another one than was asked for, see `find_state`."""
         return self.versions[0].store.name
 
+    def beside(self, family: str) -> ColumnFamily | None:
+        """Return a column family of its stores; None if there is none of that name."""
+        return next((state for state in self._families() if state.name == family), None)
+
     def columns(self, columns: Sequence[str] | None) -> StateColumns:
         """Return the decoder of its rows, see `StateColumns`."""
         return StateColumns(self.state, variable_kinds(self._operator).get(self.family), columns)
@@ -111,18 +115,20 @@ class StateSource:
         return pa.concat_tables([ROW_SCHEMA.empty_table(), *self.rows(version)])
 
     def _described(self) -> ColumnFamily:
-        columns: dict[str, None] = {}
+        state = self.beside(self.family)
+        if state is None:
+            names = dict.fromkeys(state.name for state in self._families())
+            raise CheckpointNotFoundError(
+                f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no "
+                f"column family {self.family!r} in the store {self.store!r}; it has {', '.join(names)}. Use "
+                "one of those."
+            )
+        return state
+
+    def _families(self) -> Iterator[ColumnFamily]:
         for version in self.versions:
             store = self._checkpoint.open(version.store)
-            for state in readable_metadata(store, version.name, version.attempt_id).column_families:
-                if state.name == self.family:
-                    return state
-                columns[state.name] = None
-        raise CheckpointNotFoundError(
-            f"operator {self._operator.id} ({self._operator.name}) of {self._checkpoint.url} has no column "
-            f"family {self.family!r} in the store {self.versions[0].store.name!r}; it has "
-            f"{', '.join(columns)}. Use one of those."
-        )
+            yield from readable_metadata(store, version.name, version.attempt_id).column_families
 
 
 def variable_kinds(operator: StatefulOperator) -> dict[str, str]:

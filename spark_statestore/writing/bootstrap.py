@@ -20,9 +20,9 @@ from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
-from spark_statestore.writing.changes import StateChanges
+from spark_statestore.writing.changes import ListChanges, StateChanges
 from spark_statestore.writing.tables import as_table
-from spark_statestore.writing.write import WrittenState, find_writable
+from spark_statestore.writing.write import WrittenState, changes_of, find_writable
 
 StateKey = int | tuple[int, str]
 """An operator with one state, or an operator and one of its column families."""
@@ -96,7 +96,7 @@ def bootstrap(
     edit = _edit_of_logs(checkpoint, number, offsets, watermark)
     tables = {operator_and_family(key): as_table(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
-        written: dict[tuple[int, str], StateChanges] = {}
+        written: dict[tuple[int, str], StateChanges | ListChanges] = {}
         for (operator, family), table in tables.items():
             described, found = find_writable(checkpoint, number, operator, "default", family)
             name = found.state.name
@@ -105,9 +105,7 @@ def bootstrap(
                     f"there are rows of operator {operator}, column family {name!r}, twice. Give them once. "
                     "No checkpoint was written."
                 )
-            written[operator, name] = StateChanges(
-                table, "replace", described, found.store, found.state, len(found.versions)
-            )
+            written[operator, name] = changes_of(table, "replace", described, found)
 
         def change(content: StoreSnapshot) -> StoreSnapshot:
             content = replace(content, rows=lambda: iter(()))

@@ -16,6 +16,8 @@ from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.rescaling.murmur3 import partitions_of
 from spark_statestore.rescaling.partitioning import PartitionKey, partition_key
 from spark_statestore.rescaling.redistribute import key_hashes
+from spark_statestore.rows import decode_rows
+from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, numbered
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.writing.rows import Mode, encoded_rows
@@ -48,7 +50,7 @@ class StateChanges:
     ----------
     table
         Rows with the columns of `read_state`. ``partition_id`` is ignored, as the key decides. Without
-        values, the mode is ``delete``.
+        values, the mode is ``delete``. The values of a list are in their order.
     partitions
         Number of the operator's partitions in the checkpoint.
     """
@@ -72,7 +74,10 @@ class StateChanges:
         self._is_single = operator.is_single(state.key_schema)
         columns = encoded_rows(table, mode, operator, state)
         rows = pa.table(columns, ROW_SCHEMA.names[: len(columns)])
-        _require_distinct(columns[0])
+        self.keys: pa.ChunkedArray = columns[0]
+        """Rows of the keys, one for each row of the table."""
+        if not state.has_multiple_values:
+            _require_distinct(columns[0])
         self._schema = rows.schema
         self._by_partition = _by_partition(rows, self._partitions_of(columns[0]))
 
@@ -97,17 +102,21 @@ class StateChanges:
                 continue
             self._require_partition(table["key"], content.store)
             is_changed = pc.is_in(table["key"], value_set=rows["key"])
-            changed += pc.sum(is_changed).as_py() or 0
-            total += table.num_rows
+            changed += self._number(table["key"].filter(is_changed))
+            total += self._number(table["key"])
             if self._mode != "replace":
                 yield name, table.filter(pc.invert(is_changed))
         if self._mode == "delete":
             self.counts.add(removed=changed)
             return
         removed = total - changed if self._mode == "replace" else 0
-        self.counts.add(added=rows.num_rows - changed, changed=changed, removed=removed)
+        self.counts.add(added=self._number(rows["key"]) - changed, changed=changed, removed=removed)
         if rows.num_rows:
             yield self._state.name, rows.cast(ROW_SCHEMA)
+
+    def _number(self, keys: pa.ChunkedArray) -> int:
+        """Return the number of keys, each of which may be there several times in a list."""
+        return len(numbered(keys)[1]) if self._state.has_multiple_values else len(keys)
 
     def _partitions_of(self, keys: pa.ChunkedArray) -> Partitions:
         import numpy as np
@@ -125,6 +134,44 @@ class StateChanges:
                 f"among {self._count}, so the partition of the changes is unknown. Files of another "
                 "partition or query may have been copied there. Use another batch. No copy was made."
             )
+
+
+class ListChanges:
+    """Changes of a list, with the number of its values that Spark keeps for each key.
+
+    Parameters
+    ----------
+    values
+        Changes of the list.
+    lengths
+        Column family of the numbers.
+    """
+
+    def __init__(
+        self,
+        values: StateChanges,
+        mode: Mode,
+        operator: StatefulOperator,
+        store: str,
+        lengths: ColumnFamily,
+        partitions: int,
+    ) -> None:
+        import numpy as np
+
+        self.counts = values.counts
+        self._values = values
+        numbers, keys = numbered(values.keys)
+        columns = {"key": decode_rows(keys.cast(pa.binary()), lengths.key_schema)}
+        if mode != "delete":
+            counts = pa.array(np.bincount(numbers, minlength=len(keys)))
+            columns["value"] = pa.StructArray.from_arrays(
+                [counts], parse_schema(lengths.value_schema).arrow.names
+            )
+        self._lengths = StateChanges(pa.table(columns), mode, operator, store, lengths, partitions)
+
+    def apply(self, content: StoreSnapshot) -> StoreSnapshot:
+        """Return a store with both changes, see `StateChanges`."""
+        return self._lengths.apply(self._values.apply(content))
 
 
 def _by_partition(rows: pa.Table, partitions: Partitions) -> dict[int, list[pa.RecordBatch]]:

@@ -31,10 +31,14 @@ _PLAIN: Final = (
     SESSIONS,
 )
 
-# Variables of transformWithState whose rows are all in one column family, unless they expire.
-_VARIABLES: Final = ("ValueState", "MapState")
+# Variables of transformWithState beside whose rows is nothing but the lengths of lists, unless they expire.
+_VARIABLES: Final = ("ValueState", "ListState", "MapState")
 
-_MAP: Final = ("key", "user_map_key", "user_map_value")
+# Columns of variables, where they are not key and value.
+_COLUMNS: Final = {
+    "ListState": ("key", "list_element"),
+    "MapState": ("key", "user_map_key", "user_map_value"),
+}
 
 # Spark's mark of a session's column, in the metadata of its field.
 _IS_SESSION: Final = "spark.sessionWindow"
@@ -49,20 +53,22 @@ _NAN: Final = {"float": ("<u4", 0x7FC00000), "double": ("<u8", 0x7FF8 << 48)}
 def require_writable(operator: StatefulOperator, state: ColumnFamily | None) -> None:
     """Raise `OptionError` for a state that this release cannot write; without one, for an operator."""
     variables = state_variables(operator)
+    is_list = False
     if state is None:
         is_known = operator.name in _PLAIN or bool(variables)
     elif state.name in variables:
         variable = variables[state.name]
         # Spark has an index of the times of those with TTL.
         is_known = variable["stateVariableType"] in _VARIABLES and variable.get("ttlEnabled") is False
+        is_list = variable["stateVariableType"] == "ListState"
     else:
         is_known = operator.name in _PLAIN
-    if not is_known or (state is not None and state.has_multiple_values):
+    if not is_known or (state is not None and state.has_multiple_values != is_list):
         name = "" if state is None else f"{state.name!r} "
         raise OptionError(
             f"the state {name}of operator {operator.id} ({operator.name}) cannot be written: this "
             f"release writes the state of {', '.join(_PLAIN)}, and variables of transformWithState of the "
-            f"kinds {' and '.join(_VARIABLES)} without TTL. Choose another operator or state, or change the "
+            f"kinds {', '.join(_VARIABLES)} without TTL. Choose another operator or state, or change the "
             "query. No copy was made."
         )
 
@@ -96,20 +102,22 @@ def encoded_rows(
 
 
 def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any]) -> pa.Table:
-    if variable.get("stateVariableType") != "MapState":
-        _require_columns(table.column_names, ("key", "value"), mode)
-        return table
-    _require_columns(table.column_names, _MAP, mode)
-    for name in _MAP[:2]:
+    columns = _COLUMNS.get(variable.get("stateVariableType", ""), ("key", "value"))
+    _require_columns(table.column_names, columns, mode)
+    if len(columns) == 2:
+        *_, value = columns
+        return table.rename_columns(["value" if name == value else name for name in table.column_names])
+    *inside, value = columns
+    for name in inside:
         table = table.set_column(table.column_names.index(name), name, _decoded(table[name]))
         _require_filled(table[name], name)
     keys = [
-        pa.StructArray.from_arrays([batch[name] for name in _MAP[:2]], ["key", "userKey"])
+        pa.StructArray.from_arrays([batch[name] for name in inside], ["key", "userKey"])
         for batch in table.to_batches()
     ]
     kind = pa.struct([("key", table["key"].type), ("userKey", table["user_map_key"].type)])
-    columns = {"key": pa.chunked_array(keys, kind)}
-    return pa.table(columns if mode == "delete" else columns | {"value": table[_MAP[2]]})
+    arrays = {"key": pa.chunked_array(keys, kind)}
+    return pa.table(arrays if mode == "delete" else arrays | {"value": table[value]})
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -200,6 +200,12 @@ def _computed(
     differences: Sequence[str],
 ) -> ComputedState:
     where = f"operator {new} of the new query, {family.name}"
+    if before.has_multiple_values or family.has_multiple_values:
+        raise OptionError(
+            f"{where}: rows cannot be taken as they are, as "
+            f"{'; '.join(differences) or 'values of columns are given'}, and lists are taken as they are "
+            "only. Keep them as they were, or drop this one. No checkpoint was written."
+        )
     sources = []
     for state, name in ((old, before.name), (new, family.name)):
         try:

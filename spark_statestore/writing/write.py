@@ -6,6 +6,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from spark_statestore.errors import OptionError
@@ -16,7 +17,7 @@ from spark_statestore.rescaling.redistribute import require_strict_distribution
 from spark_statestore.rows.source import StateSource, state_of
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
-from spark_statestore.writing.changes import StateChanges
+from spark_statestore.writing.changes import ListChanges, StateChanges
 from spark_statestore.writing.predicate import MatchingDelete
 from spark_statestore.writing.rows import AGGREGATION, Mode, require_writable
 from spark_statestore.writing.tables import as_table
@@ -62,8 +63,8 @@ def write_state(
     query id. Start the unchanged query with it as its ``checkpointLocation``.
 
     This release writes the state of aggregations, session windows, ``dropDuplicates``,
-    ``dropDuplicatesWithinWatermark``, ``applyInPandasWithState``, ``mapGroupsWithState``, and value and map
-    states of ``transformWithState`` without TTL.
+    ``dropDuplicatesWithinWatermark``, ``applyInPandasWithState``, ``mapGroupsWithState``, and value, list and
+    map states of ``transformWithState`` without TTL.
 
     Parameters
     ----------
@@ -73,7 +74,8 @@ def write_state(
         URL of the new checkpoint location, which must be empty.
     changes
         A row for each key, with the columns of `read_state`: ``key`` and ``value``, or ``key``,
-        ``user_map_key`` and ``user_map_value`` of map state; of other names of fields or other types, see
+        ``user_map_key`` and ``user_map_value`` of map state; for each value in its order, with ``key`` and
+        ``list_element``, of list state; of other names of fields or other types, see
         `encode_rows`. The column ``partition_id`` is ignored: the key decides. A
         `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`; a data frame of Polars, Spark or pandas, whose
         structs are dicts; or another object with the method ``__arrow_c_stream__``. With the mode ``delete``
@@ -127,12 +129,17 @@ def write_state(
     table = None if predicate is not None else as_table(changes)
     with held_if_possible(checkpoint, number, target):
         described, found = find_writable(checkpoint, number, operator, store, column_family)
-        written: StateChanges | MatchingDelete
-        if predicate is not None:
+        written: StateChanges | ListChanges | MatchingDelete
+        if predicate is None:
+            written = changes_of(table, mode, described, found)
+        elif found.state.has_multiple_values:
+            raise OptionError(
+                f"the state {found.state.name!r} is a list, whose keys a predicate over single values cannot "
+                "select. Pass a table of the keys to delete. No copy was made."
+            )
+        else:
             columns = found.columns(None)
             written = MatchingDelete(predicate, described, found.store, found.state, columns)
-        else:
-            written = StateChanges(table, mode, described, found.store, found.state, len(found.versions))
         copy_held(
             checkpoint,
             number,
@@ -145,6 +152,18 @@ def write_state(
         )
     counts = written.counts
     return WrittenState(number, counts.added, counts.changed, counts.removed)
+
+
+def changes_of(
+    table: pa.Table, mode: Mode, operator: StatefulOperator, found: StateSource
+) -> StateChanges | ListChanges:
+    """Return the changes of a state by a table, see `StateChanges`."""
+    partitions = len(found.versions)
+    changes = StateChanges(table, mode, operator, found.store, found.state, partitions)
+    lengths = found.beside(f"$rowCounter_{found.family}") if found.state.has_multiple_values else None
+    if lengths is None:
+        return changes
+    return ListChanges(changes, mode, operator, found.store, lengths, partitions)
 
 
 def require_memory(memory: int) -> None:

@@ -94,6 +94,22 @@ MUTANTS: Final = (
         "A field that is missing in one dict of a data frame is refused, and not written as null.",
     ),
     Mutant(
+        "write-list-lengths",
+        f"{_WRITING}/changes.py",
+        "return self._lengths.apply(self._values.apply(content))",
+        "return self._values.apply(content)",
+        ("tests/spark/test_write_state.py::test_list_goes_on_from_written_state",),
+        "The numbers of values that Spark keeps beside lists are written with them.",
+    ),
+    Mutant(
+        "write-list-keys",
+        f"{_WRITING}/changes.py",
+        "return len(numbered(keys)[1]) if self._state.has_multiple_values else len(keys)",
+        "return len(keys)",
+        ("tests/spark/test_write_state.py::test_list_goes_on_from_written_state",),
+        "The result has numbers of keys, and not of values.",
+    ),
+    Mutant(
         "write-predicate-null",
         f"{_WRITING}/predicate.py",
         "np.ma.filled(matches, False)",

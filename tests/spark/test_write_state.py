@@ -16,6 +16,7 @@ from spark_statestore import (
     OptionError,
     RowEncodingError,
     WrittenState,
+    bootstrap,
     read_state,
     verify,
     write_state,
@@ -403,6 +404,71 @@ def test_transform_with_state_goes_on_from_written_state(spark: Any, tmp_path: P
     a, z = go_on(query, tmp_path / "target", event("a", 10), event("z", 10))
     assert "'one': (70,), 'many': [], 'named': ['((2, 2), (9,))']" in a
     assert "'one': (None,), 'many': [], 'named': ['((1, 1), (1,))']" in z
+
+
+def appended(events: Any) -> Any:
+    op = "element_at(array('append', 'extend', 'replace', 'set'), cast(v div 4 % 4 as int) + 1) as op"
+    rows = events.selectExpr("k", "v as seq", "v as n", "v", op)
+    return rows.groupBy("k").transformWithState(Interpreter("bigint"), OUTPUT, "update", "none")
+
+
+def lists_of(path: Any) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for row in read_state(str(path), column_family="many").to_pylist():
+        found.setdefault(row["key"]["k"], []).append(row["list_element"]["v"])
+    lengths = rows_of(read_state(str(path), column_family="$rowCounter_many"))
+    # Spark keeps the number of values beside them.
+    assert {key: value["count"] for (key,), value in lengths.items()} == {k: len(v) for k, v in found.items()}
+    return found
+
+
+@IN_ROWS
+@pytest.mark.parametrize("form", [pytest.param(1, marks=pytest.mark.soak), 2])
+def test_list_goes_on_from_written_state(spark: Any, tmp_path: Path, form: int) -> None:
+    query = Query(spark, tmp_path / "query", appended, "update", SCHEMA, checkpoint_format=form)
+    query.feed([event("abcd"[n % 4], n) for n in range(40)], [event("abcd"[n % 3], n) for n in range(5)])
+    query.run()
+    source = str(query.checkpoint)
+    before = lists_of(source)
+    assert len(before) == 4
+    many = read_state(source, column_family="many")
+    assert many.column_names == ["key", "list_element", "partition_id"]
+
+    def write(origin: str, target: str, rows: Any, mode: Any = "upsert") -> tuple[int, int, int]:
+        written = write_state(
+            str(tmp_path / origin), str(tmp_path / target), rows, column_family="many", mode=mode
+        )
+        return written.added, written.changed, written.removed
+
+    assert write(source, "emptied", many.slice(0, 0), "replace") == (0, 0, 4)
+    assert not lists_of(tmp_path / "emptied")
+    assert write("emptied", "filled", many) == (4, 0, 0)
+    assert lists_of(tmp_path / "filled") == before
+    bootstrap(source, str(tmp_path / "begun"), {(0, "many"): many})
+    assert lists_of(tmp_path / "begun") == before
+    rows = [{"key": {"k": k}, "list_element": {"v": v}} for k, v in (("a", 7), ("a", 5), ("z", None))]
+    assert write(source, "put", pa.Table.from_pylist(rows)) == (1, 1, 0)
+    b = many.filter(pc.field("key", "k") == "b")
+    assert b.num_rows > 1
+    assert write("put", "deleted", b, "delete") == (0, 0, 1)
+    left = {key: values for key, values in before.items() if key != "b"}
+    assert lists_of(tmp_path / "deleted") == left | {"a": [7, 5], "z": [None]}
+    with pytest.raises(OptionError, match="is a list, whose keys a predicate"):
+        write(source, "none", pc.field("list_element", "v") == 1, "delete")
+
+    more = [event("e", 1), event("a", 2), event("b", 4), event("z", 5)]
+    untouched = go_on(query, query.checkpoint, *more)
+    query.checkpoint = tmp_path / "filled"
+    assert sorted(row for _, rows in query.run() for row in rows.elements()) == untouched
+    assert lists_of(tmp_path / "filled") == lists_of(source)
+    query.checkpoint = tmp_path / "deleted"
+    query.run()
+    assert lists_of(tmp_path / "deleted") == left | {
+        "a": [7, 5, 2],
+        "b": [4, 4],
+        "e": [1],
+        "z": [None, 5, 5, 5],
+    }
 
 
 @IN_ROWS

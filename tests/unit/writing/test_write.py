@@ -400,5 +400,5 @@ def test_variable_that_a_partition_lacks_is_added_to_it() -> None:
     [("ValueState", {"ttlEnabled": True}), ("ValueState", {}), ("ListState", {"ttlEnabled": False})],
 )
 def test_variables_with_other_rows_beside_theirs_are_refused(kind: str, properties: dict[str, bool]) -> None:
-    with pytest.raises(OptionError, match="ValueState and MapState without TTL"):
+    with pytest.raises(OptionError, match="ValueState, ListState, MapState without TTL"):
         require_writable(*described(kind, **properties))
