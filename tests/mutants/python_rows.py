@@ -260,8 +260,8 @@ MUTANTS: Final = (
     Mutant(
         "write-to-the-store-of-a-variable",
         f"{_WRITING}/write.py",
-        "written = StateChanges(table, mode, described, found.store, found.state, len(found.versions))",
-        "written = StateChanges(table, mode, described, store, found.state, len(found.versions))",
+        "changes = StateChanges(table, mode, operator, found.store, found.state, partitions)",
+        "changes = StateChanges(table, mode, operator, found.family, found.state, partitions)",
         ("tests/spark/test_write_state.py::test_transform_with_state_goes_on_from_written_state",),
         "A variable that is named as a store is written, too.",
     ),
