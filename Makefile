@@ -18,7 +18,7 @@ export PIP_NO_COMPILE := 0
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup jar demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel clean
+.PHONY: help setup jar classes demo test test-all test-alone golden test-storage test-kafka soak coverage test-spark mutants mutation bench bench-quick bench-s3 lint lint-python lint-scala format docs wheel clean
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -57,6 +57,8 @@ CLASSES := jvm-shim/target/classes-spark-$(NEWEST).jsa
 $(CLASSES): tests/support/class_archive.py $(READY) | jar
 	$(PY) -c 'import duckdb, hypothesis, matplotlib.pyplot, moto.server, pandas, pyarrow.dataset, pyspark.sql.streaming'
 	$(PY) -m tests.support.class_archive
+
+classes: $(CLASSES)
 
 demo: jar ## replay a year of flights as streams, kill the driver halfway, compare with the batch answer
 	$(PY) examples/flights_demo.py
