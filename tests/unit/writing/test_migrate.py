@@ -32,10 +32,13 @@ from tests.unit.writing.test_write import WORDS, counts, placed
 WATERMARK = 1_714_564_800_000
 
 
-@pytest.fixture(params=[1, 2])
+in_both_formats = pytest.mark.parametrize("old", [1, 2], indirect=True)
+
+
+@pytest.fixture
 def old(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
     """A query of three batches, with a watermark."""
-    query = StoredQuery(tmp_path / "old", request.param, partitions=3)
+    query = StoredQuery(tmp_path / "old", getattr(request, "param", 2), partitions=3)
     query.run(**WORDS)
     query.run(**{"word 1": 100})
     query.run(**{"word 2": 200})
@@ -44,9 +47,9 @@ def old(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
     return query
 
 
-@pytest.fixture(params=[1, 2])
+@pytest.fixture
 def new(request: pytest.FixtureRequest, tmp_path: Path) -> StoredQuery:
-    return begun(tmp_path / "new", request.param, 3)
+    return begun(tmp_path / "new", getattr(request, "param", 2), 3)
 
 
 def begun(directory: Path, form: int, partitions: int) -> StoredQuery:
@@ -60,6 +63,7 @@ def entry(location: Any, log: str, batch: int) -> list[str]:
     return Path(location, log, str(batch)).read_text().splitlines()
 
 
+@in_both_formats
 @pytest.mark.parametrize("partitions", [3, 2])
 def test_state_logs_and_sources_are_the_old_ones(old: StoredQuery, tmp_path: Path, partitions: int) -> None:
     started = begun(tmp_path / "new", 2, partitions)
@@ -86,6 +90,8 @@ def placed_by(words: dict[str, int], partitions: int, tmp_path: Path) -> dict[st
     return placed(query.url)
 
 
+@in_both_formats
+@pytest.mark.parametrize("new", [1, 2], indirect=True)
 def test_format_of_checkpoints_is_the_new_query_s(old: StoredQuery, new: StoredQuery, tmp_path: Path) -> None:
     migrate(old.url, new.url, str(tmp_path / "target"))
     commit = json.loads(entry(tmp_path / "target", "commits", 2)[1])
