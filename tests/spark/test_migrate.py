@@ -260,6 +260,8 @@ def test_join_of_format_4_goes_on_if_it_is_the_same(spark: Any, tmp_path: Path) 
     change = Change(spark, tmp_path, build, build, "append", confs=confs)
     with pytest.raises(OptionError, match=r"an inner join does not keep .* say operators=\{0: 0\}"):
         change.migrate()
+    with pytest.raises(OptionError, match="belong together: drop it whole"):
+        change.migrate(operators={0: 0}, drop=[(0, "right-keyWithTsToValues")])
     change.migrate(operators={0: 0})
     found = change.found()
     assert found == change.expected()
