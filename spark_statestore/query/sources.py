@@ -41,15 +41,22 @@ class FileLogCut:
     compact: tuple[str, str] | None
 
 
+def lines_by_name(entry: OffsetEntry) -> dict[str, str]:
+    """Return the offset in each line of an entry, by the name or number of the source that is read."""
+    if entry.version != "v1":
+        # From version 2 on, sources have names, and a line is the name, a colon and the offset.
+        return {name: line for name, _, line in (line.partition(":") for line in entry.sources)}
+    return {str(number): line for number, line in enumerate(entry.sources)}
+
+
 def directories(entry: OffsetEntry, exists: Callable[[str], bool]) -> dict[str, str]:
     """Return the offset of each source, by the name of its directory.
 
     `exists` returns True if there is a source directory with a name.
     """
+    numbered = lines_by_name(entry)
     if entry.version != "v1":
-        # From version 2 on, sources have names, and a line is the name, a colon and the offset.
-        return {name: line for name, _, line in (line.partition(":") for line in entry.sources)}
-    numbered = {str(number): line for number, line in enumerate(entry.sources)}
+        return numbered
     if all(exists(name) for name, line in numbered.items() if is_offset_of_files(line)):
         return numbered
     possible = _where_some_are_shared(entry.sources, {name for name in numbered if exists(name)})

@@ -33,10 +33,18 @@ _TRANSFORM: Final = {
     "transformWithStateInPySparkExec",
 }
 
-# Names of internal states of transformWithState.
-_EXPIRIES: Final = "$ttl_"
-_BESIDE: Final = ("$rowCounter_", "$min_", "$count_")
-_TIMERS: Final = ("$procTimers_", "$eventTimers_")
+EXPIRIES: Final = "$ttl_"
+"""Prefix of the index of a variable's expiries; the variable's name follows."""
+
+LENGTHS: Final = "$rowCounter_"
+"""Prefix of the numbers of values of a list."""
+
+BESIDE: Final = (LENGTHS, "$min_", "$count_")
+"""Prefixes of all that has the key of the variable whose name follows."""
+
+TIMERS: Final = ("$procTimers_", "$eventTimers_")
+"""Prefixes of timers, which have an index by key and one by time."""
+
 _BY_TIME: Final = "_timestampToKey"
 
 _DEFAULT: Final = "default"
@@ -106,13 +114,13 @@ def _of_variable(state: ColumnFamily, column_families: Mapping[str, ColumnFamily
     if not name.startswith("$"):
         # Only keys of map state have a prefix: the grouping key, before the key in the map.
         return PartitionKey((0,)) if state.key_encoder == "prefix" else PartitionKey()
-    if name.startswith(_EXPIRIES):
+    if name.startswith(EXPIRIES):
         # The time comes first, then the variable's key.
-        of_map = _is_map(state, column_families.get(name.removeprefix(_EXPIRIES)))
+        of_map = _is_map(state, column_families.get(name.removeprefix(EXPIRIES)))
         return PartitionKey((1, 0)) if of_map else PartitionKey((1,))
-    if name.startswith(_TIMERS):
+    if name.startswith(TIMERS):
         return PartitionKey((1,)) if name.endswith(_BY_TIME) else PartitionKey((0,))
-    return PartitionKey() if name.startswith(_BESIDE) else None
+    return PartitionKey() if name.startswith(BESIDE) else None
 
 
 def _is_map(expiries: ColumnFamily, variable: ColumnFamily | None) -> bool:

@@ -34,7 +34,7 @@ _BATCH_ROWS: Final = 65_536
 
 _DEFAULT: Final = "default"
 
-_STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
+STRICT_DISTRIBUTION: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
 
 def rescaled(
@@ -79,10 +79,10 @@ def _is_single(operator: StatefulOperator, content: StoreSnapshot) -> bool:
 
 def require_strict_distribution(checkpoint: QueryCheckpoint, batch: int, remedy: str) -> None:
     """Raise if the columns of a key may not decide its partition in a query."""
-    if checkpoint.offsets(batch).conf.get(_STRICT) == "false":
+    if checkpoint.offsets(batch).conf.get(STRICT_DISTRIBUTION) == "false":
         raise RescaleError(
-            f"the query of {checkpoint.url} was started with {_STRICT}=false: then Spark may have "
-            "partitioned rows by other columns than those of their keys, and does not record by which. "
+            f"the query of {checkpoint.url} was started with {STRICT_DISTRIBUTION}=false: then Spark may "
+            "have partitioned rows by other columns than those of their keys, and does not record by which. "
             f"{remedy} No copy was made."
         )
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 
 _EITHER: Final = "avg, or sum and count"
 
-# Values of the buffers before the first row.
-# Of other functions, the fields do not show which of them belong together.
+# Values of the buffers before the first row. Those of other functions are unknown.
 _BEGINNINGS: Final[Mapping[str, tuple[Any, ...]]] = {
     "count": (0,),
     "sum": (None,),
@@ -79,39 +78,37 @@ def _kind(field: pa.Field, following: str | None) -> tuple[str, int]:
 def matched_buffers(
     old: Sequence[Buffer], new: Sequence[Buffer]
 ) -> tuple[list[tuple[Buffer, Buffer]], list[Buffer], list[Buffer]]:
-    """Return pairs of an old and a new buffer, the new ones that were added, and those that cannot be told.
+    """Return pairs of an old and a new buffer, new ones that were added, and those of unknown origin.
 
     Buffers do not show the columns that they aggregate: those of a kind belong together, in their order, if
-    there are as many in both. If the functions are others than before, it cannot be told what belongs to a
-    function of several unknown fields, nor to a sum, a count or an average of which one may be another.
+    there are as many in both. If the functions are others than before, the origin of a function of several
+    unknown fields is unknown, as is that of a sum, a count or an average of which one may be another.
     """
     if [buffer.kind for buffer in old] == [buffer.kind for buffer in new]:
         return list(zip(old, new, strict=True)), [], []
-    by_kind: dict[str, list[Buffer]] = defaultdict(list)
-    for buffer in old:
-        by_kind[buffer.kind].append(buffer)
-    of_new: dict[str, list[Buffer]] = defaultdict(list)
-    for buffer in new:
-        of_new[buffer.kind].append(buffer)
+    before, after = _by_kind(old), _by_kind(new)
+    unknown = _SUMS if _may_be_sums(before, after) else ()
     pairs: list[tuple[Buffer, Buffer]] = []
     added: list[Buffer] = []
     unclear: list[Buffer] = []
-    for kind, buffers in of_new.items():
-        before = by_kind[kind]
-        if buffers[0].beginning is None:
+    for kind, buffers in after.items():
+        origins = before[kind]
+        if kind in unknown or buffers[0].beginning is None:
             unclear += buffers
-        elif len(before) == len(buffers):
-            pairs += zip(before, buffers, strict=True)
-        elif not before:
-            added += buffers
+        elif len(origins) == len(buffers):
+            pairs += zip(origins, buffers, strict=True)
+        elif origins:
+            unclear += buffers
         else:
-            unclear += buffers
-    if _may_be_sums(by_kind, of_new):
-        unclear += [after for _, after in pairs if after.kind in _SUMS]
-        unclear += [buffer for buffer in added if buffer.kind in _SUMS]
-        pairs = [pair for pair in pairs if pair[1].kind not in _SUMS]
-        added = [buffer for buffer in added if buffer.kind not in _SUMS]
+            added += buffers
     return pairs, added, unclear
+
+
+def _by_kind(buffers: Sequence[Buffer]) -> dict[str, list[Buffer]]:
+    kinds: dict[str, list[Buffer]] = defaultdict(list)
+    for buffer in buffers:
+        kinds[buffer.kind].append(buffer)
+    return kinds
 
 
 def _may_be_sums(old: Mapping[str, Sequence[Buffer]], new: Mapping[str, Sequence[Buffer]]) -> bool:

@@ -120,7 +120,7 @@ class NewColumns:
 
     @property
     def problems(self) -> list[str]:
-        """Why columns cannot be told, as sentences' beginnings."""
+        """Reasons why the values of columns are unknown, each after the column's path."""
         return [f"{field.path} {field.problem}" for field in self.fields if field.problem]
 
     @property

@@ -14,7 +14,7 @@ from spark_statestore.query.logs import CommitEntry, OffsetEntry
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.query_checkpoint import QueryCheckpoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
-from spark_statestore.query.sources import is_offset_of_files
+from spark_statestore.query.sources import is_offset_of_files, lines_by_name
 from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
@@ -167,6 +167,9 @@ def migrate(
     number = old.require_batch(batch)
     begun = new.require_batch(None)
     edit = _edit_of_logs(old, number, new, begun)
+    # Before all is read. The target is neither in the old checkpoint nor in that of the run.
+    for checkpoint in (old, new):
+        unused_locations(checkpoint, target)
     with nullcontext() if dry_run else held_if_possible(old, number, target):
         plans, dropped = _plans(old, number, new, begun, operators, states, columns, drop)
         result = Migration(
@@ -176,9 +179,6 @@ def migrate(
         )
         for plan in plans.values():
             plan.read()
-        # Neither in the old checkpoint nor in that of the run.
-        for checkpoint in (old, new):
-            unused_locations(checkpoint, target)
         if dry_run:
             return result
 
@@ -297,14 +297,7 @@ def _require_like_sources(
     entry: OffsetEntry, fresh: OffsetEntry, old: QueryCheckpoint, new: QueryCheckpoint
 ) -> None:
     """Raise unless the new query has the sources of the old one, as far as their offsets show."""
-    is_named = "v1" not in (entry.version, fresh.version)
-    before, after = (
-        # From version 2 of the log on, the name of a source comes first.
-        {name: line for name, _, line in (line.partition(":") for line in lines)}
-        if is_named
-        else {str(number): line for number, line in enumerate(lines)}
-        for lines in (entry.sources, fresh.sources)
-    )
+    before, after = lines_by_name(entry), lines_by_name(fresh)
     if entry.version != fresh.version or before.keys() != after.keys():
         raise OptionError(
             f"the old query reads the sources {', '.join(before)}, and the new one {', '.join(after)}, or "

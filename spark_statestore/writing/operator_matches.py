@@ -58,6 +58,11 @@ class KeyedState:
         family = next(iter(self.families.values()))
         return tuple(field.name for field in parse_schema(family.key_schema).arrow)
 
+    @cached_property
+    def settings(self) -> Mapping[str, str]:
+        """Settings that Spark has fixed for the query."""
+        return self.checkpoint.offsets(self.batch).conf
+
     @property
     def kind(self) -> str:
         """Name of the operator, the same for those whose state is the same."""

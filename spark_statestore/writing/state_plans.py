@@ -1,4 +1,4 @@
-"""Plans of what an operator of a changed query takes of an old one's state."""
+"""Plans of the state that an operator of a changed query takes from an old one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from spark_statestore.errors import OptionError
+from spark_statestore.rescaling.partitioning import BESIDE, EXPIRIES, TIMERS
+from spark_statestore.rescaling.redistribute import STRICT_DISTRIBUTION
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.writing.bootstrap import StateKey, require_mapping
@@ -19,13 +21,6 @@ from spark_statestore.writing.write import find_writable
 
 _DEFAULT: Final = "default"
 
-# What Spark keeps beside a variable of transformWithState has the variable's name behind these.
-_BESIDE: Final = ("$ttl_", "$rowCounter_", "$min_", "$count_")
-
-# Timers are in two column families, which belong together.
-_TIMERS: Final = ("$procTimers", "$eventTimers")
-
-_STRICT: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 _JOINS: Final = "spark.sql.streaming.join.stateFormatVersion"
 
 # Spark's value of a time that is not set. It would take null for a time that has passed.
@@ -56,7 +51,7 @@ def plan_operator(
     dropped
         Names of the old states that are not taken; None stands for all.
     is_given
-        Whether the caller has said that it takes that one.
+        True if the caller has chosen the old operator.
 
     Raises
     ------
@@ -114,9 +109,9 @@ def _differences(
             f"it has {new.partitions} partitions and the old one {old.partitions}: run the changed query "
             f"with spark.sql.shuffle.partitions={old.partitions}, or `rescale` the old checkpoint before"
         )
-    strict = [state.checkpoint.offsets(state.batch).conf.get(_STRICT, "true") for state in (old, new)]
+    strict = [state.settings.get(STRICT_DISTRIBUTION, "true") for state in (old, new)]
     if strict[0] != strict[1]:
-        found.append(f"it has {_STRICT}={strict[1]} and the old one {strict[0]}")
+        found.append(f"it has {STRICT_DISTRIBUTION}={strict[1]} and the old one {strict[0]}")
     return tuple(found)
 
 
@@ -134,7 +129,7 @@ def _require_taken_once(old: KeyedState, new: KeyedState, renamed: Mapping[str, 
 
 def _require_same_join(old: KeyedState, new: KeyedState, is_given: bool) -> None:
     """Raise for a join of format 4 unless the caller has said that it is the same one."""
-    if old.operator.is_join and not is_given and old.checkpoint.offsets(old.batch).conf.get(_JOINS) == "4":
+    if old.operator.is_join and not is_given and old.settings.get(_JOINS) == "4":
         raise OptionError(
             f"the join {old} of the old query has {_JOINS}=4, in which an inner join does not keep whether a "
             "row has joined, so that an outer one would return such rows once more, without a match. If the "
@@ -164,7 +159,7 @@ def _by_state(
 def _dropped(
     old: KeyedState | None, new: KeyedState, states: list[StatePlan], dropped: AbstractSet[str | None]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the old states that nobody takes, which the caller must have named."""
+    """Yield the old states that no new one takes; raise for one that the caller has not named."""
     if old is None:
         return
     taken = {(state.store, state.old.name) for state in states if state.old is not None}
@@ -175,7 +170,7 @@ def _dropped(
             raise OptionError(
                 f"the join {old} of the old query keeps {name!r} in the store {store!r}, and {new} of the "
                 "new one does not: their state has other formats or schemas. Run the changed query with "
-                f"{_JOINS}={old.checkpoint.offsets(old.batch).conf.get(_JOINS, '2')}, or start it without "
+                f"{_JOINS}={old.settings.get(_JOINS, '2')}, or start it without "
                 f"state: operators={{{new.operator.id}: None}}, drop=[{old.operator.id}]. No checkpoint was "
                 "written."
             )
@@ -304,10 +299,12 @@ def variable_of(name: str) -> str:
 
 def _parts(name: str) -> tuple[str, str, str]:
     """Return a name with what is before and behind the variable's."""
-    for prefix in _BESIDE:
+    for prefix in (EXPIRIES, *BESIDE):
         if name.startswith(prefix):
             return prefix, name.removeprefix(prefix), ""
-    for timers in _TIMERS:
-        if name.startswith(f"{timers}_"):
+    for prefix in TIMERS:
+        if name.startswith(prefix):
+            # Timers are in two column families, which belong together.
+            timers = prefix.removesuffix("_")
             return "", timers, name.removeprefix(timers)
     return "", name, ""

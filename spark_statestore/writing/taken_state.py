@@ -1,4 +1,4 @@
-"""What an operator of a changed query takes of an old one's state."""
+"""State of a changed query's operator, taken from an old one."""
 
 from __future__ import annotations
 

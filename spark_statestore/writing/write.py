@@ -13,6 +13,7 @@ from spark_statestore.errors import OptionError
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.savepoint_lookup import open_checkpoint
+from spark_statestore.rescaling.partitioning import LENGTHS
 from spark_statestore.rescaling.redistribute import require_strict_distribution
 from spark_statestore.rows.source import StateSource, state_of
 from spark_statestore.savepoints.create import held_if_possible
@@ -160,7 +161,7 @@ def changes_of(
     """Return the changes of a state by a table, see `StateChanges`."""
     partitions = len(found.versions)
     changes = StateChanges(table, mode, operator, found.store, found.state, partitions)
-    lengths = found.beside(f"$rowCounter_{found.family}") if found.state.has_multiple_values else None
+    lengths = found.beside(f"{LENGTHS}{found.family}") if found.state.has_multiple_values else None
     if lengths is None:
         return changes
     return ListChanges(changes, mode, operator, found.store, lengths, partitions)

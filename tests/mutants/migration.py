@@ -10,6 +10,7 @@ __all__ = ["MUTANTS"]
 
 _WRITING: Final = "spark_statestore/writing"
 _UNIT: Final = "tests/unit/writing/test_migrate.py"
+_COLUMNS: Final = "tests/unit/writing/test_columns.py"
 _SPARK: Final = "tests/spark/test_migrate.py"
 
 MUTANTS: Final = (
@@ -18,7 +19,7 @@ MUTANTS: Final = (
         f"{_WRITING}/buffers.py",
         'case "sum", "count" if pa.types.is_decimal(field.type):',
         'case "sum", "mean" if pa.types.is_decimal(field.type):',
-        (f"{_UNIT}::test_buffers_are_matched_by_kind_and_not_by_name",),
+        (f"{_COLUMNS}::test_buffers_are_matched_by_kind_and_not_by_name",),
         "The count of an average does not begin with a count of rows.",
     ),
     Mutant(
@@ -26,23 +27,23 @@ MUTANTS: Final = (
         f"{_WRITING}/buffers.py",
         "if old.get(_EITHER) or new.get(_EITHER):",
         "if old.get(_EITHER) and new.get(_EITHER):",
-        (f"{_UNIT}::test_buffers_that_cannot_be_told_are_problems",),
+        (f"{_COLUMNS}::test_buffers_that_cannot_be_told_are_problems",),
         "A sum and a count that may be an average are not told by their order.",
     ),
     Mutant(
         "migrate-several-of-a-kind",
         f"{_WRITING}/buffers.py",
-        "elif len(before) == len(buffers):",
-        "elif before:",
-        (f"{_UNIT}::test_buffers_that_cannot_be_told_are_problems",),
+        "elif len(origins) == len(buffers):",
+        "elif origins:",
+        (f"{_COLUMNS}::test_buffers_that_cannot_be_told_are_problems",),
         "Of several functions of a kind, none is taken for another.",
     ),
     Mutant(
         "migrate-unknown-functions",
         f"{_WRITING}/buffers.py",
-        "if buffers[0].beginning is None:",
-        "if buffers[0].beginning is None and not before:",
-        (f"{_UNIT}::test_buffers_that_cannot_be_told_are_problems",),
+        "if kind in unknown or buffers[0].beginning is None:",
+        "if kind in unknown or (buffers[0].beginning is None and not origins):",
+        (f"{_COLUMNS}::test_buffers_that_cannot_be_told_are_problems",),
         "Fields of functions of several unknown fields are not taken for those of another function.",
     ),
     Mutant(
@@ -50,7 +51,7 @@ MUTANTS: Final = (
         f"{_WRITING}/buffers.py",
         "return min(more) < 0 < max(more)",
         "return False",
-        (f"{_UNIT}::test_buffers_that_cannot_be_told_are_problems",),
+        (f"{_COLUMNS}::test_buffers_that_cannot_be_told_are_problems",),
         "A sum does not begin anew because its numbers have another type.",
     ),
     Mutant(
@@ -66,7 +67,7 @@ MUTANTS: Final = (
         f"{_WRITING}/columns.py",
         "if old == new or new in _WIDER.get(old, ()) or _is_wider_decimal(old, new):",
         "if True:",
-        (f"{_UNIT}::test_decimals_are_widened_if_all_digits_fit",),
+        (f"{_COLUMNS}::test_decimals_are_widened_if_all_digits_fit",),
         "Only a type that holds all old values is taken without a word.",
     ),
     Mutant(
@@ -74,7 +75,7 @@ MUTANTS: Final = (
         f"{_WRITING}/columns.py",
         "if left and field.taken is None and field.problem is None and path not in self._beginnings",
         "if False",
-        (f"{_UNIT}::test_new_fields_that_could_be_renamed_ones_are_problems",),
+        (f"{_COLUMNS}::test_new_fields_that_could_be_renamed_ones_are_problems",),
         "A field that may be an old one of another name does not begin with null.",
     ),
     Mutant(
@@ -107,7 +108,7 @@ MUTANTS: Final = (
         "if keys and (state.operator.id, None) not in dropped_names:",
         "if False:",
         (f"{_UNIT}::test_wrong_arguments_leave_nothing",),
-        "State of an operator that nobody takes is not lost silently.",
+        "State that no operator takes is not lost silently.",
     ),
     Mutant(
         "migrate-lost-variable",
@@ -115,7 +116,7 @@ MUTANTS: Final = (
         "if variable_of(name) not in dropped:",
         "if False:",
         (f"{_UNIT}::test_wrong_arguments_leave_nothing",),
-        "A variable that nobody takes is not lost silently.",
+        "A variable that no new one takes is not lost silently.",
     ),
     Mutant(
         "migrate-dropped-expiries",

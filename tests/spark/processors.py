@@ -63,7 +63,7 @@ class Interpreter(StatefulProcessor):
 
     @property
     def uses_pandas(self) -> bool:
-        """Whether rows are passed as pandas frames."""
+        """True if rows are passed as pandas frames."""
         return self._pandas
 
     def init(self, handle: Any) -> None:

@@ -225,19 +225,20 @@ def test_columns_without_duplicates_are_fewer(spark: Any, tmp_path: Path) -> Non
     assert sum(map(len, found)) == 3
 
 
+def joined(how: str) -> Build:
+    def build(events: Any) -> Any:
+        from pyspark.sql import functions as F
+
+        left = events.selectExpr("k", "v", "t").withWatermark("t", "5 minutes").where("v % 3 != 0")
+        right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
+        near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
+        return left.join(right, F.expr(near), how)
+
+    return build
+
+
 @both_formats
 def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) -> None:
-    def joined(how: str) -> Build:
-        def build(events: Any) -> Any:
-            left = events.selectExpr("k", "v", "t").withWatermark("t", "5 minutes").where("v % 3 != 0")
-            right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
-            near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
-            from pyspark.sql import functions as F
-
-            return left.join(right, F.expr(near), how)
-
-        return build
-
     change = Change(spark, tmp_path, joined("inner"), joined("left_outer"), "append", form)
     done = change.migrate()
     assert all(not state.columns for state in done.states)
@@ -248,16 +249,9 @@ def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) 
 
 @since("4.3", "state format 4 of joins")
 def test_join_of_format_4_goes_on_if_it_is_the_same(spark: Any, tmp_path: Path) -> None:
-    def build(events: Any) -> Any:
-        from pyspark.sql import functions as F
-
-        left = events.selectExpr("k", "v", "t").withWatermark("t", "5 minutes").where("v % 3 != 0")
-        right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
-        near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
-        return left.join(right, F.expr(near), "left_outer")
-
+    outer = joined("left_outer")
     confs = {"spark.sql.streaming.join.stateFormatVersion": "4"}
-    change = Change(spark, tmp_path, build, build, "append", confs=confs)
+    change = Change(spark, tmp_path, outer, outer, "append", confs=confs)
     with pytest.raises(OptionError, match=r"an inner join does not keep .* say operators=\{0: 0\}"):
         change.migrate()
     with pytest.raises(OptionError, match="belong together: drop it whole"):

@@ -199,7 +199,7 @@ def test_rescaled_refuses_a_query_whose_state_it_cannot_distribute(tmp_path: Pat
         rescale(before.url, new, 0, stopped=True)
     offsets = tmp_path / "old" / "offsets" / str(BATCH)
     entry = offsets.read_bytes()
-    offsets.write_bytes(before.offsets(BATCH).with_conf(redistribute._STRICT, "false").encode())
+    offsets.write_bytes(before.offsets(BATCH).with_conf(redistribute.STRICT_DISTRIBUTION, "false").encode())
     with pytest.raises(RescaleError, match="useStrictDistribution=false"):
         rescale(before.url, new, 7, stopped=True)
     offsets.write_bytes(entry)
