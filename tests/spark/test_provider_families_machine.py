@@ -358,6 +358,12 @@ class LargeStateMachine(FamiliesMachine):
         # More keys than the other rules know, so that they stay.
         self.change([((f"filling {number}", number), (number, 120_000)) for number in range(8)])
         self.commit()
+        # The fourth small batch after a base is merged with those before.
+        for number in range(5):
+            self.open_newest()
+            self.change([(("filling 0", 0), (number, ""))])
+            self.commit()
+            self.provider.snapshot()
 
     def change(self, rows: list[tuple[Row, Row | None]]) -> None:
         """Put rows into the default family, or remove those without a value."""
@@ -451,17 +457,13 @@ def test_rocksdb_families_equal_sorted_dicts(spark: Any, checkpoint_format: int)
 )
 def test_families_with_runs_equal_sorted_dicts(spark: Any, default: Any, checkpoint_format: int) -> None:
     LargeStateMachine.runs = 0
-    # Few random sequences may have no changes that are worth a run.
-    for _ in range(4):
-        run_machine(
-            LargeStateMachine,
-            6,
-            spark=spark,
-            checkpoint_format=checkpoint_format,
-            default=Family(key=default[0], spec=default[1]),
-            # Without compression the base stays larger than the changes.
-            settings={"backend__compression": "none"},
-        )
-        if LargeStateMachine.runs > 5:
-            break
+    run_machine(
+        LargeStateMachine,
+        6,
+        spark=spark,
+        checkpoint_format=checkpoint_format,
+        default=Family(key=default[0], spec=default[1]),
+        # Without compression the base stays larger than the changes.
+        settings={"backend__compression": "none"},
+    )
     assert LargeStateMachine.runs > 5
