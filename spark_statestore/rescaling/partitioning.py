@@ -37,9 +37,15 @@ EXPIRIES: Final = "$ttl_"
 """Prefix of the index of a variable's expiries; the variable's name follows."""
 
 LENGTHS: Final = "$rowCounter_"
-"""Prefix of the numbers of values of a list."""
+"""Prefix of the numbers of values of a list without TTL."""
 
-BESIDE: Final = (LENGTHS, "$min_", "$count_")
+COUNTS: Final = "$count_"
+"""Prefix of the numbers of values of a list with TTL."""
+
+MINIMA: Final = "$min_"
+"""Prefix of the times when the first value of a list with TTL expires."""
+
+BESIDE: Final = (LENGTHS, MINIMA, COUNTS)
 """Prefixes of all that has the key of the variable whose name follows."""
 
 TIMERS: Final = ("$procTimers_", "$eventTimers_")
@@ -47,7 +53,8 @@ TIMERS: Final = ("$procTimers_", "$eventTimers_")
 
 _BY_TIME: Final = "_timestampToKey"
 
-_DEFAULT: Final = "default"
+DEFAULT: Final = "default"
+"""Name of the store of an operator with one, and of the column family of a store with one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +96,14 @@ def partition_key(
     `column_families` are all of the store, by name.
     """
     key = None
-    if operator.name in _PLAIN and state.name == _DEFAULT:
+    if operator.name in _PLAIN and state.name == DEFAULT:
         key = PartitionKey()
-    elif operator.name == _SESSIONS and state.name == _DEFAULT:
+    elif operator.name == _SESSIONS and state.name == DEFAULT:
         # The session's start is the last column.
         key = PartitionKey(dropped=1)
     elif operator.is_join:
         # Four stores, or four column families of one.
-        key = _JOINS.get((store if state.name == _DEFAULT else state.name).partition("-")[2])
+        key = _JOINS.get((store if state.name == DEFAULT else state.name).partition("-")[2])
     elif operator.name in _TRANSFORM:
         key = _of_variable(state, column_families)
     if key is None:

@@ -20,7 +20,7 @@ from spark_statestore.query import QueryCheckpoint, StatefulOperator, StoreVersi
 from spark_statestore.query.parallel import parallel_iter
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store
 from spark_statestore.rescaling.murmur3 import hash_columns, partitions_of
-from spark_statestore.rescaling.partitioning import PartitionKey, partition_key
+from spark_statestore.rescaling.partitioning import DEFAULT, PartitionKey, partition_key
 from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 # Rows per batch.
 _BATCH_ROWS: Final = 65_536
-
-_DEFAULT: Final = "default"
 
 STRICT_DISTRIBUTION: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
@@ -73,7 +71,7 @@ def rescaled_count(
 
 def _is_single(operator: StatefulOperator, content: StoreSnapshot) -> bool:
     return any(
-        state.name == _DEFAULT and operator.is_single(state.key_schema) for state in content.column_families
+        state.name == DEFAULT and operator.is_single(state.key_schema) for state in content.column_families
     )
 
 

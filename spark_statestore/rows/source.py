@@ -50,6 +50,8 @@ def state_of(
     if store not in stores and column_family is None and stores == [_DEFAULT]:
         # Spark's data source uses the name of a column family of a join's only store as a store name.
         store, family = _DEFAULT, store
+    elif store == _DEFAULT and family in stores:
+        store, family = family, _DEFAULT
     if store not in stores:
         raise CheckpointNotFoundError(
             f"operator {operator} ({described.name}) of {checkpoint.url} has no store {store!r}, it has "

@@ -17,12 +17,12 @@ from spark_statestore.query.query_checkpoint import QueryCheckpoint
 from spark_statestore.query.savepoint_lookup import open_checkpoint
 from spark_statestore.query.sources import is_offset_of_files
 from spark_statestore.query.store_snapshot import StoreSnapshot
+from spark_statestore.rescaling.partitioning import DEFAULT
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
-from spark_statestore.writing.changes import ListChanges, StateChanges
 from spark_statestore.writing.tables import as_table
-from spark_statestore.writing.write import WrittenState, changes_of, find_writable
+from spark_statestore.writing.write import Changes, WrittenState, changes_of, find_writable
 
 StateKey = int | tuple[int, str]
 """An operator with one state, or an operator and one of its column families."""
@@ -96,16 +96,16 @@ def bootstrap(
     edit = _edit_of_logs(checkpoint, number, offsets, watermark)
     tables = {operator_and_family(key): as_table(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
-        written: dict[tuple[int, str], StateChanges | ListChanges] = {}
+        written: dict[tuple[int, str], Changes] = {}
         for (operator, family), table in tables.items():
             described, found = find_writable(checkpoint, number, operator, "default", family)
-            name = found.state.name
+            name = found.state.name if found.store == DEFAULT else found.store
             if (operator, name) in written:
                 raise OptionError(
                     f"there are rows of operator {operator}, column family {name!r}, twice. Give them once. "
                     "No checkpoint was written."
                 )
-            written[operator, name] = changes_of(table, "replace", described, found)
+            written[operator, name] = changes_of(table, "replace", checkpoint, number, described, found)
 
         def change(content: StoreSnapshot) -> StoreSnapshot:
             content = replace(content, rows=lambda: iter(()))

@@ -16,8 +16,6 @@ from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.rescaling.murmur3 import partitions_of
 from spark_statestore.rescaling.partitioning import PartitionKey, partition_key
 from spark_statestore.rescaling.redistribute import key_hashes
-from spark_statestore.rows import decode_rows
-from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, numbered
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.writing.rows import Mode, encoded_rows
@@ -65,6 +63,8 @@ class StateChanges:
         partitions: int,
     ) -> None:
         self.counts = KeyCounts()
+        self.replaces = mode == "replace"
+        """True if all rows are removed that are not among the changes."""
         self._mode: Mode = mode
         self._operator = operator
         self._store = store
@@ -74,8 +74,6 @@ class StateChanges:
         self._is_single = operator.is_single(state.key_schema)
         columns = encoded_rows(table, mode, operator, state)
         rows = pa.table(columns, ROW_SCHEMA.names[: len(columns)])
-        self.keys: pa.ChunkedArray = columns[0]
-        """Rows of the keys, one for each row of the table."""
         if not state.has_multiple_values:
             _require_distinct(columns[0])
         self._schema = rows.schema
@@ -83,40 +81,49 @@ class StateChanges:
 
     def apply(self, content: StoreSnapshot) -> StoreSnapshot:
         """Return a store with its changes; a store of another state is returned unchanged."""
-        if (content.store.operator, content.store.name) != (self._operator.id, self._store):
+        if not is_store_of(content, self._operator, self._store):
             return content
-        families = content.column_families
-        if self._state.name not in [family.name for family in families]:
-            # An operator creates the variables of transformWithState with its first rows.
-            families = (*families, self._state)
-        return replace(content, column_families=families, rows=lambda: self._changed(content))
+        return replace(with_states(content, self._state), rows=lambda: self._changed(content))
+
+    def put(self, partition: int) -> pa.Table:
+        """Return the rows that a partition has afterwards, a table of `ROW_SCHEMA`."""
+        return ROW_SCHEMA.empty_table() if self._mode == "delete" else self._rows(partition).cast(ROW_SCHEMA)
+
+    def keys(self, partition: int) -> pa.ChunkedArray:
+        """Return the keys of a partition that are put or deleted."""
+        return self._rows(partition)["key"]
+
+    def is_changed(self, rows: pa.Table, store: StoreId) -> pa.ChunkedArray:
+        """Return for each row of a store whether it is replaced or deleted."""
+        import pyarrow.compute as pc
+
+        self._require_partition(rows["key"], store)
+        return pc.is_in(rows["key"], value_set=self.keys(store.partition))
 
     def _changed(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
         import pyarrow.compute as pc
 
-        rows = pa.Table.from_batches(self._by_partition.get(content.store.partition, ()), self._schema)
+        rows = self.put(content.store.partition)
         changed = total = 0
         for name, table in content.rows():
             if name != self._state.name:
                 yield name, table
                 continue
-            self._require_partition(table["key"], content.store)
-            is_changed = pc.is_in(table["key"], value_set=rows["key"])
-            changed += self._number(table["key"].filter(is_changed))
-            total += self._number(table["key"])
-            if self._mode != "replace":
+            is_changed = self.is_changed(table, content.store)
+            changed += pc.sum(is_changed).as_py() or 0
+            total += table.num_rows
+            if not self.replaces:
                 yield name, table.filter(pc.invert(is_changed))
         if self._mode == "delete":
             self.counts.add(removed=changed)
             return
-        removed = total - changed if self._mode == "replace" else 0
-        self.counts.add(added=self._number(rows["key"]) - changed, changed=changed, removed=removed)
+        removed = total - changed if self.replaces else 0
+        self.counts.add(added=rows.num_rows - changed, changed=changed, removed=removed)
         if rows.num_rows:
-            yield self._state.name, rows.cast(ROW_SCHEMA)
+            yield self._state.name, rows
 
-    def _number(self, keys: pa.ChunkedArray) -> int:
-        """Return the number of keys, each of which may be there several times in a list."""
-        return len(numbered(keys)[1]) if self._state.has_multiple_values else len(keys)
+    def _rows(self, partition: int) -> pa.Table:
+        return pa.Table.from_batches(self._by_partition.get(partition, ()), self._schema)
 
     def _partitions_of(self, keys: pa.ChunkedArray) -> Partitions:
         import numpy as np
@@ -136,42 +143,16 @@ class StateChanges:
             )
 
 
-class ListChanges:
-    """Changes of a list, with the number of its values that Spark keeps for each key.
+def is_store_of(content: StoreSnapshot, operator: StatefulOperator, store: str) -> bool:
+    """Return True for one of an operator's stores of a name."""
+    return (content.store.operator, content.store.name) == (operator.id, store)
 
-    Parameters
-    ----------
-    values
-        Changes of the list.
-    lengths
-        Column family of the numbers.
-    """
 
-    def __init__(
-        self,
-        values: StateChanges,
-        mode: Mode,
-        operator: StatefulOperator,
-        store: str,
-        lengths: ColumnFamily,
-        partitions: int,
-    ) -> None:
-        import numpy as np
-
-        self.counts = values.counts
-        self._values = values
-        numbers, keys = numbered(values.keys)
-        columns = {"key": decode_rows(keys.cast(pa.binary()), lengths.key_schema)}
-        if mode != "delete":
-            counts = pa.array(np.bincount(numbers, minlength=len(keys)))
-            columns["value"] = pa.StructArray.from_arrays(
-                [counts], parse_schema(lengths.value_schema).arrow.names
-            )
-        self._lengths = StateChanges(pa.table(columns), mode, operator, store, lengths, partitions)
-
-    def apply(self, content: StoreSnapshot) -> StoreSnapshot:
-        """Return a store with both changes, see `StateChanges`."""
-        return self._lengths.apply(self._values.apply(content))
+def with_states(content: StoreSnapshot, *states: ColumnFamily) -> StoreSnapshot:
+    """Return a store that has some states, which an operator may create with its first rows."""
+    there = {family.name for family in content.column_families}
+    families = (*content.column_families, *(state for state in states if state.name not in there))
+    return replace(content, column_families=families)
 
 
 def _by_partition(rows: pa.Table, partitions: Partitions) -> dict[int, list[pa.RecordBatch]]:

@@ -13,8 +13,9 @@ from spark_statestore.errors import OptionError
 from spark_statestore.query import StatefulOperator
 from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.rows.columns import StateColumns
-from spark_statestore.store.metadata import ColumnFamily
-from spark_statestore.writing.changes import KeyCounts
+from spark_statestore.store.changelog_apply import ROW_SCHEMA
+from spark_statestore.store.metadata import ColumnFamily, StoreId
+from spark_statestore.writing.changes import KeyCounts, is_store_of
 from spark_statestore.writing.sql import ROW, Sql, failed, with_numbers
 
 if TYPE_CHECKING:
@@ -63,31 +64,40 @@ class MatchingDelete:
         # Raise for unknown columns and wrong types before the copy begins.
         self._predicate.matching(columns.empty())
 
+    replaces = False
+
     def apply(self, content: StoreSnapshot) -> StoreSnapshot:
         """Return a store without the keys; a store of another state is returned unchanged."""
-        if (content.store.operator, content.store.name) != (self._operator.id, self._store):
+        if not is_store_of(content, self._operator, self._store):
             return content
         return replace(content, rows=lambda: self._kept(content))
+
+    def put(self, partition: int) -> pa.Table:
+        """Return no rows, see `StateChanges.put`."""
+        return ROW_SCHEMA.empty_table()
+
+    def keys(self, partition: int) -> None:
+        """Return None: the keys are unknown before the state is read."""
+
+    def is_changed(self, rows: pa.Table, store: StoreId) -> pa.ChunkedArray:
+        """Return for each row of a store whether it matches."""
+        import numpy as np
+
+        matches = []
+        for batch in rows.to_batches(_BATCH_ROWS):
+            is_match = np.zeros(batch.num_rows, np.bool_)
+            is_match[self._predicate.matching(self._columns.decode(batch, store.partition))] = True
+            matches.append(is_match)
+        return pa.chunked_array(matches, pa.bool_())
 
     def _kept(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
         for name, table in content.rows():
             if name != self._state.name:
                 yield name, table
                 continue
-            matches = self._matches(table, content.store.partition)
-            self.counts.add(removed=int(matches.sum()))
-            yield name, table.filter(pa.array(~matches))
-
-    def _matches(self, table: pa.Table, partition: int) -> NDArray[np.bool_]:
-        import numpy as np
-
-        matches = np.zeros(table.num_rows, np.bool_)
-        first = 0
-        for batch in table.to_batches(_BATCH_ROWS):
-            found = self._predicate.matching(self._columns.decode(batch, partition))
-            matches[first + found] = True
-            first += batch.num_rows
-        return matches
+            matches = self.is_changed(table, content.store)
+            self.counts.add(removed=pc.sum(matches).as_py() or 0)
+            yield name, table.filter(pc.invert(matches))
 
 
 class ExpressionPredicate:

@@ -10,11 +10,13 @@ import pyarrow as pa
 from spark_statestore.errors import OptionError, RowEncodingError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query import StatefulOperator
+from spark_statestore.rescaling.partitioning import DEFAULT
 from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.columns import PARTITION
 from spark_statestore.rows.source import state_variables
 from spark_statestore.rows.types import SparkType, parse_schema
 from spark_statestore.store.metadata import ColumnFamily
+from spark_statestore.writing.state_layouts import INDEXED, TIMED, TTL
 
 Mode = Literal["upsert", "replace", "delete"]
 
@@ -31,13 +33,23 @@ _PLAIN: Final = (
     SESSIONS,
 )
 
-# Variables of transformWithState beside whose rows is nothing but the lengths of lists, unless they expire.
-_VARIABLES: Final = ("ValueState", "ListState", "MapState")
+# Kinds of the variables of transformWithState.
+_VARIABLES: Final = ("ValueState", "ListState", "MapState", "TimerState")
+
+# States of a join's sides that have its rows; the others follow from them.
+_JOINED: Final = tuple(f"{side}-{kind}" for side in ("left", "right") for kind in (INDEXED, TIMED))
 
 # Columns of variables, where they are not key and value.
 _COLUMNS: Final = {
     "ListState": ("key", "list_element"),
     "MapState": ("key", "user_map_key", "user_map_value"),
+    "TimerState": ("key", "expiration_timestamp_ms"),
+}
+
+# Columns that are parts of the key, by the names that Spark gives them in it.
+_PARTS: Final = {
+    "MapState": {"key": "key", "user_map_key": "userKey"},
+    "TimerState": {"key": "key", "expiration_timestamp_ms": "expiryTimestampMs"},
 }
 
 # Spark's mark of a session's column, in the metadata of its field.
@@ -46,30 +58,39 @@ _IS_SESSION: Final = "spark.sessionWindow"
 # Buffers of Spark's aggregates that are never null: of count, avg, sum of decimals, first and last.
 _FILLED: Final = ("count", "isEmpty", "valueSet")
 
+MATCHED: Final = "matched"
+"""Field of a join's row that is true once it has joined."""
+
+# Field of a timer's value, which is always null.
+_EMPTY: Final = "__dummy__"
+
 # Bits of the only NaN in Spark's keys.
 _NAN: Final = {"float": ("<u4", 0x7FC00000), "double": ("<u8", 0x7FF8 << 48)}
 
 
-def require_writable(operator: StatefulOperator, state: ColumnFamily | None) -> None:
+def require_writable(operator: StatefulOperator, store: str, state: ColumnFamily | None) -> None:
     """Raise `OptionError` for a state that this release cannot write; without one, for an operator."""
     variables = state_variables(operator)
-    is_list = False
-    if state is None:
-        is_known = operator.name in _PLAIN or bool(variables)
-    elif state.name in variables:
+    is_known = operator.name in _PLAIN or operator.is_join or bool(variables)
+    may_be_list = False
+    if state is not None and operator.is_join:
+        name = store if state.name == DEFAULT else state.name
+        is_known, may_be_list = name in _JOINED, name.endswith(TIMED)
+    elif state is not None and state.name in variables:
         variable = variables[state.name]
-        # Spark has an index of the times of those with TTL.
-        is_known = variable["stateVariableType"] in _VARIABLES and variable.get("ttlEnabled") is False
-        is_list = variable["stateVariableType"] == "ListState"
-    else:
+        kind = variable["stateVariableType"]
+        is_known = kind in _VARIABLES and isinstance(variable.get("ttlEnabled"), bool)
+        may_be_list = kind == "ListState"
+    elif state is not None:
         is_known = operator.name in _PLAIN
-    if not is_known or (state is not None and state.has_multiple_values != is_list):
+    if not is_known or (state is not None and state.has_multiple_values != may_be_list):
         name = "" if state is None else f"{state.name!r} "
         raise OptionError(
-            f"the state {name}of operator {operator.id} ({operator.name}) cannot be written: this "
-            f"release writes the state of {', '.join(_PLAIN)}, and variables of transformWithState of the "
-            f"kinds {', '.join(_VARIABLES)} without TTL. Choose another operator or state, or change the "
-            "query. No copy was made."
+            f"the state {name}of operator {operator.id} ({operator.name}), store {store!r}, cannot be "
+            f"written: this release writes the state of {', '.join(_PLAIN)}; of joins {', '.join(_JOINED)}; "
+            f"of transformWithState the variables and timers ({', '.join(variables) or 'none here'}). What "
+            "Spark derives from these is written with them. Choose another operator or state. No copy was "
+            "made."
         )
 
 
@@ -85,39 +106,52 @@ def encoded_rows(
     OptionError
         If the key is of a type that cannot be written.
     """
-    table = _keys_and_values(table, mode, state_variables(operator).get(state.name, {}))
+    variable = state_variables(operator).get(state.name, {})
+    table = _keys_and_values(table, mode, variable)
     rows = [_encoded(table, "key", state.key_schema)]
     if mode != "delete":
         rows.append(_encoded(table, "value", state.value_schema))
     key = parse_schema(state.key_schema)
     _require_no_map(key)
-    if operator.name in (AGGREGATION, SESSIONS):
+    if operator.name in (AGGREGATION, SESSIONS) or operator.is_join:
         for chunk in rows[0].chunks:
             _require_normalized(decode_rows(chunk, state.key_schema), key)
-        if mode != "delete":
+    if mode != "delete":
+        if operator.name in (AGGREGATION, SESSIONS):
             _require_filled_buffers(rows[1], state, len(key.children) if operator.name == SESSIONS else 0)
-    if operator.name == SESSIONS and mode != "delete":
-        _require_own_sessions(rows[0], rows[1], state)
+        if operator.name == SESSIONS:
+            _require_own_sessions(rows[0], rows[1], state)
+        needed = MATCHED if operator.is_join else TTL if variable.get("ttlEnabled") else None
+        if needed is not None and needed in parse_schema(state.value_schema).arrow.names:
+            _require_filled_field(rows[1], needed, state)
     return rows
 
 
 def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any]) -> pa.Table:
-    columns = _COLUMNS.get(variable.get("stateVariableType", ""), ("key", "value"))
-    _require_columns(table.column_names, columns, mode)
-    if len(columns) == 2:
+    kind = variable.get("stateVariableType", "")
+    columns = _COLUMNS.get(kind, ("key", "value"))
+    parts = _PARTS.get(kind, {})
+    needed = [name for name in columns if mode != "delete" or name in ("key", *parts)]
+    _require_columns(table.column_names, columns, needed, mode)
+    if not parts:
         *_, value = columns
         return table.rename_columns(["value" if name == value else name for name in table.column_names])
-    *inside, value = columns
-    for name in inside:
+    for name in parts:
         table = table.set_column(table.column_names.index(name), name, _decoded(table[name]))
         _require_filled(table[name], name)
-    keys = [
-        pa.StructArray.from_arrays([batch[name] for name in inside], ["key", "userKey"])
-        for batch in table.to_batches()
-    ]
-    kind = pa.struct([("key", table["key"].type), ("userKey", table["user_map_key"].type)])
-    arrays = {"key": pa.chunked_array(keys, kind)}
-    return pa.table(arrays if mode == "delete" else arrays | {"value": table[value]})
+    batches = table.to_batches()
+    names = list(parts.values())
+    keys = [pa.StructArray.from_arrays([batch[name] for name in parts], names) for batch in batches]
+    types = pa.struct([(inside, table[name].type) for name, inside in parts.items()])
+    arrays = {"key": pa.chunked_array(keys, types)}
+    if mode == "delete":
+        return pa.table(arrays)
+    values = [name for name in columns if name not in parts]
+    if values:
+        return pa.table(arrays | {"value": table[values[0]]})
+    # A timer has no value.
+    empty = pa.struct([(_EMPTY, pa.null())])
+    return pa.table(arrays | {"value": pa.array([{_EMPTY: None}] * table.num_rows, empty)})
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -127,8 +161,7 @@ def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
 
 
-def _require_columns(names: Sequence[str], columns: Sequence[str], mode: Mode) -> None:
-    needed = columns[:-1] if mode == "delete" else columns
+def _require_columns(names: Sequence[str], columns: Sequence[str], needed: Sequence[str], mode: Mode) -> None:
     wrong = [name for name in names if name not in (*columns, PARTITION)]
     if wrong or any(names.count(name) != 1 for name in needed):
         raise RowEncodingError(
@@ -153,6 +186,21 @@ def _require_filled(rows: pa.ChunkedArray, column: str) -> None:
         raise RowEncodingError(
             f"row {row} of the changes has no {column}. Fill it in, or leave the row out. No copy was made."
         )
+
+
+def _require_filled_field(values: pa.ChunkedArray, field: str, state: ColumnFamily) -> None:
+    """Raise for a null in a field that Spark always fills."""
+    import pyarrow.compute as pc
+
+    first = 0
+    for chunk in values.chunks:
+        row = pc.index(decode_rows(chunk, state.value_schema, [field]).field(0).is_null(), True).as_py()
+        if row >= 0:
+            raise RowEncodingError(
+                f"row {first + row} of the changes has no {field!r} in its value, which Spark always has. "
+                "Fill it in. No copy was made."
+            )
+        first += len(chunk)
 
 
 def _require_filled_buffers(values: pa.ChunkedArray, state: ColumnFamily, grouping: int) -> None:

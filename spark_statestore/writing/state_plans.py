@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from spark_statestore.errors import OptionError
-from spark_statestore.rescaling.partitioning import BESIDE, EXPIRIES, TIMERS
+from spark_statestore.rescaling.partitioning import BESIDE, DEFAULT, EXPIRIES, TIMERS
 from spark_statestore.rescaling.redistribute import STRICT_DISTRIBUTION
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.metadata import ColumnFamily
@@ -18,8 +18,6 @@ from spark_statestore.writing.operator_matches import KeyedState, is_same_state
 from spark_statestore.writing.rows import AGGREGATION, SESSIONS
 from spark_statestore.writing.taken_state import ComputedState, OperatorPlan, StatePlan
 from spark_statestore.writing.write import find_writable
-
-_DEFAULT: Final = "default"
 
 _JOINS: Final = "spark.sql.streaming.join.stateFormatVersion"
 
@@ -225,7 +223,7 @@ def _computed(
     columns = NewColumns(schemas[0], schemas[1], values, aggregates, _BEGINNINGS.get(new.operator.name))
     if columns.problems:
         first = columns.problems[0].partition(" ")[0]
-        key: StateKey = new.operator.id if family.name == _DEFAULT else (new.operator.id, family.name)
+        key: StateKey = new.operator.id if family.name == DEFAULT else (new.operator.id, family.name)
         usual = ", as an average with 0 and 0, a sum with None and a count with 0" if aggregates else ""
         raise OptionError(
             f"{where}: {'; '.join(shortened(columns.problems))}. Give their values, such as columns="
@@ -276,7 +274,7 @@ def _require_names(
 def _only_state(new: KeyedState) -> str:
     """Return the state that is meant where none is named."""
     names = [name for _, name in new.families if not name.startswith("$")]
-    variables = [name for name in names if name != _DEFAULT]
+    variables = [name for name in names if name != DEFAULT]
     chosen = variables or names
     if len(chosen) != 1:
         raise OptionError(

@@ -12,6 +12,7 @@ import pyarrow as pa
 from spark_statestore.errors import RowEncodingError
 from spark_statestore.formats.metadata import parse_json
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store
+from spark_statestore.rescaling.partitioning import DEFAULT
 from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.source import StateSource
 from spark_statestore.store.changelog_apply import numbered
@@ -20,8 +21,6 @@ from spark_statestore.writing.changes import StateChanges
 from spark_statestore.writing.columns import NewColumns
 from spark_statestore.writing.operator_matches import KeyedState
 from spark_statestore.writing.rows import SESSIONS, session_position
-
-_DEFAULT: Final = "default"
 
 # Operators whose keys have no values, so that several keys may become one.
 _OF_KEYS: Final = "dedupe"
@@ -60,7 +59,7 @@ class StatePlan:
     @property
     def label(self) -> str:
         """Name that tells it apart from the operator's other states."""
-        return self.new.name if self.store == _DEFAULT else f"{self.store}.{self.new.name}"
+        return self.new.name if self.store == DEFAULT else f"{self.store}.{self.new.name}"
 
 
 class OperatorPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -13,15 +14,19 @@ from spark_statestore.errors import OptionError
 from spark_statestore.query import QueryCheckpoint, StatefulOperator
 from spark_statestore.query.parallel import Progress
 from spark_statestore.query.savepoint_lookup import open_checkpoint
-from spark_statestore.rescaling.partitioning import LENGTHS
 from spark_statestore.rescaling.redistribute import require_strict_distribution
 from spark_statestore.rows.source import StateSource, state_of
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
-from spark_statestore.writing.changes import ListChanges, StateChanges
+from spark_statestore.writing.changes import StateChanges
+from spark_statestore.writing.layout_changes import LayoutChanges
 from spark_statestore.writing.predicate import MatchingDelete
 from spark_statestore.writing.rows import AGGREGATION, Mode, require_writable
+from spark_statestore.writing.state_layouts import layout_of
 from spark_statestore.writing.tables import as_table
+
+Changes = StateChanges | MatchingDelete | LayoutChanges
+"""Changes of a state, applied to each store that is copied."""
 
 _AGGREGATION_FORMAT: Final = "spark.sql.streaming.aggregation.stateFormatVersion"
 
@@ -130,17 +135,11 @@ def write_state(
     table = None if predicate is not None else as_table(changes)
     with held_if_possible(checkpoint, number, target):
         described, found = find_writable(checkpoint, number, operator, store, column_family)
-        written: StateChanges | ListChanges | MatchingDelete
         if predicate is None:
-            written = changes_of(table, mode, described, found)
-        elif found.state.has_multiple_values:
-            raise OptionError(
-                f"the state {found.state.name!r} is a list, whose keys a predicate over single values cannot "
-                "select. Pass a table of the keys to delete. No copy was made."
-            )
+            written = changes_of(table, mode, checkpoint, number, described, found)
         else:
-            columns = found.columns(None)
-            written = MatchingDelete(predicate, described, found.store, found.state, columns)
+            matching = MatchingDelete(predicate, described, found.store, found.state, found.columns(None))
+            written = _with_derived(matching, checkpoint, number, described, found)
         copy_held(
             checkpoint,
             number,
@@ -156,15 +155,34 @@ def write_state(
 
 
 def changes_of(
-    table: pa.Table, mode: Mode, operator: StatefulOperator, found: StateSource
-) -> StateChanges | ListChanges:
-    """Return the changes of a state by a table, see `StateChanges`."""
-    partitions = len(found.versions)
-    changes = StateChanges(table, mode, operator, found.store, found.state, partitions)
-    lengths = found.beside(f"{LENGTHS}{found.family}") if found.state.has_multiple_values else None
-    if lengths is None:
-        return changes
-    return ListChanges(changes, mode, operator, found.store, lengths, partitions)
+    table: pa.Table,
+    mode: Mode,
+    checkpoint: QueryCheckpoint,
+    batch: int,
+    operator: StatefulOperator,
+    found: StateSource,
+) -> Changes:
+    """Return the changes of a state by a table, see `StateChanges`, with what Spark derives from it."""
+    changes = StateChanges(table, mode, operator, found.store, found.state, len(found.versions))
+    return _with_derived(changes, checkpoint, batch, operator, found)
+
+
+def _with_derived(
+    changes: StateChanges | MatchingDelete,
+    checkpoint: QueryCheckpoint,
+    batch: int,
+    operator: StatefulOperator,
+    found: StateSource,
+) -> Changes:
+    def other(store: str) -> StateSource:
+        return state_of(checkpoint, operator.id, store, None, batch)
+
+    def read(partition: int) -> Iterator[pa.Table]:
+        (version,) = (version for version in found.versions if version.store.partition == partition)
+        return found.rows(version)
+
+    layout = layout_of(operator, found, other)
+    return changes if layout is None else LayoutChanges(changes, operator, found.store, layout, read)
 
 
 def require_memory(memory: int) -> None:
@@ -186,9 +204,9 @@ def find_writable(
         If it does not exist.
     """
     described = checkpoint.operator(operator, batch)
-    require_writable(described, None)
+    require_writable(described, store, None)
     found = state_of(checkpoint, operator, store, column_family, batch)
-    require_writable(described, found.state)
+    require_writable(described, found.store, found.state)
     _require_known_layout(checkpoint, batch, described)
     return described, found
 

@@ -1,0 +1,367 @@
+"""Changes of state beside which Spark keeps counters and indexes, against lists of rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+
+from spark_statestore import OptionError, RowEncodingError, decode_rows, encode_rows
+from spark_statestore.query.operators import OperatorStore, StatefulOperator
+from spark_statestore.query.store_snapshot import StoreSnapshot
+from spark_statestore.rows.columns import StateColumns
+from spark_statestore.store.changelog_apply import ROW_SCHEMA
+from spark_statestore.store.metadata import ColumnFamily, StoreId
+from spark_statestore.writing.changes import KeyCounts, StateChanges
+from spark_statestore.writing.layout_changes import LayoutChanges
+from spark_statestore.writing.predicate import MatchingDelete
+from spark_statestore.writing.rows import Mode
+from spark_statestore.writing.state_layouts import layout_of
+from tests.support.effort import EFFORT
+
+STORE = StoreId(0, 0, "default")
+Rows = list[tuple[dict[str, Any], dict[str, Any]]]
+
+
+def struct(*fields: tuple[str, Any]) -> dict[str, Any]:
+    return {
+        "type": "struct",
+        "fields": [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields],
+    }
+
+
+KEY, USER_KEY = struct(("k", "string")), struct(("u", "long"))
+MAP_KEY = struct(("key", KEY), ("userKey", USER_KEY))
+EMPTY = struct(("__empty__", "void"))
+NO_TIMER = struct(("__dummy__", "void"))
+VALUE = struct(("value", "long"))
+EXPIRING = struct(("value", "long"), ("ttlExpirationMs", "long"))
+TIMER, TIME_FIRST = (
+    struct(*fields)
+    for fields in (
+        (("key", KEY), ("expiryTimestampMs", "long")),
+        (("expiryTimestampMs", "long"), ("key", KEY)),
+    )
+)
+INDEX = struct(("field0", "string"), ("index", "long"))
+AT = struct(("field0", "string"), ("__event_time", "long"))
+JOINED = struct(("value", "long"), ("matched", "boolean"))
+
+
+def text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def by_key(rows: Rows) -> dict[Any, list[dict[str, Any]]]:
+    found: dict[Any, list[dict[str, Any]]] = {}
+    for key, value in rows:
+        found.setdefault(text(key), []).append(value)
+    return found
+
+
+def counted(field: str) -> Callable[[Rows], Rows]:
+    return lambda rows: [(json.loads(key), {field: len(values)}) for key, values in by_key(rows).items()]
+
+
+def first_expiry(values: list[dict[str, Any]]) -> int:
+    return min(value["ttlExpirationMs"] for value in values)
+
+
+def minima(rows: Rows) -> Rows:
+    return [(json.loads(key), {"expirationMs": first_expiry(values)}) for key, values in by_key(rows).items()]
+
+
+def expiries(rows: Rows) -> Rows:
+    return [
+        ({"expirationMs": first_expiry(values), "elementKey": json.loads(key)}, {"__empty__": None})
+        for key, values in by_key(rows).items()
+    ]
+
+
+def numbers_of(rows: Rows) -> Rows:
+    found = Counter(key["field0"] for key, _ in rows)
+    return [({"field0": key}, {"value": number}) for key, number in found.items()]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A state and what follows from it."""
+
+    name: str
+    key: dict[str, Any]
+    value: dict[str, Any]
+    derived: dict[str, tuple[dict[str, Any], dict[str, Any], Callable[[Rows], Rows]]]
+    variable: str | None = None
+    ttl: bool = False
+    multiple: bool = False
+
+
+def index_of_expiries(key: dict[str, Any]) -> Any:
+    return struct(("expirationMs", "long"), ("elementKey", key)), EMPTY, expiries
+
+
+COUNT, NUMBER = struct(("count", "long")), struct(("value", "long"))
+KINDS = [
+    Kind("v", KEY, VALUE, {"$rowCounter_v": (KEY, COUNT, counted("count"))}, "ListState", multiple=True),
+    Kind(
+        "v",
+        KEY,
+        EXPIRING,
+        {
+            "$ttl_v": index_of_expiries(KEY),
+            "$min_v": (KEY, struct(("expirationMs", "long")), minima),
+            "$count_v": (KEY, COUNT, counted("count")),
+        },
+        "ListState",
+        ttl=True,
+        multiple=True,
+    ),
+    Kind("v", KEY, EXPIRING, {"$ttl_v": index_of_expiries(KEY)}, "ValueState", ttl=True),
+    Kind("v", MAP_KEY, EXPIRING, {"$ttl_v": index_of_expiries(MAP_KEY)}, "MapState", ttl=True),
+    Kind(
+        "$eventTimers_keyToTimestamp",
+        TIMER,
+        NO_TIMER,
+        {"$eventTimers_timestampToKey": (TIME_FIRST, NO_TIMER, lambda rows: rows)},
+        "TimerState",
+    ),
+    Kind(
+        "left-keyWithIndexToValue",
+        INDEX,
+        JOINED,
+        {"left-keyToNumValues": (struct(("field0", "string")), NUMBER, numbers_of)},
+    ),
+    Kind(
+        "left-keyWithTsToValues",
+        AT,
+        JOINED,
+        {"left-tsWithKey": (AT, NO_TIMER, lambda rows: [(key, {"__dummy__": None}) for key, _ in rows])},
+        multiple=True,
+    ),
+]
+
+
+class Case:
+    """A kind of state with the changes of it."""
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        values = 0 if kind.multiple else None
+        self.state = self.family(kind.name, kind.key, kind.value, values)
+        self.derived = {
+            name: self.family(name, key, value, values if "tsWithKey" in name else None)
+            for name, (key, value, _) in kind.derived.items()
+        }
+        properties = {
+            "stateVariables": [
+                {"stateName": kind.name, "stateVariableType": kind.variable, "ttlEnabled": kind.ttl}
+            ]
+        }
+        node = {"operatorPropertiesJson": json.dumps(properties)} if kind.variable else {}
+        name = "transformWithStateExec" if kind.variable else "symmetricHashJoin"
+        self.operator = StatefulOperator(0, name, (OperatorStore("default", 0, 1),), "v2", node)
+        source: Any = SimpleNamespace(
+            state=self.state, store="default", family=kind.name, beside=self.derived.get
+        )
+        self.layout = layout_of(self.operator, source, lambda store: source)
+
+    @staticmethod
+    def family(name: str, key: Any, value: Any, values: int | None) -> ColumnFamily:
+        return ColumnFamily(name, 0, json.dumps(key), json.dumps(value), "hash", 0, values=values)
+
+    @property
+    def is_indexed(self) -> bool:
+        return self.kind.key is INDEX
+
+    def content(self, rows: Rows, parts: int = 1) -> StoreSnapshot:
+        """A store with rows, of which each part has other keys."""
+        tables = {self.kind.name: self.encoded(self.state, rows)}
+        for name, (_, _, follow) in self.kind.derived.items():
+            tables[name] = self.encoded(self.derived[name], self.sorted(follow(rows)))
+
+        def read() -> Iterator[tuple[str, pa.Table]]:
+            for part in range(parts):
+                for name in sorted(tables, reverse=part % 2 == 1):
+                    keys = [sum(key) % parts for key in tables[name]["key"].to_pylist()]
+                    yield name, tables[name].filter(pa.array([key == part for key in keys], pa.bool_()))
+
+        return StoreSnapshot(STORE, (self.state, *self.derived.values()), read)
+
+    def encoded(self, family: ColumnFamily, rows: Rows) -> pa.Table:
+        columns = []
+        for position, schema in enumerate((family.key_schema, family.value_schema)):
+            kind = decode_rows(pa.array([], pa.binary()), schema).type
+            columns.append(encode_rows(pa.array([row[position] for row in rows], kind), schema))
+        return pa.table(columns, schema=ROW_SCHEMA)
+
+    def sorted(self, rows: Rows) -> Rows:
+        return sorted(rows, key=text)
+
+    def columns(self) -> StateColumns:
+        return StateColumns(self.state, self.kind.variable)
+
+    def table(self, rows: Rows) -> pa.Table:
+        """Rows in the columns of `read_state`."""
+        batches = self.encoded(self.state, rows).to_batches()
+        decoded = [self.columns().decode(batch, 0) for batch in batches]
+        return pa.Table.from_batches(decoded, self.columns().schema)
+
+    def changes(self, mode: Mode, rows: Rows) -> StateChanges:
+        return StateChanges(self.table(rows), mode, self.operator, "default", self.state, 1)
+
+    def matching(self, condition: pc.Expression) -> MatchingDelete:
+        return MatchingDelete(condition, self.operator, "default", self.state, self.columns())
+
+    def changed(self, content: StoreSnapshot, changes: Any) -> tuple[dict[str, pa.Table], KeyCounts]:
+        assert self.layout is not None
+        layout = LayoutChanges(changes, self.operator, "default", self.layout, lambda partition: iter(()))
+        tables: dict[str, list[pa.Table]] = {}
+        for name, table in layout.apply(content).rows():
+            tables.setdefault(name, []).append(table)
+        return {name: pa.concat_tables(parts) for name, parts in tables.items()}, layout.counts
+
+    def decoded(self, family: ColumnFamily, table: pa.Table) -> Rows:
+        keys = decode_rows(table["key"], family.key_schema).to_pylist()
+        return list(zip(keys, decode_rows(table["value"], family.value_schema).to_pylist(), strict=True))
+
+    def check(self, found: dict[str, pa.Table], wanted: Rows) -> None:
+        rows = self.decoded(self.state, found[self.kind.name])
+        assert by_key(rows) == by_key(wanted)
+        for name, (_, _, follow) in self.kind.derived.items():
+            family = self.derived[name]
+            assert self.sorted(self.decoded(family, found[name])) == self.sorted(follow(wanted))
+            # The bytes are Spark's, which its lookups need.
+            assert Counter(found[name]["key"].to_pylist()) == Counter(
+                self.encoded(family, follow(wanted))["key"].to_pylist()
+            )
+
+    def numbered(self, rows: Rows) -> Rows:
+        """Return the rows of a join with numbers from 0 on in each key, in the order of their numbers."""
+        if not self.is_indexed:
+            return rows
+        found: Counter[Any] = Counter()
+        after = []
+        for key, value in sorted(rows, key=lambda row: row[0]["index"]):
+            after.append((key | {"index": found[key["field0"]]}, value))
+            found[key["field0"]] += 1
+        return after
+
+
+names = st.sampled_from(["a", "b", "größe", "d"])
+times = st.integers(1, 5)
+
+
+@st.composite
+def rows_of(draw: st.DrawFn, kind: Kind, optional: bool = False) -> Rows:
+    by_schema: dict[str, st.SearchStrategy[Any]] = {
+        json.dumps(KEY): st.fixed_dictionaries({"k": names}),
+        json.dumps(MAP_KEY): st.fixed_dictionaries(
+            {"key": st.fixed_dictionaries({"k": names}), "userKey": st.fixed_dictionaries({"u": times})}
+        ),
+        json.dumps(TIMER): st.fixed_dictionaries(
+            {"key": st.fixed_dictionaries({"k": names}), "expiryTimestampMs": times}
+        ),
+        json.dumps(INDEX): st.fixed_dictionaries({"field0": st.none() | names, "index": st.integers(0, 9)}),
+        json.dumps(AT): st.fixed_dictionaries({"field0": st.none() | names, "__event_time": times}),
+        json.dumps(VALUE): st.fixed_dictionaries({"value": times}),
+        json.dumps(EXPIRING): st.fixed_dictionaries({"value": times, "ttlExpirationMs": times}),
+        json.dumps(JOINED): st.fixed_dictionaries({"value": times, "matched": st.booleans()}),
+        json.dumps(NO_TIMER): st.just({"__dummy__": None}),
+    }
+    row = st.tuples(by_schema[json.dumps(kind.key)], by_schema[json.dumps(kind.value)])
+    unique = None if kind.multiple else lambda row: text(row[0])
+    return draw(st.lists(row, max_size=12, unique_by=unique))
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: f"{kind.variable or kind.name}-{kind.ttl}")
+@settings(max_examples=25 * EFFORT)
+@given(data=st.data())
+def test_derived_states_follow_from_changed_rows(kind: Kind, data: st.DataObject) -> None:
+    case = Case(kind)
+    before = case.numbered(data.draw(rows_of(kind)))
+    given_rows = data.draw(rows_of(kind))
+    mode = data.draw(st.sampled_from([*get_args(Mode), "predicate"]))
+    content = case.content(before, data.draw(st.integers(1, 3)) if not kind.multiple else 1)
+    keys = by_key(given_rows)
+    others = [row for row in before if text(row[0]) not in keys]
+    changes: Any
+    if mode == "predicate":
+        field = "expiration_timestamp_ms" if kind.variable == "TimerState" else "value.value"
+        limit = data.draw(times)
+        name, *inside = field.split(".")
+        if kind.variable in ("ListState", "MapState"):
+            name = {"ListState": "list_element", "MapState": "user_map_value"}[kind.variable]
+        changes = case.matching(pc.field(name, *inside) < limit)
+        wanted = [
+            row for row in before if not row[1].get("value", row[0].get("expiryTimestampMs", 0)) < limit
+        ]
+    else:
+        changes = case.changes(mode, given_rows)
+        wanted = {"replace": [], "upsert": others, "delete": others}[mode]
+        wanted = wanted if mode == "delete" else [*wanted, *given_rows]
+    found, counts = case.changed(content, changes)
+    case.check(found, case.numbered(wanted))
+    old, new = by_key(before), by_key(wanted)
+    kept = old.keys() & new.keys()
+    changed = [key for key in kept if old[key] != new[key]] if mode == "predicate" else kept & keys.keys()
+    assert (counts.added, counts.removed) == (len(new.keys() - old.keys()), len(old.keys() - new.keys()))
+    assert counts.changed == len(changed)
+
+
+def not_utf8(case: Case, content: StoreSnapshot) -> StoreSnapshot:
+    """Return a store in which the key ``b?`` has a byte that no string of UTF-8 has."""
+
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        for name, table in content.rows():
+            keys = pa.array([key.replace(b"b?", b"b\xff") for key in table["key"].to_pylist()], pa.binary())
+            yield name, table.set_column(0, ROW_SCHEMA.field("key"), keys)
+
+    return StoreSnapshot(content.store, content.column_families, rows)
+
+
+@pytest.mark.parametrize("kind", [KINDS[2], KINDS[4], KINDS[5]], ids=lambda kind: kind.variable or kind.name)
+def test_keys_that_arrow_does_not_represent_stay_or_are_refused(kind: Kind) -> None:
+    case = Case(kind)
+    keys = {
+        "v": lambda k: {"k": k},
+        "$eventTimers_keyToTimestamp": lambda k: {"key": {"k": k}, "expiryTimestampMs": 1},
+        "left-keyWithIndexToValue": lambda k: {"field0": k, "index": 0},
+    }[kind.name]
+    value = {"value": 1, "ttlExpirationMs": 7, "matched": True, "__dummy__": None}
+    value = {field["name"]: value[field["name"]] for field in kind.value["fields"]}
+    content = not_utf8(case, case.content([(keys("a"), value), (keys("b?"), value)]))
+    before = {name: set(table["key"].to_pylist()) for name, table in content.rows()}
+    # The key of the changes is shown as the one in the state, but is another one.
+    found, counts = case.changed(content, case.changes("upsert", [(keys("b\ufffd"), value)]))
+    for name, table in found.items():
+        assert before[name] < set(table["key"].to_pylist())
+        assert table.num_rows == 3
+    assert (counts.added, counts.changed, counts.removed) == (1, 0, 0)
+    column = "key" if kind.key is INDEX else "expiration_timestamp_ms" if kind.key is TIMER else "value"
+    with pytest.raises(RowEncodingError, match=r"partition 0.*: 1 keys .* are not exact in Arrow"):
+        case.changed(content, case.matching(pc.field(column).is_valid()))
+
+
+def test_state_without_what_follows_from_it_is_refused() -> None:
+    lacking = Kind("v", KEY, EXPIRING, {}, "ValueState", ttl=True)
+    with pytest.raises(OptionError, match=r"'v' of the store 'default' has no '\$ttl_v' beside it"):
+        Case(lacking)
+
+
+@pytest.mark.parametrize(("kind", "field"), [(KINDS[1], "ttlExpirationMs"), (KINDS[5], "matched")])
+def test_fields_that_spark_always_has_are_not_null(kind: Kind, field: str) -> None:
+    case = Case(kind)
+    key = {"k": "a"} if kind.key is KEY else {"field0": "a", "index": 0}
+    value = {"value": 1, "ttlExpirationMs": 7, "matched": True} | {field: None}
+    rows = [(key, {name["name"]: value[name["name"]] for name in kind.value["fields"]})]
+    with pytest.raises(RowEncodingError, match=f"row 0 of the changes has no '{field}' in its value"):
+        case.changes("upsert", rows)
