@@ -95,9 +95,9 @@ class NewColumns:
         self._new = new
         self._columns = [name for name in new.names if name != PARTITION]
         fields = {
-            f"{column}.{field.name}": self._by_name(column, field)
+            path: self._by_name(path, field.type)
             for column in self._columns
-            for field in new.field(column).type
+            for path, field in _fields(new.field(column))
         }
         if aggregates is not None:
             fields |= self._of_buffers(*aggregates)
@@ -127,7 +127,7 @@ class NewColumns:
     def not_taken(self) -> list[str]:
         """Paths of old fields that no new field takes as they are."""
         taken = {field.taken for field in self.fields}
-        return [path for path in _paths(self._old) if path not in taken]
+        return [path for path, _ in _all_fields(self._old) if path not in taken]
 
     def has_given(self, prefix: str) -> bool:
         """Return True if the caller has given values of a column whose path begins so."""
@@ -147,7 +147,10 @@ class NewColumns:
         arrays = []
         for column in self._columns:
             kind = self._new.field(column).type
-            children = [found[f"{column}.{field.name}"] for field in kind]
+            if not arrow_types.is_struct(kind):
+                arrays.append(found[column])
+                continue
+            children = [found[path] for path, _ in _fields(self._new.field(column))]
             # A struct of no fields has no length of its own.
             arrays.append(
                 pa.StructArray.from_arrays(children, fields=list(kind))
@@ -160,30 +163,26 @@ class NewColumns:
         """Return a batch without rows."""
         return self.evaluate(pa.RecordBatch.from_pylist([], self._old))
 
-    def _by_name(self, column: str, field: pa.Field) -> NewField:
-        path = f"{column}.{field.name}"
-        before = self._old_field(column, field.name)
+    def _by_name(self, path: str, kind: pa.DataType) -> NewField:
+        before = dict(_all_fields(self._old)).get(path)
         if before is not None:
-            return _taken(path, path, before.type, field.type)
-        if column in ("key", "user_map_key"):
+            return _taken(path, path, before.type, kind)
+        if path.startswith(("key.", "user_map_key.")):
             return NewField(path, problem="is not in the old key")
         return NewField(path, beginning=self._beginnings.get(path))
 
     def _unnamed(self, fields: Mapping[str, NewField]) -> dict[str, NewField]:
         """Return the new fields of values that could be old ones of another name."""
         taken = {field.taken for field in fields.values()}
-        left = [path for path in _paths(self._old) if path not in taken and not path.startswith("key.")]
+        left = [
+            path for path, _ in _all_fields(self._old) if path not in taken and not path.startswith("key.")
+        ]
         problem = f"is not in the old state, and could be {' or '.join(left)}"
         return {
             path: NewField(path, problem=problem)
             for path, field in fields.items()
             if left and field.taken is None and field.problem is None and path not in self._beginnings
         }
-
-    def _old_field(self, column: str, name: str) -> pa.Field | None:
-        position = self._old.get_field_index(column)
-        kind = self._old.field(position).type if position >= 0 else pa.struct([])
-        return kind.field(name) if kind.get_field_index(name) >= 0 else None
 
     def _of_buffers(
         self, old_schema: str, new_schema: str, old_begin: int, new_begin: int
@@ -211,13 +210,12 @@ class NewColumns:
         return {field.path: field for field in found}
 
     def _values(self, field: NewField, rows: pa.RecordBatch) -> pa.Array:
-        column, _, name = field.path.partition(".")
-        kind = self._new.field(column).type.field(name).type
+        kind = dict(_all_fields(self._new))[field.path].type
         if not field.is_given:
             if field.taken is None:
                 return pa.repeat(pa.scalar(field.beginning, kind), rows.num_rows)
             column, _, name = field.taken.partition(".")
-            return _flat(rows[column], name).cast(kind)
+            return (_flat(rows[column], name) if name else rows[column]).cast(kind)
         values = self._called(field, rows) if callable(field.given) else field.given
         try:
             values = _cast(self._given(field, values, rows, kind), kind)
@@ -299,9 +297,18 @@ def _flat(column: pa.StructArray, name: str) -> pa.Array:
 
 
 def _taken(path: str, before: str, old: pa.DataType, new: pa.DataType) -> NewField:
-    if old == new or new in _WIDER.get(old, ()) or _is_wider_decimal(old, new):
+    if _holds_all(old, new):
         return NewField(path, taken=before)
     return NewField(path, problem=f"is {new} and was {old}")
+
+
+def _holds_all(old: pa.DataType, new: pa.DataType) -> bool:
+    """Return True if a type has all values of another one, by which they are not changed."""
+    if arrow_types.is_struct(old) and arrow_types.is_struct(new):
+        return [field.name for field in old] == [field.name for field in new] and all(
+            _holds_all(before.type, after.type) for before, after in zip(old, new, strict=True)
+        )
+    return bool(old == new or new in _WIDER.get(old, ()) or _is_wider_decimal(old, new))
 
 
 def _is_wider_decimal(old: pa.DataType, new: pa.DataType) -> bool:
@@ -317,10 +324,12 @@ def _buffers(schema: str, fields: Sequence[pa.Field], begin: int) -> list[Buffer
     return buffers_of(named, begin)
 
 
-def _paths(schema: pa.Schema) -> list[str]:
-    return [
-        f"{column.name}.{field.name}"
-        for column in schema
-        if column.name != PARTITION
-        for field in column.type
-    ]
+def _fields(column: pa.Field) -> list[tuple[str, pa.Field]]:
+    """Return the fields of a column with their paths; a column that is no struct is its own field."""
+    if not arrow_types.is_struct(column.type):
+        return [(column.name, column)]
+    return [(f"{column.name}.{field.name}", field) for field in column.type]
+
+
+def _all_fields(schema: pa.Schema) -> list[tuple[str, pa.Field]]:
+    return [field for column in schema if column.name != PARTITION for field in _fields(column)]

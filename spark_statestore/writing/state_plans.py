@@ -7,17 +7,18 @@ from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from typing import Any, Final
 
-from spark_statestore.errors import OptionError
+from spark_statestore.errors import OptionError, RescaleError
 from spark_statestore.rescaling.partitioning import BESIDE, DEFAULT, EXPIRIES, TIMERS
 from spark_statestore.rescaling.redistribute import STRICT_DISTRIBUTION
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.metadata import ColumnFamily
 from spark_statestore.writing.bootstrap import StateKey, require_mapping
 from spark_statestore.writing.columns import ColumnValues, NewColumns, shortened
-from spark_statestore.writing.operator_matches import KeyedState, is_same_state
+from spark_statestore.writing.operator_matches import KeyedState, StateName, is_same_state
 from spark_statestore.writing.rows import AGGREGATION, SESSIONS
+from spark_statestore.writing.state_layouts import StateLayout
 from spark_statestore.writing.taken_state import ComputedState, OperatorPlan, StatePlan
-from spark_statestore.writing.write import find_writable
+from spark_statestore.writing.write import find_writable, layout_with_derived
 
 _JOINS: Final = "spark.sql.streaming.join.stateFormatVersion"
 
@@ -61,24 +62,57 @@ def plan_operator(
         _require_taken_once(old, new, renamed)
         _require_same_join(old, new, is_given)
     values = _by_state(new, given)
-    states = []
-    for (store, name), family in new.families.items():
+    layouts = _layouts(new)
+    origins = _origins(layouts)
+    plans: dict[StateName, StatePlan] = {}
+    # A state after the one that it follows from.
+    for state in sorted(new.families, key=origins.__contains__):
+        store, name = state
         origin = _old_name(name, renamed)
         before = None if old is None or origin is None else old.families.get((store, origin))
         if before is not None and variable_of(before.name) in dropped:
             before = None
-        states.append(_planned(old, new, store, family, before, values.pop(name, {})))
+        here = values.pop(label_of(state), {})
+        if not here and state in origins and plans[origins[state]].computed is not None:
+            family = replace(new.families[state], created_at_version=0)
+            plans[state] = StatePlan(store, family, before, is_derived=True)
+        else:
+            plans[state] = _planned(old, new, state, before, here, layouts.get(state))
+    states = [plans[state] for state in new.families]
     return OperatorPlan(old, new, tuple(states), tuple(_dropped(old, new, states, dropped)))
+
+
+def _layouts(state: KeyedState) -> dict[StateName, StateLayout]:
+    """Return the states from which Spark derives others."""
+    found = {}
+    for store, name in state.families:
+        try:
+            operator, source = find_writable(state.checkpoint, state.batch, state.operator.id, store, name)
+        except (OptionError, RescaleError):
+            continue
+        if layout := layout_with_derived(state.checkpoint, state.batch, operator, source):
+            found[store, name] = layout
+    return found
+
+
+def _origins(layouts: Mapping[StateName, StateLayout]) -> dict[StateName, StateName]:
+    """Return for each state that follows from another one which one that is."""
+    return {
+        (derived.store, derived.state.name): state
+        for state, layout in layouts.items()
+        for derived in layout.derived
+    }
 
 
 def _planned(
     old: KeyedState | None,
     new: KeyedState,
-    store: str,
-    family: ColumnFamily,
+    state: StateName,
     before: ColumnFamily | None,
     values: Mapping[str, ColumnValues],
+    layout: StateLayout | None,
 ) -> StatePlan:
+    store, family = state[0], new.families[state]
     # The copy has one version, in which all column families begin.
     family = replace(family, created_at_version=0)
     if old is None or before is None or not (before.rows or values):
@@ -92,7 +126,8 @@ def _planned(
     differences = _differences(old, new, before, family)
     if not values and not differences:
         return StatePlan(store, family, before)
-    return StatePlan(store, family, before, _computed(old, new, store, before, family, values, differences))
+    computed = _computed(old, new, store, before, family, values, differences)
+    return StatePlan(store, family, before, replace(computed, layout=layout))
 
 
 def _differences(
@@ -161,6 +196,9 @@ def _dropped(
     if old is None:
         return
     taken = {(state.store, state.old.name) for state in states if state.old is not None}
+    computed = {(state.store, state.old.name) for state in states if state.old and state.computed}
+    # What follows from computed rows follows from the new ones.
+    taken |= {state for state, origin in _origins(_layouts(old)).items() if origin in computed}
     for (store, name), family in old.families.items():
         if (store, name) in taken or not family.rows:
             continue
@@ -193,11 +231,11 @@ def _computed(
     differences: Sequence[str],
 ) -> ComputedState:
     where = f"operator {new} of the new query, {family.name}"
-    if before.has_multiple_values or family.has_multiple_values:
+    if before.has_multiple_values != family.has_multiple_values:
         raise OptionError(
-            f"{where}: rows cannot be taken as they are, as "
-            f"{'; '.join(differences) or 'values of columns are given'}, and lists are taken as they are "
-            "only. Keep them as they were, or drop this one. No checkpoint was written."
+            f"{where}: a key has {'several values' if family.has_multiple_values else 'one value'}, and in "
+            "the old state it has not. Take another state, or start this one empty. No checkpoint was "
+            "written."
         )
     sources = []
     for state, name in ((old, before.name), (new, family.name)):
@@ -244,7 +282,7 @@ def _require_names(
 ) -> None:
     """Raise if names of states do not exist."""
     of_old = set() if old is None else {variable_of(name) for _, name in old.families}
-    families = {name for _, name in new.families}
+    families = {label_of(state) for state in new.families}
     for names, of_new in ((renamed, {variable_of(name) for name in families}), (given, families)):
         for name in names:
             if name is not None and name not in of_new:
@@ -273,7 +311,7 @@ def _require_names(
 
 def _only_state(new: KeyedState) -> str:
     """Return the state that is meant where none is named."""
-    names = [name for _, name in new.families if not name.startswith("$")]
+    names = [label_of(state) for state in new.families if not state[1].startswith("$")]
     variables = [name for name in names if name != DEFAULT]
     chosen = variables or names
     if len(chosen) != 1:
@@ -282,6 +320,12 @@ def _only_state(new: KeyedState) -> str:
             f"`columns`, such as ({new.operator.id}, {chosen[0]!r}). No checkpoint was written."
         )
     return chosen[0]
+
+
+def label_of(state: StateName) -> str:
+    """Return the name of a state: of its store if it is the only one there, as of joins."""
+    store, name = state
+    return store if name == DEFAULT else name
 
 
 def _old_name(name: str, renamed: Mapping[str, str | None]) -> str | None:

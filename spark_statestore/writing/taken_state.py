@@ -19,8 +19,10 @@ from spark_statestore.store.changelog_apply import numbered
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.writing.changes import StateChanges
 from spark_statestore.writing.columns import NewColumns
+from spark_statestore.writing.layout_changes import LayoutChanges
 from spark_statestore.writing.operator_matches import KeyedState
 from spark_statestore.writing.rows import SESSIONS, session_position
+from spark_statestore.writing.state_layouts import StateLayout
 
 # Operators whose keys have no values, so that several keys may become one.
 _OF_KEYS: Final = "dedupe"
@@ -35,6 +37,8 @@ class ComputedState:
 
     source: StateSource
     columns: NewColumns
+    layout: StateLayout | None = None
+    """The new state with what Spark derives from it; None if its rows stand alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +53,15 @@ class StatePlan:
         The new column family, and the old one; None if it starts empty.
     computed
         Its rows from those of the old state; None if they are taken as they are.
+    is_derived
+        True if its rows follow from those of another state that is computed.
     """
 
     store: str
     new: ColumnFamily
     old: ColumnFamily | None = None
     computed: ComputedState | None = None
+    is_derived: bool = False
 
     @property
     def label(self) -> str:
@@ -77,7 +84,7 @@ class OperatorPlan:
         self.states = states
         self.dropped = dropped
         """Names of what is dropped of the old operator, with their numbers of keys."""
-        self._changes: list[StateChanges] = []
+        self._changes: list[StateChanges | LayoutChanges] = []
 
     def read(self) -> None:
         """Compute the rows of all states that are not taken as they are."""
@@ -87,7 +94,9 @@ class OperatorPlan:
 
     def content(self, started: StoreSnapshot, memory: int) -> StoreSnapshot:
         """Return the content of a store of the new query, after `read`; of its own run it has no row."""
-        whole = {s.old.name: s for s in self._of_store(started) if s.old and not s.computed}
+        whole = {
+            s.old.name: s for s in self._of_store(started) if s.old and not s.computed and not s.is_derived
+        }
         there = {family.name for family in started.column_families}
         families = [*started.column_families]
         families += [state.new for state in whole.values() if state.new.name not in there]
@@ -113,41 +122,50 @@ class OperatorPlan:
     def _of_store(self, started: StoreSnapshot) -> list[StatePlan]:
         return [state for state in self.states if state.store == started.store.name]
 
-    def _computed(self, state: StatePlan, computed: ComputedState) -> StateChanges:
+    def _computed(self, state: StatePlan, computed: ComputedState) -> StateChanges | LayoutChanges:
         columns, family = computed.columns, computed.source.state
         decoder = computed.source.columns(None)
         batches = []
+        keys = 0
         for version in computed.source.versions:
             for table in computed.source.rows(version):
+                keys += len(numbered(table["key"])[1])
                 for batch in table.to_batches(_BATCH_ROWS):
                     _require_exact(batch, family, version.store)
                     batches.append(columns.evaluate(decoder.decode(batch, version.store.partition)))
         rows = pa.Table.from_batches([columns.empty(), *batches])
         lost = [path for path in columns.not_taken if path.startswith("key.")]
         if lost or columns.has_given("key."):
-            rows = self._distinct(rows, state, lost)
+            rows = self._distinct(rows, state, lost, keys)
             if self.new.operator.name == SESSIONS:
                 self._require_apart(rows, state)
+        operator = self.new.operator
         try:
-            return StateChanges(
-                rows, "replace", self.new.operator, state.store, state.new, self.new.partitions
-            )
+            changes = StateChanges(rows, "replace", operator, state.store, state.new, self.new.partitions)
         except RowEncodingError as error:
             raise RowEncodingError(f"operator {self.new} of the new query, {state.label}: {error}") from error
+        if computed.layout is None:
+            return changes
+        # What is replaced is not read.
+        return LayoutChanges(changes, operator, state.store, computed.layout, lambda partition: iter(()))
 
-    def _distinct(self, rows: pa.Table, state: StatePlan, lost: list[str]) -> pa.Table:
-        """Return rows of which each key is there once, though columns of the old key are not taken."""
+    def _distinct(self, rows: pa.Table, state: StatePlan, lost: list[str], keys: int) -> pa.Table:
+        """Return rows of which each key is there once, though columns of the old key are not taken.
+
+        `keys` is the number of the old keys, of which each may have several values.
+        """
         import numpy as np
 
-        if "user_map_key" in rows.column_names:
+        if rows.column_names[1] not in ("value", "list_element"):
+            # The column is a part of the key only, so that keys that become one are refused later.
             return rows
         numbers, distinct = numbered(encode_rows(rows["key"], state.new.key_schema))
-        if len(distinct) == len(numbers):
+        if len(distinct) == keys:
             return rows
         if self.new.operator.name != _OF_KEYS:
             without = f"without {', '.join(lost)}, " if lost else ""
             raise RowEncodingError(
-                f"operator {self.new} of the new query, {state.label}: {without}the {len(numbers):,} keys of "
+                f"operator {self.new} of the new query, {state.label}: {without}the {keys:,} keys of "
                 f"the old state are {len(distinct):,} new ones, and what several values are together does "
                 "not follow from them. Start it without state, or compute its state with `bootstrap`. No "
                 "checkpoint was written."

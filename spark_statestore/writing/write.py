@@ -22,7 +22,7 @@ from spark_statestore.writing.changes import StateChanges
 from spark_statestore.writing.layout_changes import LayoutChanges
 from spark_statestore.writing.predicate import MatchingDelete
 from spark_statestore.writing.rows import AGGREGATION, Mode, require_writable
-from spark_statestore.writing.state_layouts import layout_of
+from spark_statestore.writing.state_layouts import StateLayout, layout_of
 from spark_statestore.writing.tables import as_table
 
 Changes = StateChanges | MatchingDelete | LayoutChanges
@@ -68,9 +68,8 @@ def write_state(
     The copy is one as by `clone`: it shares no file with the source, which is not changed, and has a new
     query id. Start the unchanged query with it as its ``checkpointLocation``.
 
-    This release writes the state of aggregations, session windows, ``dropDuplicates``,
-    ``dropDuplicatesWithinWatermark``, ``applyInPandasWithState``, ``mapGroupsWithState``, and value, list and
-    map states of ``transformWithState`` without TTL.
+    The state of every operator but limits can be written. What Spark derives from it, such as the number of a
+    list's values, is written with it: docs/writing.md has the states and their names.
 
     Parameters
     ----------
@@ -79,9 +78,8 @@ def write_state(
     target
         URL of the new checkpoint location, which must be empty.
     changes
-        A row for each key, with the columns of `read_state`: ``key`` and ``value``, or ``key``,
-        ``user_map_key`` and ``user_map_value`` of map state; for each value in its order, with ``key`` and
-        ``list_element``, of list state; of other names of fields or other types, see
+        A row for each key, with the columns of `read_state`, such as ``key`` and ``value``; of a state whose
+        keys have several values, a row for each in its order. Of other names of fields or other types, see
         `encode_rows`. The column ``partition_id`` is ignored: the key decides. A
         `pyarrow.Table`, `RecordBatch` or `RecordBatchReader`; a data frame of Polars, Spark or pandas, whose
         structs are dicts; or another object with the method ``__arrow_c_stream__``. With the mode ``delete``
@@ -174,15 +172,23 @@ def _with_derived(
     operator: StatefulOperator,
     found: StateSource,
 ) -> Changes:
-    def other(store: str) -> StateSource:
-        return state_of(checkpoint, operator.id, store, None, batch)
-
     def read(partition: int) -> Iterator[pa.Table]:
         (version,) = (version for version in found.versions if version.store.partition == partition)
         return found.rows(version)
 
-    layout = layout_of(operator, found, other)
+    layout = layout_with_derived(checkpoint, batch, operator, found)
     return changes if layout is None else LayoutChanges(changes, operator, found.store, layout, read)
+
+
+def layout_with_derived(
+    checkpoint: QueryCheckpoint, batch: int, operator: StatefulOperator, found: StateSource
+) -> StateLayout | None:
+    """Return a state with what Spark derives from it; None if its rows stand alone."""
+
+    def other(store: str) -> StateSource:
+        return state_of(checkpoint, operator.id, store, None, batch)
+
+    return layout_of(operator, found, other)
 
 
 def require_memory(memory: int) -> None:

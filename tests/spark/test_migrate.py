@@ -247,6 +247,30 @@ def test_inner_join_becomes_an_outer_one(spark: Any, tmp_path: Path, form: int) 
     assert any("k2=None" in row for rows in found for row in rows)
 
 
+@both_formats
+def test_column_is_added_to_a_join(spark: Any, tmp_path: Path, form: int) -> None:
+    def build(*columns: str) -> Build:
+        def build(events: Any) -> Any:
+            from pyspark.sql import functions as F
+
+            left = events.selectExpr("k", "v", "t", *columns).withWatermark("t", "5 minutes")
+            right = events.selectExpr("k as k2", "v as v2", "t as t2").withWatermark("t2", "5 minutes")
+            near = "k = k2 and v2 > v and t2 between t and t + interval 3 minutes"
+            return left.where("v % 3 != 0").join(right, F.expr(near), "left_outer")
+
+        return build
+
+    change = Change(spark, tmp_path, build(), build("v * 2 as double"), "append", form)
+    state = (0, "left-keyWithIndexToValue")
+    with pytest.raises(OptionError, match=r"value\.\w*double is not in the old state|has no column"):
+        change.migrate(columns={state: {"value.other": 1}})
+    done = change.migrate(columns={state: {"value.double": pc.field("value", "v") * 2}})
+    assert sum(bool(state.columns) for state in done.states) == 1
+    found = change.found()
+    assert found == change.expected()
+    assert any("k2=None" in row for rows in found for row in rows)
+
+
 @since("4.3", "state format 4 of joins")
 def test_join_of_format_4_goes_on_if_it_is_the_same(spark: Any, tmp_path: Path) -> None:
     outer = joined("left_outer")
@@ -376,17 +400,41 @@ def test_variables_are_dropped_with_what_belongs_to_them(spark: Any, tmp_path: P
 
 
 @since("4.1", "transformWithState of rows in Python")
-def test_values_of_variables_are_widened(spark: Any, tmp_path: Path) -> None:
-    def set_only(kind: str) -> Build:
+@pytest.mark.parametrize("ttl", [None, DAY], ids=["", "ttl"])
+def test_values_of_variables_are_widened(spark: Any, tmp_path: Path, ttl: int | None) -> None:
+    """What Spark keeps beside lists and values that expire is computed with them."""
+
+    def kept(kind: str) -> Build:
         def build(events: Any) -> Any:
-            rows = events.selectExpr(
-                "k", "unix_seconds(t) as seq", "v as n", "v", "if(v % 2 = 0, 'set', 'put') as op"
-            )
-            return rows.groupBy("k").transformWithState(Interpreter(kind), OUTPUT, "update", "none")
+            processor, times = Interpreter(kind, ttl=ttl), "processingTime" if ttl else "none"
+            return steps_of(events).groupBy("k").transformWithState(processor, OUTPUT, "update", times)
 
         return build
 
-    change = Change(spark, tmp_path, set_only("int"), set_only("bigint"), "update")
+    change = Change(spark, tmp_path, kept("int"), kept("bigint"), "update", confs=NO_EMPTY_BATCHES)
     done = change.migrate()
-    assert {state.name for state in done.states if state.columns} == {"one", "named"}
+    assert {state.name for state in done.states if state.columns} == {"one", "many", "named"}
     assert change.found() == change.expected()
+
+
+@since("4.1", "transformWithState of rows in Python")
+def test_column_is_added_to_the_key_of_variables_and_timers(spark: Any, tmp_path: Path) -> None:
+    def by(*keys: str) -> Build:
+        def build(events: Any) -> Any:
+            # Some timers are later than the history.
+            rows = steps_of(events, "timer").selectExpr("* except (n)", "v * 20000 as n", "'a' as part")
+            groups = rows.withWatermark("t", "1 minute").groupBy(*keys)
+            processor = Interpreter("int", timers="event")
+            return groups.transformWithState(processor, OUTPUT, "update", "eventTime")
+
+        return build
+
+    change = Change(spark, tmp_path, by("k"), by("part", "k"), "update")
+    part = {"key.part": pa.scalar("a")}
+    names = ("one", "many", "named", "$eventTimers_keyToTimestamp")
+    with pytest.raises(OptionError, match=r"Timers_keyToTimestamp: key.part is not in the old key"):
+        change.migrate(columns={(0, name): part for name in names[:3]})
+    change.migrate(columns={(0, name): part for name in names})
+    found = change.found()
+    assert found == change.expected()
+    assert any("timer" in row for rows in found for row in rows)
