@@ -15,7 +15,7 @@ from spark_statestore.errors import OptionError, RowEncodingError
 from spark_statestore.files import open_file_system
 from spark_statestore.files.failures import failing_to, read_file
 from spark_statestore.rows.columns import PARTITION
-from spark_statestore.writing.rows import Mode
+from spark_statestore.writing.rows import VALUES, Mode
 
 _PARQUET: Final = b"PAR1"
 _IPC_FILE: Final = b"ARROW1"
@@ -116,7 +116,7 @@ def _from_json(data: bytes, schema: pa.Schema, mode: Mode) -> pa.Table:
     from pyarrow import json
 
     names = [name for name in schema.names if name != PARTITION]
-    needed = names[:-1] if mode == "delete" else names
+    needed = [name for name in names if mode != "delete" or name not in VALUES]
     fields = []
     for field in schema:
         kind = _in_json(field.type)

@@ -46,6 +46,9 @@ _COLUMNS: Final = {
     "TimerState": ("key", "expiration_timestamp_ms"),
 }
 
+VALUES: Final = ("value", "list_element", "user_map_value")
+"""Columns of values; all others are of the key."""
+
 # Columns that are parts of the key, by the names that Spark gives them in it.
 _PARTS: Final = {
     "MapState": {"key": "key", "user_map_key": "userKey"},
@@ -131,7 +134,7 @@ def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any]) -> p
     kind = variable.get("stateVariableType", "")
     columns = _COLUMNS.get(kind, ("key", "value"))
     parts = _PARTS.get(kind, {})
-    needed = [name for name in columns if mode != "delete" or name in ("key", *parts)]
+    needed = [name for name in columns if mode != "delete" or name not in VALUES]
     _require_columns(table.column_names, columns, needed, mode)
     if not parts:
         *_, value = columns
@@ -146,9 +149,8 @@ def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any]) -> p
     arrays = {"key": pa.chunked_array(keys, types)}
     if mode == "delete":
         return pa.table(arrays)
-    values = [name for name in columns if name not in parts]
-    if values:
-        return pa.table(arrays | {"value": table[values[0]]})
+    if columns[-1] in VALUES:
+        return pa.table(arrays | {"value": table[columns[-1]]})
     # A timer has no value.
     empty = pa.struct([(_EMPTY, pa.null())])
     return pa.table(arrays | {"value": pa.array([{_EMPTY: None}] * table.num_rows, empty)})
