@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import tempfile
-import threading
-import weakref
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
-from operator import attrgetter
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -21,16 +14,14 @@ from spark_statestore.query.parallel import parallel_iter
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store
 from spark_statestore.rescaling.murmur3 import hash_columns, partitions_of
 from spark_statestore.rescaling.partitioning import DEFAULT, PartitionKey, partition_key
+from spark_statestore.rescaling.spool import Spool
 from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 
 if TYPE_CHECKING:
-    from spark_statestore.rescaling.murmur3 import Hashes, Partitions
-
-# Rows per batch.
-_BATCH_ROWS: Final = 65_536
+    from spark_statestore.rescaling.murmur3 import Hashes
 
 STRICT_DISTRIBUTION: Final = "spark.sql.streaming.statefulOperator.useStrictDistribution"
 
@@ -92,7 +83,7 @@ def _redistribute(
     versions: Sequence[StoreVersion],
     partitions: int,
 ) -> Iterator[StoreSnapshot]:
-    spool = _Spool()
+    spool = Spool(ROW_SCHEMA)
 
     def read(version: StoreVersion) -> dict[str, ColumnFamily]:
         content = read_store(checkpoint, version)
@@ -103,7 +94,7 @@ def _redistribute(
             state = here[name]
             hashes = key_hashes(rows["key"], state, partition_key(operator, store, state, here))
             _check(hashes, version, len(versions), operator, state)
-            _distribute(spool, name, rows, partitions_of(hashes, partitions), partitions)
+            spool.add(name, rows, partitions_of(hashes, partitions), partitions)
         return here
 
     column_families: dict[str, ColumnFamily] = {}
@@ -113,7 +104,7 @@ def _redistribute(
         yield StoreSnapshot(
             StoreId(operator.id, partition, store),
             tuple(column_families.values()),
-            partial(spool.rows, partition),
+            partial(spool.tables, partition),
         )
 
 
@@ -146,63 +137,3 @@ def _check(
             "their new partition is unknown. Files of another partition or query may have been copied there. "
             "Keep the number of partitions. No copy was made."
         )
-
-
-def _distribute(spool: _Spool, state: str, rows: pa.Table, new: Partitions, partitions: int) -> None:
-    import numpy as np
-
-    table = spool.new_table()
-    begin = 0
-    for batch in rows.to_batches(max_chunksize=_BATCH_ROWS):
-        chosen = new[begin : begin + len(batch)]
-        begin += len(batch)
-        # Stable: the order of the values of a key is kept.
-        order = np.argsort(chosen, kind="stable")
-        ordered = batch.take(pa.array(order))
-        bounds = np.searchsorted(chosen[order], np.arange(partitions + 1))
-        for partition in np.flatnonzero(np.diff(bounds)).tolist():
-            start, end = int(bounds[partition]), int(bounds[partition + 1])
-            spool.add(partition, table, state, ordered.slice(start, end - start))
-
-
-class _Spool:
-    """Rows by new partition in an unlinked temporary file, freed with its last reader."""
-
-    def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="spark-statestore-")  # noqa: SIM115
-        weakref.finalize(self, self._file.close)
-        self._lock = threading.Lock()
-        self._tables = itertools.count()
-        self._segments: defaultdict[int, list[_Segment]] = defaultdict(list)
-
-    def new_table(self) -> int:
-        """Return the number of a new table; its parts are read as one table."""
-        return next(self._tables)
-
-    def add(self, partition: int, table: int, state: str, rows: pa.RecordBatch) -> None:
-        message = rows.serialize()
-        with self._lock:
-            start = self._file.seek(0, os.SEEK_END)
-            self._file.write(message)
-            self._segments[partition].append(_Segment(table, state, start, message.size))
-
-    def rows(self, partition: int) -> Iterator[tuple[str, pa.Table]]:
-        # Parts of one table are in order; parts of several may interleave.
-        segments = sorted(self._segments[partition], key=attrgetter("table"))
-        for (_, state), parts in itertools.groupby(segments, attrgetter("table", "state")):
-            yield state, pa.Table.from_batches([self._read(segment) for segment in parts])
-
-    def _read(self, segment: _Segment) -> pa.RecordBatch:
-        with self._lock:
-            self._file.seek(segment.start)
-            message = self._file.read(segment.size)
-        return pa.ipc.read_record_batch(pa.py_buffer(message), ROW_SCHEMA)
-
-
-class _Segment(NamedTuple):
-    """Range of a batch of rows in the file, and the number of its table."""
-
-    table: int
-    state: str
-    start: int
-    size: int

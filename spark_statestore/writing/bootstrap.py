@@ -21,7 +21,7 @@ from spark_statestore.rescaling.partitioning import DEFAULT
 from spark_statestore.savepoints.copy import EditOfLogs
 from spark_statestore.savepoints.create import held_if_possible
 from spark_statestore.savepoints.restore import copy_held
-from spark_statestore.writing.tables import as_table
+from spark_statestore.writing.tables import as_tables
 from spark_statestore.writing.write import Changes, WrittenState, changes_of, find_writable
 
 StateKey = int | tuple[int, str]
@@ -94,10 +94,10 @@ def bootstrap(
     checkpoint = open_checkpoint(started, checkpoints_dir=checkpoints_dir)
     number = checkpoint.require_batch(batch)
     edit = _edit_of_logs(checkpoint, number, offsets, watermark)
-    tables = {operator_and_family(key): as_table(rows) for key, rows in state.items()}
+    given = {operator_and_family(key): as_tables(rows) for key, rows in state.items()}
     with held_if_possible(checkpoint, number, target):
         written: dict[tuple[int, str], Changes] = {}
-        for (operator, family), table in tables.items():
+        for (operator, family), tables in given.items():
             described, found = find_writable(checkpoint, number, operator, "default", family)
             name = found.state.name if found.store == DEFAULT else found.store
             if (operator, name) in written:
@@ -105,7 +105,7 @@ def bootstrap(
                     f"there are rows of operator {operator}, column family {name!r}, twice. Give them once. "
                     "No checkpoint was written."
                 )
-            written[operator, name] = changes_of(table, "replace", checkpoint, number, described, found)
+            written[operator, name] = changes_of(tables, "replace", checkpoint, number, described, found)
 
         def change(content: StoreSnapshot) -> StoreSnapshot:
             content = replace(content, rows=lambda: iter(()))

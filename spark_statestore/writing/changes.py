@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -16,12 +15,16 @@ from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.rescaling.murmur3 import partitions_of
 from spark_statestore.rescaling.partitioning import PartitionKey, partition_key
 from spark_statestore.rescaling.redistribute import key_hashes
+from spark_statestore.rescaling.spool import Spool
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, numbered
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 from spark_statestore.writing.rows import Mode, encoded_rows
 
 if TYPE_CHECKING:
     from spark_statestore.rescaling.murmur3 import Partitions
+
+# Number of a row in the changes.
+_ROW: Final = pa.field("row", pa.int64(), nullable=False)
 
 
 @dataclass
@@ -46,16 +49,17 @@ class StateChanges:
 
     Parameters
     ----------
-    table
-        Rows with the columns of `read_state`. ``partition_id`` is ignored, as the key decides. Without
-        values, the mode is ``delete``. The values of a list are in their order.
+    tables
+        Rows with the columns of `read_state`, of one schema. ``partition_id`` is ignored, as the key decides.
+        Without values, the mode is ``delete``. The values of a list are in their order. There is at least
+        one table.
     partitions
         Number of the operator's partitions in the checkpoint.
     """
 
     def __init__(
         self,
-        table: pa.Table,
+        tables: Iterable[pa.Table],
         mode: Mode,
         operator: StatefulOperator,
         store: str,
@@ -72,12 +76,17 @@ class StateChanges:
         self._count = partitions
         self._where: PartitionKey = partition_key(operator, store, state, {state.name: state})
         self._is_single = operator.is_single(state.key_schema)
-        columns = encoded_rows(table, mode, operator, state)
-        rows = pa.table(columns, ROW_SCHEMA.names[: len(columns)])
+        self._columns = ROW_SCHEMA.names[: 1 if mode == "delete" else 2]
+        self._spool = Spool(pa.schema([*map(ROW_SCHEMA.field, self._columns), _ROW]))
+        first = 0
+        for table in tables:
+            columns = encoded_rows(table, mode, operator, state, first)
+            rows = pa.array(range(first, first + table.num_rows), _ROW.type)
+            self._add(pa.table([*columns, rows], [*self._columns, _ROW.name]))
+            first += table.num_rows
         if not state.has_multiple_values:
-            _require_distinct(columns[0])
-        self._schema = rows.schema
-        self._by_partition = _by_partition(rows, self._partitions_of(columns[0]))
+            for partition in range(partitions):
+                _require_distinct(self._spooled(partition))
 
     def apply(self, content: StoreSnapshot) -> StoreSnapshot:
         """Return a store with its changes; a store of another state is returned unchanged."""
@@ -122,8 +131,18 @@ class StateChanges:
         if rows.num_rows:
             yield self._state.name, rows
 
+    def _add(self, rows: pa.Table) -> None:
+        # An operator without grouping columns has one partition.
+        partitions = 1 if self._is_single else self._count
+        self._spool.add(self._state.name, rows, self._partitions_of(rows["key"]), partitions)
+
+    def _spooled(self, partition: int) -> pa.Table:
+        """Return the rows of a partition, in their order, with the number of each in the changes."""
+        tables = [table for _, table in self._spool.tables(partition)]
+        return pa.concat_tables(tables) if tables else self._spool.schema.empty_table()
+
     def _rows(self, partition: int) -> pa.Table:
-        return pa.Table.from_batches(self._by_partition.get(partition, ()), self._schema)
+        return self._spooled(partition).select(self._columns)
 
     def _partitions_of(self, keys: pa.ChunkedArray) -> Partitions:
         import numpy as np
@@ -155,33 +174,16 @@ def with_states(content: StoreSnapshot, *states: ColumnFamily) -> StoreSnapshot:
     return replace(content, column_families=families)
 
 
-def _by_partition(rows: pa.Table, partitions: Partitions) -> dict[int, list[pa.RecordBatch]]:
-    """Return rows by the partition of each."""
+def _require_distinct(rows: pa.Table) -> None:
     import numpy as np
 
-    slices: dict[int, list[pa.RecordBatch]] = {}
-    first = 0
-    # By batches, as all rows may have more bytes than one array holds.
-    for batch in rows.to_batches():
-        here = partitions[first : first + batch.num_rows]
-        first += batch.num_rows
-        order = np.argsort(here, kind="stable")
-        ordered = batch.take(pa.array(order))
-        starts = np.flatnonzero(np.diff(here[order], prepend=-1))
-        for start, end in itertools.pairwise([*starts.tolist(), batch.num_rows]):
-            slices.setdefault(int(here[order[start]]), []).append(ordered.slice(start, end - start))
-    return slices
-
-
-def _require_distinct(keys: pa.ChunkedArray) -> None:
-    import numpy as np
-
-    numbers, distinct = numbered(keys)
+    numbers, distinct = numbered(rows["key"])
     if len(distinct) == len(numbers):
         return
     _, first, inverse = np.unique(numbers, return_index=True, return_inverse=True)
     again = int(np.flatnonzero(first[inverse] != np.arange(len(numbers)))[0])
+    one, other = (rows[_ROW.name][int(position)].as_py() for position in (first[inverse[again]], again))
     raise RowEncodingError(
-        f"rows {first[inverse[again]]} and {again} of the changes have the same key, so it is not clear "
-        "which one applies. Keep one row of each key. No copy was made."
+        f"rows {one} and {other} of the changes have the same key, so it is not clear which one applies. "
+        "Keep one row of each key. No copy was made."
     )

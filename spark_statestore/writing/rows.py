@@ -13,6 +13,7 @@ from spark_statestore.query import StatefulOperator
 from spark_statestore.rescaling.partitioning import DEFAULT
 from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.columns import PARTITION
+from spark_statestore.rows.encode import encode_array
 from spark_statestore.rows.source import state_variables
 from spark_statestore.rows.types import SparkType, parse_schema
 from spark_statestore.store.metadata import ColumnFamily
@@ -98,9 +99,11 @@ def require_writable(operator: StatefulOperator, store: str, state: ColumnFamily
 
 
 def encoded_rows(
-    table: pa.Table, mode: Mode, operator: StatefulOperator, state: ColumnFamily
+    table: pa.Table, mode: Mode, operator: StatefulOperator, state: ColumnFamily, first: int = 0
 ) -> list[pa.ChunkedArray]:
     """Return the rows of keys and, unless the mode is ``delete``, of values, as Spark encodes them.
+
+    Errors count rows from `first`.
 
     Raises
     ------
@@ -110,10 +113,10 @@ def encoded_rows(
         If the key is of a type that cannot be written.
     """
     variable = state_variables(operator).get(state.name, {})
-    table = _keys_and_values(table, mode, variable)
-    rows = [_encoded(table, "key", state.key_schema)]
+    table = _keys_and_values(table, mode, variable, first)
+    rows = [_encoded(table, "key", state.key_schema, first)]
     if mode != "delete":
-        rows.append(_encoded(table, "value", state.value_schema))
+        rows.append(_encoded(table, "value", state.value_schema, first))
     key = parse_schema(state.key_schema)
     _require_no_map(key)
     if operator.name in (AGGREGATION, SESSIONS) or operator.is_join:
@@ -121,16 +124,18 @@ def encoded_rows(
             _require_normalized(decode_rows(chunk, state.key_schema), key)
     if mode != "delete":
         if operator.name in (AGGREGATION, SESSIONS):
-            _require_filled_buffers(rows[1], state, len(key.children) if operator.name == SESSIONS else 0)
+            _require_filled_buffers(
+                rows[1], state, len(key.children) if operator.name == SESSIONS else 0, first
+            )
         if operator.name == SESSIONS:
-            _require_own_sessions(rows[0], rows[1], state)
+            _require_own_sessions(rows[0], rows[1], state, first)
         needed = MATCHED if operator.is_join else TTL if variable.get("ttlEnabled") else None
         if needed is not None and needed in parse_schema(state.value_schema).arrow.names:
-            _require_filled_field(rows[1], needed, state)
+            _require_filled_field(rows[1], needed, state, first)
     return rows
 
 
-def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any]) -> pa.Table:
+def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any], first: int) -> pa.Table:
     kind = variable.get("stateVariableType", "")
     columns = _COLUMNS.get(kind, ("key", "value"))
     parts = _PARTS.get(kind, {})
@@ -141,7 +146,7 @@ def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any]) -> p
         return table.rename_columns(["value" if name == value else name for name in table.column_names])
     for name in parts:
         table = table.set_column(table.column_names.index(name), name, _decoded(table[name]))
-        _require_filled(table[name], name)
+        _require_filled(table[name], name, first)
     batches = table.to_batches()
     names = list(parts.values())
     keys = [pa.StructArray.from_arrays([batch[name] for name in parts], names) for batch in batches]
@@ -173,28 +178,33 @@ def _require_columns(names: Sequence[str], columns: Sequence[str], needed: Seque
         )
 
 
-def _encoded(table: pa.Table, column: str, schema: str) -> pa.ChunkedArray:
+def _encoded(table: pa.Table, column: str, schema: str, first: int) -> pa.ChunkedArray:
+    kind = parse_schema(schema)
+    chunks = table[column].chunks or [pa.array([], table[column].type)]
+    rows, begin = [], first
     try:
-        rows = encode_rows(table[column], schema)
+        for chunk in chunks:
+            rows.append(encode_array(chunk, kind, begin))
+            begin += len(chunk)
     except RowEncodingError as error:
         raise RowEncodingError(f"the column {column!r} of the changes: {error} No copy was made.") from error
-    _require_filled(rows, column)
-    return rows
+    encoded = pa.chunked_array(rows, pa.binary())
+    _require_filled(encoded, column, first)
+    return encoded
 
 
-def _require_filled(rows: pa.ChunkedArray, column: str) -> None:
+def _require_filled(rows: pa.ChunkedArray, column: str, first: int) -> None:
     if rows.null_count:
-        row = rows.is_null().to_pylist().index(True)
+        row = first + rows.is_null().to_pylist().index(True)
         raise RowEncodingError(
             f"row {row} of the changes has no {column}. Fill it in, or leave the row out. No copy was made."
         )
 
 
-def _require_filled_field(values: pa.ChunkedArray, field: str, state: ColumnFamily) -> None:
+def _require_filled_field(values: pa.ChunkedArray, field: str, state: ColumnFamily, first: int) -> None:
     """Raise for a null in a field that Spark always fills."""
     import pyarrow.compute as pc
 
-    first = 0
     for chunk in values.chunks:
         row = pc.index(decode_rows(chunk, state.value_schema, [field]).field(0).is_null(), True).as_py()
         if row >= 0:
@@ -205,11 +215,10 @@ def _require_filled_field(values: pa.ChunkedArray, field: str, state: ColumnFami
         first += len(chunk)
 
 
-def _require_filled_buffers(values: pa.ChunkedArray, state: ColumnFamily, grouping: int) -> None:
+def _require_filled_buffers(values: pa.ChunkedArray, state: ColumnFamily, grouping: int, first: int) -> None:
     """Raise for nulls in buffers that aggregates fill with their first row; Spark would read any number."""
     import pyarrow.compute as pc
 
-    first = 0
     for chunk in values.chunks:
         for name, is_missing in _missing_buffers(decode_rows(chunk, state.value_schema), state, grouping):
             row = pc.index(is_missing, True).as_py()
@@ -240,7 +249,9 @@ def _missing_buffers(
             yield names[position - 1], pc.and_(column, values.field(position - 1).is_null())
 
 
-def _require_own_sessions(keys: pa.ChunkedArray, values: pa.ChunkedArray, state: ColumnFamily) -> None:
+def _require_own_sessions(
+    keys: pa.ChunkedArray, values: pa.ChunkedArray, state: ColumnFamily, first: int
+) -> None:
     """Raise for a value of another session than its key has.
 
     A key has the grouping columns but the session, then the session's start; a value begins with all grouping
@@ -248,7 +259,6 @@ def _require_own_sessions(keys: pa.ChunkedArray, values: pa.ChunkedArray, state:
     """
     import pyarrow.compute as pc
 
-    first = 0
     for batch in pa.table([keys, values], ["key", "value"]).to_batches():
         found, is_session = _keys_of_sessions(batch, state)
         row = pc.index(pc.or_(pc.invert(is_session), pc.not_equal(found, batch["key"])), True).as_py()

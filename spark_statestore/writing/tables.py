@@ -5,7 +5,8 @@ from __future__ import annotations
 import datetime
 import numbers
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -13,11 +14,16 @@ from pyarrow import types as arrow_types
 
 from spark_statestore.errors import OptionError, RowEncodingError
 
+# Rows of a table whose bytes are made at a time.
+_TABLE_ROWS: Final = 1 << 18
+
 _PANDAS_NULLS: Final = ("NaTType", "NAType")
 
 
-def as_table(changes: Any) -> pa.Table:
-    """Return changes as a table, see `write_state`.
+def as_tables(changes: Any) -> Iterator[pa.Table]:
+    """Return changes as tables of one schema, at least one, see `write_state`.
+
+    The batches of a reader are tables of their own, read as they are asked for.
 
     Raises
     ------
@@ -26,29 +32,55 @@ def as_table(changes: Any) -> pa.Table:
     RowEncodingError
         If its rows have no Arrow types.
     """
-    try:
-        table = _table(changes)
-        if table is not None:
-            # Arrow has no functions for views within structs; Polars exports its strings as views.
-            fields = [field.with_type(_without_views(field.type)) for field in table.schema]
-            table = table.cast(pa.schema(fields))
-    except (pa.ArrowException, TypeError, ValueError) as error:
-        raise RowEncodingError(
-            f"the changes ({_type_name(changes)}) have no rows of Arrow types: {str(error).rstrip('.')}. "
-            "Pass a pyarrow.Table with the columns and types that `read_state` returns. No copy was made."
-        ) from error
-    if table is None:
+    with _converting(changes):
+        found = _tables(changes)
+    if found is None:
         raise OptionError(
             f"the changes are a {_type_name(changes)}, but they must be a pyarrow.Table, RecordBatch or "
             "RecordBatchReader, a data frame of pandas, Polars or Spark, or another object with the Arrow C "
             "stream interface. Convert them to one of these. No copy was made."
         )
-    if isinstance(changes, pa.RecordBatchReader) and not table.num_rows:
+    return _at_least_one(found, changes)
+
+
+def _at_least_one(tables: Iterator[pa.Table], changes: Any) -> Iterator[pa.Table]:
+    rows = 0
+    while True:
+        with _converting(changes):
+            table = next(tables, None)
+            if table is None:
+                break
+            # Arrow has no functions for views within structs; Polars exports its strings as views.
+            fields = [field.with_type(_without_views(field.type)) for field in table.schema]
+            table = table.cast(pa.schema(fields))
+        rows += table.num_rows
+        yield table
+    if isinstance(changes, pa.RecordBatchReader) and not rows:
         raise OptionError(
             "the reader of the changes has no rows; it may have been read before. Pass a new one, or a "
             "pyarrow.Table without rows if that is what is meant. No copy was made."
         )
-    return table
+
+
+@contextmanager
+def _converting(changes: Any) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise RowEncodingError(
+            f"the changes ({_type_name(changes)}) have no rows of Arrow types: {str(error).rstrip('.')}. "
+            "Pass a pyarrow.Table with the columns and types that `read_state` returns. No copy was made."
+        ) from error
+
+
+def _tables(changes: Any) -> Iterator[pa.Table] | None:
+    table = _table(changes)
+    if table is None:
+        is_stream = isinstance(changes, pa.RecordBatchReader) or hasattr(changes, "__arrow_c_stream__")
+        return _of_stream(changes) if is_stream else None
+    # Its rows are there: only what is made of them is bounded.
+    starts = range(0, max(table.num_rows, 1), _TABLE_ROWS)
+    return (table.slice(start, _TABLE_ROWS) for start in starts)
 
 
 def _table(changes: Any) -> pa.Table | None:
@@ -57,14 +89,23 @@ def _table(changes: Any) -> pa.Table | None:
             return changes
         case pa.RecordBatch():
             return pa.Table.from_batches([changes])
-        case pa.RecordBatchReader():
-            return changes.read_all()
     if _is_pandas(changes):
         return _from_pandas(changes)
     if callable(getattr(changes, "toArrow", None)):
         # A DataFrame of Spark.
         return changes.toArrow()
-    return pa.table(changes) if hasattr(changes, "__arrow_c_stream__") else None
+    return None
+
+
+def _of_stream(changes: Any) -> Iterator[pa.Table]:
+    reader = (
+        changes if isinstance(changes, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(changes)
+    )
+    # Its columns are checked without rows, too.
+    batch = next(reader, None)
+    yield pa.Table.from_batches([] if batch is None else [batch], reader.schema)
+    for batch in reader:
+        yield pa.Table.from_batches([batch])
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:

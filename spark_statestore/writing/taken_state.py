@@ -141,7 +141,7 @@ class OperatorPlan:
                 self._require_apart(rows, state)
         operator = self.new.operator
         try:
-            changes = StateChanges(rows, "replace", operator, state.store, state.new, self.new.partitions)
+            changes = StateChanges([rows], "replace", operator, state.store, state.new, self.new.partitions)
         except RowEncodingError as error:
             raise RowEncodingError(f"operator {self.new} of the new query, {state.label}: {error}") from error
         if computed.layout is None:

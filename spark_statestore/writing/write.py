@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, get_args
 
@@ -23,7 +23,7 @@ from spark_statestore.writing.layout_changes import LayoutChanges
 from spark_statestore.writing.predicate import MatchingDelete
 from spark_statestore.writing.rows import AGGREGATION, Mode, require_writable
 from spark_statestore.writing.state_layouts import StateLayout, layout_of
-from spark_statestore.writing.tables import as_table
+from spark_statestore.writing.tables import as_tables
 
 Changes = StateChanges | MatchingDelete | LayoutChanges
 """Changes of a state, applied to each store that is copied."""
@@ -130,11 +130,11 @@ def write_state(
             f"the changes are the predicate {str(predicate)!r}, which selects keys to delete, but the mode "
             f"is {mode!r}. Use the mode 'delete', or pass a table of keys and values. No copy was made."
         )
-    table = None if predicate is not None else as_table(changes)
+    tables = iter(()) if predicate is not None else as_tables(changes)
     with held_if_possible(checkpoint, number, target):
         described, found = find_writable(checkpoint, number, operator, store, column_family)
         if predicate is None:
-            written = changes_of(table, mode, checkpoint, number, described, found)
+            written = changes_of(tables, mode, checkpoint, number, described, found)
         else:
             matching = MatchingDelete(predicate, described, found.store, found.state, found.columns(None))
             written = _with_derived(matching, checkpoint, number, described, found)
@@ -153,15 +153,15 @@ def write_state(
 
 
 def changes_of(
-    table: pa.Table,
+    tables: Iterable[pa.Table],
     mode: Mode,
     checkpoint: QueryCheckpoint,
     batch: int,
     operator: StatefulOperator,
     found: StateSource,
 ) -> Changes:
-    """Return the changes of a state by a table, see `StateChanges`, with what Spark derives from it."""
-    changes = StateChanges(table, mode, operator, found.store, found.state, len(found.versions))
+    """Return the changes of a state by tables, see `StateChanges`, with what Spark derives from it."""
+    changes = StateChanges(tables, mode, operator, found.store, found.state, len(found.versions))
     return _with_derived(changes, checkpoint, batch, operator, found)
 
 

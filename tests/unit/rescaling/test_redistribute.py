@@ -25,7 +25,7 @@ from spark_statestore import (
 from spark_statestore.query import QueryCheckpoint, parallel
 from spark_statestore.query.savepoint import Kind
 from spark_statestore.query.store_snapshot import StoreSnapshot, read_store, write_store
-from spark_statestore.rescaling import murmur3, redistribute
+from spark_statestore.rescaling import murmur3, redistribute, spool
 from spark_statestore.rows import decode_rows
 from spark_statestore.rows.types import parse_schema
 from spark_statestore.savepoints.copy import CheckpointCopy
@@ -152,7 +152,7 @@ def test_rescaled_moves_each_row_to_the_partition_of_its_key(
     directory = tmp_path_factory.mktemp("query")
     before = write(directory / "old", old, rows)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(redistribute, "_BATCH_ROWS", few)
+        patch.setattr(spool, "_BATCH_ROWS", few)
         patch.setattr(parallel, "_LOCAL", local)
         reports: list[tuple[int, int]] = []
         done = rescale(

@@ -6,22 +6,26 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from spark_statestore.rescaling.redistribute import _Spool
+from spark_statestore.rescaling.spool import Spool
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 
 
-def batch(*values: int) -> pa.RecordBatch:
-    rows = [{"key": b"k", "value": b"%d" % value} for value in values]
-    return pa.RecordBatch.from_pylist(rows, ROW_SCHEMA)
+def rows(*values: int) -> pa.Table:
+    # Several batches, as tables of many versions have.
+    batches = [
+        pa.RecordBatch.from_pylist([{"key": b"k", "value": b"%d" % value}], ROW_SCHEMA) for value in values
+    ]
+    return pa.Table.from_batches(batches, ROW_SCHEMA)
 
 
-def kept(spool: _Spool, partition: int) -> list[tuple[str, list[int]]]:
+def kept(spool: Spool, partition: int) -> list[tuple[str, list[int]]]:
     return [
         (state, [int(value) for value in table["value"].to_pylist()])
-        for state, table in spool.rows(partition)
+        for state, table in spool.tables(partition)
     ]
 
 
@@ -34,35 +38,27 @@ def hasty() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-def test_spool_joins_the_parts_of_a_table() -> None:
-    spool = _Spool()
-    first, second = spool.new_table(), spool.new_table()
-    for table, state, values in [
-        (first, "a", (1, 2)),
-        (second, "b", (3,)),
-        (first, "a", (4,)),
-        (second, "b", (5, 6)),
-    ]:
-        spool.add(0, table, state, batch(*values))
-    spool.add(1, spool.new_table(), "b", batch(7))
+def test_spool_keeps_the_rows_of_a_table_in_their_order() -> None:
+    spool = Spool(ROW_SCHEMA)
+    spool.add("a", rows(1, 2, 3, 4), np.array([0, 0, 1, 0]), 3)
+    spool.add("b", rows(5, 6, 7), np.array([0, 1, 0]), 3)
+    spool.add("b", rows(), np.array([], np.int64), 3)
     for _ in range(2):
-        assert kept(spool, 0) == [("a", [1, 2, 4]), ("b", [3, 5, 6])]
-        assert kept(spool, 1) == [("b", [7])]
+        assert kept(spool, 0) == [("a", [1, 2, 4]), ("b", [5, 7])]
+        assert kept(spool, 1) == [("a", [3]), ("b", [6])]
     assert kept(spool, 2) == []
 
 
 @pytest.mark.usefixtures("hasty")
 def test_spool_is_thread_safe() -> None:
-    spool = _Spool()
-    numbers = range(200)
+    spool = Spool(ROW_SCHEMA)
+    numbers = np.arange(200)
 
     def write(state: str) -> None:
-        table = spool.new_table()
-        for number in numbers:
-            spool.add(number % 3, table, state, batch(number))
+        spool.add(state, rows(*numbers.tolist()), numbers % 3, 3)
 
     names = [f"s{number}" for number in range(8)]
     with ThreadPoolExecutor(8) as workers:
         list(workers.map(write, names))
         read = list(workers.map(lambda partition: sorted(kept(spool, partition)), [0, 1, 2] * 3))
-    assert read == [[(name, list(numbers)[partition::3]) for name in names] for partition in (0, 1, 2)] * 3
+    assert read == [[(name, numbers[partition::3].tolist()) for name in names] for partition in (0, 1, 2)] * 3

@@ -216,7 +216,7 @@ class Case:
         return pa.Table.from_batches(decoded, self.columns().schema)
 
     def changes(self, mode: Mode, rows: Rows) -> StateChanges:
-        return StateChanges(self.table(rows), mode, self.operator, "default", self.state, 1)
+        return StateChanges([self.table(rows)], mode, self.operator, "default", self.state, 1)
 
     def matching(self, condition: pc.Expression) -> MatchingDelete:
         return MatchingDelete(condition, self.operator, "default", self.state, self.columns())

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from spark_statestore import OptionError, RowEncodingError, WrittenState, read_state, write_state
-from spark_statestore.writing.tables import as_table
+from spark_statestore.writing.tables import as_tables
 from tests.unit.query.stored_query import StoredQuery
 from tests.unit.writing.test_write import counts, table
 
@@ -117,9 +117,13 @@ def test_views_become_arrays() -> None:
         None,
         {"a": None, "b": [], "c": None, "d": None},
     ]
-    found = as_table(pa.table({"key": pa.array(rows, kind(pa.string_view(), pa.binary_view()))}))["key"]
+    found = whole(pa.table({"key": pa.array(rows, kind(pa.string_view(), pa.binary_view()))}))["key"]
     assert found.to_pylist() == rows
     assert found.type == kind(pa.large_string(), pa.large_binary())
+
+
+def whole(changes: Any) -> pa.Table:
+    return pa.concat_tables(as_tables(changes))
 
 
 def test_pandas_values_are_not_changed() -> None:
@@ -127,7 +131,7 @@ def test_pandas_values_are_not_changed() -> None:
         {"n": 2**62, "x": math.nan, "t": BEGIN, "l": np.array([1.5, math.nan]), "s": [{"y": 1}, None]},
         {"n": None, "x": None, "t": None, "l": None, "s": [{"y": None}]},
     ]
-    first, second = as_table(pd.DataFrame({"key": rows}))["key"].to_pylist()
+    first, second = whole(pd.DataFrame({"key": rows}))["key"].to_pylist()
     assert math.isnan(first["x"])
     assert math.isnan(first["l"][1])
     assert (first["n"], first["t"], first["s"]) == (2**62, BEGIN, [{"y": 1}, None])
@@ -154,13 +158,13 @@ def test_pandas_values_are_not_changed() -> None:
 )
 def test_pandas_values_that_would_change_are_refused(rows: list[Any], message: str) -> None:
     with pytest.raises(RowEncodingError, match=message):
-        as_table(pd.DataFrame({"key": rows}))
+        whole(pd.DataFrame({"key": rows}))
 
 
 def test_reader_that_was_read_before_is_refused() -> None:
     rows = table({"a": 1})
     reader = pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches())
-    assert as_table(reader).num_rows == 1
+    assert whole(reader).num_rows == 1
     with pytest.raises(OptionError, match="may have been read before"):
-        as_table(reader)
-    assert as_table(rows.slice(0, 0)).num_rows == 0
+        whole(reader)
+    assert whole(rows.slice(0, 0)).num_rows == 0

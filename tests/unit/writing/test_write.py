@@ -359,7 +359,7 @@ def test_sum_of_no_decimals_is_zero(total: int | None, is_empty: bool, is_refuse
     state = ColumnFamily("default", 0, schema, schema, "hash", 0)
 
     def require() -> None:
-        rows_of_changes._require_filled_buffers(pa.chunked_array([values]), state, 0)
+        rows_of_changes._require_filled_buffers(pa.chunked_array([values]), state, 0, 0)
 
     if is_refused:
         with pytest.raises(RowEncodingError, match="row 0 of the changes has no 'sum'"):
@@ -388,7 +388,9 @@ def described(kind: str, **properties: Any) -> tuple[StatefulOperator, ColumnFam
 def test_variable_that_a_partition_lacks_is_added_to_it() -> None:
     operator, state = described("ValueState", ttlEnabled=False)
     rows = pa.array([{"n": 1}], pa.struct([("n", pa.int64())]))
-    changes = StateChanges(pa.table([rows, rows], ["key", "value"]), "upsert", operator, "default", state, 1)
+    changes = StateChanges(
+        [pa.table([rows, rows], ["key", "value"])], "upsert", operator, "default", state, 1
+    )
     changed = changes.apply(StoreSnapshot(StoreId(0, 0, "default"), (), lambda: iter(())))
     assert changed.column_families == (state,)
     ((name, written),) = changed.rows()
