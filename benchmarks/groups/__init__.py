@@ -45,9 +45,9 @@ GROUPS: dict[str, Group] = {
         by_default=False,
     ),
     "scale": Group(
-        "memory, bytes written and cleanups by the size of the state",
-        60,
-        ("memory", "amplification", "cleanups"),
+        "memory, bytes written and cleanups by the size of the state, and state written without Spark",
+        65,
+        ("memory", "amplification", "cleanups", "written_state"),
     ),
 }
 """Groups by name, in the order of the summary."""

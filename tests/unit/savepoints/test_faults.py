@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from spark_statestore.errors import CheckpointNotFoundError, SavepointNotFoundError, StateStoreError
@@ -19,6 +22,7 @@ from spark_statestore.files import open_file_system
 from spark_statestore.options import StorageOptions
 from spark_statestore.query import QueryCheckpoint
 from spark_statestore.query.savepoint import KINDS as KINDS_OF_SAVEPOINTS
+from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.savepoints.api import (
     Kind,
     clone,
@@ -29,6 +33,8 @@ from spark_statestore.savepoints.api import (
     rollback,
     savepoint,
 )
+from spark_statestore.savepoints.create import held_if_possible
+from spark_statestore.savepoints.restore import copy_held
 from spark_statestore.savepoints.savepoint_holds import list_holds
 from spark_statestore.store.holds import is_temporary_hold
 from spark_statestore.testing.faults import FaultInjectingFileSystem
@@ -223,6 +229,42 @@ def rolls_back(by: Callable[[str], object]) -> Operation:
     return Operation(operate, check)
 
 
+def writes() -> Operation:
+    """Return the write of a copy without a key, as `write_state` makes it."""
+
+    def without_batch(content: StoreSnapshot) -> StoreSnapshot:
+        def rows() -> Iterator[tuple[str, pa.Table]]:
+            for name, table in content.rows():
+                yield name, table.filter(pc.not_equal(table["key"], b"batch"))
+
+        return replace(content, rows=rows)
+
+    def operate(scene: Scene) -> None:
+        checkpoint = scene.query.checkpoint
+        target = scene.new_location()
+        with held_if_possible(checkpoint, 1, target):
+            copy_held(
+                checkpoint,
+                1,
+                target,
+                str(uuid.uuid4()),
+                checkpoints_dir=None,
+                progress=None,
+                change=without_batch,
+            )
+
+    def check(scene: Scene, done: bool) -> None:
+        query_is_whole(scene)
+        savepoints_are_whole(scene, 1)
+        wanted = {
+            store: {key: value for key, value in rows.items() if key != b"batch"}
+            for store, rows in scene.contents[1].items()
+        }
+        assert made(scene.new) in ([wanted] if done else [None, wanted])
+
+    return Operation(operate, check)
+
+
 OPERATIONS = {
     "a-savepoint": takes("canonical"),
     "a-pointer": takes("pointer"),
@@ -235,6 +277,7 @@ OPERATIONS = {
     "a-clone": Operation(
         lambda scene: clone(scene.query.url, scene.new_location()), restores("canonical").check
     ),
+    "a-write": writes(),
     "a-rollback": rolls_back(lambda url: rollback(url, 0, stopped=True)),
 }
 

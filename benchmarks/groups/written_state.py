@@ -1,0 +1,82 @@
+"""State that `write_state` writes without Spark, beside a conversion of the same state from RocksDB."""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+import spark_statestore
+from benchmarks import report
+from benchmarks.report import Criterion, Result
+from benchmarks.sessions import SessionSettings, log, session_processes
+from benchmarks.stores import PROVIDERS, ROCKSDB
+
+FULL, QUICK = 10_000_000, 20_000
+PARTITIONS = 8
+LEAST = 1.0
+GIGABYTES = 1.0
+
+ABOUT = """A count of each number below {rows:,} in {partitions} partitions, on local files. A query on
+RocksDB writes it in one batch, and `convert` takes it here, with its comparison of all rows. Then its rows
+are written to a copy without rows, in a process without Spark, from a reader of record batches. Once, from
+files that the operating system has in memory. *Memory* is the largest resident size of the process of the write."""
+
+
+def run(scratch: Path, quick: bool) -> Result:
+    """Convert and write the same state."""
+    rows = QUICK if quick else FULL
+    source, converted, empty, target = (
+        str(scratch / name) for name in ("rocksdb", "ours", "empty", "target")
+    )
+    with session_processes(scratch, {"session": SessionSettings(memory="4g")}) as processes:
+        seconds = processes["session"].run(_convert, str(scratch / "input"), source, converted, rows)
+    log(f"convert: {rows / seconds:,.0f} rows/s")
+    spark_statestore.write_state(converted, empty, _schema(converted).empty_table(), mode="replace")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        written, gigabytes = process.submit(_write, converted, empty, target).result()
+    log(f"write_state: {rows / written:,.0f} rows/s, {gigabytes:.2f} GB")
+    rates = [rows / seconds, rows / written]
+    criteria = [
+        Criterion("rows written per second", rates[1], LEAST, "/s", rates[0], "convert", at_least=True),
+        Criterion("memory of the write", gigabytes, GIGABYTES, "GB"),
+    ]
+    header = ["", "seconds", "rows per second", "memory, GB"]
+    lines = [
+        ["convert", *report.figures(seconds, rates[0]), ""],
+        ["write_state", *report.figures(written, rates[1], gigabytes)],
+    ]
+    table = report.table(f"{rows:,} rows", header, lines)
+    return Result(f"{ABOUT.format(rows=rows, partitions=PARTITIONS)}\n\n{table}", criteria)
+
+
+def _convert(spark: Any, files: str, source: str, target: str, rows: int) -> float:
+    spark.range(rows, numPartitions=PARTITIONS).write.parquet(files)
+    spark.conf.set("spark.sql.shuffle.partitions", str(PARTITIONS))
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", PROVIDERS[ROCKSDB][0])
+    counts = spark.readStream.schema("id bigint").parquet(files).groupBy("id").count()
+    writer = counts.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
+    writer.option("checkpointLocation", source).start().awaitTermination()
+    begin = time.monotonic()
+    spark_statestore.convert(spark, source, target, stopped=True)
+    return time.monotonic() - begin
+
+
+def _schema(checkpoint: str) -> pa.Schema:
+    return next(iter(spark_statestore.iter_state(checkpoint, partition=0))).schema
+
+
+def _write(source: str, empty: str, target: str) -> tuple[float, float]:
+    """Return seconds and gigabytes of a write of all rows of a checkpoint."""
+    batches: Iterator[pa.RecordBatch] = spark_statestore.iter_state(source)
+    reader = pa.RecordBatchReader.from_batches(_schema(source), batches)
+    begin = time.monotonic()
+    spark_statestore.write_state(empty, target, reader)
+    seconds = time.monotonic() - begin
+    return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
