@@ -45,7 +45,15 @@ else:
             "savepoint",
             "trigger_savepoint",
         ],
-        "spark_statestore.writing": ["Migration", "WrittenState", "bootstrap", "migrate", "write_state"],
+        "spark_statestore.writing": [
+            "Absence",
+            "Migration",
+            "WrittenState",
+            "bootstrap",
+            "migrate",
+            "verify_absent",
+            "write_state",
+        ],
     }
     _MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 

@@ -26,7 +26,8 @@ GIGABYTES = 1.0
 ABOUT = """A count of each number below {rows:,} in {partitions} partitions, on local files. A query on
 RocksDB writes it in one batch, and `convert` takes it here, with its comparison of all rows. Then its rows
 are written to a copy without rows, in a process without Spark, from a reader of record batches. Once, from
-files that the operating system has in memory. *Memory* is the largest resident size of the process of the write."""
+files that the operating system has in memory. *Memory* is the largest resident size of the process that
+writes."""
 
 
 def run(scratch: Path, quick: bool) -> Result:

@@ -13,24 +13,59 @@ from spark_statestore.query.gc import gc as collect
 from spark_statestore.query.repair import repair as repair_checkpoint
 from spark_statestore.query.verify import Problem, Verification
 from spark_statestore.query.verify import verify as verify_checkpoint
+from spark_statestore.writing import verify_absent
 
 
 @click.command("verify")
 @parameters.checkpoint
 @parameters.batch
+@click.option(
+    "--absent",
+    metavar="SQL",
+    help="Instead, search all that the stores have in storage for keys, as in \"key.user = 'ann'\". "
+    "Needs DuckDB: pip install duckdb.",
+)
+@click.option("--operator", type=int, default=0, help="Operator of the keys that --absent names.")
 @parameters.checkpoints_dir
 @with_output
-def verify(out: Output, checkpoint: str, batch: int | None, checkpoints_dir: str | None) -> None:
+def verify(
+    out: Output,
+    checkpoint: str,
+    batch: int | None,
+    absent: str | None,
+    operator: int,
+    checkpoints_dir: str | None,
+) -> None:
     """Read and check every byte that the query needs to continue.
 
-    Broken parts are listed. The exit code is 1 if there are any, unless other files have the same state.
+    Broken parts are listed. The exit code is 1 if there are any, unless other files have the same state. With
+    --absent, it is 1 if a stream has a key, or if there are files that no retained batch needs.
     """
+    if absent is not None:
+        if batch is not None:
+            raise click.UsageError("--absent searches all batches; leave --batch.")
+        _verify_absent(out, checkpoint, absent, operator=operator, checkpoints_dir=checkpoints_dir)
+        return
     with out.progress("verifying stores") as progress:
         verification = verify_checkpoint(
             checkpoint, batch, checkpoints_dir=checkpoints_dir, progress=progress
         )
     out.result(plain(verification) | {"ok": verification.ok}, *_verification(verification))
     if not verification.ok:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _verify_absent(out: Output, checkpoint: str, condition: str, **arguments: Any) -> None:
+    with out.progress("searching stores") as progress:
+        absence = verify_absent(checkpoint, condition, progress=progress, **arguments)
+    batches = f"{absence.streams} streams of the batches {', '.join(map(str, absence.batches))}"
+    out.result(
+        plain(absence) | {"ok": absence.ok},
+        *(f"{f.records} records: {f.stream}, {f.state}, batch {f.batch}" for f in absence.found),
+        *(f"not read, as no retained batch needs it: {url}" for url in absence.unknown),
+        f"{sum(f.records for f in absence.found)} records of such keys in {batches}",
+    )
+    if not absence.ok:
         raise click.exceptions.Exit(FAILED)
 
 

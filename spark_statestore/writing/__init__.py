@@ -1,7 +1,17 @@
 """Write of state: corrections, deletions, imports, and changes of the query, without Spark."""
 
+from spark_statestore.writing.absence import Absence, KeysInStream, verify_absent
 from spark_statestore.writing.bootstrap import bootstrap
 from spark_statestore.writing.migrate import Migration, migrate
 from spark_statestore.writing.write import WrittenState, write_state
 
-__all__ = ["Migration", "WrittenState", "bootstrap", "migrate", "write_state"]
+__all__ = [
+    "Absence",
+    "KeysInStream",
+    "Migration",
+    "WrittenState",
+    "bootstrap",
+    "migrate",
+    "verify_absent",
+    "write_state",
+]

@@ -53,10 +53,7 @@ class MatchingDelete:
         columns: StateColumns,
     ) -> None:
         self.counts = KeyCounts()
-        if isinstance(predicate, str):
-            self._predicate: Predicate = SqlPredicate(predicate)
-        else:
-            self._predicate = ExpressionPredicate(predicate)
+        self._predicate = predicate_of(predicate)
         self._operator = operator
         self._store = store
         self._state = state
@@ -98,6 +95,11 @@ class MatchingDelete:
             matches = self.is_changed(table, content.store)
             self.counts.add(removed=pc.sum(matches).as_py() or 0)
             yield name, table.filter(pc.invert(matches))
+
+
+def predicate_of(condition: pc.Expression | str) -> Predicate:
+    """Return a predicate by an expression or by SQL."""
+    return SqlPredicate(condition) if isinstance(condition, str) else ExpressionPredicate(condition)
 
 
 class ExpressionPredicate:

@@ -14,6 +14,7 @@ from spark_statestore import (
     bootstrap,
     read_state,
     verify,
+    verify_absent,
     write_state,
 )
 from spark_statestore.query.savepoint_lookup import open_checkpoint
@@ -175,6 +176,26 @@ def test_written_state_is_that_of_spark(spark: Any, tmp_path: Path, case: Case, 
     assert [rows for _, rows in again] == [rows for _, rows in untouched]
     if not case.keeps_clock:
         assert content_of(copies.path) == content_of(source)
+
+
+@pytest.mark.parametrize(("case", "form"), CASES)
+def test_erased_key_is_in_no_stream(spark: Any, tmp_path: Path, case: Case, form: int) -> None:
+    query = started(spark, tmp_path, case, form)
+    condition = f"key.{'field0' if case.build is joined else 'k'} = 'a'"
+    found = verify_absent(str(query.checkpoint), condition)
+    # Everything that Spark keeps of the key.
+    assert {keys.state.split(", ", 2)[2] for keys in found.found} == {
+        f"{str(store).split(', ', 2)[2]}, {name}" if ", " in str(store) else name
+        for store, name in content_of(query.checkpoint)
+    }
+    copies = Copies(tmp_path, query.checkpoint)
+    for state in case.states:
+        copies.write(state, condition, "delete")
+    assert verify_absent(copies.path, condition).ok
+    query.checkpoint = Path(copies.path)
+    query.feed([event(key, 1, 5) for key in ("a", "b")])
+    assert query.run()
+    assert not verify_absent(copies.path, condition).ok
 
 
 @pytest.mark.parametrize(("case", "form"), CASES[2:3] + CASES[3:4])
