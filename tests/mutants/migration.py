@@ -65,8 +65,8 @@ MUTANTS: Final = (
     Mutant(
         "migrate-narrower",
         f"{_WRITING}/columns.py",
-        "if old == new or new in _WIDER.get(old, ()) or _is_wider_decimal(old, new):",
-        "if True:",
+        "return bool(old == new or new in _WIDER.get(old, ()) or _is_wider_decimal(old, new))",
+        "return True",
         (f"{_COLUMNS}::test_decimals_are_widened_if_all_digits_fit",),
         "Only a type that holds all old values is taken without a word.",
     ),

@@ -1,0 +1,114 @@
+"""Mutants of written state beside which Spark keeps counters and indexes, and of the search for keys."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+_WRITING: Final = "spark_statestore/writing"
+_UNIT: Final = "tests/unit/writing/test_layout_changes.py"
+_FOLLOW: Final = (f"{_UNIT}::test_derived_states_follow_from_changed_rows",)
+_EXACT: Final = (f"{_UNIT}::test_keys_that_arrow_does_not_represent_stay_or_are_refused",)
+_ABSENCE: Final = "tests/unit/writing/test_absence.py"
+
+MUTANTS: Final = (
+    Mutant(
+        "derived-other-rows-of-a-group",
+        f"{_WRITING}/layout_changes.py",
+        "kept.append(table.filter(pc.and_(is_edited, pc.invert(is_changed))))",
+        "kept.append(table.slice(0, 0))",
+        _FOLLOW,
+        "Rows of a key of which another row changes stay.",
+    ),
+    Mutant(
+        "derived-groups-in-several-parts",
+        f"{_WRITING}/layout_changes.py",
+        "if not self._layout.is_indexed:",
+        "if True:",
+        _FOLLOW,
+        "A predicate finds all rows of a join's key, also if they are read in parts.",
+    ),
+    Mutant(
+        "derived-order-of-a-join",
+        f"{_WRITING}/state_layouts.py",
+        "order = np.lexsort((before, grouped.numbers))",
+        'order = np.argsort(grouped.numbers, kind="stable")',
+        _FOLLOW,
+        "Rows of a join's key keep the order of their indexes.",
+    ),
+    Mutant(
+        "derived-first-expiry",
+        f"{_WRITING}/state_layouts.py",
+        "np.minimum.at(first, grouped.numbers, values)",
+        "first[grouped.numbers] = values",
+        _FOLLOW,
+        "The time of a list is that of the value that expires first.",
+    ),
+    Mutant(
+        "derived-keys-that-are-not-exact",
+        f"{_WRITING}/state_layouts.py",
+        "is_exact = pc.equal(encode_rows(key, before), chunk)",
+        "is_exact = pc.is_valid(chunk)",
+        _EXACT,
+        "A key that is shown as another one is not taken for it.",
+    ),
+    Mutant(
+        "derived-inexact-keys-that-change",
+        f"{_WRITING}/layout_changes.py",
+        "if len(keys):",
+        "if False:",
+        _EXACT,
+        "What follows from a key that cannot be decoded is not left behind.",
+    ),
+    Mutant(
+        "derived-fields-that-are-null",
+        f"{_WRITING}/rows.py",
+        "_require_filled_field(rows[1], needed, state, first)",
+        "pass",
+        (f"{_UNIT}::test_fields_that_spark_always_has_are_not_null",),
+        "A value with TTL has the time when it expires.",
+    ),
+    Mutant(
+        "derived-state-that-is-missing",
+        f"{_WRITING}/state_layouts.py",
+        "state = source.beside(name)",
+        "state = source.beside(name) or source.state",
+        (f"{_UNIT}::test_state_without_what_follows_from_it_is_refused",),
+        "A state is not written without the index that belongs to it.",
+    ),
+    Mutant(
+        "derived-of-a-changed-query",
+        f"{_WRITING}/state_plans.py",
+        "if not here and state in origins and plans[origins[state]].computed is not None:",
+        "if False:",
+        ("tests/spark/test_migrate.py::test_column_is_added_to_the_key_of_variables_and_timers",),
+        "What Spark derives from a computed state is computed with it.",
+    ),
+    Mutant(
+        "absent-keys-in-orphans",
+        f"{_WRITING}/absence.py",
+        "yield from map(files.url, sorted(listed - needed))",
+        "yield from ()",
+        (f"{_ABSENCE}::test_copy_without_a_key_has_none_of_its_bytes",),
+        "A file that was not read is not taken for one without the key.",
+    ),
+    Mutant(
+        "absent-keys-in-older-files",
+        f"{_WRITING}/absence.py",
+        "if name is None or name.oldest < oldest:",
+        "if name is None:",
+        (f"{_ABSENCE}::test_older_merged_files_are_not_known",),
+        "A merged file with versions that are not retained is not taken for one without the key.",
+    ),
+    Mutant(
+        "absent-keys-that-were-replaced",
+        f"{_WRITING}/absence.py",
+        "batches = checkpoint.batches()",
+        "batches = checkpoint.batches()[-1:]",
+        (f"{_ABSENCE}::test_key_is_found_in_every_batch_that_needs_it",),
+        "All retained batches are searched, and not the newest one alone.",
+    ),
+)
