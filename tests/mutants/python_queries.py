@@ -387,7 +387,7 @@ _OF_ROWS: Final = (
     ),
     Mutant(
         "rescale-order-of-values",
-        f"{_RESCALING}/redistribute.py",
+        f"{_RESCALING}/spool.py",
         'np.argsort(chosen, kind="stable")',
         "np.argsort(chosen)",
         (f"{_TESTS}/rescaling/test_redistribute.py",),
