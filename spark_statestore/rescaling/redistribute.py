@@ -16,7 +16,7 @@ from spark_statestore.rescaling.murmur3 import hash_columns, partitions_of
 from spark_statestore.rescaling.partitioning import DEFAULT, PartitionKey, partition_key
 from spark_statestore.rescaling.spool import Spool
 from spark_statestore.rows import decode_rows
-from spark_statestore.rows.types import parse_schema
+from spark_statestore.rows.types import parse_schema, with_binary_strings
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily, StoreId
 
@@ -112,12 +112,14 @@ def key_hashes(keys: pa.ChunkedArray, state: ColumnFamily, where: PartitionKey) 
     """Return the hash of each key, of the columns that Spark's shuffle hashes."""
     import numpy as np
 
-    key = parse_schema(state.key_schema)
+    # A string that is not UTF-8 has the hash of its bytes.
+    schema = with_binary_strings(state.key_schema)
+    key = parse_schema(schema)
     types = where.columns(key)
     needed = [key.arrow[where.inside[0]].name] if where.inside else None
     parts = []
     for chunk in keys.chunks:
-        column = decode_rows(chunk, state.key_schema, needed)
+        column = decode_rows(chunk, schema, needed)
         # Only the needed column was decoded.
         for position in where.inside and (0, *where.inside[1:]):
             column = column.flatten()[position]

@@ -96,6 +96,10 @@ class StateSource:
         """Return a column family of its stores; None if there is none of that name."""
         return next((state for state in self._families() if state.name == family), None)
 
+    def stored_rows(self, family: str) -> int:
+        """Return the number of rows that a column family has in all of its stores."""
+        return sum(state.stored_rows for state in self._families() if state.name == family)
+
     def columns(self, columns: Sequence[str] | None) -> StateColumns:
         """Return the decoder of its rows, see `StateColumns`."""
         return StateColumns(self.state, variable_kinds(self._operator).get(self.family), columns)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, Final
 
 import pyarrow as pa
@@ -159,6 +160,25 @@ def with_unique_names(schema: str) -> str:
     """
     with _of_schema(schema):
         return json.dumps(_renamed(_row(schema)), separators=(",", ":"), ensure_ascii=False)
+
+
+@cache
+def with_binary_strings(schema: str) -> str:
+    """Return a row's schema in which strings are binary, which have the same bytes and the same hash.
+
+    Rows are decoded and encoded by it without a change, also those with strings that are not UTF-8.
+    """
+    with _of_schema(schema):
+        return json.dumps(_with_binary_strings(_row(schema)), separators=(",", ":"), ensure_ascii=False)
+
+
+def _with_binary_strings(node: Any) -> Any:
+    if isinstance(node, str):
+        return "binary" if node == "string" else node
+    parts = {part: _with_binary_strings(node[part]) for part in _PARTS if part in node}
+    if node["type"] == "struct":
+        parts["fields"] = [field | {"type": _with_binary_strings(field["type"])} for field in node["fields"]]
+    return node | parts
 
 
 @contextmanager

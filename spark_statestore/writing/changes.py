@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -42,6 +42,24 @@ class KeyCounts:
             self.added += added
             self.changed += changed
             self.removed += removed
+
+
+class ChangesOfStore(NamedTuple):
+    """Changes of the rows of one store.
+
+    Attributes
+    ----------
+    put
+        Rows that it has afterwards, a table of `ROW_SCHEMA`.
+    keys
+        Keys that are put or deleted; None if only the rows of the state show which ones.
+    is_changed
+        Returns for each row of a table of the state whether it is replaced or deleted.
+    """
+
+    put: pa.Table
+    keys: pa.ChunkedArray | None
+    is_changed: Callable[[pa.Table], pa.ChunkedArray]
 
 
 class StateChanges:
@@ -94,31 +112,31 @@ class StateChanges:
             return content
         return replace(with_states(content, self._state), rows=lambda: self._changed(content))
 
-    def put(self, partition: int) -> pa.Table:
-        """Return the rows that a partition has afterwards, a table of `ROW_SCHEMA`."""
-        return ROW_SCHEMA.empty_table() if self._mode == "delete" else self._rows(partition).cast(ROW_SCHEMA)
-
-    def keys(self, partition: int) -> pa.ChunkedArray:
-        """Return the keys of a partition that are put or deleted."""
-        return self._rows(partition)["key"]
-
-    def is_changed(self, rows: pa.Table, store: StoreId) -> pa.ChunkedArray:
-        """Return for each row of a store whether it is replaced or deleted."""
+    def of(self, store: StoreId) -> ChangesOfStore:
+        """Return the changes of one of the state's stores."""
         import pyarrow.compute as pc
 
-        self._require_partition(rows["key"], store)
-        return pc.is_in(rows["key"], value_set=self.keys(store.partition))
+        rows = self._spooled(store.partition)
+        keys = rows["key"]
+
+        def is_changed(table: pa.Table) -> pa.ChunkedArray:
+            self._require_partition(table["key"], store)
+            return pc.is_in(table["key"], value_set=keys)
+
+        is_delete = self._mode == "delete"
+        put = ROW_SCHEMA.empty_table() if is_delete else rows.select(self._columns).cast(ROW_SCHEMA)
+        return ChangesOfStore(put, keys, is_changed)
 
     def _changed(self, content: StoreSnapshot) -> Iterator[tuple[str, pa.Table]]:
         import pyarrow.compute as pc
 
-        rows = self.put(content.store.partition)
+        put, _, is_changed_of = self.of(content.store)
         changed = total = 0
         for name, table in content.rows():
             if name != self._state.name:
                 yield name, table
                 continue
-            is_changed = self.is_changed(table, content.store)
+            is_changed = is_changed_of(table)
             changed += pc.sum(is_changed).as_py() or 0
             total += table.num_rows
             if not self.replaces:
@@ -127,9 +145,9 @@ class StateChanges:
             self.counts.add(removed=changed)
             return
         removed = total - changed if self.replaces else 0
-        self.counts.add(added=rows.num_rows - changed, changed=changed, removed=removed)
-        if rows.num_rows:
-            yield self._state.name, rows
+        self.counts.add(added=put.num_rows - changed, changed=changed, removed=removed)
+        if put.num_rows:
+            yield self._state.name, put
 
     def _add(self, rows: pa.Table) -> None:
         # An operator without grouping columns has one partition.
@@ -140,9 +158,6 @@ class StateChanges:
         """Return the rows of a partition, in their order, with the number of each in the changes."""
         tables = [table for _, table in self._spool.tables(partition)]
         return pa.concat_tables(tables) if tables else self._spool.schema.empty_table()
-
-    def _rows(self, partition: int) -> pa.Table:
-        return self._spooled(partition).select(self._columns)
 
     def _partitions_of(self, keys: pa.ChunkedArray) -> Partitions:
         import numpy as np

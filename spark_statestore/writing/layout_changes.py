@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -13,7 +14,7 @@ from spark_statestore.query import StatefulOperator
 from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, numbered
 from spark_statestore.store.metadata import StoreId
-from spark_statestore.writing.changes import KeyCounts, is_store_of, with_states
+from spark_statestore.writing.changes import ChangesOfStore, KeyCounts, is_store_of, with_states
 from spark_statestore.writing.state_layouts import DerivedState, GroupedRows, StateLayout
 
 
@@ -23,11 +24,25 @@ class RowChanges(Protocol):
     counts: KeyCounts
     replaces: bool
 
-    def put(self, partition: int) -> pa.Table: ...
+    def of(self, store: StoreId) -> ChangesOfStore: ...
 
-    def keys(self, partition: int) -> pa.ChunkedArray | None: ...
 
-    def is_changed(self, rows: pa.Table, store: StoreId) -> pa.ChunkedArray: ...
+class _Edit(NamedTuple):
+    """What is different in a partition.
+
+    Attributes
+    ----------
+    groups
+        Groups of which a row changes.
+    after
+        All rows that they have then.
+    kept
+        Groups that the state has, if derived rows of others are removed; else None.
+    """
+
+    groups: pa.Array
+    after: GroupedRows
+    kept: pa.Array | None = None
 
 
 class LayoutChanges:
@@ -58,130 +73,161 @@ class LayoutChanges:
         self._store = store
         self._layout = layout
         self._read = read
+        self._stores = len({store, *(derived.store for derived in layout.derived)})
+        # A predicate may have another result the next time, so that the stores of a partition share one.
+        self._edits: dict[int, tuple[_Edit, int]] = {}
+        self._locks: dict[int, threading.Lock] = {}
 
     def apply(self, content: StoreSnapshot) -> StoreSnapshot:
         """Return a store with its changes; a store of other states is returned unchanged."""
         has_state = is_store_of(content, self._operator, self._store)
-        derived = [one for one in self._layout.derived if is_store_of(content, self._operator, one.store)]
+        here = [part for part in self._layout.derived if is_store_of(content, self._operator, part.store)]
         states = [self._layout.state] if has_state else []
-        states += [one.state for one in derived]
+        states += [part.state for part in here]
         if not states:
             return content
-        changed = self._changed(content, derived, has_state=has_state)
-        return replace(with_states(content, *states), rows=changed)
+        rows = self._replaced if self._changes.replaces else self._edited
+        return replace(with_states(content, *states), rows=lambda: rows(content, here, has_state=has_state))
 
-    def _changed(
+    def _replaced(
         self, content: StoreSnapshot, derived: list[DerivedState], *, has_state: bool
-    ) -> Callable[[], Iterator[tuple[str, pa.Table]]]:
-        groups_of = {one.state.name: one.groups for one in derived}
-        name = self._layout.state.name
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the rows of a store whose state has no row of before."""
+        changes = self._changes.of(content.store)
+        name = self._layout.state.name if has_state else None
+        dropped = {part.state.name for part in derived}
+        total = stay = 0
+        for family, table in content.rows():
+            if family == name:
+                # All values of a key are in one table.
+                total += len(numbered(table["key"])[1])
+                stay += len(numbered(table["key"].filter(changes.is_changed(table)))[1])
+            elif family not in dropped:
+                yield family, table
         if has_state:
-            groups_of[name] = self._layout.groups
+            keys = len(numbered(changes.put["key"])[1])
+            self.counts.add(added=keys - stay, changed=stay, removed=total - stay)
+        yield from self._rows(self._layout.grouped(changes.put), derived, has_state=has_state)
+
+    def _edited(
+        self, content: StoreSnapshot, derived: list[DerivedState], *, has_state: bool
+    ) -> Iterator[tuple[str, pa.Table]]:
+        """Yield the rows of a store some of whose rows change."""
+        import pyarrow.compute as pc
+
+        name = self._layout.state.name
 
         def state() -> Iterator[pa.Table]:
-            if not has_state:
+            # A state that others are derived from in other stores is read once for all of them.
+            if self._stores > 1:
                 return self._read(content.store.partition)
             return (table for family, table in content.rows() if family == name)
 
-        def rows() -> Iterator[tuple[str, pa.Table]]:
-            import pyarrow.compute as pc
-
-            partition = content.store.partition
-            if self._changes.replaces:
-                groups, after = None, self._layout.grouped(self._changes.put(partition))
+        edit = self._edit(state, content.store)
+        groups_of = {part.state.name: part.groups for part in derived}
+        for family, table in content.rows():
+            if family == name and has_state:
+                yield family, table.filter(pc.invert(self._in(table, self._layout.groups, edit.groups)))
+            elif family in groups_of:
+                stays = pc.invert(self._in(table, groups_of[family], edit.groups))
+                if edit.kept is not None:
+                    groups = groups_of[family](table["key"])
+                    stays = pc.and_(stays, pc.or_(pc.is_null(groups), pc.is_in(groups, value_set=edit.kept)))
+                yield family, table.filter(stays)
             else:
-                groups, after = self._edited(state, content.store, counts=has_state)
-            removed = _Replaced(self._changes, content.store)
-            for family, table in content.rows():
-                if family not in groups_of:
-                    yield family, table
-                elif groups is not None:
-                    is_edited = pc.is_in(groups_of[family](table["key"]), value_set=groups)
-                    yield family, table.filter(pc.invert(is_edited))
-                elif family == name:
-                    removed.add(table)
-            if has_state:
-                if self._changes.replaces:
-                    removed.count(self.counts)
-                yield name, after.rows
-            for one in derived:
-                yield one.state.name, one.rows(after)
+                yield family, table
+        yield from self._rows(edit.after, derived, has_state=has_state)
 
-        return rows
+    def _rows(
+        self, after: GroupedRows, derived: list[DerivedState], *, has_state: bool
+    ) -> Iterator[tuple[str, pa.Table]]:
+        if not after.rows.num_rows:
+            return
+        if has_state:
+            yield self._layout.state.name, after.rows
+        for part in derived:
+            yield part.state.name, part.rows(after)
 
-    def _edited(
-        self, state: Callable[[], Iterator[pa.Table]], store: StoreId, *, counts: bool
-    ) -> tuple[pa.Array, GroupedRows]:
-        """Return the groups of which a row changes, and all rows that they have then."""
+    @staticmethod
+    def _in(
+        table: pa.Table, groups_of: Callable[[pa.ChunkedArray], pa.ChunkedArray], groups: pa.Array
+    ) -> pa.ChunkedArray:
         import pyarrow.compute as pc
 
-        put = self._changes.put(store.partition)
-        groups = self._groups_of_changes(state, store)
-        before, kept, affected = [], [], [*put["key"].chunks]
+        if not len(groups):
+            # Keys are not decoded in vain.
+            return pa.chunked_array([pa.repeat(False, table.num_rows)], pa.bool_())
+        return pc.is_in(groups_of(table["key"]), value_set=groups)
+
+    def _edit(self, state: Callable[[], Iterator[pa.Table]], store: StoreId) -> _Edit:
+        """Return what is different in a store's partition, which is computed once for all of its stores."""
+        if self._stores == 1:
+            return self._computed(state, store)
+        with self._locks.setdefault(store.partition, threading.Lock()):
+            edit, uses = self._edits.pop(store.partition, (None, 0))
+            edit = self._computed(state, store) if edit is None else edit
+            if uses + 1 < self._stores:
+                self._edits[store.partition] = (edit, uses + 1)
+            return edit
+
+    def _computed(self, state: Callable[[], Iterator[pa.Table]], store: StoreId) -> _Edit:
+        import pyarrow.compute as pc
+
+        changes = self._changes.of(store)
+        if changes.keys is not None and not len(changes.keys):
+            return _Edit(pa.array([], pa.binary()), self._layout.grouped(ROW_SCHEMA.empty_table()))
+        groups = self._groups_of_changes(state, changes)
+        before, kept, affected, present = [], [], [*changes.put["key"].chunks], []
         for table in state():
-            is_changed = self._changes.is_changed(table, store)
+            is_changed = changes.is_changed(table)
             found = self._layout.groups(table["key"])
             self._require_exact(table["key"].filter(pc.and_(is_changed, pc.is_null(found))), store)
             within = found.filter(is_changed).unique() if groups is None else groups
             is_edited = pc.is_in(found, value_set=within)
-            before.append(table.filter(is_edited))
+            before.append(table["key"].filter(is_edited))
             kept.append(table.filter(pc.and_(is_edited, pc.invert(is_changed))))
             affected += table["key"].filter(is_changed).chunks
-        edited = pa.concat_tables([ROW_SCHEMA.empty_table(), *before])
-        after = pa.concat_tables([ROW_SCHEMA.empty_table(), *kept, put])
-        if counts:
-            self._count(edited, after, pa.chunked_array(affected, pa.binary()))
+            if changes.keys is None and self._layout.has_stale_rows:
+                stay = table["key"].filter(pc.invert(is_changed))
+                present.append(self._layout.groups(stay, is_exact=False).unique())
+        after = pa.concat_tables([ROW_SCHEMA.empty_table(), *kept, changes.put])
+        edited = _joined(keys.chunks for keys in before)
+        self._count(edited, after["key"], pa.chunked_array(affected, pa.binary()))
         if groups is None:
-            groups = self._layout.groups(edited["key"]).unique()
-        return groups, self._layout.grouped(after)
+            groups = self._layout.groups(edited).unique()
+        stays = _joined([part] for part in present).unique() if present else None
+        return _Edit(groups, self._layout.grouped(after), stays)
 
-    def _groups_of_changes(self, state: Callable[[], Iterator[pa.Table]], store: StoreId) -> pa.Array | None:
+    def _groups_of_changes(
+        self, state: Callable[[], Iterator[pa.Table]], changes: ChangesOfStore
+    ) -> pa.Array | None:
         """Return the groups that change; None if the rows of each are in one table, which shows it."""
-        keys = self._changes.keys(store.partition)
-        if keys is not None:
-            return self._layout.groups(keys).unique()
+        if changes.keys is not None:
+            return self._layout.groups(changes.keys).unique()
         if not self._layout.is_indexed:
             return None
-        found = [
-            self._layout.groups(table["key"].filter(self._changes.is_changed(table, store)))
-            for table in state()
-        ]
-        return pa.chunked_array([chunk for groups in found for chunk in groups.chunks], pa.binary()).unique()
+        found = (self._layout.groups(table["key"].filter(changes.is_changed(table))) for table in state())
+        return _joined(groups.chunks for groups in found).unique()
 
     def _require_exact(self, keys: pa.ChunkedArray, store: StoreId) -> None:
         if len(keys):
             raise RowEncodingError(
-                f"{store}: {len(keys)} keys of the state {self._layout.state.name!r} that change are not "
-                "exact in Arrow, such as a string that is not UTF-8, so that what Spark derives from them "
-                "cannot be told. Leave them out of the changes. No copy was made."
+                f"operator {store.operator}, partition {store.partition}, store {self._store}: {len(keys)} "
+                f"keys that change of the state {self._layout.state.name!r} are not exact in Arrow, so that "
+                "what Spark derives from them cannot be told. Leave them out of the changes. No copy was "
+                "made."
             )
 
-    def _count(self, before: pa.Table, after: pa.Table, affected: pa.ChunkedArray) -> None:
+    def _count(self, before: pa.ChunkedArray, after: pa.ChunkedArray, affected: pa.ChunkedArray) -> None:
         """Count the keys of edited rows; `affected` are those of rows that are put, replaced or removed."""
         import pyarrow.compute as pc
 
-        old, new, affected = (numbered(keys)[1] for keys in (before["key"], after["key"], affected))
+        old, new, touched = (numbered(keys)[1] for keys in (before, after, affected))
         is_old = pc.is_in(new, value_set=old)
         both = new.filter(is_old)
-        changed = pc.sum(pc.is_in(both, value_set=affected)).as_py() or 0
+        changed = pc.sum(pc.is_in(both, value_set=touched)).as_py() or 0
         self.counts.add(added=len(new) - len(both), changed=changed, removed=len(old) - len(both))
 
 
-class _Replaced:
-    """Counts the keys of a store that is replaced, by those that it has afterwards."""
-
-    def __init__(self, changes: RowChanges, store: StoreId) -> None:
-        self._changes = changes
-        self._store = store
-        self._total = self._stay = 0
-
-    def add(self, table: pa.Table) -> None:
-        """Count the keys of a table, which are in no other one."""
-        is_changed = self._changes.is_changed(table, self._store)
-        self._total += len(numbered(table["key"])[1])
-        self._stay += len(numbered(table["key"].filter(is_changed))[1])
-
-    def count(self, counts: KeyCounts) -> None:
-        """Add what was counted."""
-        keys = len(numbered(self._changes.put(self._store.partition)["key"])[1])
-        counts.add(added=keys - self._stay, changed=self._stay, removed=self._total - self._stay)
+def _joined(columns: Iterable[Iterable[pa.Array]]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for chunks in columns for chunk in chunks], pa.binary())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final, Protocol
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from spark_statestore.query.store_snapshot import StoreSnapshot
 from spark_statestore.rows.columns import StateColumns
 from spark_statestore.store.changelog_apply import ROW_SCHEMA
 from spark_statestore.store.metadata import ColumnFamily, StoreId
-from spark_statestore.writing.changes import KeyCounts, is_store_of
+from spark_statestore.writing.changes import ChangesOfStore, KeyCounts, is_store_of
 from spark_statestore.writing.sql import ROW, Sql, failed, with_numbers
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class MatchingDelete:
         columns: StateColumns,
     ) -> None:
         self.counts = KeyCounts()
+        self.replaces = False
+        """See `StateChanges`."""
         self._predicate = predicate_of(predicate)
         self._operator = operator
         self._store = store
@@ -61,29 +64,23 @@ class MatchingDelete:
         # Raise for unknown columns and wrong types before the copy begins.
         self._predicate.matching(columns.empty())
 
-    replaces = False
-
     def apply(self, content: StoreSnapshot) -> StoreSnapshot:
         """Return a store without the keys; a store of another state is returned unchanged."""
         if not is_store_of(content, self._operator, self._store):
             return content
         return replace(content, rows=lambda: self._kept(content))
 
-    def put(self, partition: int) -> pa.Table:
-        """Return no rows, see `StateChanges.put`."""
-        return ROW_SCHEMA.empty_table()
+    def of(self, store: StoreId) -> ChangesOfStore:
+        """Return the changes of one of the state's stores."""
+        return ChangesOfStore(ROW_SCHEMA.empty_table(), None, partial(self._is_match, store.partition))
 
-    def keys(self, partition: int) -> None:
-        """Return None: the keys are unknown before the state is read."""
-
-    def is_changed(self, rows: pa.Table, store: StoreId) -> pa.ChunkedArray:
-        """Return for each row of a store whether it matches."""
+    def _is_match(self, partition: int, rows: pa.Table) -> pa.ChunkedArray:
         import numpy as np
 
         matches = []
         for batch in rows.to_batches(_BATCH_ROWS):
             is_match = np.zeros(batch.num_rows, np.bool_)
-            is_match[self._predicate.matching(self._columns.decode(batch, store.partition))] = True
+            is_match[self._predicate.matching(self._columns.decode(batch, partition))] = True
             matches.append(is_match)
         return pa.chunked_array(matches, pa.bool_())
 
@@ -92,7 +89,7 @@ class MatchingDelete:
             if name != self._state.name:
                 yield name, table
                 continue
-            matches = self.is_changed(table, content.store)
+            matches = self._is_match(content.store.partition, table)
             self.counts.add(removed=pc.sum(matches).as_py() or 0)
             yield name, table.filter(pc.invert(matches))
 

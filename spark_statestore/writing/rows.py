@@ -62,8 +62,9 @@ _IS_SESSION: Final = "spark.sessionWindow"
 # Buffers of Spark's aggregates that are never null: of count, avg, sum of decimals, first and last.
 _FILLED: Final = ("count", "isEmpty", "valueSet")
 
-MATCHED: Final = "matched"
-"""Field of a join's row that is true once it has joined."""
+# Fields of a join's rows: whether one has joined, and its number among those of its key.
+_MATCHED: Final = "matched"
+_INDEX: Final = "index"
 
 # Field of a timer's value, which is always null.
 _EMPTY: Final = "__dummy__"
@@ -92,9 +93,8 @@ def require_writable(operator: StatefulOperator, store: str, state: ColumnFamily
         raise OptionError(
             f"the state {name}of operator {operator.id} ({operator.name}), store {store!r}, cannot be "
             f"written: this release writes the state of {', '.join(_PLAIN)}; of joins {', '.join(_JOINED)}; "
-            f"of transformWithState the variables and timers ({', '.join(variables) or 'none here'}). What "
-            "Spark derives from these is written with them. Choose another operator or state. No copy was "
-            "made."
+            f"of transformWithState {', '.join(variables) or 'variables and timers'}. What Spark derives "
+            "from these is written with them. Choose another operator or state. No copy was made."
         )
 
 
@@ -129,9 +129,10 @@ def encoded_rows(
             )
         if operator.name == SESSIONS:
             _require_own_sessions(rows[0], rows[1], state, first)
-        needed = MATCHED if operator.is_join else TTL if variable.get("ttlEnabled") else None
-        if needed is not None and needed in parse_schema(state.value_schema).arrow.names:
-            _require_filled_field(rows[1], needed, state, first)
+        if operator.is_join or variable.get("ttlEnabled"):
+            _require_filled_end(rows[1], "value", state.value_schema, (_MATCHED, TTL), first)
+    if operator.is_join:
+        _require_filled_end(rows[0], "key", state.key_schema, (_INDEX,), first)
     return rows
 
 
@@ -157,8 +158,7 @@ def _keys_and_values(table: pa.Table, mode: Mode, variable: dict[str, Any], firs
     if columns[-1] in VALUES:
         return pa.table(arrays | {"value": table[columns[-1]]})
     # A timer has no value.
-    empty = pa.struct([(_EMPTY, pa.null())])
-    return pa.table(arrays | {"value": pa.array([{_EMPTY: None}] * table.num_rows, empty)})
+    return pa.table(arrays | {"value": pa.StructArray.from_arrays([pa.nulls(table.num_rows)], [_EMPTY])})
 
 
 def _decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -201,15 +201,22 @@ def _require_filled(rows: pa.ChunkedArray, column: str, first: int) -> None:
         )
 
 
-def _require_filled_field(values: pa.ChunkedArray, field: str, state: ColumnFamily, first: int) -> None:
-    """Raise for a null in a field that Spark always fills."""
+def _require_filled_end(
+    rows: pa.ChunkedArray, column: str, schema: str, names: Sequence[str], first: int
+) -> None:
+    """Raise for a null in the last field, if it has one of the names of fields that Spark adds."""
     import pyarrow.compute as pc
 
-    for chunk in values.chunks:
-        row = pc.index(decode_rows(chunk, state.value_schema, [field]).field(0).is_null(), True).as_py()
+    name = parse_json(schema)["fields"][-1]["name"]
+    if name not in names:
+        return
+    # A column of the user may have this name, too.
+    last = parse_schema(schema).arrow.names[-1]
+    for chunk in rows.chunks:
+        row = pc.index(decode_rows(chunk, schema, [last]).field(0).is_null(), True).as_py()
         if row >= 0:
             raise RowEncodingError(
-                f"row {first + row} of the changes has no {field!r} in its value, which Spark always has. "
+                f"row {first + row} of the changes has no {last!r} in its {column}, which Spark always has. "
                 "Fill it in. No copy was made."
             )
         first += len(chunk)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -15,15 +15,19 @@ from spark_statestore.query import StatefulOperator
 from spark_statestore.rescaling.partitioning import COUNTS, EXPIRIES, LENGTHS, MINIMA
 from spark_statestore.rows import decode_rows, encode_rows
 from spark_statestore.rows.source import StateSource, state_variables
+from spark_statestore.rows.types import with_binary_strings
 from spark_statestore.store.changelog_apply import ROW_SCHEMA, byte_sizes, numbered, slices
 from spark_statestore.store.metadata import ColumnFamily
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-BY_KEY: Final = "_keyToTimestamp"
-BY_TIME: Final = "_timestampToKey"
-"""Ends of the names of both states of timers."""
+# Ends of the names of both states of timers.
+_BY_KEY: Final = "_keyToTimestamp"
+_BY_TIME: Final = "_timestampToKey"
+
+WATERMARK: Final = "spark.watermarkDelayMs"
+"""Spark's mark of a column of event time, in the metadata of its field."""
 
 TTL: Final = "ttlExpirationMs"
 """Field of the time when a value expires, in the value of a variable with TTL."""
@@ -76,7 +80,9 @@ class DerivedState:
     rows
         Returns its rows for those of the other state.
     is_encoded
-        True if keys of the other state are parts of its own.
+        True if its keys are computed from decoded ones of the other state.
+    is_left_behind
+        True if Spark leaves some of its rows when it removes those that they follow from.
     """
 
     store: str
@@ -84,6 +90,7 @@ class DerivedState:
     groups: Callable[[pa.ChunkedArray], pa.ChunkedArray]
     rows: Callable[[GroupedRows], pa.Table]
     is_encoded: bool = False
+    is_left_behind: bool = False
 
 
 class StateLayout:
@@ -100,26 +107,33 @@ class StateLayout:
         What follows from it.
     is_indexed
         True if its key ends with the number of the row in its group.
+    has_stale_rows
+        True if there may be derived rows that follow from nothing.
     """
 
     def __init__(self, state: ColumnFamily, derived: Sequence[DerivedState], *, is_indexed: bool) -> None:
         self.state = state
         self.derived = tuple(derived)
         self.is_indexed = is_indexed
-        self._is_encoded = any(state.is_encoded for state in derived)
+        self.has_stale_rows = any(part.is_left_behind for part in derived)
+        self._is_encoded = any(part.is_encoded for part in derived)
         self._group_schema = _without_last(state.key_schema) if is_indexed else state.key_schema
 
-    def groups(self, keys: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return the group of each row by its key; null if its key is not exact in Arrow."""
+    def groups(self, keys: pa.ChunkedArray, *, is_exact: bool = True) -> pa.ChunkedArray:
+        """Return the group of each row by its key.
+
+        It is null if the key must be decoded and is not exact in Arrow, unless `is_exact` is false.
+        """
         if not self.is_indexed and not self._is_encoded:
             return keys
         end = -1 if self.is_indexed else None
-        return _reencoded(keys, self.state.key_schema, self._group_schema, lambda key: key.flatten()[:end])
+        before, after = self.state.key_schema, self._group_schema
+        return _reencoded(keys, before, after, lambda key: key.flatten()[:end], is_exact=is_exact)
 
     def grouped(self, rows: pa.Table) -> GroupedRows:
         """Return rows by group, those of an index in its order and numbered from 0 on."""
         numbers, distinct = numbered(self.groups(rows["key"]))
-        groups = pa.chunked_array(_chunks(pa.chunked_array([distinct])), pa.binary())
+        groups = _in_chunks(pa.table([distinct], ["group"]))["group"]
         if not self.is_indexed or not rows.num_rows:
             return GroupedRows(rows, numbers, groups)
         return self._numbered_anew(GroupedRows(rows, numbers, groups))
@@ -127,7 +141,7 @@ class StateLayout:
     def _numbered_anew(self, grouped: GroupedRows) -> GroupedRows:
         import numpy as np
 
-        schema = self.state.key_schema
+        schema = with_binary_strings(self.state.key_schema)
         chunks = decode_rows(grouped.rows["key"], schema).chunks
         before = np.concatenate([chunk.flatten()[-1].to_numpy() for chunk in chunks])
         order = np.lexsort((before, grouped.numbers))
@@ -164,7 +178,7 @@ def layout_of(
         return None
     kind, has_ttl = variable["stateVariableType"], variable.get("ttlEnabled")
     if kind == "TimerState":
-        name = state.name.removesuffix(BY_KEY) + BY_TIME
+        name = state.name.removesuffix(_BY_KEY) + _BY_TIME
         return StateLayout(state, [_timers(source, _beside(source, name))], is_indexed=False)
     derived = []
     if has_ttl:
@@ -189,7 +203,15 @@ def _layout_of_join(
     state = _beside(source, name) if has_one_store else other(name).state
     if kind == INDEXED:
         return StateLayout(source.state, [_counts(store, state)], is_indexed=True)
-    return StateLayout(source.state, [_marks(store, state)], is_indexed=False)
+    # Spark has no index of a side without event time.
+    derived = [_marks(store, state)] if _has_event_time(source, name) else []
+    return StateLayout(source.state, derived, is_indexed=False)
+
+
+def _has_event_time(source: StateSource, index: str) -> bool:
+    if source.stored_rows(source.family):
+        return source.stored_rows(index) > 0
+    return WATERMARK in source.state.value_schema
 
 
 def _beside(source: StateSource, name: str) -> ColumnFamily:
@@ -227,21 +249,21 @@ def _minima(source: StateSource, state: ColumnFamily) -> DerivedState:
 
 def _expiries(source: StateSource, state: ColumnFamily) -> DerivedState:
     """Return the index of keys by the time when their first value expires."""
-    key_schema = source.state.key_schema
+    key_schema, schema = map(with_binary_strings, (source.state.key_schema, state.key_schema))
 
     def groups(keys: pa.ChunkedArray) -> pa.ChunkedArray:
-        return _reencoded(keys, state.key_schema, key_schema, lambda key: key.field(1).flatten())
+        return _reencoded(keys, state.key_schema, source.state.key_schema, lambda key: key.field(1).flatten())
 
     def rows(grouped: GroupedRows) -> pa.Table:
         times = _first_times(grouped, source.state)
         keys, first = [], 0
         for chunk in decode_rows(grouped.groups, key_schema).chunks:
             time = pa.array(times[first : first + len(chunk)])
-            keys.append(_encoded([time, chunk], state.key_schema))
+            keys.append(_encoded([time, chunk], schema))
             first += len(chunk)
         return _with_empty_values(pa.chunked_array(keys, pa.binary()), state)
 
-    return DerivedState(source.store, state, groups, rows, is_encoded=True)
+    return DerivedState(source.store, state, groups, rows, is_encoded=True, is_left_behind=True)
 
 
 def _timers(source: StateSource, state: ColumnFamily) -> DerivedState:
@@ -261,7 +283,7 @@ def _timers(source: StateSource, state: ColumnFamily) -> DerivedState:
 
 
 def _marks(store: str, state: ColumnFamily) -> DerivedState:
-    """Return the keys once for each of their values."""
+    """Return the index of keys by time: once for each of their values."""
 
     def rows(grouped: GroupedRows) -> pa.Table:
         return _with_empty_values(grouped.rows["key"], state)
@@ -299,34 +321,46 @@ def _encoded(columns: Sequence[pa.Array], schema: str) -> pa.BinaryArray:
 
 
 def _reencoded(
-    keys: pa.ChunkedArray, before: str, after: str, columns: Callable[[pa.StructArray], list[pa.Array]]
+    keys: pa.ChunkedArray,
+    before: str,
+    after: str,
+    columns: Callable[[pa.StructArray], list[pa.Array]],
+    *,
+    is_exact: bool = True,
 ) -> pa.ChunkedArray:
-    """Return keys of other columns; null for those that Arrow does not represent exactly."""
+    """Return keys of other columns; null for those that Arrow does not represent, if they must be exact."""
     import pyarrow.compute as pc
 
+    before, after = map(with_binary_strings, (before, after))
     chunks = []
     for chunk in keys.chunks:
         key = decode_rows(chunk, before)
         encoded = _encoded(columns(key), after)
-        is_exact = pc.equal(encode_rows(key, before), chunk)
-        chunks.append(encoded if pc.all(is_exact).as_py() else pc.if_else(is_exact, encoded, None))
+        is_same = pc.equal(encode_rows(key, before), chunk)
+        is_kept = not is_exact or pc.all(is_same).as_py()
+        chunks.append(encoded if is_kept else pc.if_else(is_same, encoded, None))
     return pa.chunked_array(chunks, pa.binary())
 
 
 def _taken(rows: pa.Table, order: NDArray[Any]) -> pa.Table:
     """Return rows in an order."""
     large = pa.table([column.cast(pa.large_binary()) for column in rows.columns], ROW_SCHEMA.names)
-    large = large.take(pa.array(order))
-    sizes = byte_sizes(large["key"]) + byte_sizes(large["value"])
-    parts = [large.slice(start, end - start) for start, end in slices(sizes, _CHUNK_ROWS, _CHUNK_BYTES)]
-    return pa.concat_tables(
-        [ROW_SCHEMA.empty_table(), *(part.combine_chunks().cast(ROW_SCHEMA) for part in parts)]
-    )
+    return _in_chunks(large, order).cast(ROW_SCHEMA)
 
 
-def _chunks(column: pa.ChunkedArray) -> Iterator[pa.Array]:
-    for start, end in slices(byte_sizes(column), _CHUNK_ROWS, _CHUNK_BYTES):
-        yield from column.slice(start, end - start).cast(pa.binary()).chunks
+def _in_chunks(large: pa.Table, order: NDArray[Any] | None = None) -> pa.Table:
+    """Return rows of large binary as chunks of binary, in an order."""
+    import numpy as np
+
+    order = np.arange(large.num_rows) if order is None else order
+    sizes = np.sum([byte_sizes(column) for column in large.columns], axis=0)[order]
+    kind = pa.schema([(name, pa.binary()) for name in large.column_names])
+    # Arrow takes copies, whose offsets begin with 0.
+    parts = [
+        large.take(pa.array(order[start:end])).cast(kind)
+        for start, end in slices(sizes, _CHUNK_ROWS, _CHUNK_BYTES)
+    ]
+    return pa.concat_tables([kind.empty_table(), *parts])
 
 
 def _without_last(schema: str) -> str:

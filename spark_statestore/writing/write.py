@@ -134,10 +134,10 @@ def write_state(
     with held_if_possible(checkpoint, number, target):
         described, found = find_writable(checkpoint, number, operator, store, column_family)
         if predicate is None:
-            written = changes_of(tables, mode, checkpoint, number, described, found)
+            written = changes_of(tables, mode, checkpoint, number, described, found, memory)
         else:
             matching = MatchingDelete(predicate, described, found.store, found.state, found.columns(None))
-            written = _with_derived(matching, checkpoint, number, described, found)
+            written = _with_derived(matching, checkpoint, number, described, found, memory)
         copy_held(
             checkpoint,
             number,
@@ -159,10 +159,11 @@ def changes_of(
     batch: int,
     operator: StatefulOperator,
     found: StateSource,
+    memory: int | None = None,
 ) -> Changes:
     """Return the changes of a state by tables, see `StateChanges`, with what Spark derives from it."""
     changes = StateChanges(tables, mode, operator, found.store, found.state, len(found.versions))
-    return _with_derived(changes, checkpoint, batch, operator, found)
+    return _with_derived(changes, checkpoint, batch, operator, found, memory)
 
 
 def _with_derived(
@@ -171,10 +172,11 @@ def _with_derived(
     batch: int,
     operator: StatefulOperator,
     found: StateSource,
+    memory: int | None,
 ) -> Changes:
     def read(partition: int) -> Iterator[pa.Table]:
         (version,) = (version for version in found.versions if version.store.partition == partition)
-        return found.rows(version)
+        return found.rows(version, memory)
 
     layout = layout_with_derived(checkpoint, batch, operator, found)
     return changes if layout is None else LayoutChanges(changes, operator, found.store, layout, read)

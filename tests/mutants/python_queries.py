@@ -403,7 +403,7 @@ _OF_ROWS: Final = (
     ),
     Mutant(
         "rescale-interleaved-tables",
-        f"{_RESCALING}/redistribute.py",
+        f"{_RESCALING}/spool.py",
         'segments = sorted(self._segments[partition], key=attrgetter("table"))',
         "segments = self._segments[partition]",
         (f"{_TESTS}/rescaling/test_spool.py", f"{_TESTS}/rescaling/test_redistribute.py"),

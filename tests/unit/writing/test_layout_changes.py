@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -25,7 +25,7 @@ from spark_statestore.writing.changes import KeyCounts, StateChanges
 from spark_statestore.writing.layout_changes import LayoutChanges
 from spark_statestore.writing.predicate import MatchingDelete
 from spark_statestore.writing.rows import Mode
-from spark_statestore.writing.state_layouts import layout_of
+from spark_statestore.writing.state_layouts import StateLayout, layout_of
 from tests.support.effort import EFFORT
 
 STORE = StoreId(0, 0, "default")
@@ -170,7 +170,11 @@ class Case:
         name = "transformWithStateExec" if kind.variable else "symmetricHashJoin"
         self.operator = StatefulOperator(0, name, (OperatorStore("default", 0, 1),), "v2", node)
         source: Any = SimpleNamespace(
-            state=self.state, store="default", family=kind.name, beside=self.derived.get
+            state=self.state,
+            store="default",
+            family=kind.name,
+            beside=self.derived.get,
+            stored_rows=lambda name: 1,
         )
         self.layout = layout_of(self.operator, source, lambda store: source)
 
@@ -218,7 +222,7 @@ class Case:
     def changes(self, mode: Mode, rows: Rows) -> StateChanges:
         return StateChanges([self.table(rows)], mode, self.operator, "default", self.state, 1)
 
-    def matching(self, condition: pc.Expression) -> MatchingDelete:
+    def matching(self, condition: pc.Expression | str) -> MatchingDelete:
         return MatchingDelete(condition, self.operator, "default", self.state, self.columns())
 
     def changed(self, content: StoreSnapshot, changes: Any) -> tuple[dict[str, pa.Table], KeyCounts]:
@@ -234,6 +238,7 @@ class Case:
         return list(zip(keys, decode_rows(table["value"], family.value_schema).to_pylist(), strict=True))
 
     def check(self, found: dict[str, pa.Table], wanted: Rows) -> None:
+        found = {name: ROW_SCHEMA.empty_table() for name in (self.kind.name, *self.derived)} | found
         rows = self.decoded(self.state, found[self.kind.name])
         assert by_key(rows) == by_key(wanted)
         for name, (_, _, follow) in self.kind.derived.items():
@@ -317,6 +322,16 @@ def test_derived_states_follow_from_changed_rows(kind: Kind, data: st.DataObject
     assert counts.changed == len(changed)
 
 
+def test_rows_of_a_key_in_several_parts_stay() -> None:
+    case = Case(KINDS[5])
+    rows: Rows = [
+        ({"field0": "a", "index": number}, {"value": number, "matched": True}) for number in range(6)
+    ]
+    found, counts = case.changed(case.content(rows, 2), case.matching(pc.field("value", "value") < 2))
+    case.check(found, case.numbered(rows[2:]))
+    assert (counts.added, counts.changed, counts.removed) == (0, 0, 2)
+
+
 def not_utf8(case: Case, content: StoreSnapshot) -> StoreSnapshot:
     """Return a store in which the key ``b?`` has a byte that no string of UTF-8 has."""
 
@@ -329,7 +344,7 @@ def not_utf8(case: Case, content: StoreSnapshot) -> StoreSnapshot:
 
 
 @pytest.mark.parametrize("kind", [KINDS[2], KINDS[4], KINDS[5]], ids=lambda kind: kind.variable or kind.name)
-def test_keys_that_arrow_does_not_represent_stay_or_are_refused(kind: Kind) -> None:
+def test_strings_that_are_not_utf8_keep_their_bytes(kind: Kind) -> None:
     case = Case(kind)
     keys = {
         "v": lambda k: {"k": k},
@@ -346,9 +361,78 @@ def test_keys_that_arrow_does_not_represent_stay_or_are_refused(kind: Kind) -> N
         assert before[name] < set(table["key"].to_pylist())
         assert table.num_rows == 3
     assert (counts.added, counts.changed, counts.removed) == (1, 0, 0)
-    column = "key" if kind.key is INDEX else "expiration_timestamp_ms" if kind.key is TIMER else "value"
-    with pytest.raises(RowEncodingError, match=r"partition 0.*: 1 keys .* are not exact in Arrow"):
-        case.changed(content, case.matching(pc.field(column).is_valid()))
+    inside = "field0" if kind.key is INDEX else "k"
+    found, counts = case.changed(content, case.matching(pc.field("key", inside) == "b\ufffd"))
+    case.check(found, [(keys("a"), value)])
+    assert (counts.added, counts.changed, counts.removed) == (0, 0, 1)
+
+
+def test_keys_that_arrow_does_not_represent_stay_or_are_refused() -> None:
+    key = struct(("k", "interval"))
+    case = Case(Kind("v", key, EXPIRING, {"$ttl_v": index_of_expiries(key)}, "ValueState", ttl=True))
+    content = case.content([({"k": None}, {"value": 1, "ttlExpirationMs": 7})])
+
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        # A null beside bytes of another row, as Spark leaves them.
+        for name, table in content.rows():
+            (data,) = table["key"].to_pylist()
+            changed = pa.array([data[:-8] + b"leftover" if name == "v" else data], pa.binary())
+            yield name, table.set_column(0, ROW_SCHEMA.field("key"), changed)
+
+    left = StoreSnapshot(STORE, content.column_families, rows)
+    found, _ = case.changed(left, case.matching(pc.field("value", "value") > 1))
+    assert found == dict(rows())
+    with pytest.raises(RowEncodingError, match=r"partition 0.*: 1 keys that change of .* not exact in Arrow"):
+        case.changed(left, case.matching(pc.field("value", "value") == 1))
+
+
+@pytest.mark.parametrize("kind", [KINDS[3]], ids=["MapState"])
+def test_predicate_removes_rows_that_spark_has_left_behind(kind: Kind) -> None:
+    case = Case(kind)
+    key = {"key": {"k": "a"}, "userKey": {"u": 1}}
+    value = {"value": 1, "ttlExpirationMs": 7}
+    content = case.content([(key, value)])
+
+    def rows() -> Iterator[tuple[str, pa.Table]]:
+        yield from content.rows()
+        gone = ({"expirationMs": 3, "elementKey": {**key, "userKey": {"u": 2}}}, {"__empty__": None})
+        yield "$ttl_v", case.encoded(case.derived["$ttl_v"], [gone])
+
+    left = StoreSnapshot(STORE, content.column_families, rows)
+    found, _ = case.changed(left, case.matching(pc.field("key", "k") == "b"))
+    case.check(found, [(key, value)])
+    found, _ = case.changed(left, case.matching(pc.field("key", "k") == "a"))
+    case.check(found, [])
+
+
+def test_a_partition_of_a_state_in_several_stores_has_one_result() -> None:
+    """A predicate may be another one at the next call, as with the time of day."""
+    base = KINDS[5]
+    case = Case(base)
+    assert case.layout is not None
+    (numbers,) = case.layout.derived
+    apart = ColumnFamily("default", 0, numbers.state.key_schema, numbers.state.value_schema, "hash", 0)
+    layout = StateLayout(case.state, [replace(numbers, store="numbers", state=apart)], is_indexed=True)
+    rows = case.numbered(
+        [({"field0": k, "index": n}, {"value": n, "matched": True}) for k in "abc" for n in range(9)]
+    )
+    content = case.content(rows)
+    tables = dict(content.rows())
+    changes = case.matching("random() < 0.5")
+
+    def read(_: int) -> Iterator[pa.Table]:
+        yield tables[base.name]
+
+    whole = LayoutChanges(changes, case.operator, "default", layout, read)
+    counters = StoreSnapshot(
+        StoreId(0, 0, "numbers"), (apart,), lambda: iter([("default", tables["left-keyToNumValues"])])
+    )
+    own = StoreSnapshot(STORE, (case.state,), lambda: iter([(base.name, tables[base.name])]))
+    stores = [whole.apply(store).rows() for store in (counters, own)]
+    found = [pa.concat_tables(table for _, table in store) for store in stores]
+    left = case.decoded(case.state, found[1])
+    assert 0 < len(left) < 27
+    assert case.sorted(case.decoded(apart, found[0])) == case.sorted(numbers_of(left))
 
 
 def test_state_without_what_follows_from_it_is_refused() -> None:
