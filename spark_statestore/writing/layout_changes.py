@@ -177,6 +177,7 @@ class LayoutChanges:
         if changes.keys is not None and not len(changes.keys):
             return _Edit(pa.array([], pa.binary()), self._layout.grouped(ROW_SCHEMA.empty_table()))
         groups = self._groups_of_changes(state, changes)
+        removes_stale = changes.keys is None and self._layout.has_stale_rows
         before, kept, affected, present = [], [], [*changes.put["key"].chunks], []
         for table in state():
             is_changed = changes.is_changed(table)
@@ -187,7 +188,7 @@ class LayoutChanges:
             before.append(table["key"].filter(is_edited))
             kept.append(table.filter(pc.and_(is_edited, pc.invert(is_changed))))
             affected += table["key"].filter(is_changed).chunks
-            if changes.keys is None and self._layout.has_stale_rows:
+            if removes_stale:
                 stay = table["key"].filter(pc.invert(is_changed))
                 present.append(self._layout.groups(stay, is_exact=False).unique())
         after = pa.concat_tables([ROW_SCHEMA.empty_table(), *kept, changes.put])
@@ -195,7 +196,7 @@ class LayoutChanges:
         self._count(edited, after["key"], pa.chunked_array(affected, pa.binary()))
         if groups is None:
             groups = self._layout.groups(edited).unique()
-        stays = _joined([part] for part in present).unique() if present else None
+        stays = _joined([part] for part in present).unique() if removes_stale else None
         return _Edit(groups, self._layout.grouped(after), stays)
 
     def _groups_of_changes(

@@ -74,8 +74,8 @@ MUTANTS: Final = (
     Mutant(
         "derived-rows-left-behind",
         f"{_WRITING}/layout_changes.py",
-        "if changes.keys is None and self._layout.has_stale_rows:",
-        "if False:",
+        "removes_stale = changes.keys is None and self._layout.has_stale_rows",
+        "removes_stale = False",
         (f"{_UNIT}::test_predicate_removes_rows_that_spark_has_left_behind",),
         "A predicate erases what Spark has left of a key.",
     ),

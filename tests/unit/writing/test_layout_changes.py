@@ -404,6 +404,12 @@ def test_predicate_removes_rows_that_spark_has_left_behind(kind: Kind) -> None:
     found, _ = case.changed(left, case.matching(pc.field("key", "k") == "a"))
     case.check(found, [])
 
+    def only_left() -> Iterator[tuple[str, pa.Table]]:
+        return (part for part in rows() if part[0] != "v")
+
+    alone = StoreSnapshot(STORE, content.column_families, only_left)
+    case.check(case.changed(alone, case.matching(pc.field("key", "k") == "a"))[0], [])
+
 
 def test_a_partition_of_a_state_in_several_stores_has_one_result() -> None:
     """A predicate may be another one at the next call, as with the time of day."""
